@@ -1,0 +1,1 @@
+"""The engine: from source partitions to embedding files. Nothing in this package imports Dagster."""

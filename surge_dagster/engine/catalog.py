@@ -1,0 +1,106 @@
+"""What a catalog is: ordered partitions of (id, text) rows, and how a key becomes a file name.
+
+A partition is read as a stream of row batches, never whole. Its key may be any non-empty string; on disk it is
+percent-encoded so that no key can leave its folder, collide with another or be mangled by a shell. Short names can
+be read back with `decode_key`; names of long keys carry a hash, and the key itself stands in the files' metadata.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import quote, unquote
+
+import pyarrow as pa
+
+KEY_METADATA = b"surge.partition_key"
+SOURCE_VERSION_METADATA = b"surge.source_version"
+
+_REVERSIBLE_BYTES = 180
+_PREFIX_BYTES = 120
+_LONG_NAME = re.compile(r"^.{120}~[0-9a-f]{32}$", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class RowBatch:
+    """Consecutive rows of one partition, in the source's order.
+
+    `ids` is a string, int64 or binary array and `texts` a large_string array of the same length; neither holds nulls.
+    """
+
+    ids: pa.Array
+    texts: pa.LargeStringArray
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One partition of a source.
+
+    Attributes:
+        key: any non-empty string.
+        source_version: a cheap token that changes when the content may have changed.
+        read: opens the partition anew and yields its rows; raises `DataError` at the first row that is refused.
+        current_source_version: looks the token up again, None when the partition has gone.
+        rows: number of rows where the source knows it without reading them.
+        text_bytes: bytes of text, estimated, where the source knows them.
+    """
+
+    key: str
+    source_version: str
+    read: Callable[[], Iterator[RowBatch]]
+    current_source_version: Callable[[], str | None]
+    rows: int | None = None
+    text_bytes: int | None = None
+
+
+class Source(Protocol):
+    """Where partitions come from. Iterating yields them in a stable order."""
+
+    @property
+    def url(self) -> str: ...
+
+    def __iter__(self) -> Iterator[Partition]: ...
+
+
+def encode_key(key: str) -> str:
+    """The file or folder name of a key: ASCII, at most 180 bytes, different for different keys.
+
+    Everything outside `A-Za-z0-9_-` is percent-encoded, `.` and `~` included. A name over 180 bytes is cut to 120
+    bytes, `~` and the first 32 hex digits of the key's SHA-256.
+
+    Raises:
+        ValueError: the key is empty or is not valid Unicode.
+    """
+    if not key:
+        raise ValueError("a partition key must not be empty")
+    try:
+        raw = key.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"partition key {key!r} is not valid Unicode text") from error
+    # urllib leaves "." and "~" alone; a dot could mean a parent folder and the tilde marks hashed names.
+    name = quote(raw, safe="").replace(".", "%2E").replace("~", "%7E")
+    if len(name) <= _REVERSIBLE_BYTES:
+        return name
+    return f"{name[:_PREFIX_BYTES]}~{hashlib.sha256(raw).hexdigest()[:32]}"
+
+
+def decode_key(name: str) -> str | None:
+    """The key of a name made by `encode_key`, or by another hive writer that escapes less; None for a hashed name.
+
+    Raises:
+        ValueError: the name is empty or does not decode to text.
+    """
+    if not name:
+        raise ValueError("a partition name must not be empty")
+    if _LONG_NAME.match(name):
+        return None
+    try:
+        return unquote(name, errors="strict")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"partition name {name!r} does not decode to UTF-8 text") from error
