@@ -1,0 +1,119 @@
+"""What is remembered of a partition's rows while they stream by: a digest of all, and eight bytes of each id.
+
+The digest does not depend on how the rows were cut into batches: lengths and bytes of ids and texts are hashed as four
+separate streams, and the partition's digest is the hash of the four. Arrow's buffers are hashed as they lie.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pyarrow as pa
+
+from surge_dagster.engine.catalog import Partition, RowBatch
+from surge_dagster.engine.errors import DataError
+
+
+class ContentDigest:
+    """SHA-256 over the canonical (id, text) rows of one partition."""
+
+    def __init__(self) -> None:
+        self._streams = [hashlib.sha256() for _ in range(4)]
+        self._kind = b""
+        self._rows = 0
+
+    def update(self, batch: RowBatch) -> None:
+        """Add the next rows."""
+        self._kind = str(batch.ids.type).encode()
+        self._rows += len(batch)
+        if not len(batch):
+            return
+        if pa.types.is_int64(batch.ids.type):
+            self._streams[1].update(np.ascontiguousarray(batch.ids.to_numpy(zero_copy_only=True)).data)
+        else:
+            self._update_strings(batch.ids, np.dtype("<i4"), 0)
+        self._update_strings(batch.texts, np.dtype("<i8"), 2)
+
+    def _update_strings(self, column: pa.Array, offset_type: np.dtype, stream: int) -> None:
+        buffers = column.buffers()
+        offsets = np.frombuffer(buffers[1], dtype=offset_type)[column.offset : column.offset + len(column) + 1]
+        self._streams[stream].update(np.diff(offsets).astype("<u4").data)
+        if offsets[-1] > offsets[0]:
+            self._streams[stream + 1].update(memoryview(buffers[2])[offsets[0] : offsets[-1]])
+
+    def hexdigest(self) -> str:
+        """The digest so far, 32 hex digits."""
+        head = b"surge.content.1\0" + self._kind + b"\0" + self._rows.to_bytes(8, "little")
+        return hashlib.sha256(head + b"".join(stream.digest() for stream in self._streams)).hexdigest()[:32]
+
+
+class IdSet:
+    """Eight bytes per id of one partition, enough to notice that one comes twice."""
+
+    def __init__(self) -> None:
+        self._hashes = np.empty(0, dtype=np.int64)
+        self._rows = 0
+
+    @property
+    def bytes(self) -> int:
+        """Memory held, in bytes."""
+        return self._hashes.nbytes
+
+    def bytes_after(self, rows: int) -> int:
+        """Memory held after `rows` more, in bytes."""
+        return max(self._hashes.size, _rounded_up(self._rows + rows)) * 8
+
+    def add(self, ids: pa.Array) -> None:
+        """Add the next ids."""
+        room = _rounded_up(self._rows + len(ids))
+        if room > self._hashes.size:
+            self._hashes.resize(room, refcheck=False)
+        self._hashes[self._rows : self._rows + len(ids)] = _hash_ids(ids)
+        self._rows += len(ids)
+
+    def may_repeat(self) -> bool:
+        """Whether two ids may be equal; sorts in place, so nothing can be added afterwards."""
+        known = self._hashes[: self._rows]
+        known.sort()
+        return bool((known[1:] == known[:-1]).any())
+
+
+def refuse_repeated_id(partition: Partition) -> None:
+    """Read a partition again, by its ids alone, and name the first id that comes twice, if one really does.
+
+    Raises:
+        DataError: an id comes twice.
+    """
+    hashes = np.concatenate([_hash_ids(batch.ids) for batch in partition.read()] or [np.empty(0, np.int64)])
+    values, counts = np.unique(hashes, return_counts=True)
+    suspects = set(values[counts > 1].tolist())
+    del hashes
+    seen: dict[object, int] = {}
+    row = 0
+    for batch in partition.read():
+        for offset in np.flatnonzero(np.isin(_hash_ids(batch.ids), list(suspects))):
+            value = batch.ids[int(offset)].as_py()
+            if value in seen:
+                raise DataError(
+                    partition.key,
+                    f"the id {value!r} stands at row {seen[value]} already; ids must be unique within a partition",
+                    "Remove one of the two rows or give it another id.",
+                    row + int(offset),
+                )
+            seen[value] = row + int(offset)
+        row += len(batch)
+
+
+def _hash_ids(ids: pa.Array) -> np.ndarray:
+    if pa.types.is_int64(ids.type):
+        return ids.to_numpy(zero_copy_only=True)
+    return np.fromiter(map(hash, ids.to_pylist()), dtype=np.int64, count=len(ids))
+
+
+def _rounded_up(rows: int) -> int:
+    # Grows by a quarter, so that copying stays linear in the number of rows.
+    size = 1024
+    while size < rows:
+        size += max(1024, size // 4)
+    return size

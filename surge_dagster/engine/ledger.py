@@ -1,0 +1,63 @@
+"""One account of every byte of data that is resident: what is read ahead, buffered, encoded and waiting for storage.
+
+A stage reserves before it holds and releases when it lets go; who finds too little left waits until another stage
+has released. The limit is checked once, at the start, against the largest sum that a single SuperBatch can need, so
+that waiting always ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+
+class Cancelled(Exception):
+    """A wait was given up because the run is stopping."""
+
+
+class Ledger:
+    """Counts resident bytes against a limit.
+
+    Args:
+        limit: bytes that may be held at any time.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held = 0
+        self.peak = 0
+        self._changed = threading.Condition()
+
+    def reserve(self, size: int, cancelled: Callable[[], bool] = lambda: False) -> None:
+        """Hold `size` bytes, waiting until they fit.
+
+        Raises:
+            Cancelled: `cancelled()` became true while waiting.
+            ValueError: more than the limit is asked for at once: waiting could not end.
+        """
+        if size > self.limit:
+            raise ValueError(f"cannot reserve {size:,} bytes under a limit of {self.limit:,}")
+        with self._changed:
+            while self.held + size > self.limit:
+                if cancelled():
+                    raise Cancelled
+                self._changed.wait(0.1)
+            self.held += size
+            self.peak = max(self.peak, self.held)
+
+    def try_reserve(self, size: int) -> bool:
+        """Hold `size` bytes if they fit now."""
+        with self._changed:
+            if self.held + size > self.limit:
+                return False
+            self.held += size
+            self.peak = max(self.peak, self.held)
+            return True
+
+    def release(self, size: int) -> None:
+        """Let go of bytes that were reserved."""
+        with self._changed:
+            if size > self.held:
+                raise ValueError(f"cannot release {size:,} bytes: only {self.held:,} are held")
+            self.held -= size
+            self._changed.notify_all()

@@ -1,0 +1,35 @@
+"""Where partitions come from. One opener for every kind of source; today a folder of Parquet files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.sources.parquet import ParquetCatalog
+from surge_dagster.engine.sources.rows import DEFAULT_MAX_TEXT_BYTES
+from surge_dagster.engine.urls import local_path
+
+__all__ = ["DEFAULT_MAX_TEXT_BYTES", "ParquetCatalog", "open_source"]
+
+
+def open_source(
+    url: str | Path, *, id_column: str = "id", text_column: str = "text", max_text_bytes: int = DEFAULT_MAX_TEXT_BYTES
+) -> ParquetCatalog:
+    """Open a catalog folder: `partition=<encoded key>/….parquet`, one or more files per partition.
+
+    Args:
+        url: a local path or `file://` URL.
+        id_column: name of the column that identifies a row within its partition.
+        text_column: name of the column to embed.
+        max_text_bytes: a longer text refuses its partition.
+
+    Raises:
+        ConfigError: the folder is missing, holds no partition, or lies on a storage that is not supported.
+    """
+    root = local_path(url, what="catalog")
+    if not root.is_dir():
+        raise ConfigError(
+            f"no catalog at {str(url)!r}: the folder does not exist. Build one with "
+            f"`surge-dagster catalog demo --out {url}` or give the path of your own."
+        )
+    return ParquetCatalog(root, id_column=id_column, text_column=text_column, max_text_bytes=max_text_bytes)

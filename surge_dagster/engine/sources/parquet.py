@@ -1,0 +1,264 @@
+"""A catalog on disk: a folder of hive-style partition folders, each with one or more Parquet files.
+
+Partitions come in bytewise order of their folder names and the files of one partition in bytewise order of their
+relative paths, so that the same folder always gives the same rows in the same order. Only footers are read to list
+the catalog; rows are streamed in batches of about two megabytes, whatever the row groups look like. What is wrong with
+one folder becomes that partition's own error, raised when it is read, so that it never hides the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from surge_dagster.engine.catalog import (
+    KEY_METADATA,
+    SOURCE_VERSION_METADATA,
+    Partition,
+    RowBatch,
+    decode_key,
+    encode_key,
+)
+from surge_dagster.engine.errors import ConfigError, DataError
+from surge_dagster.engine.sources.rows import row_batch
+
+_PREFIX = "partition="
+_BATCH_BYTES = 2 * 1024 * 1024
+_BATCH_ROWS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    relative: str
+    path: Path
+    token: str  # what the file declares as its source version, or its size and mtime
+    declared_key: str | None
+    rows: int | None
+    text_bytes: int | None
+
+
+class ParquetCatalog:
+    """A local catalog folder as a `Source`; iterating lists the folder anew.
+
+    Args:
+        root: the folder that holds `partition=…` folders. Names that start with `_` or `.` are ignored.
+        id_column, text_column: column names.
+        max_text_bytes: a longer text refuses its partition.
+    """
+
+    def __init__(self, root: Path, *, id_column: str, text_column: str, max_text_bytes: int) -> None:
+        self.root = root
+        self.id_column = id_column
+        self.text_column = text_column
+        self.max_text_bytes = max_text_bytes
+
+    @property
+    def url(self) -> str:
+        return str(self.root)
+
+    def __iter__(self) -> Iterator[Partition]:
+        """Yield every partition; one that cannot be read raises its `DataError` when it is read.
+
+        Raises:
+            ConfigError: the folder is unreadable or holds no partition folder.
+        """
+        by_key: dict[str, list[str]] = {}
+        for folder in self._folders():
+            by_key.setdefault(self._key_of(folder), []).append(folder)
+        for key, folders in by_key.items():
+            yield self._partition(key, folders)
+
+    def partition(self, key: str) -> Partition | None:
+        """The partition of one key, or None when the catalog has none."""
+        canonical = _PREFIX + encode_key(key)
+        if (self.root / canonical).is_dir() and self._key_of(canonical) == key:
+            return self._partition(key, [canonical])
+        return next((found for found in self if found.key == key), None)
+
+    def _folders(self) -> list[str]:
+        try:
+            entries = [entry.name for entry in os.scandir(self.root) if not entry.name.startswith(("_", "."))]
+        except OSError as error:
+            raise ConfigError(f"cannot list the catalog {self.url!r}: {error.strerror}.") from error
+        folders = sorted((name for name in entries if name.startswith(_PREFIX)), key=os.fsencode)
+        if not folders:
+            loose = [name for name in entries if name.endswith(".parquet")]
+            found = f"{len(loose)} Parquet file(s) outside such folders" if loose else "none"
+            raise ConfigError(
+                f"the catalog {self.url!r} is empty: expected folders named partition=<key> with Parquet files in them, "
+                f"found {found}. Write one folder per partition, or give another path."
+            )
+        return folders
+
+    def _key_of(self, folder: str) -> str:
+        name = folder.removeprefix(_PREFIX)
+        try:
+            key = decode_key(name)
+        except ValueError:
+            return name or folder  # refused when it is read, under the name that can be seen on disk
+        if key is None:
+            declared = {file.declared_key for file in self._files(folder)}
+            key = declared.pop() if len(declared) == 1 else None
+        return key or name
+
+    def _partition(self, key: str, folders: list[str]) -> Partition:
+        files = [file for folder in folders for file in self._files(folder)]
+        known = bool(files) and all(file.rows is not None for file in files)
+        return Partition(
+            key=key,
+            source_version=_version(files),
+            read=partial(self._read, key, folders),
+            current_source_version=partial(self._current_version, folders),
+            rows=sum(file.rows or 0 for file in files) if known else None,
+            text_bytes=sum(file.text_bytes or 0 for file in files) if known else None,
+        )
+
+    def _current_version(self, folders: list[str]) -> str | None:
+        files = [file for folder in folders if (self.root / folder).is_dir() for file in self._files(folder)]
+        return _version(files) if files else None
+
+    def _files(self, folder: str) -> list[_File]:
+        found = []
+        for parent, subfolders, names in os.walk(self.root / folder):
+            subfolders[:] = [name for name in subfolders if not name.startswith(("_", "."))]
+            found += [
+                Path(parent) / name for name in names if name.endswith(".parquet") and not name.startswith(("_", "."))
+            ]
+        relative = {path.relative_to(self.root / folder).as_posix(): path for path in found}
+        return [self._file(name, relative[name]) for name in sorted(relative, key=os.fsencode)]
+
+    def _file(self, relative: str, path: Path) -> _File:
+        try:
+            status = path.stat()
+            token = f"{status.st_size}-{status.st_mtime_ns}"
+        except OSError:
+            token = "gone"
+        try:
+            footer = pq.read_metadata(path)
+        except (OSError, pa.ArrowException):
+            return _File(relative, path, token, None, None, None)
+        declared = footer.metadata or {}
+        text_bytes = sum(
+            column.total_uncompressed_size
+            for group in range(footer.num_row_groups)
+            for column in map(footer.row_group(group).column, range(footer.num_columns))
+            if column.path_in_schema == self.text_column
+        )
+        return _File(
+            relative,
+            path,
+            declared.get(SOURCE_VERSION_METADATA, token.encode()).decode("utf-8", "replace"),
+            declared[KEY_METADATA].decode("utf-8", "replace") if KEY_METADATA in declared else None,
+            footer.num_rows,
+            text_bytes,
+        )
+
+    def _read(self, key: str, folders: list[str]) -> Iterator[RowBatch]:
+        if len(folders) > 1:
+            raise DataError(key, f"the folders {', '.join(folders)} all stand for this key", "Keep one of them.")
+        files = self._files(folders[0])
+        self._require_own_key(key, folders[0], files)
+        first_row = 0
+        id_type: pa.DataType | None = None
+        for file in files:
+            for batch in self._batches(key, file, first_row):
+                if id_type is not None and batch.ids.type != id_type:
+                    raise DataError(
+                        key,
+                        f"ids are {id_type} in {files[0].relative} but {batch.ids.type} in {file.relative}",
+                        "Use one type.",
+                    )
+                id_type = batch.ids.type
+                first_row += len(batch)
+                yield batch
+
+    def _require_own_key(self, key: str, folder: str, files: list[_File]) -> None:
+        if not files:
+            raise DataError(
+                key, f"its folder {folder} holds no .parquet file", "Write its rows there, or remove the folder."
+            )
+        name = folder.removeprefix(_PREFIX)
+        try:
+            in_name = decode_key(name)
+        except ValueError as error:
+            raise DataError(key, str(error), "Rename the folder: percent-encode the key's UTF-8 bytes.") from error
+        for file in files:
+            if in_name is None and file.declared_key is None:
+                raise DataError(
+                    key,
+                    f"the folder name {folder} is a hash and {file.relative} does not declare the key",
+                    f"Write the key into the file's metadata as {KEY_METADATA.decode()}.",
+                )
+            belongs = (
+                encode_key(file.declared_key) == name
+                if in_name is None and file.declared_key
+                else file.declared_key in (None, in_name)
+            )
+            if not belongs:
+                raise DataError(
+                    key,
+                    f"{file.relative} declares that it belongs to partition {file.declared_key!r}, not to the folder {folder}",
+                    "Move it to its own folder.",
+                )
+
+    def _batches(self, key: str, file: _File, first_row: int) -> Iterator[RowBatch]:
+        try:
+            with pq.ParquetFile(
+                file.path, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True
+            ) as reader:
+                missing = [name for name in (self.id_column, self.text_column) if name not in reader.schema_arrow.names]
+                if missing:
+                    raise DataError(
+                        key,
+                        f"{file.relative} has no column {' and no column '.join(map(repr, missing))}; "
+                        f"its columns are {', '.join(map(repr, reader.schema_arrow.names))}",
+                        "Name the right ones with id_column and text_column.",
+                    )
+                columns = list(dict.fromkeys((self.id_column, self.text_column)))
+                row = first_row
+                for raw in reader.iter_batches(_rows_per_batch(reader.metadata), columns=columns, use_threads=False):
+                    batch = row_batch(
+                        key, raw.column(self.id_column), raw.column(self.text_column), row, self.max_text_bytes
+                    )
+                    row += len(batch)
+                    yield batch
+                if reader.metadata.num_rows == 0:
+                    empty = reader.schema_arrow.empty_table()
+                    yield row_batch(
+                        key,
+                        empty.column(self.id_column).combine_chunks(),
+                        empty.column(self.text_column).combine_chunks(),
+                        first_row,
+                        self.max_text_bytes,
+                    )
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(
+                key,
+                f"{file.relative} cannot be read as Parquet ({str(error).splitlines()[0]})",
+                "Write the file again, then run again.",
+            ) from error
+
+
+def _rows_per_batch(footer: pq.FileMetaData) -> int:
+    heaviest = max(
+        (
+            group.total_byte_size / max(1, group.num_rows)
+            for group in map(footer.row_group, range(footer.num_row_groups))
+        ),
+        default=1.0,
+    )
+    return max(1, min(_BATCH_ROWS, int(_BATCH_BYTES / max(1.0, heaviest))))
+
+
+def _version(files: list[_File]) -> str:
+    if len(files) == 1:
+        return files[0].token
+    lines = "".join(f"{file.relative}\0{file.token}\n" for file in files)
+    return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()[:32]

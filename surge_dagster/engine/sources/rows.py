@@ -1,0 +1,112 @@
+"""From whatever columns a file has to the two that are embedded, refusing what would corrupt them later.
+
+A null, a text that is not UTF-8 or one beyond the stated maximum is found here, on the way in, where its row number is
+still known. Arrow trusts Parquet's strings to be UTF-8 and a tokenizer does not: an unchecked byte would end a worker.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from surge_dagster.engine.catalog import RowBatch
+from surge_dagster.engine.errors import DataError
+
+DEFAULT_MAX_TEXT_BYTES = 4 * 1024 * 1024
+
+
+def row_batch(key: str, raw_ids: pa.Array, raw_texts: pa.Array, first_row: int, max_text_bytes: int) -> RowBatch:
+    """Check and canonicalize one batch of a partition.
+
+    Args:
+        key: the partition, for messages.
+        raw_ids: any integer, string or binary array, dictionary-encoded or not.
+        raw_texts: any string array, dictionary-encoded or not.
+        first_row: zero-based row of the batch's first row in its partition.
+        max_text_bytes: longest text allowed.
+
+    Raises:
+        DataError: a null, invalid UTF-8, an overlong text, or a column of another type.
+    """
+    ids = _canonical_ids(key, _plain(raw_ids))
+    texts = _canonical_texts(key, _plain(raw_texts))
+    for name, column in (("id", ids), ("text", texts)):
+        if column.null_count:
+            row = first_row + int(pc.index(column.is_null(), pa.scalar(True)).as_py())
+            raise DataError(
+                key,
+                f"the {name} is null; every row needs one",
+                f"Fill or drop the {name} in the source, then run again.",
+                row,
+            )
+        _require_utf8(key, name, column, first_row)
+    if len(texts):
+        lengths = pc.binary_length(texts)
+        longest = pc.max(lengths).as_py()
+        if longest > max_text_bytes:
+            row = first_row + int(np.argmax(lengths.to_numpy() > max_text_bytes))
+            raise DataError(
+                key,
+                f"the text has {lengths[row - first_row].as_py():,} bytes; at most {max_text_bytes:,} are allowed",
+                "Shorten it in the source or raise max_text_bytes (the model reads only its first tokens anyway).",
+                row,
+            )
+    return RowBatch(ids, texts)
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    return column.dictionary_decode() if isinstance(column, pa.DictionaryArray) else column
+
+
+def _canonical_ids(key: str, column: pa.Array) -> pa.Array:
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_int64(kind) or pa.types.is_binary(kind):
+        return column
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return column.cast(pa.string())
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
+        return column.cast(pa.binary())
+    if pa.types.is_integer(kind):
+        try:
+            return column.cast(pa.int64())
+        except pa.ArrowInvalid as error:
+            raise DataError(key, f"an id does not fit in int64 ({error})", "Store such ids as strings.") from error
+    raise DataError(
+        key,
+        f"the id column has type {kind}; expected string, integer or binary",
+        "Cast it in the source, or name another id column.",
+    )
+
+
+def _canonical_texts(key: str, column: pa.Array) -> pa.LargeStringArray:
+    kind = column.type
+    if pa.types.is_large_string(kind):
+        return column  # pyright: ignore[reportReturnType]
+    if pa.types.is_string(kind) or pa.types.is_string_view(kind):
+        return column.cast(pa.large_string())  # pyright: ignore[reportReturnType]
+    if pa.types.is_null(kind):  # a column of nothing but nulls: the null check names the row
+        return pa.nulls(len(column), pa.large_string())  # pyright: ignore[reportReturnType]
+    raise DataError(
+        key, f"the text column has type {kind}; expected string", "Cast it in the source, or name another text column."
+    )
+
+
+def _require_utf8(key: str, name: str, column: pa.Array, first_row: int) -> None:
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        return
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        raw = column.cast(pa.large_binary())
+        for offset, value in enumerate(raw):
+            try:
+                value.as_py().decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    key,
+                    f"the {name} is not valid UTF-8 ({error})",
+                    "Re-encode it in the source, then run again.",
+                    first_row + offset,
+                ) from error
+        raise
