@@ -1,0 +1,148 @@
+"""Settings: one YAML file, `SURGE_…` environment variables, and the caller's own arguments, in rising order of weight.
+
+The names are the same everywhere: `b_min: 5000` in `surge.yaml` is `SURGE_B_MIN=5000` in the environment and
+`--b-min 5000` on the command line. The file is `surge.yaml` in the working folder, or the one that `SURGE_CONFIG`
+names. Reading settings opens nothing and loads no model, so that definitions load before a catalog exists.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    YamlConfigSettingsSource,
+)
+from yaml import YAMLError
+
+from surge_dagster.engine.encoder.model_files import DEFAULT_MODEL
+from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.output.store import Store, open_store
+from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, ParquetCatalog, open_source
+from surge_dagster.engine.superbatch import Thresholds
+
+CONFIG_VARIABLE = "SURGE_CONFIG"
+CONFIG_FILE = "surge.yaml"
+
+
+class Settings(BaseSettings):
+    """What a run is asked to do; use `load_settings` to get one with errors written for people."""
+
+    model_config = SettingsConfigDict(env_prefix="SURGE_", extra="forbid", frozen=True, protected_namespaces=())
+
+    source: str = Field("data/catalog", description="the catalog: a path or URL")
+    output: str = Field("data/embeddings", description="where embedding files go: a path or URL")
+    id_column: str = "id"
+    text_column: str = "text"
+    max_text_bytes: int = Field(DEFAULT_MAX_TEXT_BYTES, ge=1, description="a longer text refuses its partition")
+    include_text: bool = Field(True, description="whether output files carry the texts beside the vectors")
+
+    model: str = Field(DEFAULT_MODEL, min_length=1, description="hub name, local folder, or hash://D")
+    prompt: str | None = Field(None, description="put before each text; none: the model's own default")
+    max_length: int | None = Field(None, ge=1, description="tokens; none: the model's own limit")
+    normalize: bool | None = Field(None, description="unit vectors; none: as the model's modules say")
+    dimension: int | None = Field(None, ge=1, description="leading dimensions kept; none: all")
+    dtype: Literal["float32", "float16"] = Field("float32", description="type of the stored vectors")
+
+    devices: str = Field("auto", description='"auto", "cpu", "cuda" or a comma-separated list such as "cuda:0,cuda:1"')
+    precision: str = Field("auto", description="arithmetic: auto, fp32, fp16 or bf16")
+    backend: str = Field("auto", description="auto, torch or openvino")
+    b_min: int | None = Field(None, ge=1, description="texts of a SuperBatch, at least")
+    b_max: int | None = Field(None, ge=1, description="texts of a SuperBatch, at most")
+    b_min_bytes: int | None = Field(None, ge=1)
+    b_max_bytes: int | None = Field(None, ge=1)
+    memory_limit_bytes: int | None = Field(None, ge=1, description="budget of all data a run holds; none: derived")
+
+    max_partitions_per_run: int = Field(1000, ge=1, description="keys that the sensor puts into one run, at most")
+    refresh_stale: bool = Field(False, description="whether the sensor also requests partitions that changed")
+    nightly_cron: str = "0 2 * * *"
+    timezone: str = "UTC"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments over environment over file; nothing else is looked at."""
+        return init_settings, env_settings, YamlConfigSettingsSource(settings_cls, yaml_file=_config_file())
+
+    def encoding_spec(self) -> EncodingSpec:
+        """Everything that shapes a vector."""
+        return EncodingSpec(
+            model=self.model,
+            prompt=self.prompt,
+            max_length=self.max_length,
+            normalize=self.normalize,
+            dimension=self.dimension,
+            dtype=self.dtype,
+        )
+
+    def thresholds(self) -> Thresholds:
+        """The bounds of a SuperBatch, as far as they are given."""
+        return Thresholds(
+            b_min=self.b_min, b_max=self.b_max, b_min_bytes=self.b_min_bytes, b_max_bytes=self.b_max_bytes
+        )
+
+    def open_source(self) -> ParquetCatalog:
+        """The catalog; `ConfigError` when there is none."""
+        return open_source(
+            self.source, id_column=self.id_column, text_column=self.text_column, max_text_bytes=self.max_text_bytes
+        )
+
+    def open_store(self) -> Store:
+        """The output; it need not exist yet."""
+        return open_store(self.output)
+
+
+def load_settings(**arguments: Any) -> Settings:
+    """Read the settings; an argument that is None counts as not given.
+
+    Raises:
+        ConfigError: a value is of the wrong kind, a name is unknown, or the file cannot be read.
+    """
+    try:
+        return Settings(**{name: value for name, value in arguments.items() if value is not None})
+    except ValidationError as error:
+        raise ConfigError("\n".join(_problem(detail, arguments) for detail in error.errors())) from error
+    except (SettingsError, YAMLError, OSError, TypeError, ValueError) as error:  # the last two: not a mapping
+        where = _config_file() or "the SURGE_… environment variables"
+        raise ConfigError(f"the settings in {where} cannot be read: {error}") from error
+
+
+def _config_file() -> Path | None:
+    named = os.environ.get(CONFIG_VARIABLE)
+    if named:
+        path = Path(named).expanduser()
+        if not path.is_file():
+            raise ConfigError(f"{CONFIG_VARIABLE} names {named!r}, which is not a file")
+        return path
+    path = Path(CONFIG_FILE)
+    return path if path.is_file() else None
+
+
+def _problem(detail: Any, arguments: dict[str, Any]) -> str:
+    """One validation error as a sentence that says which source it came from."""
+    place: Sequence[Any] = detail["loc"]
+    name = str(place[0]) if place else "?"
+    if arguments.get(name) is not None:
+        origin = name
+    elif f"SURGE_{name.upper()}" in os.environ:
+        origin = f"SURGE_{name.upper()}"
+    else:
+        origin = f"{name} in {_config_file()}"
+    if detail["type"] == "extra_forbidden":
+        known = ", ".join(Settings.model_fields)
+        return f"setting {origin} is unknown; there are {known}"
+    return f"setting {origin} is {detail['input']!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
