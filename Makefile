@@ -1,0 +1,71 @@
+# Everything starts from Python 3.11+ and a clone: each target makes the virtual environment first when it is missing,
+# and again when pyproject.toml or constraints.txt changed.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+PORT ?= 3000
+# Where Dagster keeps runs and events. Not taken from the environment: `make demo` and `make ui` must meet on one instance.
+DAGSTER_HOME := $(CURDIR)/.dagster
+export DAGSTER_HOME
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+EXTRAS := cpu,demo,dev
+SOURCES := surge_dagster assets resources tests benchmarks
+
+# torch's build: PyPI has the CUDA one, PyTorch's own index also the much smaller one for the CPU.
+TORCH ?=
+ifeq ($(TORCH),cpu)
+  TORCH_INDEX := --extra-index-url https://download.pytorch.org/whl/cpu
+else ifneq ($(filter-out cuda,$(TORCH)),)
+  $(error TORCH is "$(TORCH)"; it can be cpu or cuda)
+endif
+
+.PHONY: help venv demo ui test lint bench clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "  PYTHON=python3.12  interpreter for the environment    VENV=.venv      where the environment is"
+	@echo "  TORCH=cpu|cuda     torch's build, when it is made     PORT=3000       of make ui"
+	@echo "  DEMO_LIMIT=20000   texts of make demo                 ARGS='-k name'  handed to demo, test, bench"
+
+venv: $(STAMP) ## make the virtual environment and install into it
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || { \
+	  for candidate in $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11); do \
+	    if "$$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' 2>/dev/null; then found=$$candidate; break; fi; \
+	  done; \
+	  test -n "$${found:-}" || { echo "make: Python 3.11 to 3.14 is needed; name it: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }; \
+	  echo "Making $(VENV) with $$("$$found" --version)"; "$$found" -m venv $(VENV); }
+	@echo "Installing into $(VENV); the first time takes minutes, most of them for torch"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check $(TORCH_INDEX) -c constraints.txt -e ".[$(EXTRAS)]"
+	@touch $@
+
+demo: $(STAMP) ## embed this machine's Python docstrings through Dagster, verify the result and search it
+	@$(BIN)/surge-dagster demo $(if $(DEMO_LIMIT),--limit $(DEMO_LIMIT)) $(ARGS)
+
+ui: $(STAMP) ## open Dagster's UI on the instance that make demo filled
+	@$(BIN)/python -c 'import socket, sys; s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(("127.0.0.1", int(sys.argv[1])))' $(PORT) 2>/dev/null \
+	  || { echo "make ui: port $(PORT) is busy or not allowed; choose another one: make ui PORT=3001" >&2; exit 1; }
+	@$(BIN)/dagster dev --workspace workspace.yaml --port $(PORT)
+
+test: $(STAMP) ## run the tests
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP) ## ruff and pyright
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+bench: $(STAMP) ## texts per second of this engine beside plain sentence-transformers
+	@$(BIN)/python -m benchmarks.encode $(ARGS)
+
+clean: ## remove the environment, caches and builds; data/ and .dagster/ stay
+	@test ! -e $(STAMP) || rm -rf $(VENV)
+	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
