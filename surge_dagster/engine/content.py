@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.catalog import Partition, RowBatch
+from surge_dagster.engine.columns import value_bytes, value_lengths
 from surge_dagster.engine.errors import DataError
 
 
@@ -32,15 +33,12 @@ class ContentDigest:
         if pa.types.is_int64(batch.ids.type):
             self._streams[1].update(np.ascontiguousarray(batch.ids.to_numpy(zero_copy_only=True)).data)
         else:
-            self._update_strings(batch.ids, np.dtype("<i4"), 0)
-        self._update_strings(batch.texts, np.dtype("<i8"), 2)
+            self._update_strings(batch.ids, 0)
+        self._update_strings(batch.texts, 2)
 
-    def _update_strings(self, column: pa.Array, offset_type: np.dtype, stream: int) -> None:
-        buffers = column.buffers()
-        offsets = np.frombuffer(buffers[1], dtype=offset_type)[column.offset : column.offset + len(column) + 1]
-        self._streams[stream].update(np.diff(offsets).astype("<u4").data)
-        if offsets[-1] > offsets[0]:
-            self._streams[stream + 1].update(memoryview(buffers[2])[offsets[0] : offsets[-1]])
+    def _update_strings(self, column: pa.Array, stream: int) -> None:
+        self._streams[stream].update(value_lengths(column).astype("<u4").data)
+        self._streams[stream + 1].update(value_bytes(column))
 
     def hexdigest(self) -> str:
         """The digest so far, 32 hex digits."""

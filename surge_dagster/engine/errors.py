@@ -50,3 +50,7 @@ class TransientError(SurgeError):
 
 class EncoderError(SurgeError):
     """The encoder pool failed for good; the text carries the last words of the worker that failed."""
+
+
+class Cancelled(Exception):
+    """A wait was given up because the run is stopping; never seen by a user."""

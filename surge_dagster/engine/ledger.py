@@ -10,9 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-
-class Cancelled(Exception):
-    """A wait was given up because the run is stopping."""
+from surge_dagster.engine.errors import Cancelled
 
 
 class Ledger:

@@ -92,8 +92,8 @@ class ParquetCatalog:
             loose = [name for name in entries if name.endswith(".parquet")]
             found = f"{len(loose)} Parquet file(s) outside such folders" if loose else "none"
             raise ConfigError(
-                f"the catalog {self.url!r} is empty: expected folders named partition=<key> with Parquet files in them, "
-                f"found {found}. Write one folder per partition, or give another path."
+                f"the catalog {self.url!r} is empty: expected folders named partition=<key> with Parquet files "
+                f"in them, found {found}. Write one folder per partition, or give another path."
             )
         return folders
 
@@ -204,7 +204,8 @@ class ParquetCatalog:
             if not belongs:
                 raise DataError(
                     key,
-                    f"{file.relative} declares that it belongs to partition {file.declared_key!r}, not to the folder {folder}",
+                    f"{file.relative} declares that it belongs to partition {file.declared_key!r}, "
+                    f"and lies in the folder {folder}",
                     "Move it to its own folder.",
                 )
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from surge_dagster.engine.catalog import RowBatch
+from surge_dagster.engine.columns import value_lengths
 from surge_dagster.engine.errors import DataError
 
 DEFAULT_MAX_TEXT_BYTES = 4 * 1024 * 1024
@@ -33,7 +33,7 @@ def row_batch(key: str, raw_ids: pa.Array, raw_texts: pa.Array, first_row: int, 
     texts = _canonical_texts(key, _plain(raw_texts))
     for name, column in (("id", ids), ("text", texts)):
         if column.null_count:
-            row = first_row + int(pc.index(column.is_null(), pa.scalar(True)).as_py())
+            row = first_row + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
             raise DataError(
                 key,
                 f"the {name} is null; every row needs one",
@@ -41,17 +41,15 @@ def row_batch(key: str, raw_ids: pa.Array, raw_texts: pa.Array, first_row: int, 
                 row,
             )
         _require_utf8(key, name, column, first_row)
-    if len(texts):
-        lengths = pc.binary_length(texts)
-        longest = pc.max(lengths).as_py()
-        if longest > max_text_bytes:
-            row = first_row + int(np.argmax(lengths.to_numpy() > max_text_bytes))
-            raise DataError(
-                key,
-                f"the text has {lengths[row - first_row].as_py():,} bytes; at most {max_text_bytes:,} are allowed",
-                "Shorten it in the source or raise max_text_bytes (the model reads only its first tokens anyway).",
-                row,
-            )
+    lengths = value_lengths(texts)
+    if lengths.max(initial=0) > max_text_bytes:
+        offset = int(np.argmax(lengths > max_text_bytes))
+        raise DataError(
+            key,
+            f"the text has {lengths[offset]:,} bytes; at most {max_text_bytes:,} are allowed",
+            "Shorten it in the source or raise max_text_bytes (the model reads only its first tokens anyway).",
+            first_row + offset,
+        )
     return RowBatch(ids, texts)
 
 

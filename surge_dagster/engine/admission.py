@@ -1,0 +1,204 @@
+"""The reader's side of a run: decide for each partition whether it needs work, read it, and gather its rows.
+
+A partition is refused as a whole and before anything of it is published: every check on its rows has passed when its
+last row was read, and only then is it closed. A partition that is fresh is skipped without being opened. One whose
+source version moved is read once for its digest alone: if the content is what it was, its file is rewritten with the
+new version and nothing is encoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from surge_dagster.engine.catalog import Partition, RowBatch, encode_key
+from surge_dagster.engine.content import ContentDigest, IdSet, refuse_repeated_id
+from surge_dagster.engine.encoder.spec import Space
+from surge_dagster.engine.errors import Cancelled, DataError, SurgeError, TransientError
+from surge_dagster.engine.ledger import Ledger
+from surge_dagster.engine.memory import MemoryPlan
+from surge_dagster.engine.output.freshness import OutputState, PublishedFile
+from surge_dagster.engine.output.publisher import receipt_of
+from surge_dagster.engine.output.republish import republish
+from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.superbatch import (
+    PARTITION_OVERHEAD_BYTES,
+    Aggregator,
+    OpenPartition,
+    SuperBatch,
+    row_bytes,
+)
+from surge_dagster.engine.telemetry import Failure, InFlight, Receipt
+
+
+class Admission:
+    """Takes partitions one after the other.
+
+    Args:
+        aggregator: gathers the rows.
+        outputs: what was published before this run.
+        store, space: for files that are only rewritten.
+        ledger, memory: the account, and the shares it is divided into.
+        in_flight: counts texts admitted.
+        force: encode what is fresh too.
+        stopped: becomes true when the run is stopping.
+        hand_over: takes each SuperBatch that became ready.
+        report: takes receipts of partitions that need no encoding, and failures.
+        abandon: told of a partition that was refused after parts of it were handed over.
+    """
+
+    def __init__(
+        self,
+        *,
+        aggregator: Aggregator,
+        outputs: OutputState,
+        store: Store,
+        space: Space,
+        ledger: Ledger,
+        memory: MemoryPlan,
+        in_flight: InFlight,
+        force: bool,
+        stopped: Callable[[], bool],
+        hand_over: Callable[[SuperBatch], None],
+        report: Callable[[Receipt | Failure], None],
+        abandon: Callable[[OpenPartition], None],
+    ) -> None:
+        self._aggregator = aggregator
+        self._outputs = outputs
+        self._store = store
+        self._space = space
+        self._ledger = ledger
+        self._memory = memory
+        self._in_flight = in_flight
+        self._force = force
+        self._stopped = stopped
+        self._hand_over = hand_over
+        self._report = report
+        self._abandon = abandon
+        self._seen: set[str] = set()
+
+    def admit(self, partition: Partition) -> None:
+        """Deal with one partition: skip it, rewrite its file, gather its rows, or refuse it.
+
+        Raises:
+            Cancelled: the run is stopping.
+        """
+        try:
+            self._require_new(partition)
+            if not self._settled(partition):
+                self._gather(partition)
+        except SurgeError as error:
+            self._report(Failure(partition.key, str(error), transient=isinstance(error, TransientError)))
+        except OSError as error:
+            reason = f"partition {partition.key!r}: cannot be read: {error}. Run again when its storage answers."
+            self._report(Failure(partition.key, reason, transient=True))
+
+    def finish(self) -> None:
+        """Hand over what is left after the last partition."""
+        for batch in self._aggregator.finish():
+            self._hand_over(batch)
+
+    def _require_new(self, partition: Partition) -> None:
+        try:
+            encode_key(partition.key)
+        except ValueError as error:
+            raise DataError(partition.key, str(error), "Give the partition a name.") from error
+        if partition.key in self._seen:
+            raise DataError(
+                partition.key,
+                "the key comes again after it was closed; the rows of a partition must follow each other",
+                "Order the source by partition key, then run again.",
+            )
+        self._seen.add(partition.key)
+
+    def _settled(self, partition: Partition) -> bool:
+        """Whether the partition is dealt with without encoding it."""
+        status = self._outputs.status(partition)
+        published = self._outputs.file(partition.key)
+        if status == "missing" or published is None:
+            return False
+        if status == "foreign":
+            raise DataError(
+                partition.key,
+                f"its place in the output, {self._store.location(published.stored.name)!r}, is taken by a file of the "
+                f"space {published.facts.space!r}; it was left alone",
+                "Move that file to its own space's folder, then run again.",
+            )
+        if self._force:
+            return False
+        if status == "fresh":
+            self._report_settled(published, "fresh")
+            return True
+        if self._content_digest(partition) != published.facts.content_digest:
+            return False
+        self._report_settled(republish(self._store, published, partition, self._space), "republished")
+        return True
+
+    def _report_settled(self, published: PublishedFile, action: str) -> None:
+        location = self._store.location(published.stored.name)
+        self._report(receipt_of(published.facts, published.stored, location, action=action))
+
+    def _content_digest(self, partition: Partition) -> str:
+        digest = ContentDigest()
+        for batch, _ in self._batches(partition):
+            digest.update(batch)
+        return digest.hexdigest()
+
+    def _gather(self, partition: Partition) -> None:
+        opened = OpenPartition(partition)
+        digest, ids = ContentDigest(), IdSet()
+        self._ledger.reserve(PARTITION_OVERHEAD_BYTES, self._stopped)
+        self._aggregator.open(opened)
+        try:
+            for batch, size in self._batches(partition):
+                if opened.refused:
+                    return  # it failed further on, where that was reported
+                digest.update(batch)
+                self._grow(partition, ids, len(batch))
+                ids.add(batch.ids)
+                taken = self._aggregator.add(batch)
+                self._ledger.reserve(size, self._stopped)
+                self._in_flight.add(len(batch))
+                for ready in taken:
+                    self._hand_over(ready)
+            if partition.rows not in (None, opened.rows):
+                raise TransientError(
+                    f"partition {partition.key!r}: {partition.rows:,} rows were announced and {opened.rows:,} came. "
+                    "Its source changed while it was read; run again.",
+                    partition.key,
+                )
+            if ids.may_repeat():
+                refuse_repeated_id(partition)
+            opened.content_digest = digest.hexdigest()
+        finally:
+            self._ledger.release(ids.bytes)
+            if opened.content_digest is None:
+                self._drop(opened)
+        for ready in self._aggregator.close():
+            self._hand_over(ready)
+
+    def _drop(self, opened: OpenPartition) -> None:
+        self._ledger.release(self._aggregator.discard())
+        self._in_flight.remove(opened.rows)
+        self._abandon(opened)
+
+    def _grow(self, partition: Partition, ids: IdSet, rows: int) -> None:
+        wanted = ids.bytes_after(rows)
+        if wanted > self._memory.id_set:
+            raise DataError(
+                partition.key,
+                f"telling whether its ids repeat takes {wanted:,} bytes and {self._memory.id_set:,} are set aside",
+                "Raise the memory limit, or split the partition in the source.",
+            )
+        self._ledger.reserve(wanted - ids.bytes, self._stopped)
+
+    def _batches(self, partition: Partition) -> Iterator[tuple[RowBatch, int]]:
+        """Rows with the bytes that gathering them will hold; the batch itself is held while it is looked at."""
+        for batch in partition.read():
+            if self._stopped():
+                raise Cancelled
+            reading = min(2 * (batch.ids.nbytes + batch.texts.nbytes), self._memory.reader)
+            self._ledger.reserve(reading, self._stopped)
+            try:
+                yield batch, int(row_bytes(batch).sum())
+            finally:
+                self._ledger.release(reading)

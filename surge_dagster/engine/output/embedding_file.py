@@ -1,0 +1,230 @@
+"""The output file, format 1: one Parquet file per partition with id, text and embedding, and its facts in the footer.
+
+Embeddings go from the result matrix to the file without passing through Python objects: a contiguous slice becomes a
+fixed-size list by reference, stored plain (they do not compress) and without statistics. Texts are zstd-compressed.
+Page checksums are on, since an unnoticed bit flip in a vector is a wrong vector; the facts in the footer, which page
+checksums do not cover, carry a digest of their own.
+
+Parquet stores repetition and definition levels of a list, which pyarrow builds for a whole row group at once, so a row
+group's embeddings are kept to 16 MiB to bound what writing costs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from surge_dagster import __version__
+
+FORMAT = "1"
+WRITER = f"surge-dagster {__version__}"
+MAX_ROW_GROUP_ROWS = 65_536
+_ROW_GROUP_BYTES = 16 * 1024 * 1024
+_DTYPES = {"float32": pa.float32(), "float16": pa.float16()}
+
+
+class InvalidFile(Exception):
+    """A file in the output is not a complete, valid embedding file; the text says what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """What an output file says of itself in its `surge.*` footer metadata.
+
+    Attributes:
+        precision: arithmetic the vectors were made in, such as "fp32".
+        source_version: the source's token when the partition was read.
+        content_digest: over the canonical (id, text) rows.
+        desired_version: hash of content digest and space; Dagster's data version of the partition.
+        truncated: texts of which the model saw only the first tokens.
+    """
+
+    partition_key: str
+    space: str
+    model: str
+    precision: str
+    source_version: str
+    content_digest: str
+    desired_version: str
+    rows: int
+    dimension: int
+    truncated: int
+    writer: str = WRITER
+
+    def to_metadata(self) -> dict[str, str]:
+        """The footer metadata, with the digest that guards it."""
+        entries = {"surge.format": FORMAT} | {f"surge.{f.name}": str(getattr(self, f.name)) for f in fields(self)}
+        return entries | {"surge.metadata_digest": _metadata_digest(entries)}
+
+
+def desired_version(content: str, space: str) -> str:
+    """Hash of a content digest (or, until that is known, a source version) and a space name, 32 hex digits."""
+    return hashlib.sha256(f"surge.desired.1\0{content}\0{space}".encode()).hexdigest()[:32]
+
+
+def read_facts(footer: pq.FileMetaData) -> FileFacts:
+    """The facts in a footer.
+
+    Raises:
+        InvalidFile: the footer was not written by this format, or was changed since.
+    """
+    entries = {
+        key.decode("utf-8", "replace"): value.decode("utf-8", "replace")
+        for key, value in (footer.metadata or {}).items()
+        if key.startswith(b"surge.")
+    }
+    if entries.get("surge.format") != FORMAT:
+        raise InvalidFile(f"its metadata name the format {entries.get('surge.format')!r}; expected {FORMAT!r}")
+    digest = entries.pop("surge.metadata_digest", None)
+    if digest != _metadata_digest(entries):
+        raise InvalidFile("its metadata do not match their own digest: the footer was changed after it was written")
+    try:
+        values = {f.name: entries.pop(f"surge.{f.name}") for f in fields(FileFacts)}
+        entries.pop("surge.format")
+        facts = FileFacts(
+            **{
+                name: int(value) if name in ("rows", "dimension", "truncated") else value
+                for name, value in values.items()
+            }  # pyright: ignore[reportArgumentType]
+        )
+    except (KeyError, ValueError) as error:
+        raise InvalidFile(f"its metadata are incomplete ({error})") from error
+    if footer.num_rows != facts.rows:
+        raise InvalidFile(f"its metadata promise {facts.rows:,} rows and it has {footer.num_rows:,}")
+    return facts
+
+
+def schema(id_type: pa.DataType, dimension: int, dtype: str, *, include_text: bool) -> pa.Schema:
+    """The columns of format 1."""
+    columns = [pa.field("id", id_type, nullable=False)]
+    if include_text:
+        columns.append(pa.field("text", pa.large_string(), nullable=False))
+    columns.append(
+        pa.field("embedding", pa.list_(pa.field("item", _DTYPES[dtype], nullable=False), dimension), nullable=False)
+    )
+    return pa.schema(columns)
+
+
+def check_schema(found: pa.Schema, *, dimension: int, dtype: str) -> None:
+    """Refuse a file whose columns are not those of format 1.
+
+    Raises:
+        InvalidFile: a column is missing, superfluous or of another type.
+    """
+    id_type = found.field("id").type if "id" in found.names else None
+    if id_type not in (pa.string(), pa.int64(), pa.binary()):
+        raise InvalidFile(f"its id column has type {id_type}; expected string, int64 or binary")
+    expected = schema(id_type, dimension, dtype, include_text="text" in found.names)
+    if _flat(found) != _flat(expected):
+        raise InvalidFile(f"its columns are {_flat(found)}; expected {_flat(expected)}")
+
+
+def piece_bytes(rows: int, dimension: int, itemsize: int) -> int:
+    """Upper estimate of the memory that writing `rows` rows takes beside the rows themselves, in bytes.
+
+    Levels cost four bytes per value of one row group, and pages are collected a megabyte at a time.
+    """
+    values = min(rows, row_group_rows(dimension, itemsize)) * dimension
+    return values * 4 + min(rows * (dimension * itemsize + 256), 4 * 1024 * 1024)
+
+
+def row_group_rows(dimension: int, itemsize: int) -> int:
+    """Rows of a full row group: at most 65,536, and at most 16 MiB of embeddings."""
+    return max(1, min(MAX_ROW_GROUP_ROWS, _ROW_GROUP_BYTES // (dimension * itemsize)))
+
+
+class EmbeddingFileWriter:
+    """Writes one partition, in one piece or in several, as row groups.
+
+    Args:
+        sink: an open Arrow output stream or file-like object; the caller closes it.
+        id_type: string, int64 or binary.
+        dimension, dtype: of the vectors.
+        include_text: whether the file has a text column.
+    """
+
+    def __init__(
+        self, sink: pa.NativeFile, id_type: pa.DataType, dimension: int, dtype: str, *, include_text: bool
+    ) -> None:
+        self.schema = schema(id_type, dimension, dtype, include_text=include_text)
+        self._row_group = row_group_rows(dimension, np.dtype(dtype).itemsize)
+        self._writer = pq.ParquetWriter(
+            sink,
+            self.schema,
+            version="2.6",
+            use_dictionary=False,
+            write_statistics=False,
+            compression={"id": "zstd", "text": "zstd", "embedding.list.item": "none"},  # pyright: ignore[reportArgumentType]
+            write_page_checksum=True,
+            write_batch_size=1024,
+            use_compliant_nested_type=False,  # the list's values are called "item", as Arrow calls them
+        )
+        self.rows = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None and self._writer.is_open:
+            self._writer.close()
+
+    def append(self, ids: pa.Array | pa.ChunkedArray, texts: pa.Array | None, matrix: np.ndarray) -> None:
+        """Write rows; `matrix` has shape [rows, dimension], is contiguous and is referred to, not copied."""
+        values = pa.Array.from_buffers(_arrow_type(matrix), matrix.size, [None, pa.py_buffer(matrix)])
+        item = self.schema.field("embedding").type
+        embeddings = pa.FixedSizeListArray.from_arrays(values, type=item)
+        columns = [ids, embeddings] if texts is None else [ids, texts, embeddings]
+        self.append_table(pa.Table.from_arrays(columns, schema=self.schema))
+
+    def append_table(self, table: pa.Table) -> None:
+        """Write rows that have the file's schema already."""
+        if table.num_rows:
+            self._writer.write_table(table, row_group_size=self._row_group)
+        self.rows += table.num_rows
+
+    def close(self, facts: FileFacts) -> None:
+        """Write the footer, with the facts that are known only now."""
+        self._writer.add_key_value_metadata(facts.to_metadata())
+        self._writer.close()
+
+
+def read_rows(
+    reader: pq.ParquetFile, *, columns: list[str] | None = None, batch_rows: int = 4096
+) -> Iterator[pa.RecordBatch]:
+    """Stream the rows of an output file, checking page checksums if the reader was opened to do so.
+
+    Raises:
+        InvalidFile: a page is damaged.
+    """
+    try:
+        yield from reader.iter_batches(batch_rows, columns=columns, use_threads=False)
+    except (OSError, pa.ArrowException) as error:
+        raise InvalidFile(f"its pages cannot be read ({str(error).splitlines()[0]})") from error
+
+
+def matrix_of(batch: pa.RecordBatch) -> np.ndarray:
+    """The embeddings of a batch as a [rows, dimension] matrix, without a copy."""
+    column = batch.column("embedding")
+    return column.flatten().to_numpy(zero_copy_only=True).reshape(len(column), -1) if len(column) else np.empty((0, 0))
+
+
+def _arrow_type(matrix: np.ndarray) -> pa.DataType:
+    return _DTYPES[str(matrix.dtype)]
+
+
+def _flat(found: pa.Schema) -> str:
+    return ", ".join(f"{column.name}: {column.type}{'' if column.nullable else ' not null'}" for column in found)
+
+
+def _metadata_digest(entries: Mapping[str, str]) -> str:
+    lines = "".join(f"{key}\0{entries[key]}\n" for key in sorted(entries))
+    return hashlib.sha256(lines.encode("utf-8", "surrogatepass")).hexdigest()[:32]

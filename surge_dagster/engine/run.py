@@ -1,0 +1,271 @@
+"""The loop that joins the stages: read and gather, encode, publish, each in its own thread, each a step ahead.
+
+While SuperBatch j+1 is being encoded, j is being serialized and published and j+2 is being read. What moves from stage
+to stage is a slot of shared memory; a run owns three, so a slow store holds up the encoder, which holds up the reader,
+and nothing piles up in between. A partition that cannot be used is dropped where that is found and reported once; the
+others go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Generator, Iterable, Iterator
+
+import numpy as np
+
+from surge_dagster.engine.admission import Admission
+from surge_dagster.engine.catalog import Partition
+from surge_dagster.engine.encoder.arena import Arena, ArenaClosed, Slot
+from surge_dagster.engine.encoder.pool import EncodeFigures, EncoderPool
+from surge_dagster.engine.errors import Cancelled
+from surge_dagster.engine.ledger import Ledger
+from surge_dagster.engine.memory import MemoryPlan, plan_memory
+from surge_dagster.engine.output.embedding_file import piece_bytes
+from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.output.publisher import PublishedSuperBatch, Publisher, largest_pieces
+from surge_dagster.engine.output.spaces import claim_space
+from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.superbatch import Aggregator, SuperBatch, Thresholds
+from surge_dagster.engine.telemetry import Failure, InFlight, MemoryGauge, Receipt, RunReport, SuperBatchReport
+
+Event = SuperBatchReport | Receipt | Failure
+
+_EVENTS_WAITING = 10_000
+
+
+class EmbeddingRun:
+    """Embeds every partition that is not fresh and publishes one file for each.
+
+    Args:
+        partitions: in the order they are to be read; a `Source` is one such iterable.
+        store: the output; files go to the folder of the pool's space.
+        pool: a started pool; it is used, not owned.
+        thresholds: of the SuperBatches; what is left open follows from the pool's measured speed.
+        force: encode what is fresh too.
+        include_text: write the text column.
+        memory_limit: bytes of data that may be resident at any time; None is what three SuperBatches need.
+        publish_threads: pieces serialized and published at a time; None is four per worker, at least eight.
+
+    Raises:
+        ConfigError: the thresholds or the limit cannot work, or the output cannot be used.
+    """
+
+    def __init__(
+        self,
+        partitions: Iterable[Partition],
+        store: Store,
+        pool: EncoderPool,
+        thresholds: Thresholds | None = None,
+        *,
+        force: bool = False,
+        include_text: bool = True,
+        memory_limit: int | None = None,
+        publish_threads: int | None = None,
+    ) -> None:
+        self.bounds = (thresholds or Thresholds()).resolve(pool.texts_per_second)
+        self.space = claim_space(store, pool.space)
+        self.report = RunReport(
+            space=self.space.name,
+            dimension=self.space.dimension,
+            device=pool.device,
+            precision=pool.precision,
+            pool_start_seconds=pool.start_seconds,
+            b_min=self.bounds.b_min,
+            b_max=self.bounds.b_max,
+        )
+        self._partitions = partitions
+        self._store = store
+        self._pool = pool
+        self._force = force
+        self._include_text = include_text
+        self._threads = publish_threads or max(8, 4 * pool.workers)
+        self._memory: MemoryPlan = plan_memory(self.bounds, self.space, self._threads, memory_limit)
+        self._ledger = Ledger(self._memory.limit)
+        self._stop = threading.Event()
+        self._started = False
+        self._begun = 0.0
+        self._lock = threading.Lock()
+        self._in_flight = InFlight()
+        self._events: queue.Queue[Event | BaseException | None] = queue.Queue(_EVENTS_WAITING)
+        self._idle_since: float | None = None  # when the encoder began to wait for a SuperBatch
+
+    @property
+    def failed(self) -> bool:
+        """Whether a partition was refused or could not be published."""
+        return bool(self.report.partitions_failed)
+
+    def __iter__(self) -> Iterator[Receipt]:
+        """Run, and yield a receipt for each partition as it is published."""
+        with contextlib.closing(self.events()) as events:
+            for event in events:
+                if isinstance(event, Receipt) and event.action != "fresh":
+                    yield event
+
+    def events(self) -> Generator[Event]:
+        """Run, and yield what happens in the order it was committed: each SuperBatch, then the partitions it completed.
+
+        Closing the generator stops the run: what is encoded is published, the rest is left for the next run.
+
+        Raises:
+            EncoderError: the pool failed for good.
+            ConfigError: the source cannot be listed.
+        """
+        if self._started:
+            raise RuntimeError("a run runs once; make another one")
+        self._started = True
+        arena = self._pool.arena(
+            slots=self._memory.slots, max_texts=self.bounds.b_max, max_bytes=self.bounds.b_max_bytes
+        )
+        with MemoryGauge() as gauge, arena:
+            self._begun = time.perf_counter()
+            engine = threading.Thread(target=self._run, args=(arena,), name="surge-run", daemon=True)
+            engine.start()
+            try:
+                while (event := self._events.get()) is not None:
+                    if isinstance(event, BaseException):
+                        raise event
+                    yield event
+            finally:
+                self._stop.set()
+                while engine.is_alive():  # its threads may be waiting to report to us
+                    with contextlib.suppress(queue.Empty):
+                        self._events.get(timeout=0.05)
+                engine.join()
+        self.report.peak_rss_bytes = gauge.peak_bytes
+
+    def _run(self, arena: Arena) -> None:
+        """Encode what the reader hands over until it has no more; always ends with None in the event queue."""
+        publisher = Publisher(
+            self._store,
+            self.space,
+            precision=self._pool.precision,
+            include_text=self._include_text,
+            b_min=self.bounds.b_min,
+            threads=self._threads,
+            done=self._superbatch_done,
+        )
+        ready: queue.Queue[SuperBatch | BaseException | None] = queue.Queue(1)
+        reader = threading.Thread(target=self._read, args=(arena, publisher, ready), name="surge-read", daemon=True)
+        error: BaseException | None = None
+        try:
+            reader.start()
+            while (batch := self._next(ready)) is not None:
+                if isinstance(batch, BaseException):
+                    raise batch
+                publisher.submit(batch, self._encode(batch))
+        except BaseException as caught:
+            error = caught
+        if error is not None:
+            self._stop.set()
+        while reader.is_alive():  # it may be waiting to hand over what is no longer wanted
+            with contextlib.suppress(queue.Empty):
+                ready.get(timeout=0.05)
+        try:
+            publisher.close()
+        except BaseException as caught:
+            error = error or caught
+        if error is not None:
+            self._events.put(error)
+        self._events.put(None)
+
+    def _next(self, ready: queue.Queue[SuperBatch | BaseException | None]) -> SuperBatch | BaseException | None:
+        self._idle_since = time.perf_counter()
+        try:
+            while not self._stop.is_set():
+                with contextlib.suppress(queue.Empty):
+                    return ready.get(timeout=0.1)
+            return None
+        finally:
+            self._idle_since = None
+
+    def _encode(self, batch: SuperBatch) -> EncodeFigures:
+        if not batch.texts:
+            return EncodeFigures(0, 0, 0, 0, 0.0, 0.0, 0.0)
+        return self._pool.encode(batch.slot)
+
+    def _read(self, arena: Arena, publisher: Publisher, ready: queue.Queue[SuperBatch | BaseException | None]) -> None:
+        def hand_over(batch: SuperBatch) -> None:
+            self._ledger.reserve(self._result_bytes(batch), self._stop.is_set)
+            self._put(ready, batch)
+
+        try:
+            admission = Admission(
+                aggregator=Aggregator(self.bounds, lambda: self._acquire(arena)),
+                outputs=OutputState(self._store, self.space.name),
+                store=self._store,
+                space=self.space,
+                ledger=self._ledger,
+                memory=self._memory,
+                in_flight=self._in_flight,
+                force=self._force,
+                stopped=self._stop.is_set,
+                hand_over=hand_over,
+                report=self._report_event,
+                abandon=publisher.abandon,
+            )
+            for partition in self._partitions:
+                if self._stop.is_set():
+                    raise Cancelled
+                admission.admit(partition)
+            admission.finish()
+            self._put(ready, None)
+        except (Cancelled, ArenaClosed):
+            pass
+        except BaseException as error:
+            with contextlib.suppress(Cancelled):
+                self._put(ready, error)
+
+    def _acquire(self, arena: Arena) -> Slot:
+        begun = time.perf_counter()
+        slot = arena.acquire(self._stop.is_set)
+        idle_since = self._idle_since
+        if idle_since is not None:  # the encoder had nothing to do because storage still held every slot
+            self.report.exposed_io_seconds += time.perf_counter() - max(begun, idle_since)
+        return slot
+
+    def _result_bytes(self, batch: SuperBatch) -> int:
+        dimension, itemsize = self.space.dimension, np.dtype(self.space.dtype).itemsize
+        pieces = largest_pieces(batch, lambda rows: piece_bytes(rows, dimension, itemsize), self._threads)
+        return self._memory.result_bytes(batch.texts, pieces)
+
+    def _superbatch_done(self, batch: SuperBatch, published: PublishedSuperBatch) -> None:
+        result_bytes = self._result_bytes(batch)
+        batch.slot.release()
+        self._ledger.release(batch.held_bytes + result_bytes)
+        self._in_flight.remove(published.ended_texts)
+        with self._lock:
+            self.report.count_superbatch(published.report)
+        self._report_event(published.report)
+        for event in (*published.receipts, *published.failures):
+            self._report_event(event)
+
+    def _report_event(self, event: Event) -> None:
+        report = self.report
+        now = time.perf_counter() - self._begun
+        with self._lock:
+            if isinstance(event, Failure):
+                report.partitions_failed.append(event)
+            elif isinstance(event, Receipt) and event.action == "fresh":
+                report.partitions_skipped += 1
+            elif isinstance(event, Receipt):
+                report.partitions_written += 1
+                report.partitions_republished += event.action == "republished"
+                report.truncated += event.truncated
+                report.wall_seconds = now
+                if report.time_to_first_output_seconds is None:
+                    report.time_to_first_output_seconds = now
+            report.max_in_flight_texts = self._in_flight.most
+            report.peak_resident_bytes = self._ledger.peak
+        self._events.put(event)
+
+    def _put(
+        self, target: queue.Queue[SuperBatch | BaseException | None], item: SuperBatch | BaseException | None
+    ) -> None:
+        while not self._stop.is_set():
+            with contextlib.suppress(queue.Full):
+                target.put(item, timeout=0.1)
+                return
+        raise Cancelled

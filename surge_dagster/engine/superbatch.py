@@ -1,0 +1,308 @@
+"""SuperBatches: the texts of one encode call, gathered from whole partitions between two thresholds.
+
+How many rows a partition has is unknown while it streams in, so the rule is stated on what is held. Closed partitions
+are *pending*; the one being read is *current*. When pending and current together would pass B_max, pending is flushed
+and current moves to an empty slot. When current alone would pass B_max it is oversized: what is held of it is emitted
+as a segment, and so on until its tail, which is batched with what follows. At a partition's end, pending texts at or
+past B_min are flushed. So a partition that fits is never split, and no SuperBatch ever holds more than B_max.
+
+Both thresholds exist in texts and in bytes (SURGE, section 3.2 and lemma 3, counts texts alone, which says nothing
+about memory when texts are long, and gathers a partition whole before it is counted).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from surge_dagster.engine.catalog import Partition, RowBatch
+from surge_dagster.engine.columns import value_lengths
+from surge_dagster.engine.encoder.arena import Slot
+from surge_dagster.engine.errors import ConfigError, DataError
+
+_TARGET_SECONDS = 5.0
+_B_MIN_RANGE = (1_000, 100_000)
+_B_MAX_FACTOR = 5
+_BYTES_PER_TEXT = 512
+_LEAST_B_MAX_BYTES = 32 * 1024 * 1024
+# What the books of one partition cost beside its rows; counted, so that empty partitions end a SuperBatch too.
+PARTITION_OVERHEAD_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """The two thresholds of a SuperBatch, each in texts and in bytes (of ids and texts); None is derived.
+
+    Attributes:
+        b_min: efficiency threshold; flush at the first partition end at or past it.
+        b_max: safety threshold; nothing held in one SuperBatch exceeds it.
+        b_min_bytes, b_max_bytes: the same in bytes.
+    """
+
+    b_min: int | None = None
+    b_max: int | None = None
+    b_min_bytes: int | None = None
+    b_max_bytes: int | None = None
+
+    def resolve(self, texts_per_second: float) -> Bounds:
+        """Fill in what is not given: B_min is what the pool encodes in about 5 s, B_max five times that.
+
+        Raises:
+            ConfigError: a threshold is below 1 or a B_min is above its B_max.
+        """
+        for name in ("b_min", "b_max", "b_min_bytes", "b_max_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1; {value} was given.")
+        low, high = _B_MIN_RANGE
+        b_min = self.b_min or round(min(high, max(low, _TARGET_SECONDS * texts_per_second)))
+        if self.b_min is None and self.b_max is not None:
+            b_min = min(b_min, max(1, self.b_max // _B_MAX_FACTOR))
+        b_max = self.b_max or _B_MAX_FACTOR * b_min
+        b_max_bytes = self.b_max_bytes or max(_LEAST_B_MAX_BYTES, _BYTES_PER_TEXT * b_max, self.b_min_bytes or 0)
+        b_min_bytes = self.b_min_bytes or max(1, b_max_bytes // _B_MAX_FACTOR)
+        if b_min > b_max:
+            raise ConfigError(f"b_min ({b_min:,} texts) must not exceed b_max ({b_max:,}). Lower b_min or raise b_max.")
+        if b_min_bytes > b_max_bytes:
+            raise ConfigError(f"b_min_bytes ({b_min_bytes:,}) must not exceed b_max_bytes ({b_max_bytes:,}).")
+        return Bounds(b_min, b_max, b_min_bytes, b_max_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Thresholds with nothing left to derive."""
+
+    b_min: int
+    b_max: int
+    b_min_bytes: int
+    b_max_bytes: int
+
+
+@dataclass(slots=True, eq=False)
+class OpenPartition:
+    """A partition on its way through a run; written by the reader alone until it is closed.
+
+    Attributes:
+        source: the partition as it was listed.
+        rows: rows admitted so far.
+        content_digest: known once the last row was read and every check on the rows has passed.
+        refused: set when the partition failed while it was read; later stages drop what they hold of it.
+    """
+
+    source: Partition
+    rows: int = 0
+    id_type: pa.DataType | None = None
+    content_digest: str | None = None
+    refused: bool = False
+
+    @property
+    def key(self) -> str:
+        return self.source.key
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Rows of one partition within one SuperBatch.
+
+    Attributes:
+        start, stop: the rows' places in the SuperBatch.
+        first_row: the place of the first one in its partition.
+        ids: the rows' ids, in order.
+        last: whether the partition ends here.
+    """
+
+    partition: OpenPartition
+    start: int
+    stop: int
+    first_row: int
+    ids: tuple[pa.Array, ...]
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SuperBatch:
+    """The texts of one encode call, and how to slice the result back into partitions.
+
+    Attributes:
+        slot: holds the texts, and the embeddings once they are encoded.
+        segments: cover the slot's rows without gap, in order.
+        held_bytes: ids, texts and books, as counted against the thresholds.
+    """
+
+    index: int
+    slot: Slot
+    segments: tuple[Segment, ...]
+    held_bytes: int
+
+    @property
+    def texts(self) -> int:
+        return len(self.slot)
+
+
+@dataclass(slots=True)
+class _Held:
+    """Rows of one partition in the slot being filled."""
+
+    partition: OpenPartition
+    start: int
+    first_row: int
+    bytes: int = PARTITION_OVERHEAD_BYTES
+    rows: int = 0
+    ids: list[pa.Array] = field(default_factory=list)
+
+    def segment(self, *, last: bool) -> Segment:
+        return Segment(self.partition, self.start, self.start + self.rows, self.first_row, tuple(self.ids), last)
+
+
+class Aggregator:
+    """Gathers a stream of partitions into SuperBatches.
+
+    Args:
+        bounds: the thresholds.
+        acquire: gives an empty slot that takes B_max texts of B_max bytes; it may wait until one is free.
+
+    Call `open`, then `add` for each row batch, then `close` (or `discard` when the partition is refused), and `finish`
+    after the last partition. `add`, `close` and `finish` are generators of the SuperBatches that became ready; each
+    must be run to its end. A SuperBatch's slot belongs to whoever receives it.
+    """
+
+    def __init__(self, bounds: Bounds, acquire: Callable[[], Slot]) -> None:
+        self.bounds = bounds
+        self._acquire = acquire
+        self._slot: Slot | None = None
+        self._pending: list[_Held] = []
+        self._pending_texts = 0
+        self._pending_bytes = 0
+        self._current: _Held | None = None
+        self._emitted = 0
+
+    @property
+    def held_texts(self) -> int:
+        """Texts in the slot being filled."""
+        return self._pending_texts + (self._current.rows if self._current else 0)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of ids, texts and books in the slot being filled."""
+        return self._pending_bytes + (self._current.bytes if self._current else 0)
+
+    def open(self, partition: OpenPartition) -> None:
+        """Begin a partition; the one before must be closed or discarded."""
+        if self._current is not None:
+            raise RuntimeError(f"partition {self._current.partition.key!r} is still open")
+        self._current = _Held(partition, start=self.held_texts, first_row=0)
+
+    def add(self, batch: RowBatch) -> Iterator[SuperBatch]:
+        """Take the next rows of the open partition.
+
+        Raises:
+            DataError: a single row is larger than B_max in bytes; at once, before any row was taken.
+        """
+        current = self._require_open()
+        costs = row_bytes(batch)
+        largest = int(costs.max(initial=0))
+        if largest + PARTITION_OVERHEAD_BYTES > self.bounds.b_max_bytes:
+            raise DataError(
+                current.partition.key,
+                f"the row has {largest:,} bytes and b_max_bytes is {self.bounds.b_max_bytes:,}",
+                "Raise b_max_bytes, or shorten the row.",
+                current.partition.rows + int(costs.argmax()),
+            )
+        current.partition.id_type = batch.ids.type
+        return self._take(batch, np.cumsum(costs))
+
+    def _take(self, batch: RowBatch, ends: np.ndarray) -> Iterator[SuperBatch]:
+        done = 0
+        while done < len(batch):
+            current = self._require_open()
+            before = int(ends[done - 1]) if done else 0
+            room_bytes = self.bounds.b_max_bytes - self.held_bytes
+            fitting = int(np.searchsorted(ends, before + room_bytes, side="right")) - done
+            take = min(fitting, self.bounds.b_max - self.held_texts, len(batch) - done)
+            if take > 0:
+                self._append(current, batch, done, done + take, int(ends[done + take - 1]) - before)
+                done += take
+            elif self._pending:
+                yield self._flush_pending()
+            else:
+                yield self._emit_segment()
+
+    def close(self) -> Iterator[SuperBatch]:
+        """End the open partition: all its rows were added and none was refused."""
+        current = self._require_open()
+        if self.held_bytes > self.bounds.b_max_bytes and self._pending:
+            yield self._flush_pending()  # only a partition without rows can get here: its books alone did not fit
+        self._pending.append(current)
+        self._pending_texts += current.rows
+        self._pending_bytes += current.bytes
+        self._current = None
+        if self.held_texts >= self.bounds.b_min or self.held_bytes >= self.bounds.b_min_bytes:
+            yield self._flush_pending()
+
+    def discard(self) -> int:
+        """Drop what is held of the open partition and mark it refused, for segments that were emitted already.
+
+        Returns:
+            Bytes no longer held.
+        """
+        current = self._require_open()
+        current.partition.refused = True
+        self._current = None
+        if self._slot is not None and current.rows:
+            self._slot.truncate(current.start)
+        return current.bytes
+
+    def finish(self) -> Iterator[SuperBatch]:
+        """Flush what is left after the last partition."""
+        if self._current is not None:
+            raise RuntimeError(f"partition {self._current.partition.key!r} is still open")
+        if self._pending:
+            yield self._flush_pending()
+
+    def _require_open(self) -> _Held:
+        if self._current is None:
+            raise RuntimeError("no partition is open")
+        return self._current
+
+    def _append(self, current: _Held, batch: RowBatch, start: int, stop: int, size: int) -> None:
+        if self._slot is None:
+            self._slot = self._acquire()
+        self._slot.append(batch.texts[start:stop])
+        current.ids.append(batch.ids[start:stop])
+        current.rows += stop - start
+        current.bytes += size
+        current.partition.rows += stop - start
+
+    def _flush_pending(self) -> SuperBatch:
+        segments, size = tuple(held.segment(last=True) for held in self._pending), self._pending_bytes
+        full = self._slot if self._slot is not None else self._acquire()
+        self._pending, self._pending_texts, self._pending_bytes = [], 0, 0
+        self._slot = None
+        current = self._current
+        if current is not None:
+            if current.rows:
+                self._slot = self._acquire()
+                full.move_tail(current.start, self._slot)
+            current.start = 0
+        return self._emit(full, segments, size)
+
+    def _emit_segment(self) -> SuperBatch:
+        current, full = self._require_open(), self._slot
+        if full is None:
+            raise RuntimeError("a segment without rows")
+        self._slot = None
+        self._current = _Held(current.partition, start=0, first_row=current.first_row + current.rows)
+        return self._emit(full, (current.segment(last=False),), current.bytes)
+
+    def _emit(self, slot: Slot, segments: tuple[Segment, ...], size: int) -> SuperBatch:
+        self._emitted += 1
+        return SuperBatch(self._emitted - 1, slot, segments, size)
+
+
+def row_bytes(batch: RowBatch) -> np.ndarray:
+    """Bytes of id and text of each row, int64 [rows]: what the byte thresholds count."""
+    ids = value_lengths(batch.ids) if not pa.types.is_int64(batch.ids.type) else 8
+    return value_lengths(batch.texts) + ids

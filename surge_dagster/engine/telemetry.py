@@ -1,0 +1,222 @@
+"""What a run reports: one record per SuperBatch, per published partition and per refused one, and a summary of all."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+
+def overlap_ratio(io_seconds: float, encode_seconds: float) -> float:
+    """The paper's rho: the share of serialization and upload that encoding can hide (SURGE, equation 4)."""
+    return 1.0 - max(0.0, io_seconds - encode_seconds) / io_seconds if io_seconds > 0 else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SuperBatchReport:
+    """Figures of one encode call.
+
+    `serialize_seconds` and `upload_seconds` are summed over the publishing threads; `publish_seconds` is what the two
+    took together by the clock, and is what `overlap_ratio` compares with the encoding. `fill_ratio` is texts / B_min.
+    """
+
+    index: int
+    partitions: int
+    texts: int
+    text_bytes: int
+    tokens: int
+    padded_tokens: int
+    truncated: int
+    encode_seconds: float
+    tokenize_seconds: float
+    forward_seconds: float
+    serialize_seconds: float
+    upload_seconds: float
+    publish_seconds: float
+    fill_ratio: float
+    overlap_ratio: float
+    texts_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What is known of a partition whose file is complete and valid.
+
+    Attributes:
+        action: "encoded"; "republished" when only the source version had moved; "fresh" when nothing was to be done.
+        bytes, etag: of the file, as published.
+        truncated: texts of which the model saw only the first tokens.
+        superbatch: index of the SuperBatch that completed it, None unless it was encoded.
+        texts_per_second: throughput of that SuperBatch.
+    """
+
+    key: str
+    action: Literal["encoded", "republished", "fresh"]
+    path: str
+    rows: int
+    dimension: int
+    bytes: int
+    etag: str
+    truncated: int
+    source_version: str
+    content_digest: str
+    desired_version: str
+    space: str
+    superbatch: int | None = None
+    texts_per_second: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A partition that was not published, and why; `transient` ones may succeed when tried again."""
+
+    key: str
+    reason: str
+    transient: bool = False
+
+
+@dataclass(slots=True)
+class RunReport:
+    """Figures of one run, live while it goes on; names and meaning are those of `embed --json`."""
+
+    space: str = ""
+    dimension: int = 0
+    device: str = ""
+    precision: str = ""
+    pool_start_seconds: float = 0.0
+    partitions_written: int = 0
+    partitions_skipped: int = 0
+    partitions_republished: int = 0
+    partitions_failed: list[Failure] = field(default_factory=list)
+    texts_encoded: int = 0
+    tokens: int = 0
+    padded_tokens: int = 0
+    truncated: int = 0
+    superbatches: int = 0
+    wall_seconds: float = 0.0
+    encode_seconds: float = 0.0
+    serialize_seconds: float = 0.0
+    upload_seconds: float = 0.0
+    publish_seconds: float = 0.0
+    exposed_io_seconds: float = 0.0
+    time_to_first_output_seconds: float | None = None
+    max_in_flight_texts: int = 0
+    peak_resident_bytes: int = 0
+    peak_rss_bytes: int = 0
+    b_min: int = 0
+    b_max: int = 0
+
+    @property
+    def texts_per_second(self) -> float:
+        return self.texts_encoded / self.wall_seconds if self.wall_seconds > 0 else 0.0
+
+    @property
+    def overlap_ratio(self) -> float:
+        return overlap_ratio(self.publish_seconds, self.encode_seconds)
+
+    @property
+    def duty_cycle(self) -> float:
+        """Share of the run's time in which the pool was encoding (SURGE, equation 9)."""
+        return min(1.0, self.encode_seconds / self.wall_seconds) if self.wall_seconds > 0 else 0.0
+
+    @property
+    def padding_ratio(self) -> float:
+        """Share of the tokens given to the model that were padding."""
+        return 1.0 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
+
+    def count_superbatch(self, figures: SuperBatchReport) -> None:
+        """Add one SuperBatch to the sums."""
+        self.superbatches += 1
+        self.texts_encoded += figures.texts
+        for name in (
+            "tokens",
+            "padded_tokens",
+            "encode_seconds",
+            "serialize_seconds",
+            "upload_seconds",
+            "publish_seconds",
+        ):
+            setattr(self, name, getattr(self, name) + getattr(figures, name))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as one JSON-ready document."""
+        document = asdict(self) | {
+            name: getattr(self, name) for name in ("texts_per_second", "overlap_ratio", "duty_cycle", "padding_ratio")
+        }
+        document["partitions_failed"] = [
+            {"key": failure.key, "reason": failure.reason} for failure in self.partitions_failed
+        ]
+        return document
+
+
+class InFlight:
+    """Counts texts that were admitted and are not yet published, and remembers the most there were."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.texts = 0
+        self.most = 0
+
+    def add(self, texts: int) -> None:
+        with self._lock:
+            self.texts += texts
+            self.most = max(self.most, self.texts)
+
+    def remove(self, texts: int) -> None:
+        with self._lock:
+            self.texts -= texts
+
+
+class MemoryGauge:
+    """Samples the memory of this process and its children (PSS: shared pages are split, so the sum is true).
+
+    Args:
+        interval_seconds: between two samples.
+    """
+
+    def __init__(self, interval_seconds: float = 1.0) -> None:
+        self.peak_bytes = 0
+        self._interval = interval_seconds
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="surge-memory-gauge", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._sample()
+
+    def _watch(self) -> None:
+        self._sample()
+        while not self._stop.wait(self._interval):
+            self._sample()
+
+    def _sample(self) -> None:
+        self.peak_bytes = max(self.peak_bytes, sum(map(_pss_bytes, _process_tree(os.getpid()))))
+
+
+def _process_tree(root: int) -> list[int]:
+    found = [root]
+    for pid in found:  # grows while it is walked
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            try:
+                found += map(int, children.read_text().split())
+            except OSError:
+                continue
+    return found
+
+
+def _pss_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
