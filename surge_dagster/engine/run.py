@@ -81,7 +81,7 @@ class EmbeddingRun:
         self._pool = pool
         self._force = force
         self._include_text = include_text
-        self._threads = publish_threads or max(8, 4 * pool.workers)
+        self._threads = publish_threads or max(8, 4 * len(pool.worker_pids))
         self._memory: MemoryPlan = plan_memory(self.bounds, self.space, self._threads, memory_limit)
         self._ledger = Ledger(self._memory.limit)
         self._stop = threading.Event()

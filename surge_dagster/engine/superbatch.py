@@ -149,7 +149,7 @@ class _Held:
     partition: OpenPartition
     start: int
     first_row: int
-    bytes: int = PARTITION_OVERHEAD_BYTES
+    bytes: int = PARTITION_OVERHEAD_BYTES  # counted once per partition, with its first rows
     rows: int = 0
     ids: list[pa.Array] = field(default_factory=list)
 
@@ -294,7 +294,7 @@ class Aggregator:
         if full is None:
             raise RuntimeError("a segment without rows")
         self._slot = None
-        self._current = _Held(current.partition, start=0, first_row=current.first_row + current.rows)
+        self._current = _Held(current.partition, start=0, first_row=current.first_row + current.rows, bytes=0)
         return self._emit(full, (current.segment(last=False),), current.bytes)
 
     def _emit(self, slot: Slot, segments: tuple[Segment, ...], size: int) -> SuperBatch:

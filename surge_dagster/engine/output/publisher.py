@@ -153,7 +153,10 @@ class Publisher:
             publication.remaining -= 1
             last = publication.remaining == 0
         if last:
-            self._finish(publication)
+            try:
+                self._finish(publication)
+            except BaseException as error:  # a thread pool would keep it to itself
+                self._fatal = error
 
     def _write_whole(self, publication: _Publication, segment: Segment) -> Receipt:
         with ExitStack() as cleanup:

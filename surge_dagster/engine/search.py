@@ -1,0 +1,82 @@
+"""The nearest texts of a space, by reading all of it: for looking at a result, not for serving queries."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.output.embedding_file import InvalidFile, matrix_of, read_facts, read_rows
+from surge_dagster.engine.output.freshness import SUFFIX
+from surge_dagster.engine.output.store import Store
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Hit:
+    """A row that is near a query; `score` is the cosine, `text` is empty where the file has no text column."""
+
+    score: float
+    key: str
+    id: str
+    text: str
+
+
+def search(store: Store, pool: EncoderPool, queries: Sequence[str], k: int = 5) -> list[list[Hit]]:
+    """The `k` nearest rows of the pool's space for each query, best first.
+
+    A text that stands in several rows is given once, with the first of them.
+
+    Raises:
+        ConfigError: the output holds nothing of this space, or a file of it cannot be read.
+    """
+    names = sorted(stored.name for stored in store.list(pool.space.name) if stored.name.endswith(SUFFIX))
+    if not names:
+        raise ConfigError(
+            f"{store.url!r} holds no embeddings of the space {pool.space.name}. Run `surge-dagster embed`."
+        )
+    vectors = _encode(pool, queries)
+    best: list[list[Hit]] = [[] for _ in queries]
+    for name in names:
+        try:
+            with store.open(name) as file, pq.ParquetFile(file, page_checksum_verification=True) as reader:
+                key = read_facts(reader.metadata).partition_key
+                for batch in read_rows(reader):
+                    _collect(best, vectors, batch, key, k)
+        except (InvalidFile, OSError, pa.ArrowException) as error:
+            raise ConfigError(
+                f"{store.location(name)!r} cannot be read: {error}. `surge-dagster verify` tells what is wrong."
+            ) from error
+    return [sorted(hits, reverse=True) for hits in best]
+
+
+def _encode(pool: EncoderPool, queries: Sequence[str]) -> np.ndarray:
+    texts = pa.array(queries, pa.large_string())
+    with pool.arena(slots=1, max_texts=len(queries), max_bytes=max(1, texts.nbytes)) as arena:
+        slot = arena.acquire()
+        slot.append(texts)  # pyright: ignore[reportArgumentType]
+        pool.encode(slot)
+        vectors = slot.matrix(0, len(slot)).astype(np.float32)
+        slot.release()
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+
+
+def _collect(best: list[list[Hit]], vectors: np.ndarray, batch: pa.RecordBatch, key: str, k: int) -> None:
+    matrix = matrix_of(batch).astype(np.float32, copy=False)
+    lengths = np.maximum(np.linalg.norm(matrix, axis=1), np.finfo(np.float32).tiny)
+    texts = batch.column("text") if "text" in batch.schema.names else None
+    for hits, scores in zip(best, (matrix @ vectors.T / lengths[:, None]).T, strict=True):
+        for row in np.argsort(-scores, kind="stable")[: 4 * k]:
+            score = float(scores[row])
+            if len(hits) == k and score <= hits[0].score:
+                break
+            text = texts[int(row)].as_py() if texts is not None else ""
+            if text and any(hit.text == text for hit in hits):
+                continue
+            hit = Hit(score, key, str(batch.column("id")[int(row)].as_py()), text)
+            heapq.heappush(hits, hit) if len(hits) < k else heapq.heapreplace(hits, hit)

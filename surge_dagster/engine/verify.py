@@ -1,0 +1,359 @@
+"""Proof of what lies in an output, made from the files and the source alone.
+
+Every file of a space is read in full, page checksums included, side by side with its source partition: the same ids and
+texts in the same order, none missing, none twice, and a vector of the right kind for each. Sampled rows, or all of
+them, are encoded again and must give the vector that is there. What does not hold is a `Violation`; nothing is changed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from surge_dagster.engine.catalog import Partition, RowBatch, Source
+from surge_dagster.engine.columns import value_lengths
+from surge_dagster.engine.content import ContentDigest, IdSet, refuse_repeated_id
+from surge_dagster.engine.encoder.arena import Slot
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.spec import Space
+from surge_dagster.engine.errors import DataError, SurgeError
+from surge_dagster.engine.output.embedding_file import (
+    FileFacts,
+    InvalidFile,
+    check_schema,
+    desired_version,
+    matrix_of,
+    read_facts,
+    read_rows,
+)
+from surge_dagster.engine.output.freshness import SUFFIX, file_name
+from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.output.validation import invalid_row
+
+# Promise 5 of the design: lowest cosine between a stored vector and the same text encoded again.
+LOWEST_COSINE = {"fp32": 0.99999, "fp16": 0.999, "bf16": 0.999}
+_SAMPLE_TEXTS = 4096
+_SAMPLE_BYTES = 64 * 1024 * 1024
+
+Kind = Literal["source", "missing", "damaged", "space", "stale", "rows", "ids", "texts", "vectors", "orphan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One thing that does not hold.
+
+    Attributes:
+        key: the partition, or the file's name where its partition is unknown.
+        kind: what is at fault; an "orphan" (a valid file whose partition the source no longer has) is only a warning.
+        reason: what was expected, what was found, and what to do.
+    """
+
+    key: str
+    kind: Kind
+    reason: str
+
+    @property
+    def is_warning(self) -> bool:
+        return self.kind == "orphan"
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A partition, or a file without one, that was looked at; `rows` is zero where it could not be read."""
+
+    key: str
+    rows: int
+
+
+class _Broken(Exception):
+    def __init__(self, kind: Kind, reason: str) -> None:
+        self.kind: Kind = kind
+        self.reason = reason
+
+
+def verify(
+    source: Source,
+    store: Store,
+    space: Space,
+    *,
+    pool: EncoderPool | None = None,
+    reencode: int | None = 3,
+    seed: int = 0,
+) -> Iterator[Violation | Verified]:
+    """Check every partition of a source against its file, and every file of the space against the source.
+
+    Args:
+        source, store, space: what was embedded, and where to.
+        pool: a pool of the same space, for encoding again; None leaves that out.
+        reencode: rows of each partition to encode again, drawn with `seed`; None is all.
+
+    Yields:
+        Violations as they are found, and a `Verified` after each partition. Those of vectors may come after it.
+    """
+    samples = _Samples(pool, space) if pool is not None else None
+    expected: set[str] = set()
+    for partition in source:
+        name = file_name(space.name, partition.key)
+        expected.add(name)
+        rows = 0
+        try:
+            rows = _verify_partition(partition, store, space, name, samples, reencode, seed)
+        except _Broken as broken:
+            yield Violation(partition.key, broken.kind, broken.reason)
+        except DataError as error:
+            yield Violation(partition.key, "source", str(error))
+        yield Verified(partition.key, rows)
+        if samples is not None:
+            yield from samples.due()
+    for stored in sorted(store.list(space.name), key=lambda stored: stored.name):
+        if stored.name not in expected and stored.name.endswith(SUFFIX):
+            yield _without_source(store, space, stored.name)
+    if samples is not None:
+        yield from samples.finish()
+
+
+def _without_source(store: Store, space: Space, name: str) -> Violation:
+    location = store.location(name)
+    try:
+        with store.open(name) as file, _reader(file) as reader:
+            facts = _facts(reader, space, None, name)
+            for _ in read_rows(reader):
+                pass
+    except _Broken as broken:
+        return Violation(name, broken.kind, broken.reason)
+    except (InvalidFile, OSError, pa.ArrowException) as error:
+        return Violation(
+            name, "damaged", f"{location!r}: {_first_line(error)}. The source has no such partition: remove it."
+        )
+    return Violation(
+        facts.partition_key,
+        "orphan",
+        f"{location!r} is valid, but the source has no such partition. Remove it if it has gone for good.",
+    )
+
+
+def _verify_partition(
+    partition: Partition,
+    store: Store,
+    space: Space,
+    name: str,
+    samples: _Samples | None,
+    reencode: int | None,
+    seed: int,
+) -> int:
+    location = store.location(name)
+    try:
+        with store.open(name) as file, _reader(file) as reader:
+            facts = _facts(reader, space, partition.key, name)
+            if facts.source_version != partition.source_version:
+                raise _Broken(
+                    "stale",
+                    f"{location!r} was made from source version {facts.source_version!r}; the source has "
+                    f"{partition.source_version!r} now. Run again.",
+                )
+            wanted = _rows_to_encode(facts.rows, reencode, f"{seed}:{partition.key}") if samples else frozenset()
+            _verify_rows(partition, facts, reader, space, wanted, samples)
+            return facts.rows
+    except FileNotFoundError:
+        for _ in partition.read():  # a partition that is refused has no file, and why is worth more than that
+            pass
+        raise _Broken("missing", f"there is no file {location!r}. Run again.") from None
+    except InvalidFile as error:
+        raise _Broken("damaged", f"{location!r}: {error}. Remove it and run again.") from error
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+        raise _Broken(
+            "damaged", f"{location!r} cannot be read: {_first_line(error)}. Remove it and run again."
+        ) from error
+
+
+def _facts(reader: pq.ParquetFile, space: Space, key: str | None, name: str) -> FileFacts:
+    facts = read_facts(reader.metadata)
+    if facts.space != space.name:
+        raise _Broken(
+            "space", f"{name!r} holds vectors of the space {facts.space!r}; expected {space.name!r}. Move it away."
+        )
+    if file_name(space.name, facts.partition_key) != name or key not in (None, facts.partition_key):
+        raise _Broken("ids", f"{name!r} is the file of partition {facts.partition_key!r}. Move it away and run again.")
+    if facts.dimension != space.dimension:
+        raise InvalidFile(f"its metadata name dimension {facts.dimension}; expected {space.dimension}")
+    if facts.precision not in LOWEST_COSINE:
+        raise InvalidFile(f"its metadata name an unknown precision {facts.precision!r}")
+    if facts.desired_version != desired_version(facts.content_digest, facts.space):
+        raise InvalidFile("its desired version does not follow from its content digest and space")
+    check_schema(reader.schema_arrow, dimension=space.dimension, dtype=space.dtype)
+    return facts
+
+
+def _verify_rows(
+    partition: Partition,
+    facts: FileFacts,
+    reader: pq.ParquetFile,
+    space: Space,
+    wanted: frozenset[int],
+    samples: _Samples | None,
+) -> None:
+    digest, ids = ContentDigest(), IdSet()
+    row = 0
+
+    def from_source() -> Iterator[RowBatch]:
+        for batch in partition.read():
+            digest.update(batch)
+            ids.add(batch.ids)
+            yield batch
+
+    for ours, theirs in _aligned(from_source(), read_rows(reader)):
+        if ours is None or theirs is None:
+            raise _Broken(
+                "rows",
+                f"the file has {facts.rows:,} rows and the source {'more' if theirs is None else 'fewer'}. Run again.",
+            )
+        _require_equal("ids", "id", row, theirs.column("id"), ours.ids)
+        if "text" in theirs.schema.names:
+            _require_equal("texts", "text", row, theirs.column("text"), ours.texts)
+        matrix = matrix_of(theirs)
+        wrong = invalid_row(matrix, normalized=space.normalize)
+        if wrong is not None:
+            raise _Broken("vectors", f"row {row + wrong[0]}: {wrong[1]}. Remove the file and run again.")
+        if samples is not None:
+            picked = [offset for offset in range(len(ours)) if row + offset in wanted]
+            samples.add(partition.key, facts.precision, row, ours.texts, matrix, picked)
+        row += len(ours)
+    if row != facts.rows:
+        raise _Broken("rows", f"{row:,} rows could be read of the {facts.rows:,} that the file announces. Run again.")
+    if digest.hexdigest() != facts.content_digest:
+        raise _Broken("texts", "its content digest is not that of the source's rows. Run again.")
+    if ids.may_repeat():
+        refuse_repeated_id(partition)
+
+
+def _require_equal(kind: Kind, what: str, first_row: int, found: pa.Array, expected: pa.Array) -> None:
+    if found.equals(expected):
+        return
+    row = next((row for row, (a, b) in enumerate(zip(found, expected, strict=True)) if a.as_py() != b.as_py()), None)
+    if row is None:
+        raise _Broken(kind, f"the {what} column has type {found.type}; the source's has {expected.type}. Run again.")
+    raise _Broken(
+        kind,
+        f"row {first_row + row}: the file has the {what} {_short(found[row])} and the source {_short(expected[row])}. "
+        "Remove the file and run again.",
+    )
+
+
+def _aligned(
+    ours: Iterator[RowBatch], theirs: Iterator[pa.RecordBatch]
+) -> Iterator[tuple[RowBatch | None, pa.RecordBatch | None]]:
+    """Both streams cut into pieces of equal length; a side that ends early gives None."""
+    mine = next(ours, None)
+    other = next(theirs, None)
+    while mine is not None or other is not None:
+        if mine is not None and not len(mine):
+            mine = next(ours, None)
+        elif other is not None and not other.num_rows:
+            other = next(theirs, None)
+        elif mine is None or other is None:
+            yield mine, other
+            return
+        else:
+            rows = min(len(mine), other.num_rows)
+            yield RowBatch(mine.ids[:rows], mine.texts[:rows]), other.slice(0, rows)
+            mine, other = RowBatch(mine.ids[rows:], mine.texts[rows:]), other.slice(rows)
+
+
+def _rows_to_encode(rows: int, reencode: int | None, seed: str) -> frozenset[int]:
+    if reencode is None or reencode >= rows:
+        return frozenset(range(rows))
+    return frozenset(random.Random(seed).sample(range(rows), reencode))
+
+
+class _Samples:
+    """Rows waiting to be encoded again; compared a slot at a time."""
+
+    def __init__(self, pool: EncoderPool, space: Space) -> None:
+        if pool.space.spec_sha256 != space.spec_sha256:
+            raise SurgeError(f"the pool encodes into {pool.space.name}, not into {space.name}")
+        self._pool = pool
+        self._texts: list[pa.LargeStringArray] = []
+        self._vectors: list[np.ndarray] = []
+        self._origins: list[tuple[str, str, int]] = []
+        self._bytes = 0
+        self._found: list[Violation] = []
+        self._blamed: set[str] = set()
+
+    def add(
+        self,
+        key: str,
+        precision: str,
+        first_row: int,
+        texts: pa.LargeStringArray,
+        matrix: np.ndarray,
+        picked: list[int],
+    ) -> None:
+        for offset in picked:
+            text = texts[offset : offset + 1]
+            size = int(value_lengths(text)[0])
+            if len(self._texts) == _SAMPLE_TEXTS or self._bytes + size > _SAMPLE_BYTES:
+                self._compare()
+            self._texts.append(text)
+            self._vectors.append(matrix[offset].copy())
+            self._origins.append((key, precision, first_row + offset))
+            self._bytes += size
+
+    def due(self) -> Iterator[Violation]:
+        found, self._found = self._found, []
+        yield from found
+
+    def finish(self) -> Iterator[Violation]:
+        self._compare()
+        yield from self.due()
+
+    def _compare(self) -> None:
+        if not self._texts:
+            return
+        with self._pool.arena(slots=1, max_texts=len(self._texts), max_bytes=max(1, self._bytes)) as arena:
+            slot = arena.acquire()
+            _fill(slot, self._texts)
+            self._pool.encode(slot)
+            again = slot.matrix(0, len(slot)).astype(np.float32)
+            cosines = _cosines(np.stack(self._vectors).astype(np.float32), again)
+            slot.release()
+        for (key, precision, row), cosine in zip(self._origins, cosines, strict=True):
+            lowest = min(LOWEST_COSINE[precision], LOWEST_COSINE[self._pool.precision])
+            if not cosine >= lowest and key not in self._blamed:
+                self._blamed.add(key)
+                self._found.append(
+                    Violation(
+                        key,
+                        "vectors",
+                        f"row {row}: its vector has cosine {cosine:.6f} to its text encoded again; expected at least "
+                        f"{lowest}. Remove the file and run again.",
+                    )
+                )
+        self._texts, self._vectors, self._origins, self._bytes = [], [], [], 0
+
+
+def _fill(slot: Slot, texts: list[pa.LargeStringArray]) -> None:
+    slot.append(pa.concat_arrays(texts))  # pyright: ignore[reportArgumentType]
+
+
+def _cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    return np.einsum("ij,ij->i", a, b) / np.maximum(lengths, np.finfo(np.float32).tiny)
+
+
+def _reader(file: pa.NativeFile) -> pq.ParquetFile:
+    return pq.ParquetFile(file, pre_buffer=False, page_checksum_verification=True)
+
+
+def _short(value: pa.Scalar) -> str:
+    text = repr(value.as_py())
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
