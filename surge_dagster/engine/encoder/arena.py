@@ -1,0 +1,237 @@
+"""The arena: SuperBatches in memory that the workers share, so that neither a text nor a vector is ever pickled.
+
+An arena is one anonymous memory file (`memfd_create`), mapped by this process and by every worker. It has no name, so
+no crash can leave a segment behind, and the size of /dev/shm does not limit it. Pages are taken only when they are
+touched: a slot that is half filled costs half. Texts lie in Arrow's own layout, so a slot's rows are an Arrow array
+without a copy, and the workers write each vector to its final row, so the matrix a serializer sees is the memory the
+encoder wrote.
+
+A slot belongs to whoever acquired it until `release()`; views of it are valid just as long. A slot that a worker may
+still be writing to (its encode call was interrupted) goes back to the arena only when the worker is done with it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+import numpy as np
+import pyarrow as pa
+
+from surge_dagster.engine.encoder.layout import SlotLayout, slot_arrays
+from surge_dagster.engine.errors import Cancelled
+
+_POLL_SECONDS = 0.05
+_KEYS = itertools.count()
+
+
+class ArenaClosed(RuntimeError):
+    """The arena was closed while, or before, a slot was asked for."""
+
+
+class Arena:
+    """A fixed number of equal slots in shared memory. Get one from `EncoderPool.arena`.
+
+    Args:
+        slots: SuperBatches that can be alive at once.
+        max_texts: rows of a slot.
+        max_bytes: UTF-8 bytes of a slot.
+        dimension: columns of a slot's matrix.
+        dtype: type of the matrix.
+        on_close: called once, when the arena is closed.
+    """
+
+    def __init__(
+        self,
+        *,
+        slots: int,
+        max_texts: int,
+        max_bytes: int,
+        dimension: int,
+        dtype: str,
+        on_close: Callable[[Arena], None] | None = None,
+    ) -> None:
+        if min(slots, max_texts, max_bytes) < 1:
+            raise ValueError(f"slots, max_texts and max_bytes are at least 1, not {slots}, {max_texts}, {max_bytes}")
+        self.layout = SlotLayout(max_texts=max_texts, max_bytes=max_bytes, dimension=dimension, dtype=dtype)
+        self.slots = slots
+        self.key = next(_KEYS)
+        self.fd = os.memfd_create("surge-arena", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self.fd, slots * self.layout.slot_bytes)
+            self._memory = mmap.mmap(self.fd, slots * self.layout.slot_bytes)
+        except BaseException:
+            os.close(self.fd)
+            raise
+        self._on_close = on_close
+        self._changed = threading.Condition()
+        self._free = list(range(slots))[::-1]
+        self._closed = False
+
+    @property
+    def shared_bytes(self) -> int:
+        """Size of the memory file; what is resident is what was touched."""
+        return self.slots * self.layout.slot_bytes
+
+    def acquire(self, cancelled: Callable[[], bool] | None = None) -> Slot:
+        """An empty slot; waits until one is free.
+
+        Raises:
+            Cancelled: `cancelled()` became true while waiting.
+            ArenaClosed: the arena is closed.
+        """
+        with self._changed:
+            while True:
+                if self._closed:
+                    raise ArenaClosed("the arena is closed")
+                if self._free:
+                    return Slot(self, self._memory, self._free.pop())
+                if cancelled is not None and cancelled():
+                    raise Cancelled("gave up waiting for a slot")
+                self._changed.wait(_POLL_SECONDS if cancelled is not None else None)
+
+    def close(self) -> None:
+        """Gives the memory back as soon as the last view of it is gone; wakes up whoever waits for a slot."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._changed.notify_all()
+        if self._on_close is not None:
+            self._on_close(self)
+        # The mapping itself lives until its last view does: Arrow tables may still point into it.
+        os.close(self.fd)
+
+    def _take_back(self, index: int) -> None:
+        with self._changed:
+            self._free.append(index)
+            self._changed.notify()
+
+    def __enter__(self) -> Arena:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Slot:
+    """One SuperBatch: texts first, then, after `EncoderPool.encode`, their vectors. Used by one thread at a time."""
+
+    def __init__(self, arena: Arena, memory: mmap.mmap, index: int) -> None:
+        self.arena = arena
+        self.index = index
+        self._arrays = slot_arrays(memory, arena.layout, index)
+        self._arrays.offsets[0] = 0
+        self._rows = 0
+        self._pins = 0
+        self._released = False
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @property
+    def text_bytes(self) -> int:
+        """UTF-8 bytes of all rows."""
+        return int(self._arrays.offsets[self._rows])
+
+    @property
+    def room(self) -> tuple[int, int]:
+        """Rows and bytes that still fit."""
+        return self.arena.layout.max_texts - self._rows, self.arena.layout.max_bytes - self.text_bytes
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """Where each text starts, in bytes: one entry more than rows."""
+        return self._arrays.offsets[: self._rows + 1]
+
+    def append(self, texts: pa.LargeStringArray) -> None:
+        """Copies `texts` behind what is there, with one memcpy.
+
+        Raises:
+            ValueError: they do not fit, or one of them is null.
+        """
+        count = len(texts)
+        if count == 0:
+            return
+        if texts.null_count:
+            raise ValueError(f"{texts.null_count} of {count} texts are null")
+        _, offset_buffer, data_buffer = texts.buffers()
+        offsets = np.frombuffer(offset_buffer, np.int64, count + 1, texts.offset * 8)
+        first, last = int(offsets[0]), int(offsets[-1])
+        free_rows, free_bytes = self.room
+        if count > free_rows or last - first > free_bytes:
+            raise ValueError(
+                f"{count} texts of {last - first} bytes do not fit: room for {free_rows} texts of {free_bytes} bytes"
+            )
+        end, rows = self.text_bytes, self._rows
+        if last > first:
+            self._arrays.data[end : end + last - first] = np.frombuffer(data_buffer, np.uint8, last - first, first)
+        np.add(offsets[1:], end - first, out=self._arrays.offsets[rows + 1 : rows + 1 + count])
+        self._rows = rows + count
+
+    def texts(self, start: int, stop: int) -> pa.LargeStringArray:
+        """Rows start..stop as an Arrow array over the shared memory."""
+        self._check(start, stop)
+        data = self._arrays.data[: self.text_bytes]
+        return pa.LargeStringArray.from_buffers(
+            stop - start, pa.py_buffer(self._arrays.offsets[start : stop + 1]), pa.py_buffer(data), None, 0
+        )
+
+    def matrix(self, start: int, stop: int) -> np.ndarray:
+        """Vectors of rows start..stop, [n, dimension], over the shared memory; valid once the slot was encoded."""
+        self._check(start, stop)
+        return self._arrays.matrix[start:stop]
+
+    def truncated(self, start: int, stop: int) -> int:
+        """How many of the rows start..stop were longer than the model reads."""
+        self._check(start, stop)
+        return int(np.count_nonzero(self._arrays.truncated[start:stop]))
+
+    def move_tail(self, start: int, other: Slot) -> None:
+        """Moves rows start.. into `other`, which is empty, and drops them here. Texts only: encode afterwards."""
+        self._check(start, self._rows)
+        if len(other):
+            raise ValueError(f"the other slot is not empty: it has {len(other)} rows")
+        other.append(self.texts(start, self._rows))
+        self._rows = start
+
+    def truncate(self, rows: int) -> None:
+        """Drops the rows from `rows` on: their partition was refused."""
+        self._check(rows, self._rows)
+        self._rows = rows
+
+    def release(self) -> None:
+        """Gives the slot back to the arena; its views are no longer valid. Releasing twice is harmless."""
+        with self._lock:
+            if self._released:
+                return
+            self._released = True
+            if self._pins:
+                return
+        self.arena._take_back(self.index)
+
+    def pin(self) -> None:
+        """Keeps the slot out of the arena's hands while a worker may write to it."""
+        with self._lock:
+            self._pins += 1
+
+    def unpin(self) -> None:
+        """Undoes one `pin`; the last one completes a `release` that came meanwhile."""
+        with self._lock:
+            self._pins -= 1
+            if self._pins or not self._released:
+                return
+        self.arena._take_back(self.index)
+
+    def _check(self, start: int, stop: int) -> None:
+        if self._released:
+            raise ValueError("the slot was released")
+        if not 0 <= start <= stop <= self._rows:
+            raise ValueError(f"rows {start}..{stop} are not within 0..{self._rows}")

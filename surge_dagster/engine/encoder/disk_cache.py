@@ -1,0 +1,56 @@
+"""Answers that are costly to get and cheap to keep: file digests, parity, speed, converted models.
+
+Everything here can be deleted at any time and is then computed again, and a folder that cannot be written only costs
+time. Files are written aside and renamed, so that two processes that start together never read half an answer.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+def cache_root() -> Path:
+    """`$SURGE_CACHE_DIR`, or `surge-dagster` in the user's cache folder."""
+    if chosen := os.environ.get("SURGE_CACHE_DIR"):
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "surge-dagster"
+
+
+def read_json(name: str) -> dict[str, Any] | None:
+    """The document kept under `name`, or None when there is none that can be read."""
+    try:
+        document = json.loads((cache_root() / name).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def write_json(name: str, document: dict[str, Any]) -> None:
+    """Keeps `document` under `name` (a relative path); a failure to write is logged and forgotten."""
+    write_bytes(name, json.dumps(document, indent=1, sort_keys=True).encode())
+
+
+def write_bytes(name: str, content: bytes) -> None:
+    """Keeps `content` under `name`, atomically; a failure to write is logged and forgotten."""
+    target = cache_root() / name
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, aside = tempfile.mkstemp(dir=target.parent, prefix=".", suffix=".tmp")
+    except OSError as error:
+        log.warning("cannot keep %s (%s); it will be computed again next time", target, error)
+        return
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(aside).replace(target)
+    except OSError as error:
+        Path(aside).unlink(missing_ok=True)
+        log.warning("cannot keep %s (%s); it will be computed again next time", target, error)

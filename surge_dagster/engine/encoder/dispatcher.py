@@ -1,0 +1,333 @@
+"""The one thread that owns the workers: it spawns them, hands out chunks, and replaces those that die or hang.
+
+Everything about workers and jobs is changed here and nowhere else, so there is nothing to lock: other threads put a
+request into a queue and write one byte to wake this one up. It lives as long as the pool, because a process belongs to
+the thread that spawned it in the eyes of the kernel's parent-death signals, and ends only when every worker has ended.
+
+A worker that dies, or shows no progress while it has work for `hang_timeout_seconds`, loses its unfinished chunks;
+they go to the front of the queue and a new process takes the seat. An exception inside a worker is tried once more in a
+fresh process, since a device may be at fault; if it comes again, or if a seat loses `max_respawns` processes in a
+row, the pool fails for good and says the worker's last words.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from surge_dagster.engine.encoder import wire
+from surge_dagster.engine.encoder.arena import Arena
+from surge_dagster.engine.encoder.chunks import Chunk, Job
+from surge_dagster.engine.encoder.worker_process import WorkerProcess, WorkerSeat, how_it_ended
+from surge_dagster.engine.errors import ConfigError, EncoderError
+
+log = logging.getLogger(__name__)
+
+_TICK_SECONDS = 0.5
+_CHUNKS_PER_WORKER = 2
+_TRIES_OF_AN_EXCEPTION = 2
+_GRACE_SECONDS = 2.0
+
+
+class Dispatcher:
+    """Runs the workers of one pool.
+
+    Args:
+        seats: one per worker.
+        hang_timeout_seconds: how long a worker with work may show no progress.
+        start_timeout_seconds: how long loading the model may take.
+        max_respawns: processes that a seat may lose in a row.
+    """
+
+    def __init__(
+        self,
+        seats: list[WorkerSeat],
+        *,
+        hang_timeout_seconds: float,
+        start_timeout_seconds: float,
+        max_respawns: int,
+    ) -> None:
+        self._seats = seats
+        self._hang_timeout_seconds = hang_timeout_seconds
+        self._start_timeout_seconds = start_timeout_seconds
+        self._max_respawns = max_respawns
+        self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_reader.setblocking(False)
+        self._wake_writer.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
+        self._workers: dict[int, WorkerProcess] = {}
+        self._losses: dict[int, int] = {seat.index: 0 for seat in seats}
+        self._jobs: deque[Job] = deque()
+        self._arenas: dict[int, tuple[int, Arena]] = {}
+        self._stopping = False
+        self.replays = 0
+        self.failure: Exception | None = None
+        self.ready_messages: dict[int, wire.Message] = {}
+        self.started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="surge-encoder-pool", daemon=True)
+        self._thread.start()
+
+    # Called from other threads.
+
+    def encode(self, job: Job) -> None:
+        """Hands a job in; its `done` is set when it is finished or has failed."""
+        self._ask(lambda: self._accept(job))
+
+    def abandon(self, job: Job) -> None:
+        """Hands out nothing more of a job; chunks that are under way are finished, and keep the slot until then."""
+        self._ask(job.abandon)
+
+    def add_arena(self, arena: Arena) -> None:
+        """Makes an arena known: workers get its memory before their first chunk of it."""
+        # A duplicate: the arena may be closed while a worker still has to be told about it.
+        descriptor = os.dup(arena.fd)
+        self._ask(lambda: self._arenas.__setitem__(arena.key, (descriptor, arena)))
+
+    def drop_arena(self, arena: Arena) -> None:
+        """Lets the workers forget an arena."""
+        self._ask(lambda: self._forget(arena.key))
+
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers that run now, by seat."""
+        return [worker.pid for _, worker in sorted(self._workers.items())]
+
+    def close(self) -> None:
+        """Ends all workers and then the thread; jobs that are not finished fail. Harmless when called twice."""
+        if self._thread.is_alive():
+            self._ask(self._stop)
+            self._thread.join()
+
+    def _ask(self, request: Callable[[], None]) -> None:
+        self._requests.put(request)
+        # A full buffer has woken the thread already; a closed one has no thread to wake.
+        with contextlib.suppress(BlockingIOError, OSError):
+            self._wake_writer.send(b"\0")
+
+    # Everything below runs in the dispatcher's own thread.
+
+    def _run(self) -> None:
+        try:
+            for seat in self._seats:
+                self._spawn(seat)
+            while not self._stopping:
+                for key, _ in self._selector.select(_TICK_SECONDS):
+                    self._serve(key)
+                self._serve_requests()
+                self._replace_hung()
+                if self.failure is None:
+                    self._hand_out()
+        except BaseException as error:
+            log.exception("the encoder pool's own thread failed")
+            self._fail(EncoderError(f"the encoder pool failed inside: {error!r}"))
+        finally:
+            self._end_all()
+
+    def _serve(self, key: selectors.SelectorKey) -> None:
+        if key.data is None:
+            with contextlib.suppress(BlockingIOError):
+                self._wake_reader.recv(4096)
+            return
+        worker: WorkerProcess = key.data
+        if self._workers.get(worker.seat.index) is not worker:
+            return  # it was lost earlier in this round
+        if key.fileobj is worker.output:
+            if not worker.read_output():
+                self._selector.unregister(worker.output)
+            return
+        received = wire.receive(worker.connection)
+        if received is None:
+            self._lose(worker, None)
+        else:
+            self._hear(worker, received[0])
+
+    def _serve_requests(self) -> None:
+        while True:
+            try:
+                request = self._requests.get_nowait()
+            except queue.Empty:
+                return
+            request()
+
+    def _spawn(self, seat: WorkerSeat) -> None:
+        worker = WorkerProcess(seat)
+        self._workers[seat.index] = worker
+        self._selector.register(worker.connection, selectors.EVENT_READ, worker)
+        self._selector.register(worker.output, selectors.EVENT_READ, worker)
+
+    def _hear(self, worker: WorkerProcess, message: wire.Message) -> None:
+        if message["op"] == "beat":
+            worker.note_progress(message["progress"])
+            return
+        worker.note_progress()
+        if message["op"] == "ready":
+            worker.ready = True
+            self.ready_messages.setdefault(worker.seat.index, message)
+            if len(self.ready_messages) == len(self._seats):
+                self.started.set()
+        elif message["op"] == "done":
+            self._losses[worker.seat.index] = 0
+            chunk = worker.assigned.pop(0)
+            chunk.job.add(chunk, message["figures"])
+            self._put_down(chunk)
+        elif message["op"] == "refused":
+            error = ConfigError if message["config"] else EncoderError
+            detail = message["message"] if message["config"] else _report(worker, message)
+            self._fail(error(detail))
+        elif message["op"] == "failed":
+            self._lose(worker, message)
+
+    def _lose(self, worker: WorkerProcess, report: wire.Message | None, reason: str = "") -> None:
+        """Takes leave of a process and gives its seat and its chunks to a new one."""
+        self._unregister(worker)
+        if self.failure is not None:
+            return
+        index = worker.seat.index
+        ended = reason or how_it_ended(worker.end(_GRACE_SECONDS))
+        if reason:
+            worker.end(0)
+        chunks, worker.assigned = worker.assigned, []
+        if chunks:
+            chunks[0].failures += 1
+        self._losses[index] += 1
+        losses = self._losses[index]
+        why = _report(worker, report) if report else f"worker {worker.pid} on {worker.seat.device} ended: {ended}"
+        tries = chunks[0].failures if chunks else 0
+        for chunk in reversed(chunks):
+            if not chunk.job.abandoned:
+                chunk.job.replays.appendleft(chunk)
+            self._put_down(chunk)
+        if losses > self._max_respawns or (report is not None and tries >= _TRIES_OF_AN_EXCEPTION):
+            self._fail(EncoderError(_last_words(worker, f"{why} ({losses} times in a row; giving up)")))
+            return
+        self.replays += len(chunks)
+        log.warning("%s; replaced, and %d chunks are done again", why.splitlines()[0], len(chunks))
+        self._spawn(worker.seat)
+
+    def _put_down(self, chunk: Chunk) -> None:
+        """A chunk is no longer with a worker."""
+        job = chunk.job
+        job.slot.unpin()
+        if job.finished_rows >= job.rows:
+            if job in self._jobs:
+                self._jobs.remove(job)
+            job.done.set()
+
+    def _replace_hung(self) -> None:
+        now = time.monotonic()
+        for worker in list(self._workers.values()):
+            limit = self._hang_timeout_seconds if worker.ready else self._start_timeout_seconds
+            if (worker.assigned or not worker.ready) and now - worker.moved_at > limit:
+                self._lose(worker, None, f"it showed no progress for {limit:g} s and was killed")
+
+    def _accept(self, job: Job) -> None:
+        if self.failure is not None:
+            job.error = self.failure
+            job.done.set()
+        else:
+            self._jobs.append(job)
+
+    def _hand_out(self) -> None:
+        """Gives chunks to workers, one each before anyone gets a second one."""
+        for depth in range(1, _CHUNKS_PER_WORKER + 1):
+            for worker in list(self._workers.values()):
+                if worker.ready and len(worker.assigned) < depth and not self._give(worker):
+                    return
+
+    def _give(self, worker: WorkerProcess) -> bool:
+        chunk = next((chunk for job in self._jobs if (chunk := job.take()) is not None), None)
+        if chunk is None:
+            return False
+        arena_id = chunk.job.slot.arena.key
+        descriptor, arena = self._arenas[arena_id]
+        if not worker.assigned:
+            worker.note_progress()
+        worker.assigned.append(chunk)
+        chunk.job.slot.pin()
+        try:
+            if arena_id not in worker.known_arenas:
+                worker.known_arenas.add(arena_id)
+                known = {"op": "arena", "arena": arena_id, "slots": arena.slots, "layout": arena.layout.to_json()}
+                wire.send(worker.connection, known, (descriptor,))
+            work = {"op": "encode", "arena": arena_id, "slot": chunk.job.slot.index, "chunk": id(chunk)}
+            wire.send(worker.connection, work | {"start": chunk.start, "stop": chunk.stop})
+        except OSError:
+            pass  # it has died; the end of its connection is the next thing to be read
+        return True
+
+    def _forget(self, arena_id: int) -> None:
+        known = self._arenas.pop(arena_id, None)
+        if known is None:
+            return
+        os.close(known[0])
+        for worker in self._workers.values():
+            if arena_id in worker.known_arenas:
+                worker.known_arenas.discard(arena_id)
+                with contextlib.suppress(OSError):
+                    wire.send(worker.connection, {"op": "drop", "arena": arena_id})
+
+    def _stop(self) -> None:
+        self._stopping = True
+        if self.failure is None:
+            self.failure = EncoderError("the encoder pool is closed")
+
+    def _fail(self, error: Exception) -> None:
+        """The end: every job and whoever waits for the start gets the error."""
+        if self.failure is None:
+            self.failure = error
+        for worker in self._workers.values():
+            worker.kill()
+        for job in self._jobs:
+            job.error = self.failure
+            job.abandon()
+            job.done.set()
+        self._jobs.clear()
+        self.started.set()
+
+    def _unregister(self, worker: WorkerProcess) -> None:
+        for source in (worker.connection, worker.output):
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(source)
+
+    def _end_all(self) -> None:
+        for worker in self._workers.values():
+            with contextlib.suppress(OSError):
+                wire.send(worker.connection, {"op": "stop"})
+        deadline = time.monotonic() + _GRACE_SECONDS
+        for worker in self._workers.values():
+            self._unregister(worker)
+            busy = bool(worker.assigned) or not worker.ready
+            worker.end(0 if busy else max(0.0, deadline - time.monotonic()))
+            for chunk in worker.assigned:
+                chunk.job.slot.unpin()
+        self._workers.clear()
+        self._fail(EncoderError("the encoder pool is closed"))
+        self._serve_requests()
+        for descriptor, _ in self._arenas.values():
+            os.close(descriptor)
+        self._arenas.clear()
+        self._selector.close()
+        self._wake_reader.close()
+        self._wake_writer.close()
+
+
+def _report(worker: WorkerProcess, report: dict[str, Any]) -> str:
+    return (
+        f"worker {worker.pid} on {worker.seat.device} failed with {report['type']}: {report['message']}\n"
+        f"{report['trace']}"
+    )
+
+
+def _last_words(worker: WorkerProcess, why: str) -> str:
+    lines = "\n".join(f"  {line}" for line in worker.last_lines)
+    return f"{why}\nIts last words:\n{lines}" if lines else f"{why}; it printed nothing"

@@ -1,0 +1,115 @@
+"""Texts to token ids, exactly as sentence-transformers makes them, with every cut text known.
+
+The tokenizer is the one that sentence-transformers itself ended up with, as JSON, so nothing about it is guessed
+again. It is asked for one token more than the model reads: a text that fills this is too long, and taking the extra
+token out again gives exactly what truncation would have left. So a cut costs nothing and is never silent.
+
+A very long text is not tokenized to its end where that is known to change nothing: BERT's tokenizer treats the pieces
+between white space one by one, so a prefix that ends before white space and already fills the model is enough.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+_CHARACTERS_PER_TOKEN = 8
+_SPACE_SEARCH = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Token ids of many texts, flat: text i is `ids[offsets[i]:offsets[i + 1]]`.
+
+    Attributes:
+        ids: int32.
+        offsets: int64, one more than texts.
+        truncated: bool, whether a text was longer than the model reads.
+    """
+
+    ids: np.ndarray
+    offsets: np.ndarray
+    truncated: np.ndarray
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.offsets)
+
+    def gather(self, rows: np.ndarray, length: int) -> np.ndarray:
+        """The ids of rows that all have `length` tokens, as [rows, length] int64."""
+        return self.ids[self.offsets[rows][:, None] + np.arange(length)].astype(np.int64)
+
+
+class TextTokenizer:
+    """Tokenizes texts for one model.
+
+    Args:
+        tokenizer_json: a serialized `tokenizers.Tokenizer`.
+        max_length: tokens that the model reads, special ones included.
+        prompt: put before every text.
+        truncation_side: the end at which texts are cut, "right" or "left".
+    """
+
+    def __init__(self, tokenizer_json: str, *, max_length: int, prompt: str, truncation_side: str = "right") -> None:
+        self._tokenizer = Tokenizer.from_str(tokenizer_json)
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        probe = self._tokenizer.encode("a").special_tokens_mask
+        leading = probe.index(0) if 0 in probe else len(probe)
+        trailing = probe[::-1].index(0) if 0 in probe else 0
+        self._tokenizer.enable_truncation(max_length + 1, strategy="longest_first", direction=truncation_side)
+        # Where, in a text that filled max_length + 1 tokens, the one token is that truncation would have left out.
+        self._surplus = max_length - trailing if truncation_side == "right" else leading
+        self._max_length = max_length
+        self._prompt = prompt
+        self._can_cut = truncation_side == "right" and _splits_at_spaces(json.loads(tokenizer_json))
+
+    def encode(self, texts: list[str]) -> Tokens:
+        """The token ids of `texts`, cut to max_length."""
+        if self._prompt:
+            texts = [self._prompt + text for text in texts]
+        if self._can_cut:
+            enough = _CHARACTERS_PER_TOKEN * self._max_length
+            texts = [text if len(text) <= 2 * enough else self._prefix(text, enough) for text in texts]
+        encodings = self._tokenizer.encode_batch_fast(texts)
+        pieces = [encoding.ids for encoding in encodings]
+        truncated = np.zeros(len(pieces), np.bool_)
+        for row, piece in enumerate(pieces):
+            if len(piece) > self._max_length:
+                truncated[row] = True
+                del piece[self._surplus]
+        lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
+        offsets = np.zeros(len(pieces) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        ids = np.fromiter((token for piece in pieces for token in piece), np.int32, int(offsets[-1]))
+        return Tokens(ids, offsets, truncated)
+
+    def _prefix(self, text: str, characters: int) -> str:
+        """A prefix of a long text that gives the same first max_length + 1 tokens."""
+        while characters < len(text):
+            end = _space_after(text, characters)
+            if end is None:
+                return text
+            prefix = text[:end]
+            if len(self._tokenizer.encode(prefix)) > self._max_length:
+                return prefix
+            characters = 2 * end
+        return text
+
+
+def _space_after(text: str, start: int) -> int | None:
+    for position in range(start, min(start + _SPACE_SEARCH, len(text))):
+        if text[position] == " ":
+            return position
+    return None
+
+
+def _splits_at_spaces(tokenizer: dict[str, Any]) -> bool:
+    """Whether the tokens before a space are known to be independent of what follows it: BERT's kind only."""
+    kinds = [(tokenizer.get(part) or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]
+    added = [token["content"] for token in tokenizer.get("added_tokens") or []]
+    return kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"] and not any(" " in text for text in added)

@@ -1,0 +1,174 @@
+"""The other side of the process border: loads one model, then turns rows of shared memory into vectors, until told.
+
+Three threads: the reader takes messages and tokenizes ahead, the main thread computes and answers, and a third reports
+every second how far the work has come, so that the pool can tell a slow worker from one that hangs. A fourth waits for
+the end of a pipe that only the pool's process holds open: when that process goes, however it goes, the worker goes
+too. Interrupts and termination signals sent to the whole group are the pool's business and are ignored here.
+
+An exception is answered as plain data, never pickled; what a worker prints ends up in the pool's error messages.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import queue
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from dataclasses import asdict
+from typing import Any
+
+from surge_dagster.engine.encoder import wire
+from surge_dagster.engine.encoder.backends.base import Backend, BackendSettings
+from surge_dagster.engine.encoder.layout import SlotArrays, SlotLayout, slot_arrays
+from surge_dagster.engine.encoder.loading import load_backend
+from surge_dagster.engine.encoder.spec import EncodingSpec, Space
+from surge_dagster.engine.errors import ConfigError
+
+_BEAT_SECONDS = 1.0
+_PARENT_CHECK_MILLISECONDS = 2_000
+_LONGEST_REPORT = 8_000
+
+
+class Worker:
+    """One worker's state; `run` returns when the pool says stop."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._sending = threading.Lock()
+        self._progress = 0
+        self._arenas: dict[int, list[SlotArrays]] = {}
+        # One chunk waits tokenized while another is computed; more would only hold memory.
+        self._prepared: queue.Queue[tuple[wire.Message, Any, Exception | None] | None] = queue.Queue(maxsize=1)
+
+    def run(self) -> int:
+        first = wire.receive(self._connection)
+        if first is None:
+            return 0
+        threading.Thread(target=self._report_progress, daemon=True).start()
+        try:
+            backend = self._load(first[0])
+        except BaseException as error:
+            self._send(_report(error) | {"op": "refused"})
+            return 1
+        threading.Thread(target=self._read, args=(backend,), daemon=True).start()
+        while (work := self._prepared.get()) is not None:
+            message, prepared, error = work
+            try:
+                if error is not None:
+                    raise error
+                figures = self._forward(backend, message, prepared)
+            except BaseException as failure:
+                # What is left of the device's state is unknown: a fresh process takes over.
+                self._send(_report(failure) | {"op": "failed", "chunk": message["chunk"]})
+                return 1
+            self._send({"op": "done", "chunk": message["chunk"], "figures": figures})
+        return 0
+
+    def _load(self, message: wire.Message) -> Backend:
+        space = Space(requested=EncodingSpec(**message["requested"]), **message["space"])
+        settings = BackendSettings(**message["settings"])
+        started = time.perf_counter()
+        loaded = load_backend(space, settings, message["backend"], message["check_parity"])
+        ready = {
+            "op": "ready",
+            "backend": loaded.backend.name,
+            "detail": loaded.backend.detail,
+            "lowest_cosine": loaded.lowest_cosine,
+            "notes": loaded.notes,
+            "load_seconds": time.perf_counter() - started,
+        }
+        self._send(ready)
+        return loaded.backend
+
+    def _read(self, backend: Backend) -> None:
+        while (received := wire.receive(self._connection)) is not None:
+            message, descriptors = received
+            if message["op"] == "arena":
+                layout = SlotLayout(**message["layout"])
+                memory = mmap.mmap(descriptors[0], message["slots"] * layout.slot_bytes)
+                os.close(descriptors[0])
+                self._arenas[message["arena"]] = [slot_arrays(memory, layout, i) for i in range(message["slots"])]
+            elif message["op"] == "drop":
+                self._arenas.pop(message["arena"], None)
+            elif message["op"] == "encode":
+                try:
+                    prepared, error = backend.prepare(self._texts(message), self._tick), None
+                except Exception as failure:
+                    prepared, error = None, failure
+                self._prepared.put((message, prepared, error))
+            else:
+                break
+        self._prepared.put(None)
+
+    def _texts(self, message: wire.Message) -> list[str]:
+        arrays = self._arenas[message["arena"]][message["slot"]]
+        start, stop = message["start"], message["stop"]
+        offsets = arrays.offsets[start : stop + 1]
+        first = int(offsets[0])
+        content = arrays.data[first : int(offsets[-1])].tobytes()
+        borders = (offsets - first).tolist()
+        return [content[a:b].decode() for a, b in itertools.pairwise(borders)]
+
+    def _forward(self, backend: Backend, message: wire.Message, prepared: Any) -> dict[str, Any]:
+        arrays = self._arenas[message["arena"]][message["slot"]]
+        rows = slice(message["start"], message["stop"])
+        return asdict(backend.forward(prepared, arrays.matrix[rows], arrays.truncated[rows], self._tick))
+
+    def _tick(self) -> None:
+        self._progress += 1
+
+    def _report_progress(self) -> None:
+        while True:
+            time.sleep(_BEAT_SECONDS)
+            self._send({"op": "beat", "progress": self._progress})
+
+    def _send(self, message: wire.Message) -> None:
+        try:
+            with self._sending:
+                wire.send(self._connection, message)
+        except OSError:
+            os._exit(1)  # the pool has gone: there is nobody left to work for
+
+
+def _report(error: BaseException) -> wire.Message:
+    trace = "".join(traceback.format_exception(error))
+    return {
+        "type": type(error).__name__,
+        "config": isinstance(error, ConfigError),
+        "message": str(error)[:_LONGEST_REPORT],
+        "trace": trace[-_LONGEST_REPORT:],
+    }
+
+
+def _end_with_parent(lifeline: int, parent: int) -> None:
+    """Ends this process when the pipe does, or when the parent changed: a fork of it may hold the pipe open."""
+    poll = select.poll()
+    poll.register(lifeline, select.POLLIN | select.POLLHUP)
+    while not poll.poll(_PARENT_CHECK_MILLISECONDS):
+        if os.getppid() != parent:
+            break
+    os._exit(0)
+
+
+def main(arguments: list[str]) -> int:
+    """Entry point: descriptors of the socket and the lifeline, and the parent's process id."""
+    connection, lifeline, parent = (int(argument) for argument in arguments)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, args=(lifeline, parent), daemon=True).start()
+    code = Worker(socket.socket(fileno=connection)).run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Libraries that compute have threads of their own, which can take seconds to end in an orderly way.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

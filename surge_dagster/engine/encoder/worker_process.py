@@ -1,0 +1,139 @@
+"""One worker process as the pool sees it: its socket, its lifeline, its last words and what it is working on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from surge_dagster.engine.encoder import wire
+from surge_dagster.engine.encoder.chunks import Chunk
+
+_LAST_LINES = 40
+_READ_BYTES = 64 << 10
+_WORKER_MODULE = "surge_dagster.engine.encoder.worker"
+_PACKAGE_ROOT = Path(__file__).resolve().parents[3]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSeat:
+    """Where a worker runs: its device as the user names it, and its environment.
+
+    A process may die; its seat is taken by the next one.
+    """
+
+    index: int
+    device: str
+    load_message: wire.Message
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+class WorkerProcess:
+    """A running worker. Spawned, used and ended by the dispatcher's thread alone."""
+
+    def __init__(self, seat: WorkerSeat) -> None:
+        self.seat = seat
+        self.ready = False
+        self.assigned: list[Chunk] = []
+        self.known_arenas: set[int] = set()
+        self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._partial_line = b""
+        self.progress = -1
+        self.moved_at = time.monotonic()
+        self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        lifeline, self._lifeline = os.pipe()
+        try:
+            self.process = subprocess.Popen(
+                # -P: the folder that this run was started in must not hide any library.
+                [sys.executable, "-P", "-m", _WORKER_MODULE, *map(str, (theirs.fileno(), lifeline, os.getpid()))],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=(theirs.fileno(), lifeline),
+                env=_environment(seat),
+                # A group of its own: an interrupt from the terminal is the pool's business.
+                process_group=0,
+            )
+        except BaseException:
+            self.connection.close()
+            os.close(self._lifeline)
+            raise
+        finally:
+            theirs.close()
+            os.close(lifeline)
+        assert self.process.stdout is not None
+        self.output = self.process.stdout
+        os.set_blocking(self.output.fileno(), False)
+        wire.send(self.connection, seat.load_message)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def note_progress(self, progress: int | None = None) -> None:
+        """Remembers that the worker moved: it sent an answer, or its counter changed."""
+        if progress is None or progress != self.progress:
+            self.moved_at = time.monotonic()
+        if progress is not None:
+            self.progress = progress
+
+    def read_output(self) -> bool:
+        """Takes in what the worker printed; False once it can print no more."""
+        try:
+            content = os.read(self.output.fileno(), _READ_BYTES)
+        except BlockingIOError:
+            return True
+        if not content:
+            return False
+        *lines, self._partial_line = (self._partial_line + content).split(b"\n")
+        self.last_lines.extend(line.decode(errors="replace").rstrip() for line in lines if line.strip())
+        return True
+
+    def kill(self) -> None:
+        """Ends the process at once."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGKILL)
+
+    def end(self, grace_seconds: float) -> int:
+        """Waits for the process, kills it after `grace_seconds`, and frees everything; returns its exit code."""
+        try:
+            code = self.process.wait(grace_seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            code = self.process.wait()
+        while self.read_output() and self._has_output():
+            pass
+        if self._partial_line.strip():
+            self.last_lines.append(self._partial_line.decode(errors="replace").rstrip())
+        self.connection.close()
+        self.output.close()
+        os.close(self._lifeline)
+        return code
+
+    def _has_output(self) -> bool:
+        return bool(select.select([self.output], [], [], 0)[0])
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    # The kernel's out-of-memory killer is the usual sender of a SIGKILL that nobody admits to.
+    return f"{name} (out of memory, or killed by hand)" if name == "SIGKILL" else name
+
+
+def _environment(seat: WorkerSeat) -> dict[str, str]:
+    paths = [path for path in (os.environ.get("PYTHONPATH"), str(_PACKAGE_ROOT)) if path]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", **seat.environment}
