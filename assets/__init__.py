@@ -1,0 +1,1 @@
+"""The asset graph: source_partitions → superbatches → embeddings, and what checks them."""

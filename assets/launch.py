@@ -1,0 +1,146 @@
+"""What a run is told when it is launched, and which partitions a launched run holds.
+
+A run that the sensor starts covers a range of dynamic partitions, because Dagster knows nothing finer, and names
+exactly the ones it shall touch in its config. A run started by hand has the range alone. The same reading of a run's
+tags and config tells the sensor what is taken already.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import psutil
+from pydantic import Field
+
+from surge_dagster.engine.errors import ConfigError
+
+_INLINE_KEYS = 500
+_KEY_FILES_KEPT = 200
+_KEY_FILE_FOLDER = "partition_keys"
+
+_HOST_TAG = "surge/host"
+_PROCESS_TAG = "surge/process"
+_ACTIVE = [
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.MANAGED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+]
+
+
+class LaunchConfig(dg.Config):
+    """Options of a run; a launch by hand needs none of them."""
+
+    force: bool = Field(False, description="encode partitions that are up to date too")
+    keys: list[str] | None = Field(None, description="touch these partition keys and no others")
+    keys_file: str | None = Field(None, description="the same, as a file that holds a JSON list")
+    unattended: bool = Field(False, description="set by sensor and schedule: refuse to begin another vector space")
+    expected_space: str | None = Field(None, description="refuse any vector space but this one")
+
+    def named_keys(self) -> list[str] | None:
+        """The partition keys that the config names, None when it names none.
+
+        Raises:
+            ConfigError: the file that holds them cannot be read.
+        """
+        return _named_keys(self.keys, self.keys_file)
+
+
+def name_keys(instance: dg.DagsterInstance, keys: Sequence[str]) -> dict[str, Any]:
+    """The part of a run's config that names its partition keys: the list itself, or a file when it is long."""
+    if len(keys) <= _INLINE_KEYS:
+        return {"keys": list(keys)}
+    document = json.dumps(list(keys))
+    folder = Path(instance.root_directory) / _KEY_FILE_FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{hashlib.sha256(document.encode()).hexdigest()[:24]}.json"
+    path.write_text(document)
+    newest_first = sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+    for old in newest_first[_KEY_FILES_KEPT:]:
+        old.unlink(missing_ok=True)
+    return {"keys_file": str(path)}
+
+
+def held_keys(run: dg.DagsterRun, registered: Mapping[str, None], op_names: Sequence[str]) -> set[str] | None:
+    """The partition keys that a run may touch, None for all of them.
+
+    Args:
+        run: a run of one of this project's jobs.
+        registered: the dynamic partitions in Dagster's order.
+        op_names: the ops whose config can name keys.
+    """
+    ops: Mapping[str, Any] = dict(run.run_config).get("ops") or {}  # pyright: ignore[reportAssignmentType]
+    for name in op_names:
+        config = (ops.get(name) or {}).get("config") or {}
+        try:
+            named = _named_keys(config.get("keys"), config.get("keys_file"))
+        except ConfigError:
+            continue  # the run will fail on it; until then the range below is what it may hold
+        if named is not None:
+            return set(named)
+    if "dagster/partition" in run.tags:
+        return {run.tags["dagster/partition"]}
+    first = run.tags.get("dagster/asset_partition_range_start")
+    last = run.tags.get("dagster/asset_partition_range_end")
+    if first is None or last is None or first not in registered or last not in registered:
+        return None
+    ordered = list(registered)
+    return set(ordered[ordered.index(first) : ordered.index(last) + 1])
+
+
+def _named_keys(keys: list[str] | None, keys_file: str | None) -> list[str] | None:
+    if keys_file is None:
+        return keys
+    try:
+        return [str(key) for key in json.loads(Path(keys_file).read_text())]
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"the list of partition keys {keys_file!r} cannot be read ({error}). Such files are kept for a while only: "
+            "launch a new run instead of this one again."
+        ) from error
+
+
+def process_tags() -> dict[str, str]:
+    """Tags by which a run names the process that executes it."""
+    return {_HOST_TAG: _host(), _PROCESS_TAG: _process(os.getpid())}
+
+
+def active_runs(instance: dg.DagsterInstance, concerned: Callable[[dg.DagsterRun], bool]) -> Iterator[dg.DagsterRun]:
+    """Runs that are waiting or going on; one whose process is gone is declared failed instead of being yielded.
+
+    Dagster's own monitoring cannot look into processes of this machine. A run that was killed together with the server
+    that launched it would stay "started" for ever, and its partitions and its slot of the pool with it.
+    """
+    for run in instance.get_runs(filters=dg.RunsFilter(statuses=_ACTIVE)):
+        if not concerned(run):
+            continue
+        if run.tags.get(_HOST_TAG) == _host() and run.status in (
+            dg.DagsterRunStatus.STARTED,
+            dg.DagsterRunStatus.CANCELING,
+        ):
+            pid = run.tags.get(_PROCESS_TAG, "").partition("@")[0]
+            if pid.isdigit() and _process(int(pid)) != run.tags[_PROCESS_TAG]:
+                instance.report_run_failed(run, f"The process of this run ({pid}) is gone; it was killed.")
+                continue
+        yield run
+
+
+def _host() -> str:
+    # The number of the process namespace tells apart containers of one name: their process ids mean different things.
+    return f"{socket.gethostname()}/{Path('/proc/self/ns/pid').stat().st_ino}"
+
+
+def _process(pid: int) -> str:
+    try:
+        return f"{pid}@{psutil.Process(pid).create_time():.0f}"
+    except psutil.NoSuchProcess:
+        return ""

@@ -1,0 +1,147 @@
+"""What Dagster knows of the catalog, and the events that tell it more.
+
+Dagster decides that a partition is up to date from four tags of its last materialization: its own data and code
+version, and which version and which event of each upstream asset it was made from. They are written here, the same way
+for a partition that was just encoded and for a valid file that is adopted. All reads are one query per question, never
+one per partition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import dagster as dg
+from dagster._core.events import DagsterEventType
+
+from surge_dagster.assets.partition_keys import to_partition_key
+from surge_dagster.assets.source_partitions import CATALOG_PARTITIONS, DATA_VERSION_TAG, SOURCE_PARTITIONS
+from surge_dagster.assets.superbatches import SUPERBATCHES
+from surge_dagster.engine.telemetry import Receipt
+
+EMBEDDINGS = dg.AssetKey("embeddings")
+# Raised by hand when the same texts in the same space would give other files.
+CODE_VERSION = "1"
+
+_SOURCE_VERSION_TAG = f"dagster/input_data_version/{SOURCE_PARTITIONS.to_user_string()}"
+_SOURCE_EVENT_TAG = f"dagster/input_event_pointer/{SOURCE_PARTITIONS.to_user_string()}"
+_SPACE_TAG = f"dagster/input_data_version/{SUPERBATCHES.to_user_string()}"
+_SUPERBATCH_EVENT_TAG = f"dagster/input_event_pointer/{SUPERBATCHES.to_user_string()}"
+_NO_EVENT = "NULL"
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogued:
+    """What Dagster has on record, by partition key.
+
+    Attributes:
+        registered: the dynamic partitions, in Dagster's order.
+        observed: source version observed last.
+        observation_ids: storage id of that observation.
+        embedded: data version of the last materialization of `embeddings`.
+        embedding_ids: storage id of that materialization.
+    """
+
+    registered: dict[str, None]
+    observed: dict[str, str]
+    observation_ids: dict[str, int]
+    embedded: dict[str, str]
+    embedding_ids: dict[str, int]
+
+    def knows(self, key: str, desired_version: str) -> bool:
+        """Whether the last materialization of a catalog key is of this version, from the source version observed last.
+
+        Event tags other than the data version cannot be read in bulk; that the materialization is younger than the
+        observation says the same.
+        """
+        partition_key = to_partition_key(key)
+        made = self.embedding_ids.get(partition_key, -1)
+        return self.embedded.get(partition_key) == desired_version and made > self.observation_ids.get(
+            partition_key, -1
+        )
+
+
+def read_catalogued(instance: dg.DagsterInstance) -> Catalogued:
+    """Everything on record, in five queries whatever the number of partitions."""
+    storage = instance.event_log_storage
+
+    def versions(asset: dg.AssetKey, kind: DagsterEventType) -> dict[str, str]:
+        tags = storage.get_latest_tags_by_partition(asset, kind, [DATA_VERSION_TAG])
+        return {key: tagged[DATA_VERSION_TAG] for key, tagged in tags.items()}
+
+    return Catalogued(
+        registered=dict.fromkeys(instance.get_dynamic_partitions(CATALOG_PARTITIONS.name or "")),
+        observed=versions(SOURCE_PARTITIONS, DagsterEventType.ASSET_OBSERVATION),
+        observation_ids=dict(
+            storage.get_latest_storage_id_by_partition(SOURCE_PARTITIONS, DagsterEventType.ASSET_OBSERVATION)
+        ),
+        embedded=versions(EMBEDDINGS, DagsterEventType.ASSET_MATERIALIZATION),
+        embedding_ids=dict(
+            storage.get_latest_storage_id_by_partition(EMBEDDINGS, DagsterEventType.ASSET_MATERIALIZATION)
+        ),
+    )
+
+
+def failed_since_observed(instance: dg.DagsterInstance, catalogued: Catalogued) -> set[str]:
+    """Partition keys whose last attempt failed on the source version observed last.
+
+    Runs mark what truly failed with a planned event of its own. Where Dagster is not told to plan a run in one event,
+    every partition of a failed run looks like that, so nothing can be concluded.
+    """
+    storage = instance.event_log_storage
+    if not storage.supports_partition_subset_in_asset_materialization_planned_events:
+        return set()
+    attempts = storage.get_latest_asset_partition_materialization_attempts_without_materializations(EMBEDDINGS)
+    return {key for key, (_, event) in attempts.items() if event > catalogued.observation_ids.get(key, -1)}
+
+
+def materialization(
+    receipt: Receipt,
+    observation_id: int | None,
+    superbatch_event_id: int | None = None,
+    *,
+    reused: bool = False,
+    adopted: bool = False,
+) -> dg.AssetMaterialization:
+    """The event of one embedded partition.
+
+    Args:
+        receipt: of its file.
+        observation_id: storage id of the observation of the source version it was made from.
+        superbatch_event_id: storage id of the event of its SuperBatch, where it was encoded in this run.
+        reused: the file was there already and is on record; said again because a backfill asked for it.
+        adopted: the file was there already and was not on record.
+    """
+    metadata: dict[str, dg.MetadataValue] = {
+        "key": dg.MetadataValue.text(receipt.key),
+        "dagster/row_count": dg.MetadataValue.int(receipt.rows),
+        "rows": dg.MetadataValue.int(receipt.rows),
+        "dimension": dg.MetadataValue.int(receipt.dimension),
+        "path": dg.MetadataValue.path(receipt.path),
+        "bytes": dg.MetadataValue.int(receipt.bytes),
+        "truncated": dg.MetadataValue.int(receipt.truncated),
+        "space": dg.MetadataValue.text(receipt.space),
+        "source_version": dg.MetadataValue.text(receipt.source_version),
+        "content_digest": dg.MetadataValue.text(receipt.content_digest),
+        "etag": dg.MetadataValue.text(receipt.etag),
+        "action": dg.MetadataValue.text("adopted" if adopted else receipt.action),
+    }
+    if receipt.superbatch is not None:
+        metadata["superbatch"] = dg.MetadataValue.int(receipt.superbatch)
+    if receipt.texts_per_second is not None:
+        metadata["texts_per_second"] = dg.MetadataValue.float(round(receipt.texts_per_second, 1))
+    if reused:
+        metadata["reused"] = dg.MetadataValue.bool(True)
+    return dg.AssetMaterialization(
+        EMBEDDINGS,
+        partition=to_partition_key(receipt.key),
+        metadata=metadata,
+        tags={
+            DATA_VERSION_TAG: receipt.desired_version,
+            "dagster/data_version_is_user_provided": "true",
+            "dagster/code_version": CODE_VERSION,
+            _SOURCE_VERSION_TAG: receipt.source_version,
+            _SOURCE_EVENT_TAG: _NO_EVENT if observation_id is None else str(observation_id),
+            _SPACE_TAG: receipt.space,
+            _SUPERBATCH_EVENT_TAG: _NO_EVENT if superbatch_event_id is None else str(superbatch_event_id),
+        },
+    )

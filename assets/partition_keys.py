@@ -1,0 +1,49 @@
+"""How a catalog's key becomes a Dagster partition key and back.
+
+Dagster takes almost any text as a dynamic partition key, with exceptions: it refuses `...` and control characters, and
+its range and list syntax (commas, brackets, quotes, a bare `*`) makes other keys impossible to select by hand. Those
+characters alone are percent-encoded, so that ordinary keys read in the UI as they do in the catalog.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from urllib.parse import quote, unquote
+
+_ALWAYS = frozenset('%,[]"*|')
+_DOTS = re.compile(r"\.{3,}")
+
+
+def to_partition_key(key: str) -> str:
+    """The Dagster partition key of a catalog key; different for different keys.
+
+    Raises:
+        ValueError: the key is empty or is not valid Unicode.
+    """
+    if not key:
+        raise ValueError("a partition key must not be empty")
+    inner = key.strip()
+    start = key.index(inner)
+    end = start + len(inner)
+    safe = [
+        _escape(character) if index < start or index >= end or _hurts(character) else character
+        for index, character in enumerate(key)
+    ]
+    return _DOTS.sub(lambda dots: "%2E" * len(dots.group()), "".join(safe))
+
+
+def from_partition_key(partition_key: str) -> str:
+    """The catalog key behind a Dagster partition key."""
+    return unquote(partition_key, errors="strict")
+
+
+def _hurts(character: str) -> bool:
+    return character in _ALWAYS or unicodedata.category(character) in ("Cc", "Zl", "Zp", "Cs")
+
+
+def _escape(character: str) -> str:
+    try:
+        return quote(character, safe="")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{character!r} is not valid Unicode text") from error

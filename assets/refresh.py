@@ -1,0 +1,296 @@
+"""Bringing partitions up to date: what the asset `embeddings` and the job `catalog_refresh` both do.
+
+The engine decides and encodes; this module tells Dagster. Every partition gets its event the moment its file is
+complete, so a run that dies has lost nothing that Dagster does not know or cannot find again: the next run adopts
+valid files that are not on record. Nothing is yielded to Dagster before the engine has ended. A generator that is
+suspended when a run is terminated would only be closed when it is collected, and its threads with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import dagster as dg
+
+from surge_dagster.assets import lineage, superbatches
+from surge_dagster.assets.launch import LaunchConfig, process_tags
+from surge_dagster.assets.lineage import Catalogued, read_catalogued
+from surge_dagster.assets.partition_keys import from_partition_key, to_partition_key
+from surge_dagster.assets.source_partitions import CATALOG_PARTITIONS, changed, observation
+from surge_dagster.engine.catalog import Partition
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.spec import EncodingSpec, Space
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.output.publisher import receipt_of
+from surge_dagster.engine.output.spaces import find_space, list_spaces
+from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.run import EmbeddingRun
+from surge_dagster.engine.telemetry import Failure, Receipt, RunReport, SuperBatchReport
+from surge_dagster.engine.verify import Violation, verify
+from surge_dagster.resources import CatalogSource, Encoder, OutputStore
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a run.
+
+    Attributes:
+        report: the engine's figures.
+        partitions: those the run was about, by catalog key.
+        failures: what was refused or could not be published.
+    """
+
+    report: RunReport = field(default_factory=RunReport)
+    partitions: dict[str, Partition] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+
+
+class Refresh:
+    """One run over the catalog or a part of it.
+
+    Args:
+        context: of the op; events are logged through it, from the thread that calls `run`.
+        config: what the run was told at its launch.
+        catalog, encoder, output: the resources.
+    """
+
+    def __init__(
+        self,
+        context: dg.OpExecutionContext,
+        config: LaunchConfig,
+        catalog: CatalogSource,
+        encoder: Encoder,
+        output: OutputStore,
+    ) -> None:
+        self._context = context
+        self._config = config
+        self._catalog = catalog
+        self._encoder = encoder
+        self._output = output
+        self._store = output.open()
+        self._backfill = "dagster/backfill" in context.run_tags
+        self._gone: list[str] = []
+        self.outcome = Outcome()
+
+    def run(self, partition_keys: Iterable[str] | None, already_refused: dict[str, str]) -> Outcome:
+        """Embed what is missing or stale and tell Dagster about it.
+
+        Args:
+            partition_keys: as Dagster names them; None is the whole catalog.
+            already_refused: keys and reasons of what an earlier attempt of this run refused; not tried again.
+
+        Raises:
+            ConfigError: the catalog, the output, the model or the space is not what it must be.
+            EncoderError: the pool failed for good; what was published by then is on record.
+        """
+        self._sign()
+        chosen = self._select(partition_keys)
+        catalogued = self._register(chosen)
+        space = self._known_space()
+        self.outcome.failures += [Failure(key, reason) for key, reason in already_refused.items()]
+        candidates = [partition for partition in chosen.values() if partition.key not in already_refused]
+        fresh, todo = self._split(candidates, space)
+        if todo or space is None:
+            with self._encoder.start() as pool:
+                self._guard_pool(pool, space)
+                if space and pool.space.spec_sha256 != space.spec_sha256:
+                    fresh, todo = [], candidates  # the model behind the name has changed: another space
+                space, more = self._embed(pool, todo, catalogued)
+                fresh += more
+        self.outcome.report.space = space.name
+        self.outcome.report.dimension = space.dimension
+        fresh += self._keep_gone(space)
+        self.outcome.report.partitions_skipped = len(fresh)
+        self._tell_of_fresh(fresh, space, catalogued)
+        return self.outcome
+
+    def _sign(self) -> None:
+        """Leave on the run which process executes it, so that a run whose process died can be told."""
+        self._context.instance.add_run_tags(self._context.run_id, process_tags())
+
+    def _select(self, partition_keys: Iterable[str] | None) -> dict[str, Partition]:
+        wanted = None if partition_keys is None else {from_partition_key(key): key for key in partition_keys}
+        chosen = {
+            partition.key: partition for partition in self._catalog.open() if wanted is None or partition.key in wanted
+        }
+        self.outcome.partitions = chosen
+        self._gone = [key for key in wanted or {} if key not in chosen]
+        return chosen
+
+    def _register(self, chosen: dict[str, Partition]) -> Catalogued:
+        """Make Dagster know these partitions and their source versions; gives what is on record afterwards."""
+        instance = self._context.instance
+        catalogued = read_catalogued(instance)
+        new = [key for key in map(to_partition_key, chosen) if key not in catalogued.registered]
+        if new:
+            instance.add_dynamic_partitions(CATALOG_PARTITIONS.name or "", new)
+        moved = list(changed(chosen.values(), catalogued.observed))
+        for partition in moved:
+            self._log(observation(partition))
+        return read_catalogued(instance) if moved else catalogued
+
+    def _known_space(self) -> Space | None:
+        """The space of this run as the output knows it, without loading a model; None when it is to be begun."""
+        space = known_space(self._store, self._encoder.spec(), unattended=self._config.unattended)
+        expected = self._config.expected_space
+        if expected and (space is None or space.name != expected):
+            now = repr(space.name) if space else "one that the output does not have"
+            raise ConfigError(
+                f"the run was launched for the space {expected!r}, and the settings now mean {now}. "
+                "Launch catalog_refresh by hand to go on with that."
+            )
+        return space
+
+    def _guard_pool(self, pool: EncoderPool, space: Space | None) -> None:
+        if self._config.unattended and space and pool.space.spec_sha256 != space.spec_sha256:
+            raise ConfigError(
+                f"the model {self._encoder.model!r} is not the one that made the space {space.name!r}: its content has "
+                "changed. Nothing was encoded. Launch catalog_refresh by hand to begin a space for the new one."
+            )
+
+    def _split(self, candidates: list[Partition], space: Space | None) -> tuple[list[Receipt], list[Partition]]:
+        """Receipts of what is fresh, and the partitions that need work."""
+        if space is None or self._config.force:
+            return [], candidates
+        outputs = OutputState(self._store, space.name)
+        fresh: list[Receipt] = []
+        todo: list[Partition] = []
+        for partition in candidates:
+            receipt = published(outputs, partition.key) if outputs.status(partition) == "fresh" else None
+            if receipt:
+                fresh.append(receipt)
+            else:
+                todo.append(partition)
+        return fresh, todo
+
+    def _keep_gone(self, space: Space) -> list[Receipt]:
+        """Receipts of partitions that left the catalog and still have their file; the others count as failures."""
+        if not self._gone:
+            return []
+        outputs = OutputState(self._store, space.name)
+        found = {key: published(outputs, key) for key in self._gone}
+        self.outcome.failures += [
+            Failure(key, f"partition {key!r} is not in the catalog any more. Delete it in Dagster, or put it back.")
+            for key, receipt in found.items()
+            if receipt is None
+        ]
+        return [receipt for receipt in found.values() if receipt]
+
+    def _embed(self, pool: EncoderPool, todo: list[Partition], catalogued: Catalogued) -> tuple[Space, list[Receipt]]:
+        """Run the engine over `todo`; gives the space, and receipts of what turned out to be fresh after all."""
+        run = EmbeddingRun(
+            todo,
+            self._store,
+            pool,
+            self._encoder.thresholds(),
+            force=self._config.force,
+            include_text=self._output.include_text,
+            memory_limit=self._encoder.memory_limit_bytes,
+        )
+        self.outcome.report = run.report
+        self._context.log.info(
+            f"{len(todo):,} partitions to do on {pool.device} in {pool.precision}, space {run.space.name}, "
+            f"SuperBatches of {run.bounds.b_min:,} to {run.bounds.b_max:,} texts"
+        )
+        fresh: list[Receipt] = []
+        superbatch_event: int | None = None
+        with closing(run.events()) as events:
+            for event in events:
+                match event:
+                    case SuperBatchReport():
+                        self._log(superbatches.materialization(event, run.space.name))
+                        superbatch_event = self._last_superbatch_event()
+                    case Failure():
+                        self.outcome.failures.append(event)
+                        self._context.log.error(event.reason)
+                    case Receipt(action="fresh"):
+                        fresh.append(event)
+                    case Receipt():
+                        encoded_in = superbatch_event if event.superbatch is not None else None
+                        if self._reads_back(event.key, run.space):
+                            self._log(lineage.materialization(event, self._observation(event, catalogued), encoded_in))
+        return run.space, fresh
+
+    def _reads_back(self, key: str, space: Space) -> bool:
+        """Whether a published file is what its source says it must be; if not, the partition has failed."""
+        partition = self.outcome.partitions.get(key)
+        if partition is None:
+            return True
+        wrong = file_violation(partition, self._store, space)
+        if wrong is None or partition.current_source_version() != partition.source_version:
+            return True  # right when it was read; if the source has changed since, the next run will see to it
+        self.outcome.failures.append(Failure(key, f"partition {key!r}: {wrong}"))
+        self._context.log.error(wrong)
+        return False
+
+    def _tell_of_fresh(self, fresh: list[Receipt], space: Space, catalogued: Catalogued) -> None:
+        """Adopt files that are not on record; in a backfill, say of every other one that it was reused.
+
+        Dagster ends a backfill as failed when a partition that it covers has no event from its run.
+        """
+        for receipt in fresh:
+            known = catalogued.knows(receipt.key, receipt.desired_version)
+            if not known and not self._reads_back(receipt.key, space):
+                continue
+            if not known or self._backfill:
+                pointer = self._observation(receipt, catalogued)
+                self._log(lineage.materialization(receipt, pointer, reused=known, adopted=not known))
+
+    def _observation(self, receipt: Receipt, catalogued: Catalogued) -> int | None:
+        return catalogued.observation_ids.get(to_partition_key(receipt.key))
+
+    def _last_superbatch_event(self) -> int | None:
+        records = self._context.instance.fetch_materializations(superbatches.SUPERBATCHES, limit=1).records
+        return records[0].storage_id if records else None
+
+    def _log(self, event: dg.AssetMaterialization | dg.AssetObservation) -> None:
+        self._context.log_event(event)
+        for _ in self._context.consume_events():
+            pass  # it is stored by now; the context would keep it in memory until the step ends (4 kB each)
+
+
+def file_violation(partition: Partition, store: Store, space: Space) -> str | None:
+    """What is wrong with a partition's file, compared with its source row by row; None when nothing is."""
+    for found in verify(_Alone(store.url, partition), store, space):
+        if isinstance(found, Violation):
+            return found.reason
+        break  # what follows would be the space's other files
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Alone:
+    """A source of one partition."""
+
+    url: str
+    partition: Partition
+
+    def __iter__(self) -> Iterator[Partition]:
+        yield self.partition
+
+
+def published(outputs: OutputState, key: str) -> Receipt | None:
+    """The receipt of a valid file of the space that is there already."""
+    file = outputs.file(key)
+    if file is None or file.facts.space != outputs.space:
+        return None
+    return receipt_of(file.facts, file.stored, outputs.store.location(file.stored.name), action="fresh")
+
+
+def known_space(store: Store, spec: EncodingSpec, *, unattended: bool) -> Space | None:
+    """The space that the output has for a spec, found without a model; None when it would have to be begun.
+
+    Raises:
+        ConfigError: unattended, and the output holds other spaces only: a model's first run is a person's to launch.
+    """
+    space = find_space(store, spec)
+    if space is None and unattended and (others := [other.name for other in list_spaces(store)]):
+        raise ConfigError(
+            f"the output has no space for the model {spec.model!r} with these settings; it holds {', '.join(others)}. "
+            "A space is never begun unattended, since that encodes the whole catalog: launch catalog_refresh by hand "
+            "once."
+        )
+    return space

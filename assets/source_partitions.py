@@ -1,0 +1,52 @@
+"""The catalog's partitions as Dagster sees them: an external asset with one dynamic partition per catalog key.
+
+Nothing here is executed. A key is registered when it is first seen, and its source version is observed when it has
+changed, so Dagster's own staleness follows the catalog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import dagster as dg
+
+from surge_dagster.assets.partition_keys import to_partition_key
+from surge_dagster.engine.catalog import Partition
+
+SOURCE_PARTITIONS = dg.AssetKey("source_partitions")
+CATALOG_PARTITIONS = dg.DynamicPartitionsDefinition(name="catalog")
+DATA_VERSION_TAG = "dagster/data_version"
+
+source_partitions = dg.AssetSpec(
+    SOURCE_PARTITIONS,
+    partitions_def=CATALOG_PARTITIONS,
+    group_name="surge",
+    kinds={"parquet"},
+    description=(
+        "The catalog: every partition is a set of texts with ids. Its data version is the source version, a token that "
+        "changes when the partition may have changed. Observed by the sensor and by each run, never executed."
+    ),
+)
+
+
+def observation(partition: Partition) -> dg.AssetObservation:
+    """The event that says which source version a partition has now."""
+    metadata: dict[str, dg.MetadataValue] = {
+        "key": dg.MetadataValue.text(partition.key),
+        "source_version": dg.MetadataValue.text(partition.source_version),
+    }
+    if partition.rows is not None:
+        metadata["dagster/row_count"] = dg.MetadataValue.int(partition.rows)
+    return dg.AssetObservation(
+        SOURCE_PARTITIONS,
+        partition=to_partition_key(partition.key),
+        metadata=metadata,
+        tags={DATA_VERSION_TAG: partition.source_version},
+    )
+
+
+def changed(partitions: Iterable[Partition], observed: dict[str, str]) -> Iterator[Partition]:
+    """Those whose source version is not the one observed last; `observed` goes by partition key."""
+    for partition in partitions:
+        if observed.get(to_partition_key(partition.key)) != partition.source_version:
+            yield partition

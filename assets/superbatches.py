@@ -1,0 +1,50 @@
+"""One event per SuperBatch: what an encode call held and what it cost.
+
+The asset is external and unpartitioned, and the run of `embeddings` logs its events: as a second output of that op it
+would make backfills from the UI impossible, since one asset has partitions and the other has none. Its data version is
+the vector space, so a SuperBatch more does not make embeddings stale and another model does.
+"""
+
+from __future__ import annotations
+
+import dagster as dg
+
+from surge_dagster.assets.source_partitions import DATA_VERSION_TAG, SOURCE_PARTITIONS
+from surge_dagster.engine.telemetry import SuperBatchReport
+
+SUPERBATCHES = dg.AssetKey("superbatches")
+
+superbatches = dg.AssetSpec(
+    SUPERBATCHES,
+    deps=[SOURCE_PARTITIONS],
+    group_name="surge",
+    kinds={"arrow"},
+    description=(
+        "What went into the encoder at once: many small partitions together, or a piece of a large one. One event per "
+        "SuperBatch, with its figures; its data version is the vector space."
+    ),
+)
+
+
+def materialization(report: SuperBatchReport, space: str) -> dg.AssetMaterialization:
+    """The event of one SuperBatch."""
+    return dg.AssetMaterialization(
+        SUPERBATCHES,
+        description=f"SuperBatch {report.index}: {report.texts:,} texts of {report.partitions:,} partitions",
+        metadata={
+            "superbatch": report.index,
+            "partitions": report.partitions,
+            "texts": report.texts,
+            "text_bytes": report.text_bytes,
+            "tokens": report.tokens,
+            "truncated": report.truncated,
+            "encode_seconds": round(report.encode_seconds, 4),
+            "serialize_seconds": round(report.serialize_seconds, 4),
+            "upload_seconds": round(report.upload_seconds, 4),
+            "fill_ratio": round(report.fill_ratio, 4),
+            "overlap_ratio": round(report.overlap_ratio, 4),
+            "texts_per_second": round(report.texts_per_second, 1),
+            "space": space,
+        },
+        tags={DATA_VERSION_TAG: space, "dagster/data_version_is_user_provided": "true"},
+    )
