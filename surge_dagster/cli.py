@@ -1,0 +1,358 @@
+"""The command line: arguments in, one engine call, figures out. Nothing is decided here.
+
+Exit codes: 0 done, 1 something is wrong with the data or the run, 2 wrong usage (a setting, a path, a model). With
+`--json` the last line of standard output is one JSON document; progress and messages go to standard error.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from surge_dagster import __version__
+from surge_dagster.catalogs.demo import build_demo_catalog
+from surge_dagster.catalogs.folder import CatalogSummary
+from surge_dagster.catalogs.synthetic import build_synthetic_catalog
+from surge_dagster.engine.cost_model import CostConstants
+from surge_dagster.engine.cost_model import plan as make_plan
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.spec import Space
+from surge_dagster.engine.errors import ConfigError, SurgeError
+from surge_dagster.engine.output.spaces import find_space, list_spaces
+from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.run import EmbeddingRun
+from surge_dagster.engine.search import search as search_space
+from surge_dagster.engine.telemetry import Failure, Receipt, RunReport
+from surge_dagster.engine.verify import Verified, Violation
+from surge_dagster.engine.verify import verify as verify_output
+from surge_dagster.settings import Settings, load_settings
+from surge_dagster.terminal import complain, messages, one_line, print_json, progress_bar
+
+app = typer.Typer(
+    name="surge-dagster",
+    help="Turn a partitioned catalog of texts into one embedding file per partition.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+catalog_app = typer.Typer(help="Build a catalog to try things on.", no_args_is_help=True)
+app.add_typer(catalog_app, name="catalog")
+
+Source = Annotated[str | None, typer.Argument(help="Catalog: a path or URL. Default: the setting `source`.")]
+Output = Annotated[str | None, typer.Argument(help="Embeddings: a path or URL. Default: the setting `output`.")]
+Model = Annotated[str | None, typer.Option(help="Hub name or local folder of a sentence-transformers model.")]
+Prompt = Annotated[str | None, typer.Option(help="Text put before each text; default: the model's own.")]
+MaxLength = Annotated[int | None, typer.Option(help="Tokens of a text that are read; default: the model's own.")]
+Normalize = Annotated[bool | None, typer.Option(help="Unit vectors; default: as the model says.")]
+Dimension = Annotated[int | None, typer.Option(help="Leading dimensions to keep; default: all.")]
+Dtype = Annotated[str | None, typer.Option(help="Type of the stored vectors: float32 or float16.")]
+Devices = Annotated[str | None, typer.Option(help="auto, cpu, cuda, or a list such as cuda:0,cuda:1.")]
+Precision = Annotated[str | None, typer.Option(help="Arithmetic: auto, fp32, fp16 or bf16.")]
+Backend = Annotated[str | None, typer.Option(help="auto, torch or openvino.")]
+BMin = Annotated[int | None, typer.Option(help="Texts of a SuperBatch, at least; default: 5 s of encoding.")]
+BMax = Annotated[int | None, typer.Option(help="Texts of a SuperBatch, at most; default: five times B_min.")]
+BMinBytes = Annotated[int | None, typer.Option(help="The same in bytes of ids and texts.")]
+BMaxBytes = Annotated[int | None, typer.Option(help="The same in bytes of ids and texts.")]
+IdColumn = Annotated[str | None, typer.Option(help="Column that identifies a row within its partition.")]
+TextColumn = Annotated[str | None, typer.Option(help="Column to embed.")]
+MaxTextBytes = Annotated[int | None, typer.Option(help="A longer text refuses its partition.")]
+MemoryLimit = Annotated[int | None, typer.Option(help="Bytes of data that may be resident at any time.")]
+IncludeText = Annotated[bool | None, typer.Option(help="Whether files carry the texts beside the vectors.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document as the last line.")]
+
+
+@app.command()
+def embed(
+    source: Source = None,
+    output: Output = None,
+    model: Model = None,
+    prompt: Prompt = None,
+    max_length: MaxLength = None,
+    normalize: Normalize = None,
+    dimension: Dimension = None,
+    dtype: Dtype = None,
+    devices: Devices = None,
+    precision: Precision = None,
+    backend: Backend = None,
+    b_min: BMin = None,
+    b_max: BMax = None,
+    b_min_bytes: BMinBytes = None,
+    b_max_bytes: BMaxBytes = None,
+    memory_limit_bytes: MemoryLimit = None,
+    id_column: IdColumn = None,
+    text_column: TextColumn = None,
+    max_text_bytes: MaxTextBytes = None,
+    include_text: IncludeText = None,
+    force: Annotated[bool, typer.Option(help="Encode what is fresh too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Embed what is missing or stale, without Dagster. Run it again after a crash: it goes on where it was."""
+    settings = load_settings(**_given(locals()))
+    catalog, store = settings.open_source(), settings.open_store()
+    total = sum(partition.rows or 0 for partition in catalog)
+    with _pool(settings) as pool:
+        run = EmbeddingRun(
+            catalog,
+            store,
+            pool,
+            settings.thresholds(),
+            force=force,
+            include_text=settings.include_text,
+            memory_limit=settings.memory_limit_bytes,
+        )
+        done = 0
+        with progress_bar("texts", total) as show:
+            for event in run.events():
+                if isinstance(event, Receipt):
+                    done += event.rows
+                    show(done, total)
+                elif isinstance(event, Failure):
+                    complain(f"refused: {event.reason}")
+    _print_report(run.report, store, as_json)
+    raise typer.Exit(1 if run.failed else 0)
+
+
+@app.command()
+def verify(
+    source: Source = None,
+    output: Output = None,
+    model: Model = None,
+    prompt: Prompt = None,
+    max_length: MaxLength = None,
+    normalize: Normalize = None,
+    dimension: Dimension = None,
+    dtype: Dtype = None,
+    devices: Devices = None,
+    precision: Precision = None,
+    backend: Backend = None,
+    id_column: IdColumn = None,
+    text_column: TextColumn = None,
+    max_text_bytes: MaxTextBytes = None,
+    reencode: Annotated[
+        str, typer.Option(help="Rows of each partition to encode again: a number, or `all`.", metavar="N|all")
+    ] = "3",
+    as_json: Json = False,
+) -> None:
+    """Prove that every file holds its partition's rows, in order, each with its own vector. Changes nothing."""
+    rows = _rows_to_reencode(reencode)
+    settings = load_settings(**_given(locals(), leave_out=("reencode",)))
+    catalog, store = settings.open_source(), settings.open_store()
+    space = _existing_space(settings, store)
+    pool = _pool(settings) if rows != 0 else None
+    partitions, texts, found = 0, 0, list[Violation]()
+    try:
+        with progress_bar("partitions") as show:
+            total = sum(1 for _ in catalog)
+            for event in verify_output(catalog, store, space, pool=pool, reencode=rows):
+                if isinstance(event, Verified):
+                    partitions, texts = partitions + 1, texts + event.rows
+                    show(partitions, total)
+                else:
+                    found.append(event)
+                    label = "warning" if event.is_warning else "violation"
+                    complain(f"{label} ({event.kind}): partition {event.key!r}: {event.reason}")
+    finally:
+        if pool is not None:
+            pool.close()
+    violations = [violation for violation in found if not violation.is_warning]
+    verdict = f"{len(violations)} violation(s)" if violations else "no violation"
+    encoded_again = "all rows" if rows is None else f"{rows} row(s) of each partition"
+    print(f"{space.name}: {partitions:,} partitions, {texts:,} texts read, {encoded_again} encoded again: {verdict}")
+    if as_json:
+        listed = [asdict(violation) for violation in found]
+        print_json({"space": space.name, "partitions": partitions, "texts": texts, "violations": listed})
+    raise typer.Exit(1 if violations else 0)
+
+
+@app.command()
+def plan(
+    source: Source = None,
+    c_ipc_seconds: Annotated[float, typer.Option(help="Fixed cost of one encode call.", min=0)] = 0.001,
+    texts_per_second: Annotated[float, typer.Option(help="Throughput of one worker.", min=0.001)] = 1000.0,
+    workers: Annotated[int, typer.Option(help="Encoder workers.", min=1)] = 1,
+    b_min: BMin = None,
+    b_max: BMax = None,
+    dimension: Annotated[int, typer.Option(help="Numbers in a vector.", min=1)] = 384,
+    id_column: IdColumn = None,
+    text_column: TextColumn = None,
+    as_json: Json = False,
+) -> None:
+    """Predict a run from the sizes of the partitions and the given costs, by the SURGE cost model."""
+    given = {"source": source, "id_column": id_column, "text_column": text_column, "b_min": b_min, "b_max": b_max}
+    settings = load_settings(**given)
+    constants = CostConstants(c_ipc_seconds=c_ipc_seconds, c_enc_seconds=1 / texts_per_second, workers=workers)
+    partitions = [(partition.rows or 0, partition.text_bytes or 0) for partition in settings.open_source()]
+    made = make_plan(
+        [rows for rows, _ in partitions],
+        constants,
+        settings.thresholds().resolve(texts_per_second * workers),
+        text_bytes=sum(size for _, size in partitions),
+        dimension=dimension,
+    )
+    print(made.as_text())
+    if as_json:
+        print_json(asdict(made))
+
+
+@app.command()
+def search(
+    output: Annotated[str, typer.Argument(help="Embeddings: a path or URL.")],
+    text: Annotated[str, typer.Argument(help="What to look for.")],
+    model: Model = None,
+    prompt: Prompt = None,
+    max_length: MaxLength = None,
+    normalize: Normalize = None,
+    dimension: Dimension = None,
+    dtype: Dtype = None,
+    devices: Devices = None,
+    precision: Precision = None,
+    backend: Backend = None,
+    k: Annotated[int, typer.Option("-k", help="How many.", min=1)] = 5,
+    as_json: Json = False,
+) -> None:
+    """Print the nearest texts of an output, to look at a result."""
+    settings = load_settings(**_given(locals(), leave_out=("text", "k")))
+    store = settings.open_store()
+    _existing_space(settings, store)
+    with _pool(settings) as pool:
+        hits = search_space(store, pool, [text], k)[0]
+    for hit in hits:
+        print(f"{hit.score:.3f}  {hit.key}  {hit.id}\n       {one_line(hit.text)}")
+    if as_json:
+        print_json({"query": text, "hits": [asdict(hit) for hit in hits]})
+
+
+@app.command()
+def demo(
+    limit: Annotated[int | None, typer.Option(help="Texts of the demo catalog, about.", min=1)] = None,
+    catalog: Annotated[str | None, typer.Option(help="Where the demo catalog goes.")] = None,
+    output: Annotated[str | None, typer.Option(help="Where the embeddings go.")] = None,
+) -> None:
+    """Embed the docstrings of the installed Python packages through Dagster, and search them."""
+    from surge_dagster.demo import run_demo  # Dagster takes a second to import, and no other command needs it
+
+    raise typer.Exit(run_demo(catalog=catalog, output=output, limit=limit))
+
+
+@catalog_app.command("demo")
+def catalog_demo(
+    out: Annotated[Path, typer.Option(help="Folder of the catalog.")],
+    limit: Annotated[int | None, typer.Option(help="Texts, about; default: all.", min=1)] = None,
+    as_json: Json = False,
+) -> None:
+    """Build a real catalog: the docstrings of the installed Python packages, a partition each."""
+    with progress_bar("packages") as report:
+        summary = build_demo_catalog(out, limit=limit, progress=report)
+    _print_catalog(summary, out, as_json)
+
+
+@catalog_app.command("synthetic")
+def catalog_synthetic(
+    out: Annotated[Path, typer.Option(help="Folder of the catalog.")],
+    texts: Annotated[int, typer.Option(help="Texts in all.", min=1)] = 100_000,
+    partitions: Annotated[int, typer.Option(help="Partitions.", min=1)] = 40,
+    sigma: Annotated[float, typer.Option(help="Spread of the log-normal sizes.", min=0)] = 1.72,
+    mean_bytes: Annotated[int, typer.Option(help="Mean size of a text.", min=1)] = 47,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same catalog.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Build the papers' workload: log-normal partition sizes, short product-like texts."""
+    with progress_bar("texts") as report:
+        summary = build_synthetic_catalog(
+            out, texts=texts, partitions=partitions, sigma=sigma, mean_bytes=mean_bytes, seed=seed, progress=report
+        )
+    _print_catalog(summary, out, as_json)
+
+
+@app.callback(invoke_without_command=True)
+def _global(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say what the pool does.")] = False,
+) -> None:
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s", stream=sys.stderr)
+    if version:
+        print(f"surge-dagster {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        raise typer.Exit(2)
+
+
+def main() -> None:
+    """Run the command line and turn what goes wrong into a message and an exit code."""
+    try:
+        app()
+    except ConfigError as error:
+        complain(f"error: {error}")
+        sys.exit(2)
+    except SurgeError as error:
+        complain(f"error: {error}")
+        sys.exit(1)
+    except KeyboardInterrupt:
+        complain("stopped; what was published stays, run the command again to go on")
+        sys.exit(130)
+    except BrokenPipeError:  # whoever read our output went away: `… | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _given(arguments: dict[str, Any], leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
+    names = set(Settings.model_fields) - set(leave_out)
+    return {name: value for name, value in arguments.items() if name in names and value is not None}
+
+
+def _pool(settings: Settings) -> EncoderPool:
+    spec = settings.encoding_spec()
+    with messages.status(f"starting the encoder for {spec.model}"):
+        return EncoderPool(spec, devices=settings.devices, precision=settings.precision, backend=settings.backend)
+
+
+def _existing_space(settings: Settings, store: Store) -> Space:
+    spec = settings.encoding_spec()
+    space = find_space(store, spec)
+    if space is not None:
+        return space
+    wanted = spec.resolve()
+    known = list_spaces(store)
+    for space in known:
+        if space.spec_sha256 == wanted.spec_sha256:
+            return space
+    held = f"it holds {', '.join(space.name for space in known)}" if known else "it holds none"
+    raise ConfigError(
+        f"the output {store.url!r} has no embeddings of the space {wanted.name}: {held}. "
+        "Name the model they were made with (--model), or run `surge-dagster embed` first."
+    )
+
+
+def _rows_to_reencode(value: str) -> int | None:
+    if value == "all":
+        return None
+    if value.isdecimal():
+        return int(value)
+    raise ConfigError(f"--reencode takes a number of rows or `all`; {value!r} was given.")
+
+
+def _print_report(report: RunReport, store: Store, as_json: bool) -> None:
+    print(
+        f"{report.partitions_written:,} partitions written, {report.partitions_skipped:,} fresh, "
+        f"{len(report.partitions_failed):,} failed; {report.texts_encoded:,} texts encoded in "
+        f"{report.wall_seconds:.1f} s ({report.texts_per_second:,.0f} texts/s) on {report.device} in "
+        f"{report.precision}, {report.truncated:,} truncated\nfiles are in {store.location(report.space)}"
+    )
+    if as_json:
+        print_json(report.as_dict())
+
+
+def _print_catalog(summary: CatalogSummary, out: Path, as_json: bool) -> None:
+    print(
+        f"{summary.partitions:,} partitions, {summary.texts:,} texts in {out}: {summary.written:,} written, "
+        f"{summary.unchanged:,} unchanged, {summary.removed:,} removed"
+    )
+    if as_json:
+        print_json(asdict(summary) | {"out": str(out)})

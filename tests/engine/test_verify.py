@@ -1,0 +1,216 @@
+"""What `verify` must find: everything that would give a reader something else than the source's rows and their vectors."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.output.embedding_file import EmbeddingFileWriter, read_facts
+from surge_dagster.engine.output.store import LocalStore, open_store
+from surge_dagster.engine.run import EmbeddingRun
+from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.superbatch import Thresholds
+from surge_dagster.engine.verify import Violation, verify
+
+KEYS = ["a", "b", "Köln"]
+ROWS = 40
+
+
+def build_catalog(root: Path) -> Path:
+    for key in KEYS:
+        folder = root / f"partition={key.replace('ö', '%C3%B6')}"
+        folder.mkdir(parents=True)
+        texts = [f"{key} text number {row} {'long ' * (row % 7)}" for row in range(ROWS)]
+        pq.write_table(pa.table({"id": [f"{key}-{row}" for row in range(ROWS)], "text": texts}), folder / "0.parquet")
+    return root
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with EncoderPool(EncodingSpec(model="hash://16")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory, pool: EncoderPool) -> Path:
+    root = tmp_path_factory.mktemp("embedded")
+    build_catalog(root / "catalog")
+    run = EmbeddingRun(open_source(root / "catalog"), open_store(root / "out"), pool, Thresholds(b_min=50, b_max=100))
+    assert len(list(run)) == len(KEYS)
+    return root
+
+
+@pytest.fixture
+def copy(embedded: Path, tmp_path: Path) -> Path:
+    shutil.copytree(embedded, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def violations(root: Path, pool: EncoderPool, reencode: int | None = 0) -> list[Violation]:
+    source, store = open_source(root / "catalog"), open_store(root / "out")
+    events = verify(source, store, pool.space, pool=pool if reencode != 0 else None, reencode=reencode)
+    return [event for event in events if isinstance(event, Violation)]
+
+
+def output_file(root: Path, pool: EncoderPool, name: str = "a") -> Path:
+    return root / "out" / pool.space.name / f"{name}.parquet"
+
+
+def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **facts: object) -> None:
+    """Write a file again as this project would, with other rows and matching facts: only the content is wrong."""
+    table, old = pq.read_table(path), read_facts(pq.read_metadata(path))
+    table = change(table)
+    with pa.OSFile(str(path), "wb") as sink:
+        writer = EmbeddingFileWriter(sink, table.schema.field("id").type, 16, "float32", include_text=True)
+        writer.append_table(table.replace_schema_metadata(None).cast(writer.schema))
+        writer.close(replace(old, rows=table.num_rows, **facts))  # pyright: ignore[reportArgumentType]
+
+
+def test_what_a_run_published_has_no_violation(embedded: Path, pool: EncoderPool) -> None:
+    assert violations(embedded, pool, reencode=None) == []
+
+
+def test_a_removed_row_is_found(copy: Path, pool: EncoderPool) -> None:
+    rewrite(output_file(copy, pool), lambda table: pa.concat_tables([table.slice(0, 7), table.slice(8)]))
+    found = violations(copy, pool)
+    assert [(one.key, one.kind) for one in found] == [("a", "ids")]
+    assert "row 7" in found[0].reason
+
+
+def test_a_removed_last_row_is_found(copy: Path, pool: EncoderPool) -> None:
+    rewrite(output_file(copy, pool), lambda table: table.slice(0, ROWS - 1))
+    assert [(one.key, one.kind) for one in violations(copy, pool)] == [("a", "rows")]
+
+
+def swap(table: pa.Table, column: str, first: int, second: int) -> pa.Table:
+    order = list(range(table.num_rows))
+    order[first], order[second] = order[second], order[first]
+    index = table.schema.get_field_index(column)
+    return table.set_column(index, table.schema.field(column), table.column(column).take(pa.array(order)))
+
+
+def test_two_swapped_ids_are_found(copy: Path, pool: EncoderPool) -> None:
+    rewrite(output_file(copy, pool), lambda table: swap(table, "id", 3, 4))
+    found = violations(copy, pool)
+    assert [(one.key, one.kind) for one in found] == [("a", "ids")]
+    assert "row 3" in found[0].reason
+
+
+def test_two_swapped_texts_are_found(copy: Path, pool: EncoderPool) -> None:
+    rewrite(output_file(copy, pool), lambda table: swap(table, "text", 3, 4))
+    assert [(one.key, one.kind) for one in violations(copy, pool)] == [("a", "texts")]
+
+
+def test_two_swapped_vectors_are_found_when_all_rows_are_encoded_again(copy: Path, pool: EncoderPool) -> None:
+    rewrite(output_file(copy, pool), lambda table: swap(table, "embedding", 3, 4))
+    assert violations(copy, pool) == [], "without encoding again nothing can tell"
+    found = violations(copy, pool, reencode=None)
+    assert [(one.key, one.kind) for one in found] == [("a", "vectors")]
+    assert "row 3" in found[0].reason
+
+
+def test_a_vector_that_is_not_of_length_one_is_found(copy: Path, pool: EncoderPool) -> None:
+    def stretch(table: pa.Table) -> pa.Table:
+        values = table.column("embedding").combine_chunks().flatten().to_numpy(zero_copy_only=False).copy()
+        values[5 * 16 : 6 * 16] *= 1.5
+        stretched = pa.FixedSizeListArray.from_arrays(pa.array(values), 16)
+        return table.set_column(2, table.schema.field("embedding"), stretched.cast(table.schema.field("embedding").type))
+
+    rewrite(output_file(copy, pool), stretch)
+    found = violations(copy, pool)
+    assert [(one.key, one.kind) for one in found] == [("a", "vectors")]
+    assert "row 5" in found[0].reason
+
+
+def test_a_truncated_file_is_found(copy: Path, pool: EncoderPool) -> None:
+    path = output_file(copy, pool)
+    for kept in (0, 3, path.stat().st_size // 2, path.stat().st_size - 1):
+        shutil.copy(output_file(copy, pool, "b"), path)
+        with path.open("r+b") as file:
+            file.truncate(kept)
+        assert ("a", "damaged") in [(one.key, one.kind) for one in violations(copy, pool)]
+
+
+def test_a_file_of_another_partition_is_found(copy: Path, pool: EncoderPool) -> None:
+    shutil.copy(output_file(copy, pool, "b"), output_file(copy, pool))
+    assert [(one.key, one.kind) for one in violations(copy, pool)] == [("a", "ids")]
+
+
+def test_a_file_of_another_model_is_found(copy: Path, pool: EncoderPool) -> None:
+    with EncoderPool(EncodingSpec(model="hash://16", prompt="query: ")) as other:
+        list(EmbeddingRun(open_source(copy / "catalog"), open_store(copy / "out"), other))
+        shutil.copy(output_file(copy, other), output_file(copy, pool))
+    found = violations(copy, pool)
+    assert [(one.key, one.kind) for one in found] == [("a", "space")]
+
+
+def test_a_missing_file_is_found(copy: Path, pool: EncoderPool) -> None:
+    output_file(copy, pool).unlink()
+    assert [(one.key, one.kind) for one in violations(copy, pool)] == [("a", "missing")]
+
+
+def test_a_partition_that_changed_since_is_found(copy: Path, pool: EncoderPool) -> None:
+    path = copy / "catalog" / "partition=a" / "0.parquet"
+    pq.write_table(pq.read_table(path).slice(1), path)
+    assert [(one.key, one.kind) for one in violations(copy, pool)] == [("a", "stale")]
+
+
+def test_a_file_without_a_source_is_a_warning_and_a_damaged_one_is_not(copy: Path, pool: EncoderPool) -> None:
+    shutil.rmtree(copy / "catalog" / "partition=a")
+    found = violations(copy, pool)
+    assert [(one.key, one.kind, one.is_warning) for one in found] == [("a", "orphan", True)]
+    with output_file(copy, pool).open("r+b") as file:
+        file.truncate(100)
+    assert [one.is_warning for one in violations(copy, pool)] == [False]
+
+
+def what_a_reader_gets(store: LocalStore, name: str) -> tuple[object, ...]:
+    """Everything that pyarrow gives a reader: schema, rows, file metadata."""
+    with store.open(name) as source:
+        reader = pq.ParquetFile(source)
+        table = reader.read()
+        metadata = {key: value for key, value in (reader.metadata.metadata or {}).items() if key != b"ARROW:schema"}
+        return (
+            str(table.schema.remove_metadata()),
+            table.column("id").to_pylist(),
+            table.column("text").to_pylist(),
+            np.asarray(table.column("embedding").combine_chunks().flatten()).tobytes(),
+            json.dumps(sorted((str(key), str(value)) for key, value in metadata.items())),
+        )
+
+
+def test_any_byte_flip_that_changes_what_a_reader_gets_is_found(copy: Path, pool: EncoderPool) -> None:
+    # One random bit of every byte of a whole file; about 8,000 files are written and verified, which takes 15 s.
+    store = open_store(copy / "out")
+    catalog = copy / "one"
+    shutil.copytree(copy / "catalog" / "partition=a", catalog / "partition=a")
+    path = output_file(copy, pool)
+    for other in ("b", "K%C3%B6ln"):
+        output_file(copy, pool, other).unlink()
+    name = f"{pool.space.name}/a.parquet"
+    good, content = what_a_reader_gets(store, name), path.read_bytes()
+    source, rng = open_source(catalog), random.Random(7)
+    missed: list[int] = []
+    harmless = 0
+    for place in range(len(content)):
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << rng.randrange(8)
+        path.write_bytes(flipped)
+        if any(isinstance(event, Violation) for event in verify(source, store, pool.space)):
+            continue
+        harmless += 1
+        if what_a_reader_gets(store, name) != good:
+            missed.append(place)
+    assert missed == []
+    assert harmless < len(content) // 10, "most bytes of a file matter"
