@@ -173,29 +173,49 @@ def verify(
 @app.command()
 def plan(
     source: Source = None,
-    c_ipc_seconds: Annotated[float, typer.Option(help="Fixed cost of one encode call.", min=0)] = 0.001,
-    texts_per_second: Annotated[float, typer.Option(help="Throughput of one worker.", min=0.001)] = 1000.0,
-    workers: Annotated[int, typer.Option(help="Encoder workers.", min=1)] = 1,
+    model: Model = None,
+    devices: Devices = None,
+    precision: Precision = None,
+    backend: Backend = None,
+    texts_per_second: Annotated[
+        float | None, typer.Option(help="Throughput of one worker; default: measured with --model.", min=0.001)
+    ] = None,
+    call_seconds: Annotated[float, typer.Option(help="c_ipc, the fixed cost of one encode call.", min=0)] = 0.001,
+    workers: Annotated[int, typer.Option(help="Encoder workers, with --texts-per-second.", min=1)] = 1,
+    dimension: Dimension = None,
     b_min: BMin = None,
     b_max: BMax = None,
-    dimension: Annotated[int, typer.Option(help="Numbers in a vector.", min=1)] = 384,
     id_column: IdColumn = None,
     text_column: TextColumn = None,
     as_json: Json = False,
 ) -> None:
-    """Predict a run from the sizes of the partitions and the given costs, by the SURGE cost model."""
-    given = {"source": source, "id_column": id_column, "text_column": text_column, "b_min": b_min, "b_max": b_max}
-    settings = load_settings(**given)
-    constants = CostConstants(c_ipc_seconds=c_ipc_seconds, c_enc_seconds=1 / texts_per_second, workers=workers)
-    partitions = [(partition.rows or 0, partition.text_bytes or 0) for partition in settings.open_source()]
+    """Predict what a run costs from the sizes of the partitions, by the SURGE cost model."""
+    settings = load_settings(**_given(locals()))
+    sizes = [(partition.rows or 0, partition.text_bytes or 0) for partition in settings.open_source()]
+    texts = sum(rows for rows, _ in sizes)
+    vector = dimension or 384
+    if texts_per_second is None:
+        with _pool(settings) as pool:
+            workers = len(pool.worker_pids)
+            texts_per_second, vector = pool.texts_per_second / workers, pool.dimension
     made = make_plan(
-        [rows for rows, _ in partitions],
-        constants,
-        settings.thresholds().resolve(texts_per_second * workers),
-        text_bytes=sum(size for _, size in partitions),
-        dimension=dimension,
+        [rows for rows, _ in sizes],
+        CostConstants(call_seconds, 1 / texts_per_second, workers),
+        settings.thresholds(),
+        dimension=vector,
+        mean_text_bytes=sum(size for _, size in sizes) / max(1, texts),
     )
-    print(made.as_text())
+    print(
+        f"{made.partitions:,} partitions, {made.texts:,} texts, the largest has {made.largest_partition_texts:,}\n"
+        f"thresholds: b_min {made.bounds.b_min:,}, b_max {made.bounds.b_max:,} texts\n"
+        f"encoding: {made.seconds:,.1f} s in {made.flushes:,} SuperBatches ({made.texts_per_second:,.0f} texts/s), at "
+        f"{texts_per_second:,.0f} short texts/s on each of {workers} worker(s); long texts take longer in proportion\n"
+        f"partition by partition it would be {made.partition_by_partition_seconds:,.1f} s: speedup {made.speedup:.2f} "
+        f"(alpha {made.alpha:.3f}, call cost {call_seconds} s)\n"
+        f"phi {made.phi:.2f}, CV {made.cv:.2f}: SuperBatches are {made.recommendation}\n"
+        f"memory of the largest SuperBatch: {made.peak_superbatch_bytes / 1e6:,.1f} MB, "
+        f"never above {made.bound_superbatch_bytes / 1e6:,.1f} MB"
+    )
     if as_json:
         print_json(asdict(made))
 
