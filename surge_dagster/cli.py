@@ -307,7 +307,7 @@ def _global(
 def main() -> None:
     """Run the command line and turn what goes wrong into a message and an exit code."""
     try:
-        app()
+        app(prog_name="surge-dagster")
     except ConfigError as error:
         complain(f"error: {error}")
         sys.exit(2)

@@ -1,0 +1,158 @@
+"""The command line as a person meets it: exit codes, messages without a stack trace, one JSON document at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from surge_dagster import cli
+
+MODEL = ("--model", "hash://16")
+DOCUMENTED = """
+    partitions_written partitions_skipped partitions_failed texts_encoded tokens truncated superbatches wall_seconds
+    texts_per_second encode_seconds serialize_seconds upload_seconds time_to_first_output_seconds overlap_ratio
+    duty_cycle exposed_io_seconds pool_start_seconds padding_ratio max_in_flight_texts peak_resident_bytes
+    peak_rss_bytes space dimension device precision
+"""
+
+
+def in_process(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, cwd: Path, *arguments: object
+) -> tuple[int, str, str]:
+    """The installed command's entry point in this process: exit code, standard output, standard error."""
+    monkeypatch.chdir(cwd)
+    monkeypatch.setattr(sys, "argv", ["surge-dagster", *map(str, arguments)])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    code = exit_.value.code
+    assert isinstance(code, int)
+    return code, *capsys.readouterr()
+
+
+def surge(*arguments: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The installed command in a process of its own."""
+    command = [str(Path(sys.executable).with_name("surge-dagster")), *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+def last_json(finished: subprocess.CompletedProcess[str]) -> dict:
+    return json.loads(finished.stdout.strip().splitlines()[-1])
+
+
+def write_partition(catalog: Path, key: str, rows: int, **columns: object) -> Path:
+    path = catalog / f"partition={key}" / "part-0.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = {"id": [f"{key}-{row}" for row in range(rows)], "text": [f"{key} number {row}" for row in range(rows)]}
+    pq.write_table(pa.table(table | columns), path)
+    return path
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Path:
+    for key, rows in (("apples", 30), ("pears", 3), ("plums", 1)):
+        write_partition(tmp_path / "catalog", key, rows)
+    return tmp_path / "catalog"
+
+
+def test_embed_then_verify_then_search(catalog: Path, tmp_path: Path) -> None:
+    first = surge("embed", catalog, "out", *MODEL, "--json", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    report = last_json(first)
+    assert (report["partitions_written"], report["texts_encoded"], report["partitions_failed"]) == (3, 34, [])
+    assert set(DOCUMENTED.split()) <= set(report)
+    again = last_json(surge("embed", catalog, "out", *MODEL, "--json", cwd=tmp_path))
+    assert (again["partitions_written"], again["partitions_skipped"], again["texts_encoded"]) == (0, 3, 0)
+    verified = surge("verify", catalog, "out", *MODEL, "--reencode", "all", "--json", cwd=tmp_path)
+    assert verified.returncode == 0, verified.stderr
+    assert last_json(verified)["violations"] == []
+    found = surge("search", "out", "pears number 2", *MODEL, "-k", 1, "--json", cwd=tmp_path)
+    assert [(hit["key"], hit["id"]) for hit in last_json(found)["hits"]] == [("pears", "pears-2")]
+
+
+def test_a_bad_partition_ends_in_exit_code_1_with_all_others_published(catalog: Path, tmp_path: Path) -> None:
+    write_partition(catalog, "nulls", 3, text=["a", None, "c"])
+    finished = surge("embed", catalog, "out", *MODEL, "--json", cwd=tmp_path)
+    report = last_json(finished)
+    assert finished.returncode == 1
+    assert report["partitions_written"] == 3
+    assert [failed["key"] for failed in report["partitions_failed"]] == ["nulls"]
+    assert "row 1" in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
+def test_verify_names_the_partition_and_exits_with_1(catalog: Path, tmp_path: Path) -> None:
+    report = last_json(surge("embed", catalog, "out", *MODEL, "--json", cwd=tmp_path))
+    path = tmp_path / "out" / report["space"] / "apples.parquet"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    finished = surge("verify", catalog, "out", *MODEL, cwd=tmp_path)
+    assert finished.returncode == 1
+    assert "'apples'" in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("embed", "nowhere", "out", *MODEL), "does not exist"),
+        (("embed", "empty", "out", *MODEL), "is empty"),
+        (("embed", "catalog", "a-file", *MODEL), "is a file"),
+        (("embed", "catalog", "a-file/below", *MODEL), "cannot write"),
+        (("embed", "catalog", "out", "--model", "nobody/nothing"), "nobody/nothing"),
+        (("embed", "catalog", "out", *MODEL, "--b-min", "9", "--b-max", "3"), "b_min"),
+        (("embed", "catalog", "s3://bucket/x", *MODEL), "s3://bucket/x"),
+        (("verify", "catalog", "out", *MODEL), "no embeddings"),
+        (("verify", "catalog", "out", *MODEL, "--reencode", "some"), "--reencode"),
+        (("embed", "--no-such-option"), "--no-such-option"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2_and_says_what_is_wrong(
+    catalog: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    says: str,
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a-file").write_text("")
+    code, _, error = in_process(capsys, monkeypatch, tmp_path, *arguments)
+    assert code == 2, error
+    assert says in " ".join(error.split())
+    assert "Traceback" not in error
+
+
+def test_the_environment_wins_over_the_file_and_a_flag_over_both(catalog: Path, tmp_path: Path) -> None:
+    (tmp_path / "surge.yaml").write_text("source: catalog\noutput: from-file\nmodel: hash://8\ndtype: float16\n")
+    report = last_json(surge("embed", "--json", *MODEL, cwd=tmp_path, SURGE_MODEL="hash://12", SURGE_OUTPUT="from-env"))
+    assert report["dimension"] == 16
+    schema = pq.read_schema(tmp_path / "from-env" / report["space"] / "apples.parquet")
+    assert schema.field("embedding").type.value_type == pa.float16()
+
+
+def test_catalogs_are_built_and_planned(tmp_path: Path) -> None:
+    build = ("catalog", "synthetic", "--out", "made", "--texts", 500, "--partitions", 7, "--seed", 3, "--json")
+    assert last_json(surge(*build, cwd=tmp_path))["written"] == 7
+    assert last_json(surge(*build, cwd=tmp_path))["unchanged"] == 7
+    planned = last_json(surge("plan", "made", "--texts-per-second", 100, "--b-min", 100, "--json", cwd=tmp_path))
+    assert (planned["partitions"], planned["texts"]) == (7, 500)
+    assert planned["seconds"] >= 5
+
+
+def test_every_command_explains_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for command in ("", "embed", "verify", "plan", "search", "demo", "catalog demo", "catalog synthetic"):
+        code, out, error = in_process(capsys, monkeypatch, tmp_path, *command.split(), "--help")
+        assert code == 0, error
+        assert f"Usage: surge-dagster {command}".strip() in " ".join(out.split())
