@@ -1,0 +1,37 @@
+"""What every test shares: a cache folder of its own, and one pool of real worker processes without a model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.spec import EncodingSpec
+from tests.small_catalogs import DIMENSION
+
+# The same examples on every machine, and no clock in the verdict: what fails here fails everywhere.
+settings.register_profile(
+    "surge", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("surge")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The project's disposable caches, away from the user's own; worker processes inherit the setting."""
+    with pytest.MonkeyPatch.context() as patch:
+        # CI may point the runs at one folder, so that a second run finds what the first one measured.
+        folder = Path(os.environ.get("SURGE_CACHE_DIR") or tmp_path_factory.mktemp("surge-cache"))
+        patch.setenv("SURGE_CACHE_DIR", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def hash_pool(cache_folder: Path) -> Iterator[EncoderPool]:
+    """Real worker processes, shared memory and pipes; vectors come from a hash of the text."""
+    with EncoderPool(EncodingSpec(model=f"hash://{DIMENSION}")) as pool:
+        yield pool

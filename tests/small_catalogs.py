@@ -1,0 +1,135 @@
+"""Catalogs small enough to write down, on disk or in memory, and what embedding them must give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from surge_dagster.engine.catalog import KEY_METADATA, SOURCE_VERSION_METADATA, Partition, RowBatch, encode_key
+from surge_dagster.engine.encoder.backends.hash_backend import hash_vectors
+from surge_dagster.engine.errors import DataError
+from surge_dagster.engine.output.embedding_file import FileFacts, matrix_of, read_facts
+from surge_dagster.engine.output.freshness import file_name
+
+DIMENSION = 16
+
+Rows = Sequence[tuple[Any, Any]]
+
+
+def numbered_rows(key: str, count: int, *, words: int = 3, start: int = 0) -> list[tuple[str, str]]:
+    """Rows whose texts differ from each other and from those of other keys."""
+    return [(f"id-{row}", " ".join([f"{key}/{row}"] * words)) for row in range(start, start + count)]
+
+
+def partition_folder(root: Path, key: str) -> Path:
+    """Where a key's files lie in a catalog on disk."""
+    return root / f"partition={encode_key(key)}"
+
+
+def write_rows(
+    path: Path,
+    rows: Rows,
+    *,
+    key: str | None = None,
+    version: str | None = None,
+    id_type: pa.DataType | None = None,
+    text_type: pa.DataType | None = None,
+    columns: tuple[str, str] = ("id", "text"),
+    **options: Any,
+) -> Path:
+    """Write one Parquet file; `options` go to pyarrow's writer."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table(
+        {
+            columns[0]: pa.array([row[0] for row in rows], type=id_type or pa.string()),
+            columns[1]: pa.array([row[1] for row in rows], type=text_type or pa.string()),
+        }
+    )
+    declared = {KEY_METADATA: key, SOURCE_VERSION_METADATA: version}
+    metadata = {name: value.encode() for name, value in declared.items() if value is not None}
+    pq.write_table(table.replace_schema_metadata(metadata), path, **options)
+    return path
+
+
+def write_partition(root: Path, key: str, rows: Rows, *, version: str | None = "v1", **options: Any) -> Path:
+    """Write a partition of one file, which declares its key and version."""
+    return write_rows(partition_folder(root, key) / "part-0.parquet", rows, key=key, version=version, **options)
+
+
+def write_catalog(root: Path, partitions: Mapping[str, Rows], *, version: str | None = "v1") -> Path:
+    """Write a catalog of one file per partition."""
+    root.mkdir(parents=True, exist_ok=True)
+    for key, rows in partitions.items():
+        write_partition(root, key, rows, version=version)
+    return root
+
+
+def row_batch_of(rows: Rows, id_type: pa.DataType | None = None) -> RowBatch:
+    """Rows as the engine passes them on."""
+    return RowBatch(
+        pa.array([row[0] for row in rows], type=id_type or pa.string()),
+        pa.array([row[1] for row in rows], type=pa.large_string()),  # pyright: ignore[reportArgumentType]
+    )
+
+
+def partition_of(
+    key: str, rows: Rows, *, version: str = "v1", batch_rows: int = 7, fails_at: int | None = None
+) -> Partition:
+    """A partition in memory; with `fails_at`, that row is refused."""
+
+    def read() -> Iterator[RowBatch]:
+        if not rows:
+            yield row_batch_of(rows)
+        for start in range(0, len(rows), batch_rows):
+            if fails_at is not None and start <= fails_at < start + batch_rows:
+                raise DataError(key, "this row is refused", "Mend it.", fails_at)
+            yield row_batch_of(rows[start : start + batch_rows])
+
+    return Partition(key, version, read, lambda: version)
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """What a reader finds in one output file."""
+
+    facts: FileFacts
+    ids: list[Any]
+    texts: list[str] | None
+    matrix: np.ndarray
+
+
+def read_embedded(output: Path, space: str, key: str) -> Embedded:
+    """Read a partition's output file in full, checking page checksums."""
+    with pq.ParquetFile(output / file_name(space, key), page_checksum_verification=True) as reader:
+        facts = read_facts(reader.metadata)
+        table = reader.read()
+    whole = table.combine_chunks().to_batches() if table.num_rows else []
+    matrix = matrix_of(whole[0]) if whole else np.empty((0, facts.dimension), np.float32)
+    texts = table["text"].to_pylist() if "text" in table.column_names else None
+    return Embedded(facts, table["id"].to_pylist(), texts, matrix)
+
+
+def assert_embedded(output: Path, space: str, key: str, rows: Rows) -> FileFacts:
+    """Promise 1: row i of the output is row i of the source, with its own vector."""
+    found = read_embedded(output, space, key)
+    assert found.ids == [row[0] for row in rows]
+    assert found.texts == [row[1] for row in rows]
+    np.testing.assert_array_equal(found.matrix, hash_vectors([row[1] for row in rows], DIMENSION))
+    assert (found.facts.partition_key, found.facts.rows, found.facts.space) == (key, len(rows), space)
+    return found.facts
+
+
+def published_files(output: Path, space: str) -> set[str]:
+    """Every name in a space's folder, hidden ones included, but for what belongs to the folder itself."""
+    return {path.name for path in (output / space).iterdir()} - {"space.json", ".lock"}
+
+
+def keys_of(events: Iterable[Any]) -> list[str]:
+    """Keys of receipts or failures, sorted."""
+    return sorted(event.key for event in events)
