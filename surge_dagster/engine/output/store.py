@@ -2,18 +2,19 @@
 
 A file at its final name is complete, or it is not there. On local disk that is a temp file in the same folder, flushed
 to disk and renamed; the folder itself is flushed once per SuperBatch (`sync`), before its receipts are reported. A
-writer holds a lock on its temp file, so that a later run can tell the temp files of the dead from those of the living.
-The last check before a rename runs under a lock on the folder: of two writers, the one that is out of date loses.
+writer holds a lock on its temp file, so that a later run can tell the temp files of the dead from those of the living;
+process ids cannot, since containers begin counting anew. Temp files are made, and those of the dead removed, under a
+lock on the folder. The last check before a rename runs under it too: of two writers, the one out of date loses.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -80,7 +81,11 @@ def open_store(url: str | Path) -> LocalStore:
         ConfigError: the path is a file, or lies on a storage that is not supported.
     """
     root = local_path(url, what="output")
-    if root.exists() and not root.is_dir():
+    try:
+        is_file = root.exists() and not root.is_dir()
+    except OSError as error:
+        raise ConfigError(f"cannot open the output {str(url)!r}: {error.strerror}.") from error
+    if is_file:
         raise ConfigError(f"the output {str(url)!r} is a file; expected a folder.")
     return LocalStore(root)
 
@@ -108,12 +113,13 @@ class LocalStore:
         path = self.root / folder
         try:
             path.mkdir(parents=True, exist_ok=True)
-            probe = path / f"{_TEMP_PREFIX}probe-{secrets.token_hex(4)}a"
-            probe.touch()
-            folds_case = probe.with_name(probe.name.upper()).exists()
-            probe.unlink()
-            for entry in list(path.glob(f"{_TEMP_PREFIX}*")):
-                _remove_if_abandoned(entry)
+            with _locked(path / _LOCK_NAME):
+                for entry in list(path.glob(f"{_TEMP_PREFIX}*")):
+                    _remove_if_abandoned(entry)
+                probe = path / f"{_TEMP_PREFIX}probe"
+                probe.touch()
+                folds_case = probe.with_name(probe.name.upper()).exists()
+                probe.unlink()
         except OSError as error:
             raise ConfigError(
                 f"cannot write to the output folder {str(path)!r}: {error.strerror}. "
@@ -126,11 +132,17 @@ class LocalStore:
             )
 
     def list(self, folder: str) -> Iterator[StoredObject]:
-        """Yield the objects of a folder in no particular order; hidden ones are left out."""
+        """Yield the objects of a folder in no particular order; hidden ones are left out.
+
+        Raises:
+            ConfigError: the folder cannot be listed.
+        """
         try:
             entries = os.scandir(self.root / folder)
         except (FileNotFoundError, NotADirectoryError):
             return
+        except OSError as error:
+            raise _unlistable(self.root / folder, error) from error
         with entries:
             for entry in entries:
                 if entry.name.startswith(".") or not entry.is_file():
@@ -141,12 +153,18 @@ class LocalStore:
                     continue  # replaced or removed while the folder was being listed
 
     def folders(self) -> list[str]:
-        """Names of the folders at the root, sorted; hidden ones are left out."""
-        if not self.root.is_dir():
+        """Names of the folders at the root, sorted; hidden ones are left out.
+
+        Raises:
+            ConfigError: the root cannot be listed.
+        """
+        try:
+            entries = list(os.scandir(self.root))
+        except (FileNotFoundError, NotADirectoryError):
             return []
-        return sorted(
-            entry.name for entry in os.scandir(self.root) if entry.is_dir() and not entry.name.startswith(".")
-        )
+        except OSError as error:
+            raise _unlistable(self.root, error) from error
+        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
 
     def open(self, name: str) -> pa.NativeFile:
         """Open an object for reading.
@@ -178,8 +196,9 @@ class LocalUpload:
         self._final = root / name
         self._temp = self._final.with_name(f"{_TEMP_PREFIX}{os.getpid()}-{secrets.token_hex(6)}")
         with _storage_errors(self._final):
-            self._descriptor = os.open(self._temp, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666)
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            with _locked(self._final.parent / _LOCK_NAME):
+                self._descriptor = os.open(self._temp, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666)
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX)
             self.sink = pa.OSFile(str(self._temp), "wb")
         self._published = False
 
@@ -204,25 +223,29 @@ class LocalUpload:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self.sink.closed:
-            self.sink.close()
-        if not self._published:
-            self._temp.unlink(missing_ok=True)
-        os.close(self._descriptor)
+        try:
+            if not self.sink.closed:
+                with contextlib.suppress(OSError):  # what a full disk could not take is thrown away
+                    self.sink.close()
+            if not self._published:
+                self._temp.unlink(missing_ok=True)
+        finally:
+            os.close(self._descriptor)
 
 
 def _stored(name: str, status: os.stat_result) -> StoredObject:
     return StoredObject(name, status.st_size, str(status.st_mtime_ns))
 
 
+def _unlistable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"cannot list the output folder {str(path)!r}: {error.strerror}. Make it readable.")
+
+
 def _remove_if_abandoned(path: Path) -> None:
-    writer = path.name.removeprefix(_TEMP_PREFIX).partition("-")[0]
-    if writer.isdigit() and Path(f"/proc/{writer}").exists():
-        return  # a new temp file is not locked in its first instant
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
+    except (FileNotFoundError, PermissionError):
+        return  # published or removed meanwhile, or another user's
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         path.unlink(missing_ok=True)
@@ -232,7 +255,7 @@ def _remove_if_abandoned(path: Path) -> None:
         os.close(descriptor)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
     try:
@@ -242,7 +265,7 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _storage_errors(target: Path) -> Iterator[None]:
     try:
         yield

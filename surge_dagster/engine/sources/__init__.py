@@ -27,7 +27,11 @@ def open_source(
         ConfigError: the folder is missing, holds no partition, or lies on a storage that is not supported.
     """
     root = local_path(url, what="catalog")
-    if not root.is_dir():
+    try:
+        found = root.is_dir()
+    except OSError as error:
+        raise ConfigError(f"cannot open the catalog {str(url)!r}: {error.strerror}.") from error
+    if not found:
         raise ConfigError(
             f"no catalog at {str(url)!r}: the folder does not exist. Build one with "
             f"`surge-dagster catalog demo --out {url}` or give the path of your own."
