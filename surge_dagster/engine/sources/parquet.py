@@ -26,7 +26,7 @@ from surge_dagster.engine.catalog import (
     decode_key,
     encode_key,
 )
-from surge_dagster.engine.errors import ConfigError, DataError
+from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.sources.rows import row_batch
 
 _PREFIX = "partition="
@@ -69,18 +69,19 @@ class ParquetCatalog:
         Raises:
             ConfigError: the folder is unreadable or holds no partition folder.
         """
-        by_key: dict[str, list[str]] = {}
-        for folder in self._folders():
-            by_key.setdefault(self._key_of(folder), []).append(folder)
-        for key, folders in by_key.items():
+        for key, folders in self._folders_by_key().items():
             yield self._partition(key, folders)
 
     def partition(self, key: str) -> Partition | None:
         """The partition of one key, or None when the catalog has none."""
-        canonical = _PREFIX + encode_key(key)
-        if (self.root / canonical).is_dir() and self._key_of(canonical) == key:
-            return self._partition(key, [canonical])
-        return next((found for found in self if found.key == key), None)
+        folders = self._folders_by_key().get(key)
+        return self._partition(key, folders) if folders else None
+
+    def _folders_by_key(self) -> dict[str, list[str]]:
+        by_key: dict[str, list[str]] = {}
+        for folder in self._folders():
+            by_key.setdefault(self._key_of(folder), []).append(folder)
+        return by_key
 
     def _folders(self) -> list[str]:
         try:
@@ -121,8 +122,9 @@ class ParquetCatalog:
         )
 
     def _current_version(self, folders: list[str]) -> str | None:
-        files = [file for folder in folders if (self.root / folder).is_dir() for file in self._files(folder)]
-        return _version(files) if files else None
+        if not any((self.root / folder).is_dir() for folder in folders):
+            return None
+        return _version([file for folder in folders for file in self._files(folder)])
 
     def _files(self, folder: str) -> list[_File]:
         found = []
@@ -214,14 +216,18 @@ class ParquetCatalog:
             with pq.ParquetFile(
                 file.path, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True
             ) as reader:
-                missing = [name for name in (self.id_column, self.text_column) if name not in reader.schema_arrow.names]
+                names = reader.schema_arrow.names
+                missing = [name for name in (self.id_column, self.text_column) if name not in names]
                 if missing:
                     raise DataError(
                         key,
                         f"{file.relative} has no column {' and no column '.join(map(repr, missing))}; "
-                        f"its columns are {', '.join(map(repr, reader.schema_arrow.names))}",
+                        f"its columns are {', '.join(map(repr, names))}",
                         "Name the right ones with id_column and text_column.",
                     )
+                twice = [name for name in (self.id_column, self.text_column) if names.count(name) > 1]
+                if twice:
+                    raise DataError(key, f"{file.relative} has two columns {twice[0]!r}", "Rename one of them.")
                 columns = list(dict.fromkeys((self.id_column, self.text_column)))
                 row = first_row
                 for raw in reader.iter_batches(_rows_per_batch(reader.metadata), columns=columns, use_threads=False):
@@ -239,6 +245,10 @@ class ParquetCatalog:
                         first_row,
                         self.max_text_bytes,
                     )
+        except FileNotFoundError as error:
+            raise TransientError(
+                f"partition {key!r}: {file.relative} was removed while the partition was read. Run again.", key
+            ) from error
         except (OSError, pa.ArrowException) as error:
             raise DataError(
                 key,
