@@ -8,6 +8,7 @@ new version and nothing is encoded.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 
 from surge_dagster.engine.catalog import Partition, RowBatch, encode_key
@@ -16,18 +17,15 @@ from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import Cancelled, DataError, SurgeError, TransientError
 from surge_dagster.engine.ledger import Ledger
 from surge_dagster.engine.memory import MemoryPlan
+from surge_dagster.engine.output.embedding_file import InvalidFile
 from surge_dagster.engine.output.freshness import OutputState, PublishedFile
-from surge_dagster.engine.output.publisher import receipt_of
+from surge_dagster.engine.output.publisher import receipt_of, require_unchanged
 from surge_dagster.engine.output.republish import republish
 from surge_dagster.engine.output.store import Store
-from surge_dagster.engine.superbatch import (
-    PARTITION_OVERHEAD_BYTES,
-    Aggregator,
-    OpenPartition,
-    SuperBatch,
-    row_bytes,
-)
+from surge_dagster.engine.superbatch import Aggregator, OpenPartition, SuperBatch
 from surge_dagster.engine.telemetry import Failure, InFlight, Receipt
+
+log = logging.getLogger(__name__)
 
 
 class Admission:
@@ -86,16 +84,27 @@ class Admission:
             self._require_new(partition)
             if not self._settled(partition):
                 self._gather(partition)
+        except DataError as error:
+            self._report(self._refusal(partition, error))
         except SurgeError as error:
             self._report(Failure(partition.key, str(error), transient=isinstance(error, TransientError)))
         except OSError as error:
-            reason = f"partition {partition.key!r}: cannot be read: {error}. Run again when its storage answers."
+            reason = f"partition {partition.key!r}: {error}. Run again when its storage answers."
             self._report(Failure(partition.key, reason, transient=True))
 
     def finish(self) -> None:
         """Hand over what is left after the last partition."""
         for batch in self._aggregator.finish():
             self._hand_over(batch)
+
+    def _refusal(self, partition: Partition, error: DataError) -> Failure:
+        """What was found wrong may be the trace of a source that was being replaced: then another run can help."""
+        try:
+            require_unchanged(partition)
+        except (SurgeError, OSError):
+            changed = "Its source changed while it was read; run again."
+            return Failure(partition.key, f"{error} {changed}", transient=True)
+        return Failure(partition.key, str(error))
 
     def _require_new(self, partition: Partition) -> None:
         try:
@@ -130,7 +139,15 @@ class Admission:
             return True
         if self._content_digest(partition) != published.facts.content_digest:
             return False
-        self._report_settled(republish(self._store, published, partition, self._space), "republished")
+        self._ledger.reserve(self._memory.reader, self._stopped)
+        try:
+            rewritten = republish(self._store, published, partition, self._space)
+        except InvalidFile as error:
+            log.warning("%s is encoded again: %s", self._store.location(published.stored.name), error)
+            return False
+        finally:
+            self._ledger.release(self._memory.reader)
+        self._report_settled(rewritten, "republished")
         return True
 
     def _report_settled(self, published: PublishedFile, action: str) -> None:
@@ -139,24 +156,22 @@ class Admission:
 
     def _content_digest(self, partition: Partition) -> str:
         digest = ContentDigest()
-        for batch, _ in self._batches(partition):
+        for batch in self._batches(partition):
             digest.update(batch)
         return digest.hexdigest()
 
     def _gather(self, partition: Partition) -> None:
         opened = OpenPartition(partition)
         digest, ids = ContentDigest(), IdSet()
-        self._ledger.reserve(PARTITION_OVERHEAD_BYTES, self._stopped)
         self._aggregator.open(opened)
         try:
-            for batch, size in self._batches(partition):
+            for batch in self._batches(partition):
                 if opened.refused:
                     return  # it failed further on, where that was reported
                 digest.update(batch)
                 self._grow(partition, ids, len(batch))
                 ids.add(batch.ids)
                 taken = self._aggregator.add(batch)
-                self._ledger.reserve(size, self._stopped)
                 self._in_flight.add(len(batch))
                 for ready in taken:
                     self._hand_over(ready)
@@ -191,14 +206,14 @@ class Admission:
             )
         self._ledger.reserve(wanted - ids.bytes, self._stopped)
 
-    def _batches(self, partition: Partition) -> Iterator[tuple[RowBatch, int]]:
-        """Rows with the bytes that gathering them will hold; the batch itself is held while it is looked at."""
+    def _batches(self, partition: Partition) -> Iterator[RowBatch]:
+        """A partition's rows; each batch counts as held while it is looked at."""
         for batch in partition.read():
             if self._stopped():
                 raise Cancelled
             reading = min(2 * (batch.ids.nbytes + batch.texts.nbytes), self._memory.reader)
             self._ledger.reserve(reading, self._stopped)
             try:
-                yield batch, int(row_bytes(batch).sum())
+                yield batch
             finally:
                 self._ledger.release(reading)

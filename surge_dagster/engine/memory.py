@@ -1,7 +1,8 @@
 """How much data a run may hold, and why that is enough for it never to wait for itself.
 
     reader        batches on their way from the source, raw and canonical
-    slot          texts and ids of one SuperBatch, B_max of them
+    slot          texts and ids of one SuperBatch, B_max of them; twice, since a partition's first rows lie in two
+                  slots from when they move on until the slot they came from is released
     result        its embeddings, and what its largest pieces take while they are written
     id set        eight bytes per row of the partition being read
 
@@ -18,8 +19,8 @@ import numpy as np
 
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.output.embedding_file import piece_bytes
-from surge_dagster.engine.superbatch import Bounds
+from surge_dagster.engine.output.embedding_file import STRING_COPIES, levels_bytes, piece_bytes
+from surge_dagster.engine.superbatch import PARTITION_OVERHEAD_BYTES, Bounds
 
 SLOTS = 3  # one filling, one encoding, one whose slices storage still holds
 _READER_BYTES = 32 * 1024 * 1024
@@ -29,13 +30,19 @@ _LEAST_ID_SET_BYTES = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Shares of a run's memory, in bytes."""
+    """Shares of a run's memory, in bytes.
+
+    Attributes:
+        row: an embedding, its truncation flag and its text's offset.
+        keep_pages: whether released slots may keep the memory they touched; not where three full ones pass the limit.
+    """
 
     limit: int
     slots: int
     reader: int
     id_set: int
-    row: int  # embedding, its truncation flag and its text's offset
+    row: int
+    keep_pages: bool
 
     def result_bytes(self, rows: int, pieces: int) -> int:
         """What a SuperBatch of `rows` rows needs from the moment it is flushed."""
@@ -45,27 +52,35 @@ class MemoryPlan:
 def plan_memory(bounds: Bounds, space: Space, threads: int, limit: int | None) -> MemoryPlan:
     """Divide a limit, or derive one that lets three SuperBatches be alive at once.
 
+    Args:
+        threads: pieces that are written at a time.
+
     Raises:
         ConfigError: the limit cannot hold one SuperBatch; the text names the smallest that can.
     """
     itemsize = np.dtype(space.dtype).itemsize
     row = space.dimension * itemsize + 1 + 8
-    largest_piece = piece_bytes(bounds.b_max, space.dimension, itemsize)
-    slot = bounds.b_max_bytes
-    # Pieces of one SuperBatch share its rows, so their sum never exceeds that of one piece per thread nor of all rows.
-    result = bounds.b_max * row + min(threads * largest_piece, _all_pieces(bounds, space, itemsize))
-    least = _READER_BYTES + slot + result + _LEAST_ID_SET_BYTES
-    wanted = _READER_BYTES + SLOTS * (slot + result) + _ID_SET_BYTES
+    superbatch = (
+        2 * (bounds.b_max_bytes + PARTITION_OVERHEAD_BYTES)
+        + bounds.b_max * row
+        + _pieces(bounds, space.dimension, itemsize, threads)
+    )
+    least = _READER_BYTES + superbatch + _LEAST_ID_SET_BYTES
+    wanted = _READER_BYTES + SLOTS * superbatch + _ID_SET_BYTES
     if limit is None:
-        return MemoryPlan(wanted, SLOTS, _READER_BYTES, _ID_SET_BYTES, row)
+        return MemoryPlan(wanted, SLOTS, _READER_BYTES, _ID_SET_BYTES, row, keep_pages=True)
     if limit < least:
         raise ConfigError(
             f"a memory limit of {limit:,} bytes cannot hold one SuperBatch of {bounds.b_max:,} texts: "
             f"the smallest that works is {least:,}. Raise the limit, or lower b_max and b_max_bytes."
         )
-    return MemoryPlan(limit, SLOTS, _READER_BYTES, limit - least + _LEAST_ID_SET_BYTES, row)
+    id_set = limit - least + _LEAST_ID_SET_BYTES
+    return MemoryPlan(limit, SLOTS, _READER_BYTES, id_set, row, keep_pages=limit >= wanted)
 
 
-def _all_pieces(bounds: Bounds, space: Space, itemsize: int) -> int:
-    per_row = space.dimension * 4 + space.dimension * itemsize + 256
-    return bounds.b_max * per_row
+def _pieces(bounds: Bounds, dimension: int, itemsize: int, threads: int) -> int:
+    """Upper bound of `largest_pieces`: each piece has its own rows and strings, and together they have B_max."""
+    each = piece_bytes(bounds.b_max, dimension, itemsize, 0)
+    all_values = bounds.b_max * dimension * (levels_bytes(itemsize) + 2 * itemsize)
+    books = threads * piece_bytes(0, dimension, itemsize, 0)
+    return min(threads * each, all_values + books) + STRING_COPIES * bounds.b_max_bytes

@@ -14,8 +14,6 @@ import threading
 import time
 from collections.abc import Generator, Iterable, Iterator
 
-import numpy as np
-
 from surge_dagster.engine.admission import Admission
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.arena import Arena, ArenaClosed, Slot
@@ -23,7 +21,6 @@ from surge_dagster.engine.encoder.pool import EncodeFigures, EncoderPool
 from surge_dagster.engine.errors import Cancelled
 from surge_dagster.engine.ledger import Ledger
 from surge_dagster.engine.memory import MemoryPlan, plan_memory
-from surge_dagster.engine.output.embedding_file import piece_bytes
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.publisher import PublishedSuperBatch, Publisher, largest_pieces
 from surge_dagster.engine.output.spaces import claim_space
@@ -82,15 +79,20 @@ class EmbeddingRun:
         self._force = force
         self._include_text = include_text
         self._threads = publish_threads or max(8, 4 * len(pool.worker_pids))
-        self._memory: MemoryPlan = plan_memory(self.bounds, self.space, self._threads, memory_limit)
+        self._memory: MemoryPlan = plan_memory(self.bounds, self.space, self._pieces_at_once, memory_limit)
         self._ledger = Ledger(self._memory.limit)
         self._stop = threading.Event()
         self._started = False
         self._begun = 0.0
         self._lock = threading.Lock()
         self._in_flight = InFlight()
+        self._failed_keys: set[str] = set()
         self._events: queue.Queue[Event | BaseException | None] = queue.Queue(_EVENTS_WAITING)
         self._idle_since: float | None = None  # when the encoder began to wait for a SuperBatch
+
+    @property
+    def _pieces_at_once(self) -> int:
+        return self._threads + 1  # the segments of split partitions have a thread of their own
 
     @property
     def failed(self) -> bool:
@@ -119,22 +121,28 @@ class EmbeddingRun:
         arena = self._pool.arena(
             slots=self._memory.slots, max_texts=self.bounds.b_max, max_bytes=self.bounds.b_max_bytes
         )
-        with MemoryGauge() as gauge, arena:
-            self._begun = time.perf_counter()
-            engine = threading.Thread(target=self._run, args=(arena,), name="surge-run", daemon=True)
-            engine.start()
-            try:
-                while (event := self._events.get()) is not None:
-                    if isinstance(event, BaseException):
-                        raise event
-                    yield event
-            finally:
-                self._stop.set()
-                while engine.is_alive():  # its threads may be waiting to report to us
-                    with contextlib.suppress(queue.Empty):
-                        self._events.get(timeout=0.05)
-                engine.join()
-        self.report.peak_rss_bytes = gauge.peak_bytes
+        gauge = MemoryGauge()
+        try:
+            with gauge, arena:
+                yield from self._commit(arena)
+        finally:
+            self.report.peak_rss_bytes = gauge.peak_bytes
+
+    def _commit(self, arena: Arena) -> Generator[Event]:
+        self._begun = time.perf_counter()
+        engine = threading.Thread(target=self._run, args=(arena,), name="surge-run", daemon=True)
+        engine.start()
+        try:
+            while (event := self._events.get()) is not None:
+                if isinstance(event, BaseException):
+                    raise event
+                yield event
+        finally:
+            self._stop.set()
+            while engine.is_alive():  # its threads may be waiting to report to us
+                with contextlib.suppress(queue.Empty):
+                    self._events.get(timeout=0.05)
+            engine.join()
 
     def _run(self, arena: Arena) -> None:
         """Encode what the reader hands over until it has no more; always ends with None in the event queue."""
@@ -152,7 +160,7 @@ class EmbeddingRun:
         error: BaseException | None = None
         try:
             reader.start()
-            while (batch := self._next(ready)) is not None:
+            while (batch := self._next(ready, publisher)) is not None:
                 if isinstance(batch, BaseException):
                     raise batch
                 publisher.submit(batch, self._encode(batch))
@@ -171,10 +179,13 @@ class EmbeddingRun:
             self._events.put(error)
         self._events.put(None)
 
-    def _next(self, ready: queue.Queue[SuperBatch | BaseException | None]) -> SuperBatch | BaseException | None:
+    def _next(
+        self, ready: queue.Queue[SuperBatch | BaseException | None], publisher: Publisher
+    ) -> SuperBatch | BaseException | None:
         self._idle_since = time.perf_counter()
         try:
             while not self._stop.is_set():
+                publisher.require_alive()  # else the reader would wait for a slot that never comes back
                 with contextlib.suppress(queue.Empty):
                     return ready.get(timeout=0.1)
             return None
@@ -193,7 +204,11 @@ class EmbeddingRun:
 
         try:
             admission = Admission(
-                aggregator=Aggregator(self.bounds, lambda: self._acquire(arena)),
+                aggregator=Aggregator(
+                    self.bounds,
+                    lambda: self._acquire(arena),
+                    lambda size: self._ledger.reserve(size, self._stop.is_set),
+                ),
                 outputs=OutputState(self._store, self.space.name),
                 store=self._store,
                 space=self.space,
@@ -227,13 +242,11 @@ class EmbeddingRun:
         return slot
 
     def _result_bytes(self, batch: SuperBatch) -> int:
-        dimension, itemsize = self.space.dimension, np.dtype(self.space.dtype).itemsize
-        pieces = largest_pieces(batch, lambda rows: piece_bytes(rows, dimension, itemsize), self._threads)
-        return self._memory.result_bytes(batch.texts, pieces)
+        return self._memory.result_bytes(batch.texts, largest_pieces(batch, self.space, self._pieces_at_once))
 
     def _superbatch_done(self, batch: SuperBatch, published: PublishedSuperBatch) -> None:
         result_bytes = self._result_bytes(batch)
-        batch.slot.release()
+        batch.slot.release(keep_pages=self._memory.keep_pages)
         self._ledger.release(batch.held_bytes + result_bytes)
         self._in_flight.remove(published.ended_texts)
         with self._lock:
@@ -247,6 +260,9 @@ class EmbeddingRun:
         now = time.perf_counter() - self._begun
         with self._lock:
             if isinstance(event, Failure):
+                if event.key in self._failed_keys:  # found by two stages at once; what came first is reported
+                    return
+                self._failed_keys.add(event.key)
                 report.partitions_failed.append(event)
             elif isinstance(event, Receipt) and event.action == "fresh":
                 report.partitions_skipped += 1

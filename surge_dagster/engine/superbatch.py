@@ -57,6 +57,11 @@ class Thresholds:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1; {value} was given.")
+        if self.b_max_bytes is not None and self.b_max_bytes <= PARTITION_OVERHEAD_BYTES:
+            raise ConfigError(
+                f"b_max_bytes must be over {PARTITION_OVERHEAD_BYTES:,}, which a partition counts for itself; "
+                f"{self.b_max_bytes:,} was given."
+            )
         low, high = _B_MIN_RANGE
         b_min = self.b_min or round(min(high, max(low, _TARGET_SECONDS * texts_per_second)))
         if self.b_min is None and self.b_max is not None:
@@ -129,7 +134,7 @@ class SuperBatch:
     Attributes:
         slot: holds the texts, and the embeddings once they are encoded.
         segments: cover the slot's rows without gap, in order.
-        held_bytes: ids, texts and books, as counted against the thresholds.
+        held_bytes: ids, texts and books, and the texts that moved on to the next slot but still lie in this one.
     """
 
     index: int
@@ -163,15 +168,20 @@ class Aggregator:
     Args:
         bounds: the thresholds.
         acquire: gives an empty slot that takes B_max texts of B_max bytes; it may wait until one is free.
+        reserve: told of bytes before they are held; it may wait until there is room. Whoever receives a SuperBatch
+            releases its `held_bytes`, and whoever discards a partition what `discard` returns.
 
     Call `open`, then `add` for each row batch, then `close` (or `discard` when the partition is refused), and `finish`
     after the last partition. `add`, `close` and `finish` are generators of the SuperBatches that became ready; each
     must be run to its end. A SuperBatch's slot belongs to whoever receives it.
     """
 
-    def __init__(self, bounds: Bounds, acquire: Callable[[], Slot]) -> None:
+    def __init__(
+        self, bounds: Bounds, acquire: Callable[[], Slot], reserve: Callable[[int], None] = lambda size: None
+    ) -> None:
         self.bounds = bounds
         self._acquire = acquire
+        self._reserve = reserve
         self._slot: Slot | None = None
         self._pending: list[_Held] = []
         self._pending_texts = 0
@@ -193,6 +203,7 @@ class Aggregator:
         """Begin a partition; the one before must be closed or discarded."""
         if self._current is not None:
             raise RuntimeError(f"partition {self._current.partition.key!r} is still open")
+        self._reserve(PARTITION_OVERHEAD_BYTES)
         self._current = _Held(partition, start=self.held_texts, first_row=0)
 
     def add(self, batch: RowBatch) -> Iterator[SuperBatch]:
@@ -268,6 +279,8 @@ class Aggregator:
         return self._current
 
     def _append(self, current: _Held, batch: RowBatch, start: int, stop: int, size: int) -> None:
+        # Only what fits is asked for: a reader that waited with more than a SuperBatch in hand could wait for itself.
+        self._reserve(size)
         if self._slot is None:
             self._slot = self._acquire()
         self._slot.append(batch.texts[start:stop])
@@ -284,6 +297,8 @@ class Aggregator:
         current = self._current
         if current is not None:
             if current.rows:
+                self._reserve(current.bytes)  # the tail lies in both slots until the full one is released
+                size += current.bytes
                 self._slot = self._acquire()
                 full.move_tail(current.start, self._slot)
             current.start = 0

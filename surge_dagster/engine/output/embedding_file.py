@@ -11,6 +11,7 @@ group's embeddings are kept to 16 MiB to bound what writing costs.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -26,7 +27,11 @@ from surge_dagster import __version__
 FORMAT = "1"
 WRITER = f"surge-dagster {__version__}"
 MAX_ROW_GROUP_ROWS = 65_536
+WRITE_BATCH_ROWS = 1024
+STRING_COPIES = 3
 _ROW_GROUP_BYTES = 16 * 1024 * 1024
+_PAGE_BYTES = 1024 * 1024
+_PIECE_BYTES = 64 * 1024
 _DTYPES = {"float32": pa.float32(), "float16": pa.float16()}
 
 
@@ -126,13 +131,29 @@ def check_schema(found: pa.Schema, *, dimension: int, dtype: str) -> None:
         raise InvalidFile(f"its columns are {_flat(found)}; expected {_flat(expected)}")
 
 
-def piece_bytes(rows: int, dimension: int, itemsize: int) -> int:
+def piece_bytes(rows: int, dimension: int, itemsize: int, widest_text_bytes: int) -> int:
     """Upper estimate of the memory that writing `rows` rows takes beside the rows themselves, in bytes.
 
-    Levels cost four bytes per value of one row group, and pages are collected a megabyte at a time.
+    Columns are written one after the other. Embeddings need repetition and definition levels, four bytes per value of
+    a row group, in buffers that grow by copying; float16, a fixed-size binary to Parquet, needs a pointer per value
+    too. Strings are collected by `WRITE_BATCH_ROWS` and pages of a megabyte: plain, compressed and on the way.
+
+    Args:
+        widest_text_bytes: what `page_window_bytes` gives for the ids or the texts, whichever is more.
     """
     values = min(rows, row_group_rows(dimension, itemsize)) * dimension
-    return values * 4 + min(rows * (dimension * itemsize + 256), 4 * 1024 * 1024)
+    embeddings = values * levels_bytes(itemsize) + min(2 * rows * dimension * itemsize, 2 * _PAGE_BYTES)
+    return _PIECE_BYTES + max(embeddings, STRING_COPIES * widest_text_bytes)
+
+
+def levels_bytes(itemsize: int) -> int:
+    """Memory that writing one value of an embedding takes, in bytes."""
+    return 8 if itemsize == 4 else 16
+
+
+def page_window_bytes(total: int, longest: int) -> int:
+    """Most bytes of strings that are collected at once, of `total` bytes of which the longest string has `longest`."""
+    return min(total, _PAGE_BYTES + WRITE_BATCH_ROWS * longest)
 
 
 def row_group_rows(dimension: int, itemsize: int) -> int:
@@ -154,7 +175,7 @@ class EmbeddingFileWriter:
         self, sink: pa.NativeFile, id_type: pa.DataType, dimension: int, dtype: str, *, include_text: bool
     ) -> None:
         self.schema = schema(id_type, dimension, dtype, include_text=include_text)
-        self._row_group = row_group_rows(dimension, np.dtype(dtype).itemsize)
+        self.row_group_rows = row_group_rows(dimension, np.dtype(dtype).itemsize)
         self._writer = pq.ParquetWriter(
             sink,
             self.schema,
@@ -163,7 +184,8 @@ class EmbeddingFileWriter:
             write_statistics=False,
             compression={"id": "zstd", "text": "zstd", "embedding.list.item": "none"},  # pyright: ignore[reportArgumentType]
             write_page_checksum=True,
-            write_batch_size=1024,
+            write_batch_size=WRITE_BATCH_ROWS,
+            data_page_size=_PAGE_BYTES,
             use_compliant_nested_type=False,  # the list's values are called "item", as Arrow calls them
         )
         self.rows = 0
@@ -175,7 +197,9 @@ class EmbeddingFileWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None and self._writer.is_open:
-            self._writer.close()
+            # The file is thrown away; that its footer could not be written either is of no interest.
+            with contextlib.suppress(OSError, pa.ArrowException):
+                self._writer.close()
 
     def append(self, ids: pa.Array | pa.ChunkedArray, texts: pa.Array | None, matrix: np.ndarray) -> None:
         """Write rows; `matrix` has shape [rows, dimension], is contiguous and is referred to, not copied."""
@@ -188,7 +212,7 @@ class EmbeddingFileWriter:
     def append_table(self, table: pa.Table) -> None:
         """Write rows that have the file's schema already."""
         if table.num_rows:
-            self._writer.write_table(table, row_group_size=self._row_group)
+            self._writer.write_table(table, row_group_size=self.row_group_rows)
         self.rows += table.num_rows
 
     def close(self, facts: FileFacts) -> None:

@@ -69,21 +69,22 @@ class OutputState:
     def refresh(self) -> None:
         """List the space's folder again."""
         self._listed = {stored.name: stored for stored in self.store.list(self.space) if stored.name.endswith(SUFFIX)}
-        for known in [
-            known for known in _known if known[0] == self.store.url and known[1].name.startswith(f"{self.space}/")
-        ]:
-            if self._listed.get(known[1].name) != known[1]:
-                del _known[known]
+        for url, stored in list(_known):  # a copy: other threads look at other outputs
+            is_ours = url == self.store.url and stored.name.startswith(f"{self.space}/")
+            if is_ours and self._listed.get(stored.name) != stored:
+                _known.pop((url, stored), None)
 
     def names(self) -> list[str]:
         """Names of all files listed, valid or not, sorted."""
         return sorted(self._listed)
 
     def file(self, key: str) -> PublishedFile | None:
-        """The partition's valid file, of this space or (`foreign`) of another; None when there is none."""
+        """The valid file in the partition's place: its own, or one of another space (`foreign`); else None."""
         stored = self._listed.get(file_name(self.space, key))
         facts = self._facts(stored) if stored else None
-        return PublishedFile(stored, facts) if stored and facts and facts.partition_key == key else None
+        if stored is None or facts is None or (facts.space == self.space and facts.partition_key != key):
+            return None
+        return PublishedFile(stored, facts)
 
     def facts(self, key: str) -> FileFacts | None:
         """What the partition's file says of itself; None when there is no valid one of this space."""

@@ -7,6 +7,7 @@ is given back, and only then are its receipts reported. What fails here fails it
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -17,15 +18,25 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from surge_dagster.engine.catalog import Partition
+from surge_dagster.engine.columns import value_lengths
 from surge_dagster.engine.encoder.pool import EncodeFigures
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import DataError, SurgeError, TransientError
-from surge_dagster.engine.output.embedding_file import EmbeddingFileWriter, FileFacts, desired_version
+from surge_dagster.engine.output.embedding_file import (
+    EmbeddingFileWriter,
+    FileFacts,
+    desired_version,
+    page_window_bytes,
+    piece_bytes,
+)
 from surge_dagster.engine.output.freshness import file_name
 from surge_dagster.engine.output.store import Store, StoredObject, Upload
 from surge_dagster.engine.output.validation import invalid_row
 from surge_dagster.engine.superbatch import OpenPartition, Segment, SuperBatch
 from surge_dagster.engine.telemetry import Failure, Receipt, SuperBatchReport, overlap_ratio
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +115,7 @@ class Publisher:
         Raises:
             BaseException: whatever ended an earlier piece unexpectedly.
         """
-        if self._fatal is not None:
-            raise self._fatal
+        self.require_alive()
         publication = _Publication(batch, figures, remaining=len(batch.segments))
         for segment in batch.segments:
             whole = segment.first_row == 0 and segment.last
@@ -122,6 +132,10 @@ class Publisher:
         self._split_lane.shutdown(wait=True)
         for key in list(self._open):
             self._discard_open(key)
+        self.require_alive()
+
+    def require_alive(self) -> None:
+        """Raise what ended an earlier piece unexpectedly, if anything did."""
         if self._fatal is not None:
             raise self._fatal
 
@@ -229,7 +243,7 @@ class Publisher:
             truncated=opened.truncated,
         )
         opened.writer.close(facts)
-        stored = opened.upload.publish(lambda: require_unchanged(partition))
+        stored = opened.upload.publish(lambda: require_unchanged(partition.source))
         with self._lock:
             publication.upload_seconds += time.perf_counter() - begun
         encode_seconds = publication.figures.encode_seconds
@@ -244,7 +258,10 @@ class Publisher:
     def _discard_open(self, key: str) -> None:
         opened = self._open.pop(key, None)
         if opened is not None:
-            opened.cleanup.__exit__(RuntimeError, RuntimeError("abandoned"), None)
+            try:
+                opened.cleanup.__exit__(RuntimeError, RuntimeError("abandoned"), None)
+            except Exception as error:  # the partition's own failure counts, and the others go on
+                log.warning("cannot clean up after partition %r: %s", key, error)
 
     def _finish(self, publication: _Publication) -> None:
         try:
@@ -282,18 +299,18 @@ class Publisher:
         self._done(batch, PublishedSuperBatch(report, receipts, tuple(publication.failures), ended))
 
 
-def require_unchanged(partition: OpenPartition) -> None:
+def require_unchanged(partition: Partition) -> None:
     """Look the source version up once more, so that of two writers the one with the newer source wins.
 
     Raises:
         TransientError: the source has changed, or has gone, since the partition was listed.
     """
-    current = partition.source.current_source_version()
-    if current != partition.source.source_version:
+    current = partition.current_source_version()
+    if current != partition.source_version:
         came = "it has gone" if current is None else f"it is {current!r} now"
         raise TransientError(
             f"partition {partition.key!r}: its source changed while it was encoded (source version "
-            f"{partition.source.source_version!r} was read, {came}). The result was thrown away; run again.",
+            f"{partition.source_version!r} was read, {came}). The result was thrown away; run again.",
             partition.key,
         )
 
@@ -326,7 +343,18 @@ def receipt_of(
     )
 
 
-def largest_pieces(batch: SuperBatch, bytes_of: Callable[[int], int], threads: int) -> int:
+def largest_pieces(batch: SuperBatch, space: Space, threads: int) -> int:
     """Memory that writing a SuperBatch can take at once: that of its `threads` largest pieces, in bytes."""
-    sizes = np.sort(np.fromiter((bytes_of(s.stop - s.start) for s in batch.segments), np.int64, len(batch.segments)))
-    return int(sizes[-threads:].sum())
+    itemsize = np.dtype(space.dtype).itemsize
+    offsets = batch.slot.offsets
+    sizes = []
+    for segment in batch.segments:
+        widest = _window(np.diff(offsets[segment.start : segment.stop + 1]))
+        if segment.ids and not pa.types.is_int64(segment.ids[0].type):
+            widest = max(widest, _window(np.concatenate([value_lengths(ids) for ids in segment.ids])))
+        sizes.append(piece_bytes(segment.stop - segment.start, space.dimension, itemsize, widest))
+    return sum(sorted(sizes)[-threads:])
+
+
+def _window(lengths: np.ndarray) -> int:
+    return page_window_bytes(int(lengths.sum()), int(lengths.max(initial=0)))

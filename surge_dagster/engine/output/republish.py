@@ -9,9 +9,15 @@ import pyarrow.parquet as pq
 
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.spec import Space
-from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.output.embedding_file import WRITER, EmbeddingFileWriter, InvalidFile, read_rows
+from surge_dagster.engine.output.embedding_file import (
+    WRITER,
+    EmbeddingFileWriter,
+    InvalidFile,
+    check_schema,
+    read_rows,
+)
 from surge_dagster.engine.output.freshness import PublishedFile
+from surge_dagster.engine.output.publisher import require_unchanged
 from surge_dagster.engine.output.store import Store
 
 
@@ -19,8 +25,8 @@ def republish(store: Store, published: PublishedFile, partition: Partition, spac
     """Copy a file's rows to a new one that names the partition's present source version.
 
     Raises:
-        DataError: the file is damaged.
-        TransientError: it cannot be written.
+        InvalidFile: the file is damaged; it is left as it is.
+        TransientError: the new one cannot be written, or the source has changed once more.
     """
     name = published.stored.name
     facts = replace(published.facts, source_version=partition.source_version, writer=WRITER)
@@ -31,6 +37,7 @@ def republish(store: Store, published: PublishedFile, partition: Partition, spac
             store.create(name) as upload,
         ):
             columns = reader.schema_arrow
+            check_schema(columns, dimension=space.dimension, dtype=space.dtype)
             with EmbeddingFileWriter(
                 upload.sink,
                 columns.field("id").type,
@@ -38,13 +45,13 @@ def republish(store: Store, published: PublishedFile, partition: Partition, spac
                 space.dtype,
                 include_text="text" in columns.names,
             ) as writer:
-                for batch in read_rows(reader, batch_rows=4096):
+                for batch in read_rows(reader, batch_rows=writer.row_group_rows // 4 or 1):
                     writer.append_table(pa.Table.from_batches([batch], schema=writer.schema))
+                if writer.rows != facts.rows:
+                    raise InvalidFile(f"{writer.rows:,} rows could be read of {facts.rows:,}")
                 writer.close(facts)
-            stored = upload.publish(lambda: None)
-    except (InvalidFile, pa.ArrowException) as error:
-        raise DataError(
-            partition.key, f"its file {store.location(name)!r} is damaged: {error}", "Remove the file, then run again."
-        ) from error
+            stored = upload.publish(lambda: require_unchanged(partition))
+    except (FileNotFoundError, pa.ArrowException) as error:
+        raise InvalidFile(f"it cannot be read ({error})") from error
     store.sync(space.name)
     return PublishedFile(stored, facts)
