@@ -41,7 +41,8 @@ LOWEST_COSINE = {"fp32": 0.99999, "fp16": 0.999, "bf16": 0.999}
 _SAMPLE_TEXTS = 4096
 _SAMPLE_BYTES = 64 * 1024 * 1024
 
-Kind = Literal["source", "missing", "damaged", "space", "stale", "rows", "ids", "texts", "vectors", "orphan"]
+Kind = Literal["missing", "damaged", "space", "stale", "rows", "ids", "texts", "vectors", "source", "refused", "orphan"]
+_WARNINGS: frozenset[Kind] = frozenset({"refused", "orphan"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ class Violation:
 
     Attributes:
         key: the partition, or the file's name where its partition is unknown.
-        kind: what is at fault; an "orphan" (a valid file whose partition the source no longer has) is only a warning.
+        kind: what is at fault. Two are only warnings: "refused" (a partition with bad data, which rightly has no file)
+            and "orphan" (a valid file whose partition the source no longer has).
         reason: what was expected, what was found, and what to do.
     """
 
@@ -60,7 +62,7 @@ class Violation:
 
     @property
     def is_warning(self) -> bool:
-        return self.kind == "orphan"
+        return self.kind in _WARNINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +163,7 @@ def _verify_partition(
             _verify_rows(partition, facts, reader, space, wanted, samples)
             return facts.rows
     except FileNotFoundError:
-        for _ in partition.read():  # a partition that is refused has no file, and why is worth more than that
-            pass
+        _require_readable(partition)
         raise _Broken("missing", f"there is no file {location!r}. Run again.") from None
     except InvalidFile as error:
         raise _Broken("damaged", f"{location!r}: {error}. Remove it and run again.") from error
@@ -170,6 +171,17 @@ def _verify_partition(
         raise _Broken(
             "damaged", f"{location!r} cannot be read: {_first_line(error)}. Remove it and run again."
         ) from error
+
+
+def _require_readable(partition: Partition) -> None:
+    ids = IdSet()
+    try:
+        for batch in partition.read():
+            ids.add(batch.ids)
+        if ids.may_repeat():
+            refuse_repeated_id(partition)
+    except DataError as error:
+        raise _Broken("refused", f"it has no file, because its data are refused: {error}") from error
 
 
 def _facts(reader: pq.ParquetFile, space: Space, key: str | None, name: str) -> FileFacts:

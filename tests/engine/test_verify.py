@@ -1,4 +1,4 @@
-"""What `verify` must find: everything that would give a reader something else than the source's rows and their vectors."""
+"""What `verify` must find: whatever would give a reader something else than the rows of the source and their vectors."""
 
 from __future__ import annotations
 
@@ -125,7 +125,9 @@ def test_a_vector_that_is_not_of_length_one_is_found(copy: Path, pool: EncoderPo
         values = table.column("embedding").combine_chunks().flatten().to_numpy(zero_copy_only=False).copy()
         values[5 * 16 : 6 * 16] *= 1.5
         stretched = pa.FixedSizeListArray.from_arrays(pa.array(values), 16)
-        return table.set_column(2, table.schema.field("embedding"), stretched.cast(table.schema.field("embedding").type))
+        return table.set_column(
+            2, table.schema.field("embedding"), stretched.cast(table.schema.field("embedding").type)
+        )
 
     rewrite(output_file(copy, pool), stretch)
     found = violations(copy, pool)
@@ -164,6 +166,19 @@ def test_a_partition_that_changed_since_is_found(copy: Path, pool: EncoderPool) 
     path = copy / "catalog" / "partition=a" / "0.parquet"
     pq.write_table(pq.read_table(path).slice(1), path)
     assert [(one.key, one.kind) for one in violations(copy, pool)] == [("a", "stale")]
+
+
+def test_a_refused_partition_without_a_file_is_a_warning_and_with_one_it_is_not(copy: Path, pool: EncoderPool) -> None:
+    path = copy / "catalog" / "partition=a" / "0.parquet"
+    table = pq.read_table(path)
+    ids = [*table.column("id").to_pylist()[:-1], "a-0"]
+    version = {b"surge.source_version": read_facts(pq.read_metadata(output_file(copy, pool))).source_version.encode()}
+    pq.write_table(table.set_column(0, "id", pa.array(ids)).replace_schema_metadata(version), path)
+    assert [(one.key, one.kind, one.is_warning) for one in violations(copy, pool)] == [("a", "ids", False)]
+    output_file(copy, pool).unlink()
+    found = violations(copy, pool)
+    assert [(one.key, one.kind, one.is_warning) for one in found] == [("a", "refused", True)]
+    assert "row 39" in found[0].reason
 
 
 def test_a_file_without_a_source_is_a_warning_and_a_damaged_one_is_not(copy: Path, pool: EncoderPool) -> None:
