@@ -71,6 +71,8 @@ class Dispatcher:
         self._jobs: deque[Job] = deque()
         self._arenas: dict[int, tuple[int, Arena]] = {}
         self._stopping = False
+        self._ended = False
+        self._asking = threading.Lock()
         self.replays = 0
         self.failure: Exception | None = None
         self.ready_messages: dict[int, wire.Message] = {}
@@ -86,13 +88,13 @@ class Dispatcher:
 
     def abandon(self, job: Job) -> None:
         """Hands out nothing more of a job; chunks that are under way are finished, and keep the slot until then."""
-        self._ask(job.abandon)
+        self._ask(lambda: self._withdraw(job, None))
 
     def add_arena(self, arena: Arena) -> None:
         """Makes an arena known: workers get its memory before their first chunk of it."""
         # A duplicate: the arena may be closed while a worker still has to be told about it.
         descriptor = os.dup(arena.fd)
-        self._ask(lambda: self._arenas.__setitem__(arena.key, (descriptor, arena)))
+        self._ask(lambda: self._know(descriptor, arena))
 
     def drop_arena(self, arena: Arena) -> None:
         """Lets the workers forget an arena."""
@@ -109,10 +111,14 @@ class Dispatcher:
             self._thread.join()
 
     def _ask(self, request: Callable[[], None]) -> None:
-        self._requests.put(request)
-        # A full buffer has woken the thread already; a closed one has no thread to wake.
-        with contextlib.suppress(BlockingIOError, OSError):
-            self._wake_writer.send(b"\0")
+        with self._asking:
+            if self._ended:
+                # No thread is left that this one could get in the way of.
+                request()
+                return
+            self._requests.put(request)
+            with contextlib.suppress(BlockingIOError):  # a full buffer has woken the thread already
+                self._wake_writer.send(b"\0")
 
     # Everything below runs in the dispatcher's own thread.
 
@@ -193,6 +199,7 @@ class Dispatcher:
         if self.failure is not None:
             return
         index = worker.seat.index
+        del self._workers[index]
         ended = reason or how_it_ended(worker.end(_GRACE_SECONDS))
         if reason:
             worker.end(0)
@@ -249,7 +256,11 @@ class Dispatcher:
         if chunk is None:
             return False
         arena_id = chunk.job.slot.arena.key
-        descriptor, arena = self._arenas[arena_id]
+        known = self._arenas.get(arena_id)
+        if known is None:
+            self._withdraw(chunk.job, EncoderError("the arena was closed while one of its slots was being encoded"))
+            return True
+        descriptor, arena = known
         if not worker.assigned:
             worker.note_progress()
         worker.assigned.append(chunk)
@@ -257,13 +268,19 @@ class Dispatcher:
         try:
             if arena_id not in worker.known_arenas:
                 worker.known_arenas.add(arena_id)
-                known = {"op": "arena", "arena": arena_id, "slots": arena.slots, "layout": arena.layout.to_json()}
-                wire.send(worker.connection, known, (descriptor,))
+                described = {"op": "arena", "arena": arena_id, "slots": arena.slots, "layout": arena.layout.to_json()}
+                wire.send(worker.connection, described, (descriptor,))
             work = {"op": "encode", "arena": arena_id, "slot": chunk.job.slot.index, "chunk": id(chunk)}
             wire.send(worker.connection, work | {"start": chunk.start, "stop": chunk.stop})
         except OSError:
             pass  # it has died; the end of its connection is the next thing to be read
         return True
+
+    def _know(self, descriptor: int, arena: Arena) -> None:
+        if self._ended:
+            os.close(descriptor)
+        else:
+            self._arenas[arena.key] = (descriptor, arena)
 
     def _forget(self, arena_id: int) -> None:
         known = self._arenas.pop(arena_id, None)
@@ -287,12 +304,17 @@ class Dispatcher:
             self.failure = error
         for worker in self._workers.values():
             worker.kill()
-        for job in self._jobs:
-            job.error = self.failure
-            job.abandon()
-            job.done.set()
-        self._jobs.clear()
+        for job in list(self._jobs):
+            self._withdraw(job, self.failure)
         self.started.set()
+
+    def _withdraw(self, job: Job, error: Exception | None) -> None:
+        """Hands out nothing more of a job, and ends it with `error`."""
+        job.abandon()
+        if job in self._jobs:
+            self._jobs.remove(job)
+            job.error = error
+            job.done.set()
 
     def _unregister(self, worker: WorkerProcess) -> None:
         for source in (worker.connection, worker.output):
@@ -312,10 +334,11 @@ class Dispatcher:
                 chunk.job.slot.unpin()
         self._workers.clear()
         self._fail(EncoderError("the encoder pool is closed"))
+        with self._asking:
+            self._ended = True
         self._serve_requests()
-        for descriptor, _ in self._arenas.values():
-            os.close(descriptor)
-        self._arenas.clear()
+        for arena_key in list(self._arenas):
+            self._forget(arena_key)
         self._selector.close()
         self._wake_reader.close()
         self._wake_writer.close()

@@ -99,7 +99,7 @@ def _parity(space: Space, backend: Backend, settings: BackendSettings) -> float:
         reference = reference_vectors(load_reference(space, settings.device), space, parity.PARITY_TEXTS)
         lowest = parity.lowest_cosine(parity.backend_vectors(backend, space), reference)
         parity.keep_parity(name, lowest, space, backend)
-    floor = parity.floor(space, settings.precision)
+    floor = parity.FLOORS[settings.precision]
     if lowest < floor:
         raise ConfigError(
             f"{backend.detail} in {settings.precision} differs from sentence-transformers (lowest cosine {lowest:.7f}, "

@@ -149,7 +149,7 @@ def _from_hub(name: str, other_remedy: str) -> Path:
 
 def _answers(endpoint: str) -> bool:
     """Whether anything answers at `endpoint` within a few seconds, name resolution included."""
-    answered = threading.Event()
+    answers: list[bool] = []
 
     def ask() -> None:
         try:
@@ -158,11 +158,13 @@ def _answers(endpoint: str) -> bool:
             pass  # an answer, even if it is a refusal
         except OSError:
             return
-        answered.set()
+        answers.append(True)
 
-    # A resolver can block for much longer than any socket timeout: the thread is left behind, not waited for.
-    threading.Thread(target=ask, daemon=True).start()
-    return answered.wait(_HUB_ANSWER_SECONDS)
+    # A resolver can block for much longer than any socket timeout: such a thread is left behind, not waited for.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_HUB_ANSWER_SECONDS)
+    return bool(answers)
 
 
 def _modules_of(folder: Path) -> list[ModelModule]:

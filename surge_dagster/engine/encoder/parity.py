@@ -16,7 +16,6 @@ from surge_dagster.engine.encoder.fingerprint import cache_key, processor
 from surge_dagster.engine.encoder.spec import Space
 
 FLOORS = {"fp32": 0.99999, "fp16": 0.999, "bf16": 0.999}
-_ROUNDING = 1e-7
 
 _SENTENCE = "The quick brown fox jumps over the lazy dog while seven wizards quietly mix 42 strange potions. "
 PARITY_TEXTS = [
@@ -70,11 +69,6 @@ def lowest_cosine(one: np.ndarray, other: np.ndarray) -> float:
     products = np.einsum("ij,ij->i", one, other)
     cosines = np.where(lengths > 0, products / np.where(lengths > 0, lengths, 1), one.any(1) == other.any(1))
     return float(cosines.min())
-
-
-def floor(space: Space, precision: str) -> float:
-    """The cosine that must be reached: storing in float16 costs a little of it."""
-    return FLOORS[precision] - _ROUNDING
 
 
 def _nothing() -> None:

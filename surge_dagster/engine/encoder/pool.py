@@ -119,8 +119,7 @@ class EncoderPool:
         self._workers = len(choice.devices)
         try:
             self._dispatcher.started.wait()
-            if self._dispatcher.failure is not None:
-                raise self._dispatcher.failure
+            self._raise_failure()
             ready = list(self._dispatcher.ready_messages.values())
             self.backend: str = ready[0]["backend"]
             self.backend_detail: str = ready[0]["detail"]
@@ -175,8 +174,7 @@ class EncoderPool:
         Raises:
             EncoderError: the pool cannot go on; it holds the last words of the worker that failed.
         """
-        if self._dispatcher.failure is not None:
-            raise self._dispatcher.failure
+        self._raise_failure()
         if len(slot) == 0:
             return EncodeFigures()
         started = time.perf_counter()
@@ -188,7 +186,7 @@ class EncoderPool:
             self._dispatcher.abandon(job)
             raise
         if job.error is not None:
-            raise job.error
+            raise _anew(job.error)
         sums = job.figures
         return EncodeFigures(
             texts=job.rows,
@@ -204,6 +202,10 @@ class EncoderPool:
         """Ends the workers and waits for them; harmless when called twice."""
         self._dispatcher.close()
 
+    def _raise_failure(self) -> None:
+        if self._dispatcher.failure is not None:
+            raise _anew(self._dispatcher.failure)
+
     def __enter__(self) -> EncoderPool:
         return self
 
@@ -211,6 +213,11 @@ class EncoderPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _anew(error: Exception) -> Exception:
+    """The same error as a new object: several threads may raise it, and each adds its own traceback."""
+    return type(error)(str(error))
 
 
 def _with_folder(spec: EncodingSpec | Space) -> Space:

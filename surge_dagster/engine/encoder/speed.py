@@ -17,7 +17,7 @@ from surge_dagster.engine.encoder.fingerprint import cache_key, processor, usabl
 if TYPE_CHECKING:
     from surge_dagster.engine.encoder.pool import EncoderPool
 
-_TEXTS = 384
+_TEXTS = 256
 _TEXTS_OF_FAST_POOLS = 16_384
 _FAST_TEXTS_PER_SECOND = 10_000
 _ROUNDS = 2

