@@ -60,7 +60,11 @@ class _Task:
 
 
 def build_demo_catalog(
-    out: Path, *, limit: int | None = None, progress: Callable[[int, int], None] | None = None
+    out: Path,
+    *,
+    limit: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    search_path: Sequence[str] | None = None,
 ) -> CatalogSummary:
     """Bring the catalog in `out` up to date with what is installed here.
 
@@ -68,6 +72,7 @@ def build_demo_catalog(
         out: the catalog's folder, made when it is missing.
         limit: texts in all, at most; None takes every text there is.
         progress: called with the bytes of source parsed so far and in all, both estimated.
+        search_path: folders that distributions are looked for in; where Python imports from, unless told.
 
     Raises:
         ConfigError: the limit is below 1, or the folder can't be used or holds something else.
@@ -75,7 +80,7 @@ def build_demo_catalog(
     if limit is not None and limit < 1:
         raise ConfigError(f"a demo catalog needs a limit of at least 1 text, not {limit}")
     folder = CatalogFolder(Path(out), "demo")
-    installed = {found.name: found for found in installed_distributions()}
+    installed = {found.name: found for found in installed_distributions(search_path)}
     memory = folder.memory()
     known = _recall(memory, installed)
     partitions: dict[str, int] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -42,10 +43,14 @@ class Distribution:
         return tuple(source for _, source in sorted(found))
 
 
-def installed_distributions() -> list[Distribution]:
-    """All of them, sorted by name, once each; those without a RECORD, such as a system's own packages, are left out."""
+def installed_distributions(search_path: Sequence[str] | None = None) -> list[Distribution]:
+    """Those in `search_path` (where Python imports from, unless told), sorted by name, once each.
+
+    Distributions without a RECORD, such as those that belong to the operating system, are left out.
+    """
     found: dict[str, Distribution] = {}
-    for installed in metadata.distributions():
+    found_on_path = metadata.distributions() if search_path is None else metadata.distributions(path=list(search_path))
+    for installed in found_on_path:
         record = installed.read_text("RECORD")
         if not record or "Name" not in installed.metadata:
             continue
