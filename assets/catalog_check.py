@@ -57,7 +57,7 @@ _GROUPS = (
 
 
 @dg.multi_asset_check(
-    name="catalog_check",
+    name="compare_catalog_and_output",
     specs=[dg.AssetCheckSpec(group.name, asset=SOURCE_PARTITIONS, description=group.description) for group in _GROUPS],
 )
 def catalog_checks(
