@@ -42,21 +42,22 @@ _TASK_BYTES = 2 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What was learnt about one version of a distribution; `docstrings` is the quick count, None until it is needed."""
+    """What was learnt about one version of a distribution; `docstrings` is the quick count."""
 
     version: str
-    docstrings: int | None = None
+    docstrings: int
     empty: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """Files of one distribution that one process parses in one go; `cost` is about the bytes of source it will read."""
+    """Files of one distribution that one process parses in one go, with estimates of what it reads and finds."""
 
     name: str
     files: Sequence[SourceFile]
     at_most: int | None
-    cost: int
+    cost_bytes: int
+    texts: int
 
 
 def build_demo_catalog(
@@ -71,7 +72,7 @@ def build_demo_catalog(
     Args:
         out: the catalog's folder, made when it is missing.
         limit: texts in all, at most; None takes every text there is.
-        progress: called with the bytes of source parsed so far and in all, both estimated.
+        progress: called with the texts found so far and in all, both estimated.
         search_path: folders that distributions are looked for in; where Python imports from, unless told.
 
     Raises:
@@ -82,17 +83,17 @@ def build_demo_catalog(
     folder = CatalogFolder(Path(out), "demo")
     installed = {found.name: found for found in installed_distributions(search_path)}
     memory = folder.memory()
-    known = _recall(memory, installed)
     partitions: dict[str, int] = {}
     written = 0
 
     with parser_pool() as pool:
+        known = _learn(pool, installed, memory.get("distributions", {}))
         scale: float | None = None
         shares: dict[str, int | None] = dict.fromkeys(installed)
         if limit is not None:
-            known = _count(pool, installed, known)
-            counts = {name: facts.docstrings or 0 for name, facts in known.items()}
-            scale, shares = share_out(counts, limit, memory.get("scale") if memory.get("limit") == limit else None)
+            counts = {name: facts.docstrings for name, facts in known.items()}
+            scale, dealt = share_out(counts, limit, memory.get("scale") if memory.get("limit") == limit else None)
+            shares = {**dealt}
         stale: list[str] = []
         for name, share in shares.items():
             rows = _rows_held(folder, installed[name], share)
@@ -116,7 +117,7 @@ def build_demo_catalog(
     return CatalogSummary(len(partitions), sum(partitions.values()), written, len(partitions) - written, removed)
 
 
-def share_out(counts: Mapping[str, int], limit: int, scale: float | None = None) -> tuple[float, dict[str, int | None]]:
+def share_out(counts: Mapping[str, int], limit: int, scale: float | None = None) -> tuple[float, dict[str, int]]:
     """Deal out `limit` rows in proportion to `counts`, at least one each, and say by which factor.
 
     An earlier factor is kept for as long as it uses the limit well. When there are more names than rows, those with
@@ -125,11 +126,11 @@ def share_out(counts: Mapping[str, int], limit: int, scale: float | None = None)
     if len(counts) >= limit:
         return 0.0, dict.fromkeys(sorted(counts, key=lambda name: (-counts[name], name))[:limit], 1)
 
-    def shares(factor: float) -> dict[str, int | None]:
+    def shares(factor: float) -> dict[str, int]:
         return {name: max(1, math.floor(max(1, count) * factor)) for name, count in counts.items()}
 
     def total(factor: float) -> int:
-        return sum(max(1, math.floor(max(1, count) * factor)) for count in counts.values())
+        return sum(shares(factor).values())
 
     if scale is None or not _LEAST_USE * limit <= total(scale) <= limit:
         aim = max(len(counts), math.floor(limit * (1 - _ROOM)))
@@ -140,26 +141,19 @@ def share_out(counts: Mapping[str, int], limit: int, scale: float | None = None)
     return scale, shares(scale)
 
 
-def _recall(memory: Mapping[str, Any], installed: Mapping[str, Distribution]) -> dict[str, _Known]:
-    """What is known of each distribution; what was learnt about another version is forgotten."""
-    known: dict[str, _Known] = {}
-    for name, distribution in installed.items():
-        facts: dict[str, Any] = memory.get("distributions", {}).get(name, {})
-        if facts.get("version") == distribution.version:
-            known[name] = _Known(distribution.version, facts["docstrings"], facts["empty"])
-        else:
-            known[name] = _Known(distribution.version)
-    return known
-
-
-def _count(
-    pool: ProcessPoolExecutor, installed: Mapping[str, Distribution], known: Mapping[str, _Known]
+def _learn(
+    pool: ProcessPoolExecutor, installed: Mapping[str, Distribution], remembered: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, _Known]:
-    """`known` with every count in it."""
-    names = [name for name, facts in known.items() if facts.docstrings is None]
-    counts = pool.map(count_docstrings, [installed[name].sources() for name in names]) if names else ()
-    counted = {name: replace(known[name], docstrings=count) for name, count in zip(names, counts, strict=True)}
-    return {**known, **counted}
+    """What is known of each distribution; of versions that the last build didn't meet, the docstrings are counted."""
+    known = {
+        name: _Known(facts["version"], facts["docstrings"], facts["empty"])
+        for name, facts in remembered.items()
+        if name in installed and facts["version"] == installed[name].version
+    }
+    new = [name for name in installed if name not in known]
+    counts = pool.map(count_docstrings, [installed[name].sources() for name in new]) if new else ()
+    known.update((name, _Known(installed[name].version, count)) for name, count in zip(new, counts, strict=True))
+    return known
 
 
 def _version(distribution: Distribution, share: int | None, rows: int) -> str:
@@ -179,14 +173,16 @@ def _tasks(distribution: Distribution, share: int | None, known: _Known) -> Iter
     """The parsing of one distribution: in one piece where it ends at a share, else cut for the cores to divide."""
     files = distribution.sources()
     size = sum(file.size for file in files)
+    density = known.docstrings / max(1, size)
     if share is not None:
-        yield _Task(distribution.name, files, share, math.ceil(size * min(1.0, share / max(1, known.docstrings or 1))))
+        part = min(1.0, share / max(1, known.docstrings))
+        yield _Task(distribution.name, files, share, round(size * part), min(share, known.docstrings))
         return
     start = piece = 0
     for stop, file in enumerate(files, start=1):
         piece += file.size
         if piece >= _TASK_BYTES or stop == len(files):
-            yield _Task(distribution.name, files[start:stop], None, piece)
+            yield _Task(distribution.name, files[start:stop], None, piece, round(piece * density))
             start, piece = stop, 0
 
 
@@ -200,14 +196,14 @@ def _parse(
         places.append(len(pieces.setdefault(task.name, [])))
         pieces[task.name].append(None)
     # The longest first: nothing long is left over for the end, when only one core has something to do.
-    order = sorted(range(len(tasks)), key=lambda index: -tasks[index].cost)
+    order = sorted(range(len(tasks)), key=lambda index: -tasks[index].cost_bytes)
     futures = {pool.submit(extract, tasks[index].files, tasks[index].at_most): index for index in order}
-    done, total = 0, sum(task.cost for task in tasks)
+    done, total = 0, sum(task.texts for task in tasks)
     for future in as_completed(futures):
         index = futures.pop(future)
         name = tasks[index].name
         pieces[name][places[index]] = future.result()
-        done += tasks[index].cost
+        done += tasks[index].texts
         if progress is not None:
             progress(done, total)
         whole = [piece for piece in pieces[name] if piece is not None]

@@ -202,14 +202,13 @@ def test_a_limit_below_one_is_refused(site: Path, tmp_path: Path, limit: int) ->
     limit=st.integers(1, 20_000),
 )
 def test_shares_never_pass_the_limit_and_follow_the_counts(counts: dict[str, int], limit: int) -> None:
-    scale, shares = share_out(counts, limit)
-    dealt = {name: share or 0 for name, share in shares.items()}
+    scale, dealt = share_out(counts, limit)
     assert sum(dealt.values()) <= limit
     assert all(share >= 1 for share in dealt.values())
     assert len(dealt) == min(len(counts), limit)
     ranked = sorted(dealt, key=lambda name: counts[name])
     assert [dealt[name] for name in ranked] == sorted(dealt.values())
-    assert share_out(counts, limit, scale) == (scale, shares)
+    assert share_out(counts, limit, scale) == (scale, dealt)
 
 
 def test_shares_are_dealt_anew_only_when_the_limit_is_passed_or_badly_used() -> None:
