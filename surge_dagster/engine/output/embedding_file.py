@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from surge_dagster import __version__
+from surge_dagster.engine.unreadable import UNREADABLE, first_line
 
 FORMAT = "1"
 WRITER = f"surge-dagster {__version__}"
@@ -231,8 +232,8 @@ def read_rows(
     """
     try:
         yield from reader.iter_batches(batch_rows, columns=columns, use_threads=False)
-    except (OSError, pa.ArrowException) as error:
-        raise InvalidFile(f"its pages cannot be read ({str(error).splitlines()[0]})") from error
+    except UNREADABLE as error:
+        raise InvalidFile(f"its pages cannot be read ({first_line(error)})") from error
 
 
 def matrix_of(batch: pa.RecordBatch) -> np.ndarray:

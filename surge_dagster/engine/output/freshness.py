@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from surge_dagster.engine.catalog import Partition, encode_key
 from surge_dagster.engine.output.embedding_file import FileFacts, InvalidFile, read_facts
 from surge_dagster.engine.output.store import Store, StoredObject
+from surge_dagster.engine.unreadable import UNREADABLE, first_line
 
 Status = Literal["fresh", "stale", "missing", "foreign"]
 SUFFIX = ".parquet"
@@ -48,8 +48,8 @@ def read_file_facts(store: Store, name: str) -> FileFacts:
             return read_facts(pq.read_metadata(source))
     except FileNotFoundError:
         raise
-    except (OSError, pa.ArrowException) as error:
-        raise InvalidFile(f"its footer cannot be read ({str(error).splitlines()[0]})") from error
+    except UNREADABLE as error:
+        raise InvalidFile(f"its footer cannot be read ({first_line(error)})") from error
 
 
 class OutputState:

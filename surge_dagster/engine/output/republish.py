@@ -19,6 +19,7 @@ from surge_dagster.engine.output.embedding_file import (
 from surge_dagster.engine.output.freshness import PublishedFile
 from surge_dagster.engine.output.publisher import require_unchanged
 from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.unreadable import first_line
 
 
 def republish(store: Store, published: PublishedFile, partition: Partition, space: Space) -> PublishedFile:
@@ -51,7 +52,7 @@ def republish(store: Store, published: PublishedFile, partition: Partition, spac
                     raise InvalidFile(f"{writer.rows:,} rows could be read of {facts.rows:,}")
                 writer.close(facts)
             stored = upload.publish(lambda: require_unchanged(partition))
-    except (FileNotFoundError, pa.ArrowException) as error:
-        raise InvalidFile(f"it cannot be read ({error})") from error
+    except (FileNotFoundError, pa.ArrowException, UnicodeDecodeError) as error:
+        raise InvalidFile(f"it cannot be read ({first_line(error)})") from error
     store.sync(space.name)
     return PublishedFile(stored, facts)

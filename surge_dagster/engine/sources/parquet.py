@@ -28,6 +28,7 @@ from surge_dagster.engine.catalog import (
 )
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.sources.rows import row_batch
+from surge_dagster.engine.unreadable import UNREADABLE, first_line
 
 _PREFIX = "partition="
 _BATCH_BYTES = 2 * 1024 * 1024
@@ -144,22 +145,18 @@ class ParquetCatalog:
             token = "gone"
         try:
             footer = pq.read_metadata(path)
-        except (OSError, pa.ArrowException):
+        except UNREADABLE:
             return _File(relative, path, token, None, None, None)
         declared = footer.metadata or {}
-        text_bytes = sum(
-            column.total_uncompressed_size
-            for group in range(footer.num_row_groups)
-            for column in map(footer.row_group(group).column, range(footer.num_columns))
-            if column.path_in_schema == self.text_column
-        )
+        # Of all columns, as an estimate of the texts: see `unreadable` for why not of the text column alone.
+        row_bytes = sum(footer.row_group(group).total_byte_size for group in range(footer.num_row_groups))
         return _File(
             relative,
             path,
             declared.get(SOURCE_VERSION_METADATA, token.encode()).decode("utf-8", "replace"),
             declared[KEY_METADATA].decode("utf-8", "replace") if KEY_METADATA in declared else None,
             footer.num_rows,
-            text_bytes,
+            row_bytes,
         )
 
     def _read(self, key: str, folders: list[str]) -> Iterator[RowBatch]:
@@ -249,10 +246,10 @@ class ParquetCatalog:
             raise TransientError(
                 f"partition {key!r}: {file.relative} was removed while the partition was read. Run again.", key
             ) from error
-        except (OSError, pa.ArrowException) as error:
+        except UNREADABLE as error:
             raise DataError(
                 key,
-                f"{file.relative} cannot be read as Parquet ({str(error).splitlines()[0]})",
+                f"{file.relative} cannot be read as Parquet ({first_line(error)})",
                 "Write the file again, then run again.",
             ) from error
 
