@@ -33,7 +33,7 @@ class _Group:
 _GROUPS = (
     _Group(
         "every_partition_is_embedded",
-        frozenset(("missing", "stale", "source")),
+        frozenset(("missing", "stale", "source", "refused")),
         "Every partition of the catalog has a file, made from its present source version.",
     ),
     _Group(
