@@ -1,0 +1,68 @@
+"""What is installed is what lies in the repository, under one namespace."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+import zipfile
+from itertools import chain
+from pathlib import Path
+
+from surge_dagster import __version__
+
+ROOT = Path(__file__).parent.parent
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
+# Top-level folders and the names that they are imported by.
+FOLDERS = {"surge_dagster": "surge_dagster", "assets": "surge_dagster.assets", "resources": "surge_dagster.resources"}
+
+
+def modules_on_disk() -> set[str]:
+    """Every file of the package, by the path that it has once it is installed."""
+    return {
+        f"{name.replace('.', '/')}/{path.relative_to(ROOT / folder)}"
+        for folder, name in FOLDERS.items()
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in {".py", ".yaml", ".typed"}
+    }
+
+
+def test_the_declared_packages_are_those_on_disk() -> None:
+    """A package that is not declared works in a clone and is missing from the wheel."""
+    assert set(SETTINGS["tool"]["setuptools"]["packages"]) == {
+        str(Path(path).parent).replace("/", ".") for path in modules_on_disk() if path.endswith("__init__.py")
+    }
+
+
+def test_mapped_packages_import_under_the_namespace_and_not_from_the_top() -> None:
+    command = "import surge_dagster.assets, surge_dagster.resources, importlib.util as u; print(u.find_spec('assets'))"
+    result = subprocess.run([sys.executable, "-c", command], cwd="/", check=True, capture_output=True, text=True)
+    assert result.stdout.strip() == "None"
+
+
+def test_a_wheel_holds_every_file_of_the_package(tmp_path: Path) -> None:
+    """Takes seconds: it builds the wheel, with the setuptools that is installed here."""
+    build = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in (*FOLDERS, "pyproject.toml", "LICENSE", "README.md"):  # building leaves traces beside the sources
+        if (ROOT / name).exists():
+            subprocess.run(["cp", "-r", str(ROOT / name), str(source)], check=True)
+    subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=source, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {name for name in names if not name.split("/")[0].endswith(".dist-info")} == modules_on_disk()
+    assert any(name.endswith("/licenses/LICENSE") for name in names)
+    assert __version__ in wheel.name
+
+
+def test_constraints_pin_the_declared_dependencies() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    assert pins["torch"] == "2.13.0"  # a local version would rule out the other build
+    assert pins["dagster"] == pins["dagster-webserver"] == "1.13.27"
+    assert pins["dagster-gcp"] == "0.29.27"
+    project = SETTINGS["project"]
+    for requirement in chain(project["dependencies"], *project["optional-dependencies"].values()):
+        name = requirement.split(">")[0].split("=")[0].split("[")[0]
+        assert name in pins, f"{name} is declared and not pinned"
