@@ -68,7 +68,7 @@ def test_different_keys_have_different_names(one: str, other: str) -> None:
 
 def test_awkward_keys_have_names_of_their_own_that_stay_in_their_folder() -> None:
     names = [encode_key(key) for key in AWKWARD]
-    assert len({name for name in names}) == len(AWKWARD)
+    assert len(set(names)) == len(AWKWARD)
     for name in names:
         assert os.path.basename(name) == name not in (".", "..")  # noqa: PTH119
 

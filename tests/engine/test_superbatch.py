@@ -1,4 +1,4 @@
-"""The aggregator's rule, held against a second, row-by-row telling of it, on the real arena, for any sizes and order."""
+"""The aggregator's rule against a second, row-by-row telling of it, on the real arena, for any sizes and order."""
 
 from __future__ import annotations
 

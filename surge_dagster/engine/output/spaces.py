@@ -81,7 +81,7 @@ def _documents(store: Store) -> list[tuple[Space, dict[str, Any]]]:
         try:
             document = json.loads(raw)
             space = space_from_json(document)
-        except (ValueError, ConfigError) as error:
+        except (ValueError, TypeError, AttributeError, ConfigError) as error:
             raise ConfigError(f"{store.location(name)!r} cannot be used: {error}") from error
         if space.name != folder:
             raise ConfigError(

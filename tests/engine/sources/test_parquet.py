@@ -42,7 +42,7 @@ def refusal(partition: Partition) -> DataError:
 class TestOrder:
     def test_partitions_come_in_bytewise_order_of_their_folders(self, tmp_path: Path) -> None:
         keys = ["b", "A", "a", "Köln", "0", "a/b", "..", 'Köln, "x" [1]']
-        write_catalog(tmp_path, {key: ROWS for key in keys})
+        write_catalog(tmp_path, dict.fromkeys(keys, ROWS))
         found = [partition.key for partition in open_source(tmp_path)]
         assert sorted(found) == sorted(keys)
         assert found == [partition.key for partition in open_source(tmp_path)]
@@ -156,7 +156,7 @@ class TestCatalogsThatCannotBeUsed:
             open_source(tmp_path / "missing")
 
     def test_an_empty_folder_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="is empty: expected folders named partition=<key>.*found none"):
+        with pytest.raises(ConfigError, match=r"is empty: expected folders named partition=<key>.*found none"):
             list(open_source(tmp_path))
 
     def test_loose_files_are_named(self, tmp_path: Path) -> None:

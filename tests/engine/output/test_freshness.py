@@ -1,0 +1,140 @@
+"""What needs work, told from the files alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from surge_dagster.engine.output.embedding_file import EmbeddingFileWriter, FileFacts
+from surge_dagster.engine.output.freshness import OutputState, file_name
+from surge_dagster.engine.output.store import LocalStore, open_store
+from tests.small_catalogs import partition_of
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    opened = open_store(tmp_path / "out")
+    opened.prepare("s")
+    return opened
+
+
+def publish(store: LocalStore, key: str, *, version: str = "v1", space: str = "s", place: str | None = None) -> Path:
+    name = place or file_name("s", key)
+    facts = FileFacts(key, space, "m", "fp32", version, "0" * 32, "1" * 32, 2, 4, 0)
+    with (
+        store.create(name) as upload,
+        EmbeddingFileWriter(upload.sink, pa.string(), 4, "float32", include_text=False) as writer,
+    ):
+        writer.append(pa.array(["a", "b"]), None, np.zeros((2, 4), np.float32))
+        writer.close(facts)
+        upload.publish(lambda: None)
+    return store.root / name
+
+
+def status(store: LocalStore, key: str = "k", version: str = "v1") -> str:
+    return OutputState(store, "s").status(partition_of(key, [], version=version))
+
+
+def test_a_partition_without_a_file_is_missing(store: LocalStore) -> None:
+    assert status(store) == "missing"
+    assert OutputState(store, "s").facts("k") is None
+
+
+def test_a_file_of_the_present_version_is_fresh_and_of_another_stale(store: LocalStore) -> None:
+    publish(store, "k")
+    assert status(store) == "fresh"
+    assert status(store, version="v2") == "stale"
+
+
+def test_a_space_that_was_never_written_to_has_nothing(store: LocalStore) -> None:
+    state = OutputState(store, "other")
+    assert state.names() == []
+    assert state.status(partition_of("k", [])) == "missing"
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "not parquet", "foreign parquet"])
+def test_a_file_that_is_not_valid_counts_as_missing(store: LocalStore, damage: str) -> None:
+    path = publish(store, "k")
+    content = path.read_bytes()
+    if damage == "foreign parquet":
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.table({"id": ["a"]}), path)
+    else:
+        path.write_bytes({"truncated": content[:-20], "empty": b"", "not parquet": b"x" * 100}[damage])
+    assert status(store) == "missing"
+    assert OutputState(store, "s").names() == ["s/k.parquet"]
+
+
+def test_a_file_of_another_space_is_foreign_whatever_its_partition(store: LocalStore) -> None:
+    publish(store, "k", space="other")
+    assert status(store) == "foreign"
+    assert OutputState(store, "s").facts("k") is None
+    publish(store, "elsewhere", space="other", place=file_name("s", "j"))
+    assert status(store, "j") == "foreign"
+
+
+def test_a_file_of_another_partition_counts_as_missing(store: LocalStore) -> None:
+    path = publish(store, "k")
+    shutil.copy(path, store.root / file_name("s", "j"))
+    assert status(store, "j") == "missing"
+    assert status(store, "k") == "fresh"
+
+
+def test_long_keys_are_told_apart_by_what_their_files_say(store: LocalStore) -> None:
+    publish(store, "x" * 300)
+    assert status(store, "x" * 300) == "fresh"
+    assert status(store, "x" * 301) == "missing"
+
+
+def test_a_state_stands_still_until_it_is_refreshed(store: LocalStore) -> None:
+    state = OutputState(store, "s")
+    publish(store, "k")
+    assert state.status(partition_of("k", [])) == "missing"
+    state.refresh()
+    assert state.status(partition_of("k", [])) == "fresh"
+
+
+def test_a_replaced_file_is_read_again(store: LocalStore) -> None:
+    path = publish(store, "k")
+    assert status(store) == "fresh"
+    publish(store, "k", version="v2")
+    assert status(store) == "stale"
+    path.unlink()
+    assert status(store) == "missing"
+
+
+def test_a_file_that_did_not_change_is_read_once(store: LocalStore) -> None:
+    path = publish(store, "k")
+    assert status(store) == "fresh"
+    before = path.stat()
+    path.write_bytes(b"x" * before.st_size)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # unnoticed by size and mtime, as a reader is told
+    assert status(store) == "fresh"
+
+
+def test_several_threads_may_look_at_several_outputs(tmp_path: Path) -> None:
+    failures: list[Exception] = []
+
+    def look(root: Path) -> None:
+        try:
+            opened = open_store(root)
+            opened.prepare("s")
+            for number in range(40):
+                publish(opened, f"k{number % 7}", version=f"v{number}")
+                assert status(opened, f"k{number % 7}", f"v{number}") == "fresh"
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=look, args=(tmp_path / str(number),)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failures == []
