@@ -18,7 +18,7 @@ from surge_dagster.assets import lineage, superbatches
 from surge_dagster.assets.launch import LaunchConfig, process_tags
 from surge_dagster.assets.lineage import Catalogued, read_catalogued
 from surge_dagster.assets.partition_keys import from_partition_key, to_partition_key
-from surge_dagster.assets.source_partitions import CATALOG_PARTITIONS, changed, observation
+from surge_dagster.assets.source_partitions import CATALOG_PARTITIONS, changed, in_chunks, observation
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec, Space
@@ -125,8 +125,8 @@ class Refresh:
         instance = self._context.instance
         catalogued = read_catalogued(instance)
         new = [key for key in map(to_partition_key, chosen) if key not in catalogued.registered]
-        if new:
-            instance.add_dynamic_partitions(CATALOG_PARTITIONS.name or "", new)
+        for keys in in_chunks(new):
+            instance.add_dynamic_partitions(CATALOG_PARTITIONS.name or "", keys)
         moved = list(changed(chosen.values(), catalogued.observed))
         for partition in moved:
             self._log(observation(partition))

@@ -6,7 +6,7 @@ changed, so Dagster's own staleness follows the catalog.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import dagster as dg
 
@@ -16,6 +16,8 @@ from surge_dagster.engine.catalog import Partition
 SOURCE_PARTITIONS = dg.AssetKey("source_partitions")
 CATALOG_PARTITIONS = dg.DynamicPartitionsDefinition(name="catalog")
 DATA_VERSION_TAG = "dagster/data_version"
+# SQLite takes 32,766 parameters.
+_KEYS_PER_STATEMENT = 10_000
 
 source_partitions = dg.AssetSpec(
     SOURCE_PARTITIONS,
@@ -43,6 +45,12 @@ def observation(partition: Partition) -> dg.AssetObservation:
         metadata=metadata,
         tags={DATA_VERSION_TAG: partition.source_version},
     )
+
+
+def in_chunks(keys: Sequence[str]) -> Iterator[list[str]]:
+    """Keys in numbers that one statement of Dagster's storage can take as parameters."""
+    for start in range(0, len(keys), _KEYS_PER_STATEMENT):
+        yield list(keys[start : start + _KEYS_PER_STATEMENT])
 
 
 def changed(partitions: Iterable[Partition], observed: dict[str, str]) -> Iterator[Partition]:

@@ -16,7 +16,7 @@ from surge_dagster.assets.embeddings import EMBEDDINGS_OP, REFRESH_OP, catalog_r
 from surge_dagster.assets.launch import active_runs, held_keys, name_keys
 from surge_dagster.assets.lineage import EMBEDDINGS
 from surge_dagster.assets.refresh import known_space
-from surge_dagster.assets.source_partitions import CATALOG_PARTITIONS
+from surge_dagster.assets.source_partitions import CATALOG_PARTITIONS, in_chunks
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import SurgeError
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
@@ -75,7 +75,7 @@ def new_partitions(settings: Settings) -> dg.SensorDefinition:
             run_requests=requests,
             skip_reason=None if requests else found.summary,
             cursor=json.dumps({"asked": sorted(found.asked)}),
-            dynamic_partitions_requests=[CATALOG_PARTITIONS.build_add_request(found.new)] if found.new else [],
+            dynamic_partitions_requests=[CATALOG_PARTITIONS.build_add_request(keys) for keys in in_chunks(found.new)],
             asset_events=found.events,
         )
 
@@ -111,7 +111,7 @@ def _run_config(op_name: str, space: Space | None, options: Mapping[str, Any]) -
 def _held(instance: dg.DagsterInstance) -> set[str] | None:
     registered = dict.fromkeys(instance.get_dynamic_partitions(CATALOG_PARTITIONS.name or ""))
     held: set[str] = set()
-    for run in active_runs(instance, _embeds):
+    for run in list(active_runs(instance, _embeds)):
         keys = held_keys(run, registered, (EMBEDDINGS_OP, REFRESH_OP))
         if keys is None:
             return None

@@ -72,7 +72,7 @@ def execute(
         hear: called with each event as it is logged.
     """
     quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-    run = instance.create_run_for_job(job, run_config=run_config | quiet, remote_job_origin=_origin(job.name))
+    run = instance.create_run_for_job(job, run_config=run_config | quiet, remote_job_origin=origin_of(job.name))
     executed = Executed(run.run_id)
 
     def listen(entry: EventLogEntry) -> None:
@@ -95,7 +95,8 @@ def execute(
     return executed
 
 
-def _origin(job_name: str) -> RemoteJobOrigin:
+def origin_of(job_name: str) -> RemoteJobOrigin:
+    """Where a job comes from, as the code location of workspace.yaml would say it."""
     target = LoadableTargetOrigin(module_name=_MODULE, working_directory=str(Path.cwd()))
     location = ManagedGrpcPythonEnvCodeLocationOrigin(target, CODE_LOCATION)
     return RemoteJobOrigin(RemoteRepositoryOrigin(location, "__repository__"), job_name)

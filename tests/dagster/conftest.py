@@ -1,0 +1,187 @@
+"""A workbench: a small catalog, an output, and a real Dagster instance on disk; runs use real worker processes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster._core.definitions.sensor_definition import SensorExecutionData
+
+from surge_dagster.assets.checks import RUN_CHECK
+from surge_dagster.assets.lineage import EMBEDDINGS
+from surge_dagster.assets.source_partitions import CATALOG_PARTITIONS, SOURCE_PARTITIONS
+from surge_dagster.assets.superbatches import SUPERBATCHES
+from surge_dagster.definitions import build_definitions
+from surge_dagster.in_process import origin_of
+from surge_dagster.settings import load_settings
+from tests.small_catalogs import DIMENSION, Rows, numbered_rows, write_partition
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A run that ended, as Dagster recorded it."""
+
+    instance: dg.DagsterInstance
+    run_id: str
+    success: bool
+
+    def _events(self, kind: dg.DagsterEventType) -> list[Any]:
+        return [e.dagster_event for e in self.instance.all_logs(self.run_id, of_type=kind) if e.dagster_event]
+
+    def materialized(self, asset: dg.AssetKey = EMBEDDINGS) -> dict[str | None, dg.AssetMaterialization]:
+        """Materializations by partition key, in the order they were stored."""
+        events = self._events(dg.DagsterEventType.ASSET_MATERIALIZATION)
+        return {
+            event.partition: event.step_materialization_data.materialization
+            for event in events
+            if event.asset_key == asset
+        }
+
+    def superbatches(self) -> list[dict[str, Any]]:
+        """Figures of each SuperBatch."""
+        events = self._events(dg.DagsterEventType.ASSET_MATERIALIZATION)
+        found = [e.step_materialization_data.materialization for e in events if e.asset_key == SUPERBATCHES]
+        return [{name: value.value for name, value in event.metadata.items()} for event in found]
+
+    def observed(self) -> dict[str, str]:
+        """Observed source versions by partition key."""
+        events = self._events(dg.DagsterEventType.ASSET_OBSERVATION)
+        seen = [event.asset_observation_data.asset_observation for event in events]
+        return {o.partition: o.tags["dagster/data_version"] for o in seen if o.asset_key == SOURCE_PARTITIONS}
+
+    def checks(self) -> dict[str, dg.AssetCheckEvaluation]:
+        """Check results by name."""
+        events = self._events(dg.DagsterEventType.ASSET_CHECK_EVALUATION)
+        return {event.asset_check_evaluation_data.check_name: event.asset_check_evaluation_data for event in events}
+
+    def figures(self) -> dict[str, Any]:
+        """Metadata of the run's own check: the run report."""
+        return {name: value.value for name, value in self.checks()[RUN_CHECK.name].metadata.items()}
+
+    def failure(self) -> str:
+        """What the run says of why it failed."""
+        event = self._events(dg.DagsterEventType.STEP_FAILURE)[-1]
+        data = event.step_failure_data.user_failure_data
+        return data.description if data else event.step_failure_data.error_display_string
+
+    def count(self, kind: dg.DagsterEventType) -> int:
+        """How many events of a kind the run has."""
+        return len(self._events(kind))
+
+
+@dataclass(slots=True)
+class Workbench:
+    """One catalog, one output, one instance."""
+
+    root: Path
+    instance: dg.DagsterInstance
+    settings: dict[str, Any] = field(default_factory=dict)
+    cursor: str | None = None
+    _made: dict[str, dg.Definitions] = field(default_factory=dict)
+
+    @property
+    def catalog(self) -> Path:
+        return self.root / "catalog"
+
+    @property
+    def output(self) -> Path:
+        return self.root / "output"
+
+    @property
+    def definitions(self) -> dg.Definitions:
+        """As a code location with the present settings would load them."""
+        given = {"model": f"hash://{DIMENSION}", **self.settings}
+        settings = load_settings(source=str(self.catalog), output=str(self.output), **given)
+        return self._made.setdefault(settings.model_dump_json(), build_definitions(settings))
+
+    def write(self, key: str, rows: Rows | int = 3, version: str = "v1") -> None:
+        """Write a partition, or write it again."""
+        write_partition(self.catalog, key, numbered_rows(key, rows) if isinstance(rows, int) else rows, version=version)
+
+    def file(self, key: str) -> Path:
+        """A partition's output file, in whichever space."""
+        [path] = self.output.glob(f"*/{key}.parquet")
+        return path
+
+    def run(self, job: str, config: Mapping[str, Any] | None = None, tags: Mapping[str, str] | None = None) -> Ran:
+        """Execute a job in this process."""
+        quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+        result = self.definitions.resolve_job_def(job).execute_in_process(
+            instance=self.instance, run_config={**(config or {}), **quiet}, tags=dict(tags or {}), raise_on_error=False
+        )
+        return Ran(self.instance, result.run_id, result.success)
+
+    def refresh(self, **options: Any) -> Ran:
+        """Launch `catalog_refresh` without choosing anything."""
+        return self.run("catalog_refresh", {"ops": {"refresh": {"config": options}}} if options else {})
+
+    def embed(self, first: str, last: str, *, backfill: str | None = None, **options: Any) -> Ran:
+        """Launch a range of partitions of the asset, as the UI does."""
+        tags = {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last}
+        if backfill:
+            tags["dagster/backfill"] = backfill
+        return self.run("embed_partitions", {"ops": {"embeddings": {"config": options}}} if options else {}, tags)
+
+    def look(self) -> SensorExecutionData:
+        """Evaluate the sensor once, without consequences."""
+        repository, resources = self.definitions.get_repository_def(), self.definitions.resources
+        with dg.build_sensor_context(
+            self.instance, self.cursor, repository_def=repository, resources=resources
+        ) as context:
+            return repository.get_sensor_def("new_partitions").evaluate_tick(context)
+
+    def tick(self) -> SensorExecutionData:
+        """Evaluate the sensor and do what Dagster's daemon does with the result, short of launching runs."""
+        found = self.look()
+        for request in found.dynamic_partitions_requests or []:
+            self.instance.add_dynamic_partitions(CATALOG_PARTITIONS.name or "", list(request.partition_keys))
+        for event in found.asset_events:
+            self.instance.report_runless_asset_event(event)
+        self.cursor = found.cursor
+        return found
+
+    def launch(self, found: SensorExecutionData) -> list[Ran]:
+        """Execute the runs that a tick asked for."""
+        return [self.run("embed_partitions", r.run_config, r.tags) for r in found.run_requests or []]
+
+    def pretend_run(self, job: str, status: dg.DagsterRunStatus, **how: Any) -> dg.DagsterRun:
+        """Put a run on record without executing it."""
+        definition = self.definitions.resolve_job_def(job)
+        return self.instance.create_run_for_job(definition, status=status, remote_job_origin=origin_of(job), **how)
+
+
+def requested(found: SensorExecutionData) -> list[list[str]]:
+    """The partition keys of each run that a tick asked for."""
+    return [request.run_config["ops"]["embeddings"]["config"]["keys"] for request in found.run_requests or []]
+
+
+@pytest.fixture(scope="session")
+def empty_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A DAGSTER_HOME with the settings that the project ships and its tables made, which takes a second or two."""
+    home = tmp_path_factory.mktemp("dagster-home")
+    (home / "dagster.yaml").write_text((ROOT / ".dagster" / "dagster.yaml").read_text())
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        instance.get_dynamic_partitions("catalog")
+    return home
+
+
+@pytest.fixture
+def bench(tmp_path: Path, empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workbench]:
+    """An empty workbench; DAGSTER_HOME is its own."""
+    for name in ("SURGE_CONFIG", "SURGE_SOURCE", "SURGE_OUTPUT", "SURGE_MODEL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("DAGSTER_EMIT_PARTITION_SUBSET_IN_PLANNED_EVENTS", "true")
+    monkeypatch.setenv("PYTHONPATH", str(HERE))  # lets workers find the backend of gated_backend.py
+    monkeypatch.chdir(tmp_path)
+    home = tmp_path / "home"
+    shutil.copytree(empty_home, home)
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        yield Workbench(tmp_path, instance)

@@ -1,0 +1,150 @@
+"""Bad data, crashes and conditions that pass: what is retried, what is said, and what everything else is spared."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import dagster as dg
+import pytest
+from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
+
+from surge_dagster.assets import refresh
+from surge_dagster.assets.checks import RUN_CHECK
+from surge_dagster.assets.lineage import EMBEDDINGS
+from surge_dagster.assets.source_partitions import CATALOG_PARTITIONS
+from surge_dagster.engine.catalog import Partition, RowBatch
+from surge_dagster.engine.encoder.spec import Space
+from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.sources.parquet import ParquetCatalog
+from tests.dagster.conftest import Workbench
+
+NULL_TEXT = [("x", "fine"), ("y", None)]
+
+
+def shown(bench: Workbench) -> tuple[set[str], set[str]]:
+    """The partitions that Dagster shows as materialized and as failed."""
+    cached = get_and_update_asset_status_cache_value(bench.instance, EMBEDDINGS, CATALOG_PARTITIONS)
+    assert cached is not None
+    failed = set(cached.deserialize_failed_partition_subsets(CATALOG_PARTITIONS).get_partition_keys())
+    done = set(cached.deserialize_materialized_partition_subsets(CATALOG_PARTITIONS).get_partition_keys())
+    return done - failed, failed
+
+
+@pytest.mark.parametrize("launched", ["catalog_refresh", "a range"])
+def test_a_bad_partition_fails_the_run_once_and_stops_no_other(bench: Workbench, launched: str) -> None:
+    for key in ("a", "b", "z"):
+        bench.write(key)
+    bench.write("bad", NULL_TEXT)
+    bench.instance.add_dynamic_partitions("catalog", ["a", "b", "bad", "z"])
+    ran = bench.refresh() if launched == "catalog_refresh" else bench.embed("a", "z")
+    assert not ran.success and set(ran.materialized()) == {"a", "b", "z"}
+    assert ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 0
+    assert "1 partitions failed" in ran.failure() and "partition 'bad', row 1" in ran.failure()
+    check = ran.checks()[RUN_CHECK.name]
+    assert not check.passed and "| `bad` |" in str(check.metadata["failed"].value)
+    assert [failed["key"] for failed in ran.figures()["partitions_failed"]] == ["bad"]
+    assert shown(bench) == ({"a", "b", "z"}, {"bad"})
+    assert not list(bench.output.glob("*/bad*"))
+
+
+def test_only_what_truly_failed_is_shown_as_failed_and_repair_mends_it(bench: Workbench) -> None:
+    for key in "abc":
+        bench.write(key)
+    bench.refresh()
+    bench.write("b", NULL_TEXT, version="v2")
+    assert not bench.embed("a", "c").success
+    assert shown(bench) == ({"a", "c"}, {"b"}), "a and c were only skipped"
+    assert bench.file("b").exists(), "what was published before stays"
+    bench.write("b", 2, version="v3")
+    assert bench.embed("a", "c").success
+    assert shown(bench) == ({"a", "b", "c"}, set())
+
+
+def test_an_encoder_that_cannot_go_on_is_tried_again_and_what_was_published_is_kept(bench: Workbench) -> None:
+    gate = bench.root / "gate"
+    bench.settings |= {"backend": "gated_backend:GatedBackend", "b_min": 1, "b_max": 50}
+    bench.write("a", 20)
+    bench.write("b", [("x", f"die before {gate}")])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
+        ran = bench.refresh()
+    assert not ran.success
+    assert ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 2
+    assert set(ran.materialized()) == {"a"} and sum(batch["texts"] for batch in ran.superbatches()) == 20
+    gate.touch()
+    again = bench.refresh()
+    assert again.success and set(again.materialized()) == {"b"}
+
+
+def test_a_source_that_changes_while_it_is_read_is_tried_again(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.write("a")
+    bench.write("moving", 5)
+    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
+    listed = ParquetCatalog.__iter__
+    listings: list[int] = []
+
+    def replaced_after_the_first_listing(self: ParquetCatalog) -> Iterator[Partition]:
+        yield from list(listed(self))
+        listings.append(1)
+        if len(listings) == 1:
+            bench.write("moving", 6, version="v2")
+
+    monkeypatch.setattr(ParquetCatalog, "__iter__", replaced_after_the_first_listing)
+    ran = bench.refresh()
+    assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
+    assert ran.materialized()["moving"].metadata["rows"].value == 6
+    assert ran.materialized()["moving"].metadata["source_version"].value == "v2"
+
+
+def test_bad_data_is_not_read_again_when_something_else_is_retried(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.write("bad", NULL_TEXT)
+    bench.write("moving", 5)
+    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
+    listed = ParquetCatalog.__iter__
+    read: list[str] = []
+    listings: list[int] = []
+
+    def watched(self: ParquetCatalog) -> Iterator[Partition]:
+        for partition in list(listed(self)):
+
+            def read_and_note(partition: Partition = partition) -> Iterator[RowBatch]:
+                read.append(partition.key)
+                return partition.read()
+
+            yield dataclasses.replace(partition, read=read_and_note)
+        listings.append(1)
+        if len(listings) == 1:
+            bench.write("moving", 6, version="v2")
+
+    monkeypatch.setattr(ParquetCatalog, "__iter__", watched)
+    ran = bench.refresh()
+    assert not ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
+    assert read.count("bad") == 1
+    assert [failed["key"] for failed in ran.figures()["partitions_failed"]] == ["bad"]
+    assert set(ran.materialized()) == {"moving"}
+
+
+def test_a_file_that_does_not_read_back_is_never_called_materialized(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.write("a", 50)
+    bench.write("b", 50)
+    honest = refresh.file_violation
+
+    def damaged_first(partition: Partition, store: Store, space: Space) -> str | None:
+        if partition.key == "b":
+            with bench.file("b").open("r+b") as file:
+                file.seek(600)
+                file.write(b"\xff\xff\xff\xff")
+        return honest(partition, store, space)
+
+    monkeypatch.setattr(refresh, "file_violation", damaged_first)
+    ran = bench.refresh()
+    assert not ran.success and set(ran.materialized()) == {"a"}
+    assert "partition 'b'" in ran.failure()
+    assert not ran.checks()[RUN_CHECK.name].passed

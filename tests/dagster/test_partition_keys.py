@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from surge_dagster.assets.partition_keys import from_partition_key, to_partition_key
+
+AWKWARD = st.text(alphabet=st.sampled_from('ab.%,[]"*| \t\n\u2028\u00a0äß/'), min_size=1, max_size=12)
+
+
+@given(AWKWARD | st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
+def test_every_key_comes_back(key: str) -> None:
+    assert from_partition_key(to_partition_key(key)) == key
+
+
+@given(keys=st.lists(AWKWARD, min_size=20, max_size=20, unique=True))
+@settings(max_examples=3)
+def test_dagster_accepts_every_key_and_its_range_syntax_keeps_its_characters(keys: list[str]) -> None:
+    mapped = [to_partition_key(key) for key in keys]
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions("catalog", mapped)
+        assert set(instance.get_dynamic_partitions("catalog")) == set(mapped)
+    for key in mapped:
+        assert not set(key) & set(',[]"*|') and key == key.strip()
+
+
+@pytest.mark.parametrize("key", ["scikit-learn", "jaraco.text", "Köln", "a/b", "..", "A", "日本語", "a b", "x" * 300])
+def test_ordinary_keys_stay_as_they_are(key: str) -> None:
+    assert to_partition_key(key) == key
+
+
+def test_only_what_hurts_is_encoded() -> None:
+    assert to_partition_key('Köln, "x" [1]') == "Köln%2C %22x%22 %5B1%5D"
+    assert to_partition_key("100%") == "100%25"
+    assert to_partition_key("a....b") == "a%2E%2E%2E%2Eb"
+    assert to_partition_key(" a ") == "%20a%20"
+
+
+@pytest.mark.parametrize("key", ["", "\ud800"])
+def test_what_is_not_text_is_refused(key: str) -> None:
+    with pytest.raises(ValueError, match=r"empty|Unicode"):
+        to_partition_key(key)

@@ -1,0 +1,242 @@
+"""What a run does and what Dagster knows afterwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
+from dagster._core.loader import LoadingContextForTest
+
+from surge_dagster.assets.checks import RUN_CHECK
+from surge_dagster.assets.lineage import CODE_VERSION, EMBEDDINGS
+from surge_dagster.assets.source_partitions import SOURCE_PARTITIONS
+from surge_dagster.assets.superbatches import SUPERBATCHES
+from surge_dagster.engine.output.spaces import list_spaces
+from surge_dagster.engine.output.store import open_store
+from tests.dagster.conftest import Workbench
+from tests.small_catalogs import assert_embedded, numbered_rows
+
+
+def stale_status(bench: Workbench, key: str) -> StaleStatus:
+    graph = bench.definitions.resolve_asset_graph()
+    return CachingStaleStatusResolver(bench.instance, graph, LoadingContextForTest(bench.instance)).get_status(
+        EMBEDDINGS, key
+    )
+
+
+def test_a_launch_without_a_choice_embeds_everything_though_nothing_was_registered(bench: Workbench) -> None:
+    for key in ("a", "b", 'Köln, "x" [1]'):
+        bench.write(key, 5)
+    ran = bench.refresh()
+    assert ran.success
+    assert set(ran.materialized()) == {"a", "b", "Köln%2C %22x%22 %5B1%5D"}
+    assert ran.observed() == dict.fromkeys(ran.materialized(), "v1")
+    assert set(bench.instance.get_dynamic_partitions("catalog")) == set(ran.materialized())
+    [space] = list_spaces(open_store(bench.output))
+    assert_embedded(bench.output, space.name, "b", numbered_rows("b", 5))
+
+
+def test_each_event_tells_what_was_done(bench: Workbench) -> None:
+    bench.write("a", 5)
+    bench.write("b", 7)
+    ran = bench.refresh()
+    [space] = list_spaces(open_store(bench.output))
+    told: dict[str, Any] = {name: value.value for name, value in ran.materialized()["b"].metadata.items()}
+    assert told["key"] == "b" and told["rows"] == told["dagster/row_count"] == 7 and told["dimension"] == 16
+    assert told["path"] == str(bench.file("b")) and told["bytes"] == bench.file("b").stat().st_size
+    assert told["space"] == space.name and told["source_version"] == "v1" and told["truncated"] == 0
+    assert told["superbatch"] == 0 and told["texts_per_second"] > 0 and told["content_digest"]
+    [batch] = ran.superbatches()
+    assert (batch["texts"], batch["partitions"], batch["space"]) == (12, 2, space.name)
+    assert {"tokens", "encode_seconds", "serialize_seconds", "upload_seconds", "fill_ratio", "overlap_ratio"} <= {
+        *batch
+    }
+    figures = ran.figures()
+    assert (figures["partitions_written"], figures["texts_encoded"], figures["superbatches"]) == (2, 12, 1)
+    assert figures["partitions_failed"] == [] and figures["device"] and figures["max_in_flight_texts"] == 12
+    assert ran.checks()[RUN_CHECK.name].passed
+
+
+def test_lineage_points_at_the_observation_and_the_superbatch(bench: Workbench) -> None:
+    bench.write("a")
+    ran = bench.refresh()
+    tags = ran.materialized()["a"].tags or {}
+    seen = bench.instance.get_latest_storage_id_by_partition(SOURCE_PARTITIONS, dg.DagsterEventType.ASSET_OBSERVATION)
+    [batch] = bench.instance.fetch_materializations(SUPERBATCHES, limit=9).records
+    assert tags["dagster/code_version"] == CODE_VERSION and len(tags["dagster/data_version"]) == 32
+    assert tags["dagster/input_data_version/source_partitions"] == "v1"
+    assert tags["dagster/input_event_pointer/source_partitions"] == str(seen["a"])
+    assert tags["dagster/input_event_pointer/superbatches"] == str(batch.storage_id)
+    assert stale_status(bench, "a") == StaleStatus.FRESH
+
+
+def test_a_second_launch_succeeds_without_encoding_or_repeating_anything(bench: Workbench) -> None:
+    bench.write("a")
+    bench.refresh()
+    again = bench.refresh()
+    assert again.success and again.checks()[RUN_CHECK.name].passed
+    assert again.materialized() == {} and again.superbatches() == [] and again.observed() == {}
+    assert (again.figures()["partitions_skipped"], again.figures()["pool_start_seconds"]) == (1, 0.0)
+
+
+def test_a_replaced_partition_is_the_only_one_encoded_and_fresh_again_afterwards(bench: Workbench) -> None:
+    for key in "abc":
+        bench.write(key)
+    first = bench.refresh()
+    bench.write("b", 4, version="v2")
+    second = bench.refresh()
+    assert set(second.materialized()) == {"b"} and second.figures()["texts_encoded"] == 4
+    assert second.observed() == {"b": "v2"}
+    before, after = (ran.materialized()["b"].tags or {} for ran in (first, second))
+    assert before["dagster/data_version"] != after["dagster/data_version"]
+    assert {stale_status(bench, key) for key in "abc"} == {StaleStatus.FRESH}
+
+
+def test_a_partition_rewritten_with_equal_content_is_not_encoded_and_keeps_its_data_version(bench: Workbench) -> None:
+    bench.write("a")
+    first = bench.refresh()
+    bench.write("a", version="v2")
+    second = bench.refresh()
+    assert second.figures()["texts_encoded"] == 0 and second.figures()["partitions_republished"] == 1
+    event = second.materialized()["a"]
+    assert event.metadata["action"].value == "republished"
+    assert (event.tags or {})["dagster/data_version"] == (first.materialized()["a"].tags or {})["dagster/data_version"]
+    assert stale_status(bench, "a") == StaleStatus.FRESH
+
+
+def test_a_range_embeds_its_partitions_and_named_keys_nothing_else_in_it(bench: Workbench) -> None:
+    for key in "abcde":
+        bench.write(key)
+    bench.instance.add_dynamic_partitions("catalog", list("abcde"))
+    assert set(bench.embed("b", "d", keys=["c"]).materialized()) == {"c"}
+    assert set(bench.embed("b", "d").materialized()) == {"b", "d"}
+
+
+def test_keys_can_be_named_in_a_file(bench: Workbench) -> None:
+    for key in "abc":
+        bench.write(key)
+    bench.instance.add_dynamic_partitions("catalog", list("abc"))
+    listed = bench.root / "keys.json"
+    listed.write_text('["a", "c"]')
+    assert set(bench.embed("a", "c", keys_file=str(listed)).materialized()) == {"a", "c"}
+    listed.unlink()
+    missing = bench.embed("a", "c", keys_file=str(listed))
+    assert not missing.success and "launch a new run" in missing.failure()
+
+
+def test_in_a_backfill_fresh_partitions_say_that_they_were_reused(bench: Workbench) -> None:
+    for key in "abc":
+        bench.write(key)
+    first = bench.refresh()
+    bench.write("b", 9, version="v2")
+    ran = bench.embed("a", "c", backfill="x")
+    assert ran.success
+    events = ran.materialized()
+    assert set(events) == {"a", "b", "c"}
+    assert {key for key, event in events.items() if "reused" in event.metadata} == {"a", "c"}
+    version = "dagster/data_version"
+    assert (events["a"].tags or {})[version] == (first.materialized()["a"].tags or {})[version]
+    assert ran.figures()["texts_encoded"] == 9
+
+
+def test_force_encodes_what_is_fresh(bench: Workbench) -> None:
+    bench.write("a")
+    bench.write("b")
+    bench.refresh()
+    ran = bench.embed("a", "a", force=True)
+    assert ran.figures()["texts_encoded"] == 3 and set(ran.materialized()) == {"a"}
+
+
+def test_a_file_that_dagster_does_not_know_is_adopted_with_its_own_figures(bench: Workbench) -> None:
+    bench.write("a", 5)
+    bench.refresh()
+    bench.instance.wipe_assets([EMBEDDINGS])
+    ran = bench.refresh()
+    event = ran.materialized()["a"]
+    assert ran.figures()["texts_encoded"] == 0
+    assert (event.metadata["action"].value, event.metadata["rows"].value) == ("adopted", 5)
+    assert "superbatch" not in event.metadata and stale_status(bench, "a") == StaleStatus.FRESH
+
+
+def test_a_partition_that_left_the_catalog_keeps_its_file_and_does_not_fail_a_backfill(bench: Workbench) -> None:
+    for key in "abc":
+        bench.write(key)
+    bench.refresh()
+    for part in (bench.catalog / "partition=b").iterdir():
+        part.unlink()
+    (bench.catalog / "partition=b").rmdir()
+    ran = bench.embed("a", "c", backfill="x")
+    assert ran.success and set(ran.materialized()) == {"a", "b", "c"} and bench.file("b").exists()
+
+
+def test_a_partition_without_rows_is_embedded(bench: Workbench) -> None:
+    bench.write("empty", 0)
+    ran = bench.refresh()
+    assert ran.success and ran.materialized()["empty"].metadata["rows"].value == 0
+
+
+def test_another_model_fills_a_space_of_its_own_and_leaves_the_old_files_alone(bench: Workbench) -> None:
+    bench.write("a")
+    bench.refresh()
+    old = {path: path.stat().st_mtime_ns for path in bench.output.glob("*/*.parquet")}
+    bench.settings["model"] = "hash://24"
+    ran = bench.refresh()
+    assert ran.success and ran.materialized()["a"].metadata["dimension"].value == 24
+    assert {path: path.stat().st_mtime_ns for path in old} == old
+    assert len(list_spaces(open_store(bench.output))) == 2
+
+
+def test_an_unattended_run_begins_no_second_space_and_no_other_than_expected(bench: Workbench) -> None:
+    bench.write("a")
+    bench.refresh(unattended=True)  # the first space of an empty output
+    bench.write("b")
+    bench.settings["model"] = "hash://24"
+    refused = bench.refresh(unattended=True)
+    assert not refused.success and "launch catalog_refresh by hand" in refused.failure()
+    [space] = list_spaces(open_store(bench.output))
+    refused = bench.refresh(expected_space=space.name)
+    assert not refused.success and space.name in refused.failure()
+    assert refused.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 0
+    assert len(list_spaces(open_store(bench.output))) == 1
+
+
+@pytest.mark.parametrize("what", ["catalog", "model", "output"])
+def test_a_wrong_setting_ends_a_run_at_once_with_what_to_do(bench: Workbench, what: str) -> None:
+    bench.write("a")
+    if what == "catalog":
+        (bench.root / "catalog").rename(bench.root / "elsewhere")
+    elif what == "model":
+        bench.settings["model"] = str(bench.root / "no-such-model")
+    else:
+        bench.output.write_text("a file")
+    ran = bench.refresh()
+    assert not ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 0
+    assert {"catalog": "no catalog at", "model": "no-such-model", "output": "is a file"}[what] in ran.failure()
+    assert "Traceback" not in ran.failure()
+
+
+def test_definitions_load_without_catalog_output_or_model(bench: Workbench) -> None:
+    bench.settings["model"] = "nobody/nothing"
+    repository = bench.definitions.get_repository_def()
+    repository.load_all_definitions()
+    assert {job.name for job in repository.get_all_jobs()} >= {"catalog_refresh", "catalog_check", "embed_partitions"}
+    assert not bench.catalog.exists() and not bench.output.exists()
+
+
+def test_memory_does_not_grow_with_the_events_of_a_run(bench: Workbench) -> None:
+    """Dagster's context keeps every logged event until the step ends, unless they are taken from it."""
+    for number in range(30):
+        bench.write(f"p{number}", 1)
+    kept: list[int] = []
+    original = dg.OpExecutionContext.log_event
+
+    def counting(self: dg.OpExecutionContext, event: object) -> None:
+        kept.append(len(self._events))
+        original(self, event)  # pyright: ignore[reportArgumentType]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dg.OpExecutionContext, "log_event", counting)
+        assert bench.refresh().success
+    assert len(kept) > 60 and max(kept) == 0

@@ -1,0 +1,248 @@
+"""What the sensor asks for, and what it leaves alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from surge_dagster.assets.launch import process_tags
+from surge_dagster.assets.lineage import EMBEDDINGS
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.output.spaces import list_spaces
+from surge_dagster.engine.output.store import open_store
+from surge_dagster.engine.run import EmbeddingRun
+from surge_dagster.settings import load_settings
+from tests.dagster.conftest import Workbench, requested
+
+
+def test_new_partitions_are_registered_observed_and_embedded_in_one_run(bench: Workbench) -> None:
+    for key in ("a", "b", 'x "1"'):
+        bench.write(key)
+    found = bench.tick()
+    assert requested(found) == [["a", "b", "x %221%22"]]
+    assert bench.instance.get_dynamic_partitions("catalog") == ["a", "b", "x %221%22"]
+    [request] = found.run_requests or []
+    assert request.tags["dagster/asset_partition_range_start"] == "a"
+    assert request.tags["dagster/asset_partition_range_end"] == "x %221%22"
+    [ran] = bench.launch(found)
+    assert ran.success and set(ran.materialized()) == {"a", "b", "x %221%22"}
+    assert ran.observed() == {}, "the sensor had observed them"
+    quiet = bench.tick()
+    assert not quiet.run_requests and not quiet.asset_events and not quiet.dynamic_partitions_requests
+    assert "3 partitions: 0 to be embedded" in (quiet.skip_message or "")
+
+
+def test_looking_changes_nothing(bench: Workbench) -> None:
+    bench.write("a")
+    assert requested(bench.look()) == [["a"]] == requested(bench.look())
+    assert bench.instance.get_dynamic_partitions("catalog") == []
+
+
+def test_the_same_state_is_asked_for_once(bench: Workbench) -> None:
+    bench.write("a")
+    assert requested(bench.tick()) == [["a"]]
+    assert requested(bench.tick()) == [], "asked for before, though no run has begun"
+    bench.write("a", 4, version="v2")
+    bench.write("b")
+    assert requested(bench.tick()) == [["a", "b"]]
+
+
+def test_a_file_that_is_lost_after_it_was_made_is_asked_for_again(bench: Workbench) -> None:
+    bench.write("a")
+    bench.launch(bench.tick())
+    bench.tick()
+    bench.file("a").unlink()
+    assert requested(bench.tick()) == [["a"]]
+
+
+def test_keys_of_an_active_run_are_left_to_it(bench: Workbench) -> None:
+    for key in "abcdef":
+        bench.write(key)
+    bench.instance.add_dynamic_partitions("catalog", list("abcdef"))
+    tags = {"dagster/asset_partition_range_start": "b", "dagster/asset_partition_range_end": "d"}
+    queued = bench.pretend_run("embed_partitions", dg.DagsterRunStatus.QUEUED, tags=tags)
+    config = {"ops": {"embeddings": {"config": {"keys": ["e"]}}}}
+    whole = {"dagster/asset_partition_range_start": "a", "dagster/asset_partition_range_end": "f"}
+    bench.pretend_run("embed_partitions", dg.DagsterRunStatus.CANCELING, tags=whole, run_config=config)
+    assert requested(bench.look()) == [["a", "f"]]
+    everything = bench.pretend_run("catalog_refresh", dg.DagsterRunStatus.STARTED)
+    assert requested(bench.look()) == []
+    bench.instance.report_run_canceled(everything)
+    bench.instance.report_run_canceled(queued)
+    assert requested(bench.look()) == [["a", "b", "c", "d", "f"]]
+
+
+def test_a_run_whose_process_was_killed_holds_nothing_and_is_declared_failed(bench: Workbench) -> None:
+    bench.write("a")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        tags = process_tags()
+        host, mark = (next(name for name in tags if part in name) for part in ("host", "process"))
+        own = tags[mark].partition("@")[0]
+        assert own == str(os.getpid())
+        gone = bench.pretend_run(
+            "catalog_refresh", dg.DagsterRunStatus.STARTED, tags={host: tags[host], mark: f"{process.pid}@1"}
+        )
+        process.kill()
+    alive = bench.pretend_run("catalog_refresh", dg.DagsterRunStatus.STARTED, tags=tags)
+    assert requested(bench.look()) == [], "the living one may touch everything"
+    assert bench.instance.get_run_by_id(gone.run_id).status == dg.DagsterRunStatus.FAILURE  # pyright: ignore
+    assert bench.instance.get_run_by_id(alive.run_id).status == dg.DagsterRunStatus.STARTED  # pyright: ignore
+
+
+def test_a_run_gets_at_most_the_configured_number_of_partitions(bench: Workbench) -> None:
+    bench.settings["max_partitions_per_run"] = 2
+    for key in "abcde":
+        bench.write(key)
+    assert [requested(bench.tick()) for _ in range(4)] == [[["a", "b"]], [["c", "d"]], [["e"]], []]
+
+
+def test_many_keys_travel_in_a_file(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("surge_dagster.assets.launch._INLINE_KEYS", 3)
+    for key in "abcd":
+        bench.write(key)
+    [request] = bench.tick().run_requests or []
+    listed = Path(request.run_config["ops"]["embeddings"]["config"]["keys_file"])
+    assert listed.is_relative_to(bench.root / "home")
+    bench.pretend_run("embed_partitions", dg.DagsterRunStatus.QUEUED, tags=request.tags, run_config=request.run_config)
+    bench.cursor = None
+    assert requested(bench.tick()) == [], "the queued run holds them"
+
+
+def test_changed_partitions_are_observed_and_asked_for_only_when_told_to(bench: Workbench) -> None:
+    for key in "ab":
+        bench.write(key)
+    bench.launch(bench.tick())
+    bench.write("b", 4, version="v2")
+    found = bench.tick()
+    assert [(e.partition, versions(e)) for e in found.asset_events] == [("b", "v2")]
+    assert requested(found) == []
+    bench.settings["refresh_stale"] = True
+    found = bench.tick()
+    assert requested(found) == [["b"]] and not found.asset_events
+    [ran] = bench.launch(found)
+    assert set(ran.materialized()) == {"b"} and ran.figures()["texts_encoded"] == 4
+    bench.write("b", 4, version="v3")
+    [ran] = bench.launch(bench.tick())
+    assert ran.figures()["texts_encoded"] == 0, "equal content"
+
+
+@pytest.mark.parametrize("failed_in", ["a run of the sensor", "another run"])
+def test_a_partition_that_failed_is_left_alone_until_its_source_changes(bench: Workbench, failed_in: str) -> None:
+    bench.write("bad", [("x", None)])
+    if failed_in == "another run":
+        assert not bench.refresh().success
+        assert requested(bench.tick()) == []
+    else:
+        [ran] = bench.launch(bench.tick())
+        assert not ran.success
+    for _ in range(2):
+        assert requested(bench.tick()) == []
+    bench.cursor = None
+    assert requested(bench.tick()) == [], "not even when the cursor is reset"
+    bench.write("bad", [("x", "mended")], version="v2")
+    bench.tick()
+    [ran] = bench.launch(bench.tick()) or [None]
+    assert ran and ran.success
+
+
+def test_a_valid_file_that_dagster_does_not_know_is_adopted_without_a_run(bench: Workbench) -> None:
+    bench.write("a", 5)
+    bench.write("b", 5)
+    settings = load_settings(source=str(bench.catalog), output=str(bench.output), model="hash://16")
+    from surge_dagster.engine.encoder.pool import EncoderPool
+
+    with EncoderPool(settings.encoding_spec()) as pool:
+        assert len(list(EmbeddingRun(settings.open_source(), settings.open_store(), pool))) == 2
+    first = bench.tick()
+    assert requested(first) == [] and {type(event) for event in first.asset_events} == {dg.AssetObservation}
+    second = bench.tick()
+    adopted = {event.partition: event for event in second.asset_events}
+    assert set(adopted) == {"a", "b"}
+    event = adopted["a"]
+    assert isinstance(event, dg.AssetMaterialization)
+    assert event.metadata["rows"].value == 5 and event.metadata["action"].value == "adopted"
+    assert (event.tags or {})["dagster/input_event_pointer/source_partitions"].isdigit()
+    assert bench.instance.get_materialized_partitions(EMBEDDINGS) == {"a", "b"}
+    third = bench.tick()
+    assert not third.asset_events and not third.run_requests
+
+
+def test_another_model_starts_nothing_by_itself(bench: Workbench) -> None:
+    bench.write("a")
+    bench.launch(bench.tick())
+    bench.settings["model"] = "hash://24"
+    bench.write("b")
+    found = bench.tick()
+    assert not found.run_requests and "launch catalog_refresh by hand" in (found.skip_message or "")
+    assert "b" in bench.instance.get_dynamic_partitions("catalog"), "new partitions are registered all the same"
+    assert bench.refresh().success  # the explicit launch
+    bench.write("c")
+    [ran] = bench.launch(bench.tick())
+    assert ran.success and ran.materialized()["c"].metadata["dimension"].value == 24
+
+
+def test_a_run_of_the_sensor_refuses_a_space_that_was_not_meant(bench: Workbench) -> None:
+    bench.write("a")
+    bench.launch(bench.tick())
+    bench.write("b")
+    found = bench.tick()
+    [space] = list_spaces(open_store(bench.output))
+    assert (found.run_requests or [])[0].run_config["ops"]["embeddings"]["config"]["expected_space"] == space.name
+    bench.settings["model"] = "hash://24"  # edited between the tick and the run
+    [ran] = bench.launch(found)
+    assert not ran.success and "hash-16" in ran.failure()
+    assert len(list_spaces(open_store(bench.output))) == 1
+
+
+def test_without_a_catalog_the_tick_says_so(bench: Workbench) -> None:
+    assert "no catalog at" in (bench.look().skip_message or "")
+
+
+def versions(event: object) -> str:
+    """The data version of an observation."""
+    assert isinstance(event, dg.AssetObservation)
+    return event.tags["dagster/data_version"]
+
+
+def schedule_tick(bench: Workbench) -> dg.RunRequest | dg.SkipReason | None:
+    schedule = bench.definitions.get_repository_def().get_schedule_def("nightly_refresh")
+    with dg.build_schedule_context(bench.instance, resources=bench.definitions.resources) as context:
+        found = schedule.evaluate_tick(context)
+    return found.run_requests[0] if found.run_requests else dg.SkipReason(found.skip_message)
+
+
+def test_the_night_embeds_what_is_missing_and_what_has_changed(bench: Workbench) -> None:
+    for key in "abc":
+        bench.write(key)
+    bench.refresh()
+    bench.write("b", 4, version="v2")
+    bench.write("d")
+    request = schedule_tick(bench)
+    assert isinstance(request, dg.RunRequest)
+    ran = bench.run("catalog_refresh", request.run_config)
+    assert ran.success and set(ran.materialized()) == {"b", "d"}
+
+
+def test_the_night_begins_no_second_space(bench: Workbench) -> None:
+    bench.write("a")
+    bench.refresh()
+    bench.settings["model"] = "hash://24"
+    skipped = schedule_tick(bench)
+    assert isinstance(skipped, dg.SkipReason) and "by hand" in (skipped.skip_message or "")
+
+
+def test_cron_and_timezone_come_from_the_settings(bench: Workbench) -> None:
+    bench.settings |= {"nightly_cron": "30 4 * * 1", "timezone": "Europe/Berlin"}
+    schedule = bench.definitions.get_repository_def().get_schedule_def("nightly_refresh")
+    assert (schedule.cron_schedule, schedule.execution_timezone) == ("30 4 * * 1", "Europe/Berlin")
+
+
+def test_settings_that_cannot_be_read_are_an_error_not_a_default(bench: Workbench) -> None:
+    bench.settings["max_partitions_per_run"] = 0
+    with pytest.raises(ConfigError, match="max_partitions_per_run"):
+        _ = bench.definitions

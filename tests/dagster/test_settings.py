@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.settings import load_settings
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SURGE_CONFIG", "SURGE_B_MIN", "SURGE_MODEL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_an_argument_wins_over_the_environment_and_that_over_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("surge.yaml").write_text("b_min: 1\nb_max: 10\nmodel: hash://8\n")
+    assert load_settings().b_min == 1
+    monkeypatch.setenv("SURGE_B_MIN", "2")
+    assert load_settings().b_min == 2
+    settings = load_settings(b_min=3, b_max=None)
+    assert (settings.b_min, settings.b_max) == (3, 10)
+    assert settings.encoding_spec() == EncodingSpec(model="hash://8")
+
+
+def test_the_file_is_where_surge_config_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("surge.yaml").write_text("b_min: 1\n")
+    elsewhere = tmp_path / "other.yaml"
+    elsewhere.write_text("b_min: 5\n")
+    monkeypatch.setenv("SURGE_CONFIG", str(elsewhere))
+    assert load_settings().b_min == 5
+    monkeypatch.setenv("SURGE_CONFIG", str(tmp_path / "missing.yaml"))
+    with pytest.raises(ConfigError, match=r"missing\.yaml"):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("bmin: 1", "setting bmin in surge.yaml is unknown; there are source"),
+        ("b_min: many", "setting b_min in surge.yaml is 'many'"),
+        ("dtype: int8", "'float32' or 'float16'"),
+        ("- 1", "surge.yaml cannot be read"),
+        ("a: : [", "surge.yaml cannot be read"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_name_and_the_reason(text: str, message: str) -> None:
+    Path("surge.yaml").write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        load_settings()
+    assert message in str(refused.value)
+
+
+def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SURGE_B_MIN", "0")
+    with pytest.raises(ConfigError, match="setting SURGE_B_MIN is '0'"):
+        load_settings()
