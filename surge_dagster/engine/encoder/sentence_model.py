@@ -22,10 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
-    """What a `TextTokenizer` needs, None-free only for models that a plain fast tokenizer feeds."""
+    """What a `TextTokenizer` and an embedder need to know.
+
+    `prompt_length` is in tokens, None where no prompt is used or the pooling does not ask.
+    """
 
     tokenizer_json: str
     truncation_side: str
+    pad_id: int
     prompt_length: int | None
 
 
@@ -88,11 +92,19 @@ def tokenizer_facts(model: SentenceTransformer, space: Space) -> TokenizerFacts 
     if space.prompt:
         counted = model.preprocess(["a probe"], prompt=space.prompt).get("prompt_length")
         prompt_length = None if counted is None else int(counted)
-    return TokenizerFacts(backend.to_str(), getattr(tokenizer, "truncation_side", "right"), prompt_length)
+    return TokenizerFacts(
+        tokenizer_json=backend.to_str(),
+        truncation_side=getattr(tokenizer, "truncation_side", "right"),
+        pad_id=getattr(tokenizer, "pad_token_id", None) or 0,
+        prompt_length=prompt_length,
+    )
 
 
 def embedder(model: SentenceTransformer, space: Space, prompt_length: int | None) -> torch.nn.Module:
-    """[batch, length] token ids of equal length → [batch, dimension] vectors: the whole model without a mask."""
+    """[batch, length] token ids and their mask → [batch, dimension] vectors: the whole model as one module.
+
+    Without a mask (None) every token counts, and attention may take a faster way.
+    """
     import torch
 
     class Embedder(torch.nn.Module):
@@ -100,9 +112,10 @@ def embedder(model: SentenceTransformer, space: Space, prompt_length: int | None
             super().__init__()
             self.model = model
 
-        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-            # Without a mask every token counts, which is what equal lengths mean; attention is cheaper for it.
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
             features: dict = {"input_ids": input_ids}
+            if attention_mask is not None:
+                features["attention_mask"] = attention_mask
             if prompt_length is not None:
                 features["prompt_length"] = prompt_length
             vectors = self.model(features)["sentence_embedding"][..., : space.dimension].float()

@@ -29,19 +29,25 @@ class Tokens:
         ids: int32.
         offsets: int64, one more than texts.
         truncated: bool, whether a text was longer than the model reads.
+        pad_id: fills rows that are shorter than their batch.
     """
 
     ids: np.ndarray
     offsets: np.ndarray
     truncated: np.ndarray
+    pad_id: int
 
     @property
     def lengths(self) -> np.ndarray:
         return np.diff(self.offsets)
 
-    def gather(self, rows: np.ndarray, length: int) -> np.ndarray:
-        """The ids of rows that all have `length` tokens, as [rows, length] int64."""
-        return self.ids[self.offsets[rows][:, None] + np.arange(length)].astype(np.int64)
+    def gather(self, rows: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and attention mask of rows of at most `length` tokens, both [rows, length] int64, padded on the right."""
+        columns = np.arange(length)
+        starts = self.offsets[rows]
+        mask = columns < (self.offsets[rows + 1] - starts)[:, None]
+        places = np.where(mask, starts[:, None] + columns, 0)
+        return np.where(mask, self.ids[places], self.pad_id).astype(np.int64), mask.astype(np.int64)
 
 
 class TextTokenizer:
@@ -52,9 +58,12 @@ class TextTokenizer:
         max_length: tokens that the model reads, special ones included.
         prompt: put before every text.
         truncation_side: the end at which texts are cut, "right" or "left".
+        pad_id: the token that pads.
     """
 
-    def __init__(self, tokenizer_json: str, *, max_length: int, prompt: str, truncation_side: str = "right") -> None:
+    def __init__(
+        self, tokenizer_json: str, *, max_length: int, prompt: str, truncation_side: str = "right", pad_id: int = 0
+    ) -> None:
         self._tokenizer = Tokenizer.from_str(tokenizer_json)
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
@@ -66,6 +75,7 @@ class TextTokenizer:
         self._surplus = max_length - trailing if truncation_side == "right" else leading
         self._max_length = max_length
         self._prompt = prompt
+        self._pad_id = pad_id
         self._can_cut = truncation_side == "right" and _splits_at_spaces(json.loads(tokenizer_json))
 
     def encode(self, texts: list[str]) -> Tokens:
@@ -86,7 +96,7 @@ class TextTokenizer:
         offsets = np.zeros(len(pieces) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
         ids = np.fromiter((token for piece in pieces for token in piece), np.int32, int(offsets[-1]))
-        return Tokens(ids, offsets, truncated)
+        return Tokens(ids, offsets, truncated, self._pad_id)
 
     def _prefix(self, text: str, characters: int) -> str:
         """A prefix of a long text that gives the same first max_length + 1 tokens."""

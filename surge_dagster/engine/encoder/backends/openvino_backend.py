@@ -39,6 +39,8 @@ from surge_dagster.engine.errors import ConfigError
 log = logging.getLogger(__name__)
 
 _TOKEN_BUDGET = 1_024
+# A pass costs little by itself, but every new shape of one costs about as much as so many tokens.
+_PASS_TOKENS = 48
 _HINTS = {"fp32": "f32", "bf16": "bf16"}
 _FILES = ("model.xml", "model.bin", "tokenizer.json")
 
@@ -65,6 +67,7 @@ class OpenvinoBackend:
                 max_length=space.max_length,
                 prompt=space.prompt,
                 truncation_side=facts["truncation_side"],
+                pad_id=facts["pad_id"],
             )
             wanted = getattr(ov.Type, _HINTS[settings.precision])
             # One stream per core gives the most texts per second: no core waits for another inside a pass.
@@ -98,14 +101,14 @@ class OpenvinoBackend:
         started = time.perf_counter()
         tokens = prepared.tokens
         truncated[:] = tokens.truncated
-        for batch in plan_batches(tokens.lengths, self._budget):
+        batches = plan_batches(tokens.lengths, self._budget, _PASS_TOKENS)
+        for batch in batches:
             # Waits for a free stream; the callback of a finished pass writes its rows.
-            self._queue.start_async([tokens.gather(batch.rows, batch.length)], (batch, matrix, progress))
+            self._queue.start_async(list(tokens.gather(batch.rows, batch.length)), (batch, matrix, progress))
         self._queue.wait_all()
-        total = len(tokens.ids)
         return ChunkFigures(
-            tokens=total,
-            padded_tokens=total,
+            tokens=len(tokens.ids),
+            padded_tokens=sum(batch.tokens for batch in batches),
             truncated=int(np.count_nonzero(tokens.truncated)),
             tokenize_seconds=prepared.seconds,
             forward_seconds=time.perf_counter() - started,
@@ -170,12 +173,20 @@ def _convert(space: Space, folder: Path) -> None:
     module = embedder(reference, space, facts.prompt_length)
     with torch.inference_mode():
         example = torch.arange(2 * 7).reshape(2, 7)
-        converted = ov.convert_model(module, example_input={"input_ids": example})
-    converted.reshape({0: ov.PartialShape([-1, -1])})
+        # A mask that hides something: with one of ones alone, tracing could leave it out.
+        mask = torch.ones_like(example)
+        mask[0, 5:] = 0
+        converted = ov.convert_model(module, example_input={"input_ids": example, "attention_mask": mask})
+    converted.reshape({place: ov.PartialShape([-1, -1]) for place in range(2)})
     ov.save_model(converted, folder / "model.xml", compress_to_fp16=False)
     (folder / "tokenizer.json").write_text(facts.tokenizer_json)
     digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in _FILES}
-    document = {"space": space.name, "truncation_side": facts.truncation_side, "sha256": digests}
+    document = {
+        "space": space.name,
+        "truncation_side": facts.truncation_side,
+        "pad_id": facts.pad_id,
+        "sha256": digests,
+    }
     (folder / "facts.json").write_text(json.dumps(document, indent=1))
     for name in (*_FILES, "facts.json"):
         with (folder / name).open("rb") as file:

@@ -1,6 +1,7 @@
 """torch, on a GPU or, where nothing faster is installed, on the CPU.
 
-Batches of equal token length go through the whole sentence-transformers module without an attention mask. On a GPU,
+Batches of equal token length go through the whole sentence-transformers module, without an attention mask where they
+need none. On a GPU,
 ids are copied from pinned memory while the pass before still computes, arithmetic is fp16 or bf16 (fp32 accumulates
 where the kernels do), and results come back once per chunk. A pass that does not fit the device's memory halves the
 token budget for the rest of the worker's life and is done again.
@@ -28,6 +29,9 @@ log = logging.getLogger(__name__)
 
 _CPU_TOKEN_BUDGET = 2_048
 _CUDA_TOKEN_BUDGET = 32_768
+# What launching the kernels of one pass costs, in tokens that could have been computed meanwhile.
+_CPU_PASS_TOKENS = 16
+_CUDA_PASS_TOKENS = 1_024
 _PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -66,12 +70,14 @@ class TorchBackend:
                 max_length=space.max_length,
                 prompt=space.prompt,
                 truncation_side=facts.truncation_side,
+                pad_id=facts.pad_id,
             )
             self._embedder = embedder(self.reference, space, facts.prompt_length)
         if settings.precision != "fp32":
             self.reference.to(getattr(torch, _PRECISIONS[settings.precision]))
-        default = _CPU_TOKEN_BUDGET if self._device.type == "cpu" else _CUDA_TOKEN_BUDGET
-        self._budget = settings.token_budget or default
+        on_cpu = self._device.type == "cpu"
+        self._budget = settings.token_budget or (_CPU_TOKEN_BUDGET if on_cpu else _CUDA_TOKEN_BUDGET)
+        self._pass_tokens = _CPU_PASS_TOKENS if on_cpu else _CUDA_PASS_TOKENS
 
     def prepare(self, texts: list[str], progress: Progress) -> _Prepared:
         started = time.perf_counter()
@@ -93,7 +99,8 @@ class TorchBackend:
         truncated[:] = tokens.truncated
         pending: list[tuple[TokenBatch, torch.Tensor]] = []
         with self._torch.inference_mode():
-            for batch in plan_batches(tokens.lengths, self._budget):
+            batches = plan_batches(tokens.lengths, self._budget, self._pass_tokens)
+            for batch in batches:
                 for part, vectors in self._run(batch, tokens):
                     if self._device.type == "cpu":
                         matrix[part.rows] = vectors.numpy()
@@ -103,10 +110,9 @@ class TorchBackend:
             for part, vectors in pending:
                 matrix[part.rows] = vectors.float().cpu().numpy()
                 progress()
-        total = len(tokens.ids)
         return ChunkFigures(
-            tokens=total,
-            padded_tokens=total,
+            tokens=len(tokens.ids),
+            padded_tokens=sum(batch.tokens for batch in batches),
             truncated=int(np.count_nonzero(tokens.truncated)),
             tokenize_seconds=prepared.seconds,
             forward_seconds=time.perf_counter() - started,
@@ -118,10 +124,8 @@ class TorchBackend:
         if batch.tokens > self._budget and len(batch.rows) > 1:
             return self._in_halves(batch, tokens)
         try:
-            ids = self._torch.from_numpy(tokens.gather(batch.rows, batch.length))
-            if self._device.type == "cuda":
-                ids = ids.pin_memory().to(self._device, non_blocking=True)
-            return [(batch, self._embedder(ids))]
+            ids, mask = (self._to_device(array) for array in tokens.gather(batch.rows, batch.length))
+            return [(batch, self._embedder(ids, None if batch.exact else mask))]
         except self._torch.cuda.OutOfMemoryError:
             if len(batch.rows) == 1:
                 raise
@@ -131,8 +135,14 @@ class TorchBackend:
         log.warning("out of memory on %s; the token budget is %d from now on", self._device, self._budget)
         return self._in_halves(batch, tokens)
 
+    def _to_device(self, array: np.ndarray) -> torch.Tensor:
+        tensor = self._torch.from_numpy(array)
+        if self._device.type == "cuda":
+            tensor = tensor.pin_memory().to(self._device, non_blocking=True)
+        return tensor
+
     def _in_halves(self, batch: TokenBatch, tokens: Tokens) -> list[tuple[TokenBatch, torch.Tensor]]:
         half = len(batch.rows) // 2
-        first = TokenBatch(batch.rows[:half], batch.length)
-        second = TokenBatch(batch.rows[half:], batch.length)
+        first = TokenBatch(batch.rows[:half], batch.length, batch.exact)
+        second = TokenBatch(batch.rows[half:], batch.length, batch.exact)
         return self._run(first, tokens) + self._run(second, tokens)

@@ -1,0 +1,140 @@
+"""The promise that matters: the vectors are sentence-transformers' own, whatever a text was batched with.
+
+The first test of this file waits for a pool with the real model, which imports torch in its worker, and for
+sentence-transformers in this process: together up to half a minute on two cores with cold caches.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from surge_dagster.engine.encoder import disk_cache, parity
+from surge_dagster.engine.encoder.pool import EncodeFigures, EncoderPool
+from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.errors import ConfigError
+from tests.engine.encoder.conftest import column
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+FLOOR = 0.99999
+_SENTENCE = "Return the rows whose key stands in the index, in the order of the index. "
+
+
+def _texts() -> list[str]:
+    rng = np.random.default_rng(5)
+    words = ["steel", "Größe", "東京", "don't", "naïve", "3.14", "🚀", "bottle,", "(a)", "__init__", "unbelievably"]
+    texts = ["", " ", "a", "\n\t", "�", "e\u0301cole", "word " * 256, _SENTENCE * 40, "x" * 3_000, "東" * 400]
+    texts += [" ".join(rng.choice(words, int(count))) for count in rng.integers(1, 30, 120)]
+    texts += [_SENTENCE * int(count) for count in rng.integers(1, 20, 20)]
+    return [texts[row] for row in rng.permutation(len(texts))]
+
+
+@pytest.fixture(scope="module")
+def reference(demo_folder: Path) -> SentenceTransformer:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(demo_folder), device="cpu")
+
+
+def _encode(pool: EncoderPool, texts: list[str]) -> tuple[np.ndarray, EncodeFigures, list[int]]:
+    with pool.arena(slots=1, max_texts=len(texts), max_bytes=sum(len(t.encode()) for t in texts)) as arena:
+        slot = arena.acquire()
+        slot.append(column(texts))
+        figures = pool.encode(slot)
+        flags = [slot.truncated(row, row + 1) for row in range(len(texts))]
+        return slot.matrix(0, len(texts)).copy(), figures, flags
+
+
+def test_vectors_are_sentence_transformers_own_for_texts_of_all_lengths_in_one_slot(
+    model_pool: EncoderPool, reference: SentenceTransformer
+) -> None:
+    texts = _texts()
+    found, figures, flags = _encode(model_pool, texts)
+    assert parity.lowest_cosine(found, reference.encode(texts)) >= FLOOR
+    assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+    lengths = [len(ids) for ids in reference.tokenizer(texts, truncation=False)["input_ids"]]
+    assert flags == [int(length > 256) for length in lengths]
+    assert figures.truncated == sum(flags) >= 4
+    assert figures.tokens == sum(min(length, 256) for length in lengths)
+    assert figures.tokens <= figures.padded_tokens <= 1.15 * figures.tokens
+
+
+def test_the_company_of_a_text_does_not_change_its_vector(model_pool: EncoderPool) -> None:
+    texts = _texts()
+    together, _, _ = _encode(model_pool, texts)
+    backwards, _, _ = _encode(model_pool, texts[::-1])
+    assert parity.lowest_cosine(together, backwards[::-1]) >= FLOOR
+    for row in range(0, len(texts), 31):
+        alone, _, _ = _encode(model_pool, [texts[row]])
+        assert parity.lowest_cosine(alone, together[row : row + 1]) >= FLOOR
+
+
+def test_the_start_checked_parity_measured_speed_and_says_what_it_chose(model_pool: EncoderPool) -> None:
+    assert model_pool.lowest_cosine is not None
+    assert model_pool.lowest_cosine >= FLOOR
+    assert model_pool.texts_per_second > 0
+    assert model_pool.backend in ("openvino", "torch")
+    assert model_pool.backend in model_pool.device_reason
+    assert model_pool.space.name.startswith("all-MiniLM-L6-v2-")
+
+
+@pytest.fixture(scope="module")
+def other_spec_pool(demo_folder: Path) -> Iterator[EncoderPool]:
+    """Everything that a spec can ask for at once, on plain torch."""
+    spec = EncodingSpec(str(demo_folder), prompt="query: ", max_length=12, dimension=100, dtype="float16")
+    with EncoderPool(spec, devices="cpu", backend="torch") as pool:
+        yield pool
+
+
+def test_prompt_length_dimension_and_type_shape_vectors_as_sentence_transformers_shapes_them(
+    other_spec_pool: EncoderPool, reference: SentenceTransformer
+) -> None:
+    texts = _texts()
+    found, figures, _ = _encode(other_spec_pool, texts)
+    before = reference.max_seq_length
+    try:
+        reference.max_seq_length = 12
+        expected = reference.encode(texts, prompt="query: ", truncate_dim=100, normalize_embeddings=True)
+    finally:
+        reference.max_seq_length = before
+    assert found.dtype == np.float16
+    assert found.shape == (len(texts), 100)
+    assert parity.lowest_cosine(found, expected) >= FLOOR
+    assert figures.truncated > 50
+
+
+def test_a_pool_that_would_break_the_promise_refuses_to_start_unless_told(
+    demo_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_folder: Path
+) -> None:
+    # The answer that is on disk says that this backend is wrong: it must be believed.
+    shutil.copytree(cache_folder, tmp_path / "cache")
+    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "cache"))
+    answers = list((tmp_path / "cache" / "parity").iterdir())
+    assert answers
+    for answer in answers:
+        disk_cache.write_json(f"parity/{answer.name}", {"lowest_cosine": 0.98})
+    pytest.importorskip("openvino", reason="needs the extra 'cpu'")
+    spec = EncodingSpec(str(demo_folder))
+    with pytest.raises(ConfigError, match=r"lowest cosine 0\.98.*check_parity=False"):
+        EncoderPool(spec, devices="cpu", backend="openvino")
+    with EncoderPool(spec, devices="cpu", backend="openvino", check_parity=False) as pool:
+        assert pool.lowest_cosine is None
+
+
+def test_a_model_that_changed_after_it_was_digested_is_refused(demo_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(demo_folder, folder)
+    space = EncodingSpec(str(folder)).resolve()
+    config = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(config.replace('"gelu"', '"relu"'))
+    with pytest.raises(ConfigError, match="changed while the pool was starting"):
+        EncoderPool(space, devices="cpu")
