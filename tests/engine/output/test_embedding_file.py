@@ -52,7 +52,8 @@ def write(
     pieces: int = 1,
 ) -> pa.Schema:
     rows, dimension = matrix.shape
-    ids = pa.array([f"id-{row}" for row in range(rows)], pa.string()) if ids is None else ids
+    if ids is None:
+        ids = pa.array([f"id-{row}" for row in range(rows)], pa.string())
     texts = pa.array([f"text {row} of many" for row in range(rows)], pa.large_string())
     with (
         pa.OSFile(str(path), "wb") as sink,

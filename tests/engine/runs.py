@@ -1,0 +1,65 @@
+"""Whole runs in a line or two, and what must hold after each of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from surge_dagster.engine.catalog import Partition
+from surge_dagster.engine.output.store import Store, open_store
+from surge_dagster.engine.run import EmbeddingRun
+from surge_dagster.engine.superbatch import Thresholds
+from surge_dagster.engine.telemetry import Failure, Receipt
+from tests.small_catalogs import Rows, partition_of
+
+SMALL = Thresholds(b_min=50, b_max=100)
+
+
+def make_run(
+    pool: Any,
+    partitions: Iterable[Partition],
+    output: Path | Store,
+    thresholds: Thresholds = SMALL,
+    **options: Any,
+) -> EmbeddingRun:
+    """A run, ready to start; `pool` may be something that stands in front of one."""
+    store = open_store(output) if isinstance(output, Path) else output
+    return EmbeddingRun(partitions, store, pool, thresholds, **options)
+
+
+def finish(run: EmbeddingRun) -> list[Any]:
+    """Everything a run says, once it has given back all that it held."""
+    events = list(run.events())
+    assert_nothing_is_held(run)
+    return events
+
+
+def finish_receipts(run: EmbeddingRun, *actions: str) -> list[Receipt]:
+    """The receipts of a whole run, of these actions or of all."""
+    return receipts(finish(run), *actions)
+
+
+def assert_nothing_is_held(run: EmbeddingRun) -> None:
+    """The account is even, no text is in flight and no thread is left."""
+    assert run._ledger.held == 0
+    assert run._in_flight.texts == 0
+    assert run._ledger.peak <= run._ledger.limit
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("surge-publish")]
+    assert not [thread for thread in threading.enumerate() if thread.name in ("surge-run", "surge-read")]
+
+
+def receipts(events: Iterable[Any], *actions: str) -> list[Receipt]:
+    """Receipts among events, of these actions or of all."""
+    return [event for event in events if isinstance(event, Receipt) and event.action in (actions or (event.action,))]
+
+
+def failures(events: Iterable[Any]) -> list[Failure]:
+    """Failures among events."""
+    return [event for event in events if isinstance(event, Failure)]
+
+
+def in_memory(catalog: Mapping[str, Rows]) -> Iterator[Partition]:
+    """Partitions that lie on no disk, in the order given."""
+    return (partition_of(key, rows) for key, rows in catalog.items())

@@ -1,0 +1,294 @@
+"""A bad partition is refused with its key, row and remedy, once; it stops no other, and nothing written is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from surge_dagster.engine.catalog import Partition, RowBatch, encode_key
+from surge_dagster.engine.encoder.arena import Slot
+from surge_dagster.engine.encoder.pool import EncodeFigures, EncoderPool
+from surge_dagster.engine.output.freshness import file_name
+from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.superbatch import Thresholds
+from tests.engine.runs import failures, finish, in_memory, make_run, receipts
+from tests.small_catalogs import (
+    Rows,
+    assert_embedded,
+    keys_of,
+    numbered_rows,
+    partition_folder,
+    partition_of,
+    published_files,
+    read_embedded,
+    write_catalog,
+    write_partition,
+    write_rows,
+)
+
+GOOD: dict[str, Rows] = {
+    "good": numbered_rows("good", 30),
+    "empty": [],
+    "split": numbered_rows("split", 300),
+    "a/b": numbered_rows("ab", 4),
+    "..": numbered_rows("dots", 4),
+    'Köln, "x" [1]': numbered_rows("köln", 4),
+    "x" * 300: numbered_rows("long", 4),
+    "A": numbered_rows("upper", 4),
+    "a": numbered_rows("lower", 4),
+    "zz last": numbered_rows("last", 70),
+}
+
+
+def with_row(count: int, row: int, bad: tuple[Any, Any]) -> Rows:
+    rows: list[tuple[Any, Any]] = list(numbered_rows("bad", count))
+    rows[row] = bad
+    return rows
+
+
+def write_bad_partitions(root: Path) -> dict[str, str]:
+    """One partition of every bad kind among the good ones; gives what each refusal must say."""
+    write_partition(root, "null text", with_row(40, 12, ("x", None)))
+    write_partition(root, "null id", with_row(40, 12, (None, "x")))
+    write_partition(root, "null in the third segment", with_row(280, 270, ("x", None)))
+    write_partition(root, "repeated id", with_row(40, 30, ("id-3", "x")))
+    write_partition(root, "repeated id, split", with_row(280, 270, ("id-3", "x")))
+    write_partition(root, "ten megabytes", with_row(40, 5, ("x", "y" * 10_000_000)))
+    write_partition(root, "no text column", GOOD["good"], columns=("id", "title"))
+    write_partition(root, "ids are numbers with a point", [(1.5, "x")], id_type=pa.float64())
+    write_rows(partition_folder(root, "mixed ids") / "0.parquet", GOOD["good"])
+    write_rows(partition_folder(root, "mixed ids") / "1.parquet", [(1, "x")], id_type=pa.int64())
+    write_rows(partition_folder(root, "misplaced") / "0.parquet", GOOD["good"], key="good")
+    write_rows(root / "partition=two folders" / "0.parquet", GOOD["good"])
+    write_rows(root / "partition=two%20folders" / "0.parquet", GOOD["good"])
+    undeclared = write_rows(partition_folder(root, "y" * 300) / "0.parquet", GOOD["good"])
+    partition_folder(root, "no files").mkdir()
+    truncated = write_partition(root, "truncated", GOOD["good"])
+    truncated.write_bytes(truncated.read_bytes()[:-50])
+    garbage = partition_folder(root, "garbage") / "0.parquet"
+    garbage.parent.mkdir()
+    garbage.write_bytes(b"this is not parquet")
+    half = partition_folder(root, "second file is garbage") / "1.parquet"
+    write_rows(half.with_name("0.parquet"), numbered_rows("half", 250))
+    half.write_bytes(b"this is not parquet")
+    return {
+        "null text": "row 12: the text is null",
+        "null id": "row 12: the id is null",
+        "null in the third segment": "row 270: the text is null",
+        "repeated id": "row 30: the id 'id-3' stands at row 3 already",
+        "repeated id, split": "row 270: the id 'id-3' stands at row 3 already",
+        "ten megabytes": "row 5: the text has 10,000,000 bytes",
+        "no text column": "has no column 'text'",
+        "ids are numbers with a point": "the id column has type double",
+        "mixed ids": "ids are string in 0.parquet but int64 in 1.parquet",
+        "misplaced": "belongs to partition 'good'",
+        "two folders": "all stand for this key",
+        undeclared.parent.name.removeprefix("partition="): "does not declare the key",
+        "no files": "holds no .parquet file",
+        "truncated": "cannot be read as Parquet",
+        "garbage": "cannot be read as Parquet",
+        "second file is garbage": "1.parquet cannot be read as Parquet",
+    }
+
+
+def test_bad_partitions_of_every_kind_stop_no_other_and_are_named_once(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    write_catalog(tmp_path / "catalog", GOOD)
+    expected = write_bad_partitions(tmp_path / "catalog")
+    run = make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out")
+    events = finish(run)
+
+    named = {failure.key: failure for failure in failures(events)}
+    assert keys_of(failures(events)) == sorted(expected), "each once"
+    for key, reason in expected.items():
+        assert reason in named[key].reason
+        assert repr(key) in named[key].reason
+        assert named[key].reason.endswith("."), "a remedy, as a sentence"
+        assert not named[key].transient
+    assert run.failed
+    assert run.report.as_dict()["partitions_failed"] == [
+        {"key": failure.key, "reason": failure.reason} for failure in failures(events)
+    ]
+
+    for key, rows in GOOD.items():
+        assert_embedded(tmp_path / "out", run.space.name, key, rows)
+    assert published_files(tmp_path / "out", run.space.name) == {f"{encode_key(key)}.parquet" for key in GOOD}
+
+    again = make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out")
+    events = finish(again)
+    assert keys_of(receipts(events, "fresh")) == sorted(GOOD)
+    assert keys_of(failures(events)) == sorted(expected)
+
+
+def test_a_partition_that_turns_bad_keeps_the_file_it_had(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    write_catalog(tmp_path / "catalog", {"k": GOOD["good"]})
+    run = make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out")
+    finish(run)
+    write_partition(tmp_path / "catalog", "k", with_row(40, 12, ("x", None)), version="v2")
+    events = finish(make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out"))
+    assert keys_of(failures(events)) == ["k"]
+    assert assert_embedded(tmp_path / "out", run.space.name, "k", GOOD["good"]).source_version == "v1"
+
+
+def test_a_key_that_comes_back_after_it_was_closed_is_refused_and_named_once(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    first, other = numbered_rows("first", 30), numbered_rows("other", 30)
+
+    def partitions() -> Iterator[Partition]:
+        yield partition_of("k", first)
+        yield partition_of("other", other)
+        for _ in range(3):
+            yield partition_of("k", numbered_rows("again", 30))
+
+    run = make_run(hash_pool, partitions(), tmp_path)
+    [failure] = failures(finish(run))
+    assert failure.key == "k"
+    assert "comes again after it was closed" in failure.reason
+    assert "Order the source by partition key" in failure.reason
+    assert run.report.texts_encoded == 60
+    assert_embedded(tmp_path, run.space.name, "other", other)
+    assert_embedded(tmp_path, run.space.name, "k", first)
+
+
+def test_keys_that_cannot_be_names_are_refused(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    rows = numbered_rows("k", 10)
+    run = make_run(hash_pool, [partition_of(key, rows) for key in ("", "\ud800", "good")], tmp_path)
+    assert keys_of(failures(finish(run))) == ["", "\ud800"]
+    assert published_files(tmp_path, run.space.name) == {"good.parquet"}
+
+
+@pytest.mark.parametrize("fails_at", [0, 99, 100, 150, 299])
+def test_a_split_partition_refused_in_any_segment_leaves_nothing(
+    hash_pool: EncoderPool, tmp_path: Path, fails_at: int
+) -> None:
+    bad = partition_of("bad", numbered_rows("bad", 300), fails_at=fails_at, batch_rows=1)
+    catalog = {"before": numbered_rows("before", 40), "after": numbered_rows("after", 220)}
+    before, after = in_memory(catalog)
+    run = make_run(hash_pool, [before, bad, after], tmp_path)
+    [failure] = failures(finish(run))
+    assert failure.key == "bad"
+    assert f"row {fails_at}:" in failure.reason
+    for key, rows in catalog.items():
+        assert_embedded(tmp_path, run.space.name, key, rows)
+    assert published_files(tmp_path, run.space.name) == {"before.parquet", "after.parquet"}
+
+
+def test_a_row_that_fits_no_superbatch_is_named(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    rows = with_row(30, 20, ("x", "y" * 9000))
+    run = make_run(
+        hash_pool,
+        [partition_of("big row", rows), partition_of("good", numbered_rows("good", 30))],
+        tmp_path,
+        Thresholds(b_min=50, b_max=100, b_max_bytes=8192),
+    )
+    [failure] = failures(finish(run))
+    assert "row 20: the row has 9,001 bytes and b_max_bytes is 8,192" in failure.reason
+    assert published_files(tmp_path, run.space.name) == {"good.parquet"}
+
+
+def test_an_id_set_over_its_share_of_the_memory_is_refused(
+    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("surge_dagster.engine.memory._ID_SET_BYTES", 16 * 1024)
+    run = make_run(
+        hash_pool, in_memory({"many": numbered_rows("many", 3000), "few": numbered_rows("few", 90)}), tmp_path
+    )
+    [failure] = failures(finish(run))
+    assert failure.key == "many"
+    assert "Raise the memory limit, or split the partition" in failure.reason
+    assert published_files(tmp_path, run.space.name) == {"few.parquet"}
+
+
+def test_a_file_of_another_space_is_left_alone_and_named(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    catalog = {"k": numbered_rows("k", 30), "other": numbered_rows("other", 30)}
+    run = make_run(hash_pool, in_memory(catalog), tmp_path)
+    finish(run)
+    path = tmp_path / file_name(run.space.name, "k")
+    rewrite_as_other_space(path, run.space.name)
+    foreign = path.read_bytes()
+    for force in (False, True):
+        again = make_run(hash_pool, in_memory(catalog), tmp_path, force=force)
+        [failure] = failures(finish(again))
+        assert failure.key == "k"
+        assert "is taken by a file of the space 'somebody-else'; it was left alone" in failure.reason
+        assert path.read_bytes() == foreign
+
+
+def rewrite_as_other_space(path: Path, space: str) -> None:
+    from dataclasses import replace
+
+    from surge_dagster.engine.output.embedding_file import EmbeddingFileWriter
+
+    found = read_embedded(path.parent.parent, space, "k")
+    with EmbeddingFileWriter(pa.OSFile(str(path), "wb"), pa.string(), 16, "float32", include_text=True) as writer:
+        writer.append(pa.array(found.ids), pa.array(found.texts, pa.large_string()), np.ascontiguousarray(found.matrix))
+        writer.close(replace(found.facts, space="somebody-else"))
+
+
+def test_a_source_that_cannot_be_read_for_now_is_worth_another_try(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def read() -> Iterator[RowBatch]:
+        yield from partition_of("k", numbered_rows("k", 120)).read()
+        raise TimeoutError("the share does not answer")
+
+    run = make_run(hash_pool, [Partition("k", "v1", read, lambda: "v1"), *in_memory({"good": GOOD["good"]})], tmp_path)
+    [failure] = failures(finish(run))
+    assert (failure.key, failure.transient) == ("k", True)
+    assert "the share does not answer" in failure.reason
+    assert published_files(tmp_path, run.space.name) == {"good.parquet"}
+
+
+def test_what_is_wrong_with_a_source_that_is_being_replaced_is_worth_another_try(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    bad = partition_of("k", numbered_rows("k", 20), fails_at=3)
+    run = make_run(hash_pool, [Partition("k", "v1", bad.read, lambda: "v2")], tmp_path)
+    [failure] = failures(finish(run))
+    assert failure.transient
+    assert "row 3: this row is refused" in failure.reason
+    assert "source changed while it was read" in failure.reason
+
+
+class SpoilingPool:
+    """A pool whose device gives something that is no vector for one text."""
+
+    def __init__(self, pool: EncoderPool, text: str) -> None:
+        self._pool = pool
+        self._text = text
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def encode(self, slot: Slot) -> EncodeFigures:
+        figures = self._pool.encode(slot)
+        texts = slot.texts(0, len(slot)).to_pylist()
+        if self._text in texts:
+            slot.matrix(0, len(slot))[texts.index(self._text), 3] = np.nan
+        return figures
+
+
+@pytest.mark.parametrize("row", [5, 50, 150, 290])
+def test_a_vector_that_is_none_refuses_its_partition_with_the_row(
+    hash_pool: EncoderPool, tmp_path: Path, row: int
+) -> None:
+    rows = numbered_rows("bad", 300 if row > 50 else 60)
+    catalog = {"bad": rows, "good": GOOD["good"], "split": GOOD["split"]}
+    run = make_run(SpoilingPool(hash_pool, rows[row][1]), in_memory(catalog), tmp_path)
+    [failure] = failures(finish(run))
+    assert failure.key == "bad"
+    assert f"row {row}: its vector is not finite" in failure.reason
+    assert not failure.transient
+    assert published_files(tmp_path, run.space.name) == {"good.parquet", "split.parquet"}
+
+
+@pytest.mark.parametrize("row", [10, 110])
+def test_a_partition_that_is_bad_in_two_ways_is_named_once(hash_pool: EncoderPool, tmp_path: Path, row: int) -> None:
+    rows = numbered_rows("bad", 300)
+    bad = partition_of("bad", rows, fails_at=295)
+    run = make_run(SpoilingPool(hash_pool, rows[row][1]), [bad, *in_memory({"good": GOOD["good"]})], tmp_path)
+    assert keys_of(failures(finish(run))) == ["bad"]
+    assert published_files(tmp_path, run.space.name) == {"good.parquet"}
