@@ -134,6 +134,7 @@ def predict_flushes(
     mean_row_bytes: float = 0.0,
     b_min_bytes: int | None = None,
     b_max_bytes: int | None = None,
+    first_b_min: int | None = None,
 ) -> list[int]:
     """The texts of each SuperBatch that the aggregator will make of these partitions, in their order.
 
@@ -162,7 +163,8 @@ def predict_flushes(
             size -= room
             size_bytes, room = size * mean_row_bytes, next_capacity
         pending, pending_bytes, waiting = pending + size, pending_bytes + size_bytes, True
-        if pending >= b_min or pending_bytes >= enough_bytes:
+        due = b_min if first_b_min is None else min(b_min, first_b_min << min(len(flushes), 32))
+        if pending >= due or pending_bytes >= enough_bytes:
             flushes.append(pending)
             pending, pending_bytes, waiting = 0, 0.0, False
     return [*flushes, pending] if waiting else flushes
@@ -228,6 +230,7 @@ def plan(
         mean_row_bytes=mean_text_bytes + mean_id_bytes,
         b_min_bytes=bounds.b_min_bytes,
         b_max_bytes=bounds.b_max_bytes,
+        first_b_min=bounds.first_b_min,
     )
     seconds = constants.seconds(len(flushes), texts)
     alpha = constants.alpha(partitions, texts)

@@ -26,6 +26,7 @@ from surge_dagster.engine.errors import ConfigError, DataError
 _TARGET_SECONDS = 5.0
 _B_MIN_RANGE = (1_000, 100_000)
 _B_MAX_FACTOR = 5
+_RAMP = 16
 _BYTES_PER_TEXT = 512
 _LEAST_B_MAX_BYTES = 32 * 1024 * 1024
 # What the books of one partition cost beside its rows; counted, so that empty partitions end a SuperBatch too.
@@ -50,6 +51,9 @@ class Thresholds:
     def resolve(self, texts_per_second: float) -> Bounds:
         """Fill in what is not given: B_min is what the pool encodes in about 5 s, B_max five times that.
 
+        A derived B_min is reached in steps: the first SuperBatch is due at a sixteenth of it and each later one at twice
+        the one before, so that the first files appear early even where the whole run is short.
+
         Raises:
             ConfigError: a threshold is below 1 or a B_min is above its B_max.
         """
@@ -73,17 +77,27 @@ class Thresholds:
             raise ConfigError(f"b_min ({b_min:,} texts) must not exceed b_max ({b_max:,}). Lower b_min or raise b_max.")
         if b_min_bytes > b_max_bytes:
             raise ConfigError(f"b_min_bytes ({b_min_bytes:,}) must not exceed b_max_bytes ({b_max_bytes:,}).")
-        return Bounds(b_min, b_max, b_min_bytes, b_max_bytes)
+        first = b_min if self.b_min is not None else max(1, b_min // _RAMP)
+        return Bounds(b_min, b_max, b_min_bytes, b_max_bytes, first)
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Thresholds with nothing left to derive."""
+    """Thresholds with nothing left to derive.
+
+    Attributes:
+        first_b_min: B_min of the first SuperBatch, from which it doubles up to `b_min`; None is `b_min` itself.
+    """
 
     b_min: int
     b_max: int
     b_min_bytes: int
     b_max_bytes: int
+    first_b_min: int | None = None
+
+    def b_min_of(self, index: int) -> int:
+        """B_min of one SuperBatch, by its index in the run."""
+        return self.b_min if self.first_b_min is None else min(self.b_min, self.first_b_min << min(index, 32))
 
 
 @dataclass(slots=True, eq=False)
@@ -250,7 +264,7 @@ class Aggregator:
         self._pending_texts += current.rows
         self._pending_bytes += current.bytes
         self._current = None
-        if self.held_texts >= self.bounds.b_min or self.held_bytes >= self.bounds.b_min_bytes:
+        if self.held_texts >= self.bounds.b_min_of(self._emitted) or self.held_bytes >= self.bounds.b_min_bytes:
             yield self._flush_pending()
 
     def discard(self) -> int:

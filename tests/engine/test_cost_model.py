@@ -144,11 +144,12 @@ def test_flushes_follow_the_rule_on_sizes_one_can_follow_by_hand() -> None:
     extra=st.integers(0, 20),
     b_min_bytes=st.integers(1, 20_000),
     extra_bytes=st.integers(2_000, 20_000),
+    first=st.integers(1, 15) | st.none(),
 )
 def test_prediction_equals_what_the_aggregator_does(
-    sizes: list[int], b_min: int, extra: int, b_min_bytes: int, extra_bytes: int
+    sizes: list[int], b_min: int, extra: int, b_min_bytes: int, extra_bytes: int, first: int | None
 ) -> None:
-    bounds = Bounds(b_min, b_min + extra, b_min_bytes, b_min_bytes + extra_bytes)
+    bounds = Bounds(b_min, b_min + extra, b_min_bytes, b_min_bytes + extra_bytes, first)
     text = "x" * 192  # and 8 bytes of id
     made: list[int] = []
     with Arena(slots=3, max_texts=bounds.b_max, max_bytes=bounds.b_max_bytes, dimension=1, dtype="float32") as arena:
@@ -173,6 +174,7 @@ def test_prediction_equals_what_the_aggregator_does(
         mean_row_bytes=200,
         b_min_bytes=bounds.b_min_bytes,
         b_max_bytes=bounds.b_max_bytes,
+        first_b_min=first,
     )
 
 

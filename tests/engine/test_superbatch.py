@@ -221,6 +221,15 @@ def test_pending_texts_are_flushed_at_the_first_partition_end_at_or_past_b_min()
     assert [len(batch) for batch in gathering.emitted] == [2, 2, 1]
 
 
+def test_a_derived_b_min_is_reached_in_doubling_steps() -> None:
+    derived = Thresholds().resolve(1_000.0)
+    assert [derived.b_min_of(index) for index in (0, 1, 2, 3, 4, 1_000_000)] == [312, 624, 1248, 2496, 4992, 5000]
+    assert Thresholds(b_min=5_000).resolve(1_000.0).b_min_of(0) == 5_000
+    gathering = Gathering(Bounds(8, 100, 100_000, 100_000, first_b_min=1))
+    gathering.run([Incoming(f"p{n}", numbered_rows(f"p{n}", 1), 1) for n in range(30)])
+    assert [len(batch) for batch in gathering.emitted] == [1, 2, 4, 8, 8, 7]
+
+
 def test_pending_is_flushed_before_the_current_partition_would_pass_b_max() -> None:
     gathering = Gathering(Bounds(40, 50, 100_000, 100_000))
     gathering.run([Incoming("a", numbered_rows("a", 30), 30), Incoming("b", numbered_rows("b", 50), 7)])
