@@ -51,8 +51,8 @@ class Thresholds:
     def resolve(self, texts_per_second: float) -> Bounds:
         """Fill in what is not given: B_min is what the pool encodes in about 5 s, B_max five times that.
 
-        A derived B_min is reached in steps: the first SuperBatch is due at a sixteenth of it and each later one at twice
-        the one before, so that the first files appear early even where the whole run is short.
+        A derived B_min is reached in steps: the first SuperBatch is due at a sixteenth of it and each later one at
+        twice the one before, so that the first files appear early even where the whole run is short.
 
         Raises:
             ConfigError: a threshold is below 1 or a B_min is above its B_max.
