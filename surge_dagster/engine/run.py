@@ -62,7 +62,9 @@ class EmbeddingRun:
         memory_limit: int | None = None,
         publish_threads: int | None = None,
     ) -> None:
+        self._threads = publish_threads or max(8, 4 * len(pool.worker_pids))
         self.bounds = (thresholds or Thresholds()).resolve(pool.texts_per_second)
+        self._memory: MemoryPlan = plan_memory(self.bounds, pool.space, self._pieces_at_once, memory_limit)
         self.space = claim_space(store, pool.space)
         self.report = RunReport(
             space=self.space.name,
@@ -78,8 +80,6 @@ class EmbeddingRun:
         self._pool = pool
         self._force = force
         self._include_text = include_text
-        self._threads = publish_threads or max(8, 4 * len(pool.worker_pids))
-        self._memory: MemoryPlan = plan_memory(self.bounds, self.space, self._pieces_at_once, memory_limit)
         self._ledger = Ledger(self._memory.limit)
         self._stop = threading.Event()
         self._started = False

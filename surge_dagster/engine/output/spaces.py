@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from surge_dagster.engine.encoder.spec import EncodingSpec, Space, space_from_json
-from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.output.store import Store
 
 SPACE_FILE = "space.json"
@@ -45,6 +45,7 @@ def claim_space(store: Store, space: Space) -> Space:
 
     Raises:
         ConfigError: the output is itself a space's folder, cannot be written, or has another space under that name.
+        TransientError: its disk is full.
     """
     if any(stored.name == SPACE_FILE for stored in store.list("")):
         raise ConfigError(
@@ -78,6 +79,8 @@ def _documents(store: Store) -> list[tuple[Space, dict[str, Any]]]:
                 raw = source.read()
         except FileNotFoundError:
             continue
+        except OSError as error:
+            raise ConfigError(f"{store.location(name)!r} cannot be read: {error}") from error
         try:
             document = json.loads(raw)
             space = space_from_json(document)
@@ -93,7 +96,13 @@ def _documents(store: Store) -> list[tuple[Space, dict[str, Any]]]:
 
 
 def _write(store: Store, space: Space, document: dict[str, Any]) -> None:
-    with store.create(f"{space.name}/{SPACE_FILE}") as upload:
-        upload.sink.write(json.dumps(document, indent=2, sort_keys=True).encode() + b"\n")
-        upload.publish(lambda: None)
-    store.sync(space.name)
+    name = f"{space.name}/{SPACE_FILE}"
+    try:
+        with store.create(name) as upload:
+            upload.sink.write(json.dumps(document, indent=2, sort_keys=True).encode() + b"\n")
+            upload.publish(lambda: None)
+        store.sync(space.name)
+    except OSError as error:
+        raise TransientError(
+            f"cannot write {store.location(name)!r}: {error}. Make room on the disk, then run again."
+        ) from error

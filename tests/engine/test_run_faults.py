@@ -1,0 +1,287 @@
+"""What fails around the data: disks, folders, encoders, our own mistakes. Nothing hangs, nothing half done stays."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from surge_dagster.engine.encoder.arena import Slot
+from surge_dagster.engine.encoder.pool import EncodeFigures, EncoderPool
+from surge_dagster.engine.errors import ConfigError, EncoderError, TransientError
+from surge_dagster.engine.output.freshness import file_name
+from surge_dagster.engine.output.store import LocalStore, LocalUpload, StoredObject
+from surge_dagster.engine.run import EmbeddingRun
+from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.superbatch import Thresholds
+from tests.engine.runs import failures, finish, in_memory, make_run, receipts
+from tests.small_catalogs import Rows, assert_embedded, keys_of, numbered_rows, published_files, write_catalog
+
+CATALOG: dict[str, Rows] = {
+    "a": numbered_rows("a", 60),
+    "big": numbered_rows("big", 350),
+    "c": numbered_rows("c", 60),
+    "d": numbered_rows("d", 60),
+}
+
+
+class FaultyStore(LocalStore):
+    """A local disk on which something happens to the files of some keys, at one of the steps of publishing."""
+
+    def __init__(self, root: Path, keys: set[str], step: str, happen: Callable[[], None]) -> None:
+        super().__init__(root)
+        self._keys = keys
+        self._step = step
+        self._happen = happen
+
+    def create(self, name: str) -> LocalUpload:
+        struck = any(name.endswith(f"/{key}.parquet") for key in self._keys)
+        if struck and self._step == "create":
+            self._happen()
+        upload = FaultyUpload(self.root, name)
+        if struck:
+            upload.step, upload.happen = self._step, self._happen
+            upload.sink = pa.PythonFile(FaultySink(upload, upload.sink), "w")
+        return upload
+
+    def sync(self, folder: str) -> None:
+        if self._step == "sync":
+            self._happen()
+        super().sync(folder)
+
+
+class FaultyUpload(LocalUpload):
+    step = ""
+    happen: Callable[[], None] = staticmethod(lambda: None)
+
+    def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
+        if self.step == "publish":
+            self.happen()
+        stored = super().publish(still_wanted)
+        if self.step == "published":
+            self.happen()
+        return stored
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        if self.step == "exit":
+            self.happen()
+
+
+class FaultySink(io.RawIOBase):
+    """Takes two thousand bytes and then no more."""
+
+    def __init__(self, upload: FaultyUpload, sink: pa.NativeFile) -> None:
+        self._upload = upload
+        self._sink = sink
+        self._left = 2000
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._left -= len(data)
+        if self._upload.step == "write" and self._left < 0:
+            self._upload.happen()
+        return self._sink.write(data)
+
+    def close(self) -> None:
+        self._sink.close()
+        super().close()
+
+
+def disk_full() -> None:
+    raise OSError(28, "No space left on device")
+
+
+def our_own_mistake() -> None:
+    raise AssertionError("a mistake of ours")
+
+
+@pytest.mark.parametrize("step", ["create", "write", "publish"])
+@pytest.mark.parametrize("key", ["a", "big"])
+def test_a_disk_that_refuses_one_file_costs_that_partition_alone(
+    hash_pool: EncoderPool, tmp_path: Path, step: str, key: str
+) -> None:
+    run = make_run(hash_pool, in_memory(CATALOG), FaultyStore(tmp_path, {key}, step, disk_full))
+    [failure] = failures(finish(run))
+    assert (failure.key, failure.transient) == (key, True)
+    assert "No space left on device" in failure.reason
+    others = CATALOG.keys() - {key}
+    assert published_files(tmp_path, run.space.name) == {f"{other}.parquet" for other in others}
+    again = make_run(hash_pool, in_memory(CATALOG), tmp_path)
+    assert keys_of(receipts(finish(again), "encoded")) == [key]
+
+
+@pytest.mark.parametrize("key", ["a", "big"])
+def test_a_folder_in_the_files_place_costs_that_partition_alone(
+    hash_pool: EncoderPool, tmp_path: Path, key: str
+) -> None:
+    run = make_run(hash_pool, in_memory(CATALOG), tmp_path)
+    (tmp_path / file_name(run.space.name, key)).mkdir()
+    [failure] = failures(finish(run))
+    assert (failure.key, failure.transient) == (key, True)
+    assert "Nothing was left behind" in failure.reason
+    assert published_files(tmp_path, run.space.name) == {f"{name}.parquet" for name in CATALOG}
+
+
+def test_a_store_that_fails_while_tidying_up_a_split_partition_does_not_stop_the_run(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    store = FaultyStore(tmp_path, {"big"}, "exit", disk_full)
+    catalog = [*in_memory(CATALOG)]
+    # Refused by the store itself: the source goes away before the last segment is published.
+    gone = catalog[1]
+    catalog[1] = type(gone)(gone.key, gone.source_version, gone.read, lambda: None)
+    run = make_run(hash_pool, catalog, store)
+    [failure] = failures(finish(run))
+    assert failure.key == "big"
+    assert published_files(tmp_path, run.space.name) == {"a.parquet", "c.parquet", "d.parquet"}
+
+
+def test_a_folder_that_cannot_be_flushed_ends_the_run_and_promises_nothing(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    finish(make_run(hash_pool, [], tmp_path))  # so that the space is described already
+    run = make_run(hash_pool, in_memory(CATALOG), FaultyStore(tmp_path, set(), "sync", disk_full))
+    with pytest.raises(TransientError, match="cannot flush the folder"):
+        list(run.events())
+    assert not run.report.partitions_written
+    assert run.failed
+
+
+def test_a_disk_that_is_full_from_the_start_is_said_in_words(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    with pytest.raises(TransientError, match="Make room on the disk, then run again"):
+        make_run(hash_pool, [], FaultyStore(tmp_path, set(), "sync", disk_full))
+
+
+@pytest.mark.parametrize("step", ["create", "write", "publish", "published", "exit"])
+@pytest.mark.parametrize("key", ["a", "big"])
+def test_a_mistake_of_ours_ends_the_run_instead_of_hanging_it(
+    hash_pool: EncoderPool, tmp_path: Path, step: str, key: str
+) -> None:
+    before = set(threading.enumerate())
+    many = CATALOG | {f"later {n}": numbered_rows(f"later{n}", 60) for n in range(20)}
+    run = make_run(hash_pool, in_memory(many), FaultyStore(tmp_path, {key}, step, our_own_mistake))
+    with pytest.raises(AssertionError, match="a mistake of ours"):
+        list(run.events())
+    assert set(threading.enumerate()) <= before
+    assert all(name.endswith(".parquet") for name in published_files(tmp_path, run.space.name))
+    again = make_run(hash_pool, in_memory(many), tmp_path)
+    finish(again)
+    for name, rows in many.items():
+        assert_embedded(tmp_path, run.space.name, name, rows)
+
+
+class FailingPool:
+    """A pool that gives up at the n-th SuperBatch."""
+
+    def __init__(self, pool: EncoderPool, at: int) -> None:
+        self._pool = pool
+        self._left = at
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def encode(self, slot: Slot) -> EncodeFigures:
+        self._left -= 1
+        if self._left < 0:
+            raise EncoderError("worker 0 died three times in a row: out of memory")
+        return self._pool.encode(slot)
+
+
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_an_encoder_that_gives_up_ends_the_run_after_what_was_encoded_is_published(
+    hash_pool: EncoderPool, tmp_path: Path, at: int
+) -> None:
+    before = set(threading.enumerate())
+    run = make_run(FailingPool(hash_pool, at), in_memory(CATALOG), tmp_path)
+    with pytest.raises(EncoderError, match="out of memory"):
+        list(run.events())
+    assert set(threading.enumerate()) <= before
+    assert published_files(tmp_path, run.space.name) == ({"a.parquet"} if at else set())
+    again = make_run(hash_pool, in_memory(CATALOG), tmp_path)
+    assert keys_of(receipts(finish(again), "encoded")) == sorted(CATALOG.keys() - ({"a"} if at else set()))
+
+
+class TestOutputsThatCannotBeUsed:
+    def test_a_path_below_a_file(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        with pytest.raises(ConfigError, match="cannot write to the output folder"):
+            make_run(hash_pool, in_memory(CATALOG), tmp_path / "file" / "out")
+
+    def test_a_file_system_that_takes_no_folders(self, hash_pool: EncoderPool) -> None:
+        with pytest.raises(ConfigError, match="cannot write to the output folder"):
+            make_run(hash_pool, in_memory(CATALOG), Path("/proc/surge"))
+
+    def test_the_folder_of_one_space(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+        run = make_run(hash_pool, in_memory(CATALOG), tmp_path)
+        finish(run)
+        with pytest.raises(ConfigError, match="is the folder of one space"):
+            make_run(hash_pool, in_memory(CATALOG), tmp_path / run.space.name)
+
+
+RUN_OUT_OF_DISK = """
+import resource, sys
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.output.store import open_store
+from surge_dagster.engine.run import EmbeddingRun
+from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.superbatch import Thresholds
+with EncoderPool(EncodingSpec(model="hash://16")) as pool:
+    run = EmbeddingRun(open_source(sys.argv[1]), open_store(sys.argv[2]), pool, Thresholds(b_min=50, b_max=100))
+    events = run.events()
+    next(events)  # the arena is there: from now on the kernel takes only small files
+    resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, 12_000))
+    for event in events:
+        pass
+    for failure in run.report.partitions_failed:
+        print(failure.transient, failure.key, failure.reason)
+"""
+
+
+def test_a_disk_that_is_really_full_costs_what_does_not_fit(
+    hash_pool: EncoderPool, tmp_path: Path, cache_folder: Path
+) -> None:
+    catalog = {
+        f"{kind} {n}": numbered_rows(f"{kind}{n}", {"large": 90, "split": 350, "small": 3}[kind])
+        for n in range(8)
+        for kind in ("small", "large", "split")
+    }
+    write_catalog(tmp_path / "c", catalog)
+    command = [sys.executable, "-c", RUN_OUT_OF_DISK, str(tmp_path / "c"), str(tmp_path / "o")]
+    environment = {**os.environ, "SURGE_CACHE_DIR": str(cache_folder)}
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True, env=environment)
+    failed = dict(re.findall(r"^True (\w+ \d) (.*)$", ran.stdout, re.MULTILINE))
+    assert len(failed) == len(ran.stdout.splitlines())
+    assert {f"split {n}" for n in range(8)} <= failed.keys()
+    assert all("File too large" in reason for reason in failed.values())
+    space = hash_pool.space.name
+    written = published_files(tmp_path / "o", space)
+    assert {f"small%20{n}.parquet" for n in range(8)} <= written
+    assert len(written) + len(failed) == len(catalog), "and no temp file stays"
+    again = make_run(hash_pool, open_source(tmp_path / "c"), tmp_path / "o")
+    assert keys_of(receipts(finish(again), "encoded")) == sorted(failed)
+
+
+def test_the_thresholds_and_the_limit_are_checked_before_anything_is_written(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="b_min"):
+        EmbeddingRun([], LocalStore(tmp_path / "o"), hash_pool, Thresholds(b_min=10, b_max=5))
+    with pytest.raises(ConfigError, match="the smallest that works is"):
+        make_run(hash_pool, [], tmp_path / "o", memory_limit=1)
+    assert not (tmp_path / "o").exists()
