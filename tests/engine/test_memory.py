@@ -1,0 +1,267 @@
+"""Promise 4: what a run holds never passes its budget, and the smallest budget that is offered really works."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from surge_dagster.engine import memory
+from surge_dagster.engine.catalog import Partition, RowBatch
+from surge_dagster.engine.encoder.arena import Arena, Slot
+from surge_dagster.engine.encoder.pool import EncodeFigures, EncoderPool
+from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.memory import plan_memory
+from surge_dagster.engine.output.publisher import largest_pieces
+from surge_dagster.engine.output.store import LocalStore, LocalUpload
+from surge_dagster.engine.superbatch import Bounds, OpenPartition, Segment, SuperBatch, Thresholds
+from surge_dagster.engine.telemetry import InFlight
+from tests.engine.runs import finish, finish_receipts, in_memory, make_run
+from tests.small_catalogs import DIMENSION, assert_embedded, keys_of, numbered_rows, partition_of
+
+SPACE = EncodingSpec(model=f"hash://{DIMENSION}").resolve()
+
+
+def smallest_limit(refused: Callable[[int], Any]) -> int:
+    """The limit that the refusal of a smaller one names."""
+    with pytest.raises(ConfigError, match="the smallest that works is") as error:
+        refused(1)
+    found = re.search(r"the smallest that works is ([\d,]+)", str(error.value))
+    assert found
+    return int(found[1].replace(",", ""))
+
+
+class TestPlan:
+    BOUNDS = Bounds(100, 1000, 100_000, 1_000_000)
+
+    def test_a_limit_that_is_too_small_names_the_smallest_that_works(self) -> None:
+        least = smallest_limit(lambda limit: plan_memory(self.BOUNDS, SPACE, 8, limit))
+        assert plan_memory(self.BOUNDS, SPACE, 8, least).limit == least
+        with pytest.raises(ConfigError):
+            plan_memory(self.BOUNDS, SPACE, 8, least - 1)
+
+    def test_without_a_limit_three_superbatches_may_be_alive(self) -> None:
+        plan = plan_memory(self.BOUNDS, SPACE, 8, None)
+        assert plan.slots == 3
+        assert plan.keep_pages
+        one = plan_memory(self.BOUNDS, SPACE, 8, None).result_bytes(1000, 0) + 2 * 1_000_000
+        assert plan.limit >= 3 * one
+
+    def test_what_a_limit_leaves_over_goes_to_the_ids(self) -> None:
+        least = smallest_limit(lambda limit: plan_memory(self.BOUNDS, SPACE, 8, limit))
+        small, large = (plan_memory(self.BOUNDS, SPACE, 8, limit) for limit in (least, least + 1_000_000))
+        assert large.id_set == small.id_set + 1_000_000
+        assert not small.keep_pages
+
+    @given(
+        st.lists(st.lists(st.integers(0, 200), max_size=30), min_size=1, max_size=12),
+        st.integers(1, 9),
+        st.sampled_from([1, 16, 384, 4096]),
+        st.sampled_from(["float32", "float16"]),
+    )
+    def test_the_plan_covers_the_pieces_of_every_superbatch_within_the_bounds(
+        self, partitions: list[list[int]], threads: int, dimension: int, dtype: str
+    ) -> None:
+        space = EncodingSpec(model=f"hash://{dimension}", dtype=dtype).resolve()
+        texts = ["x" * size for sizes in partitions for size in sizes]
+        ids = [pa.array(["i" * size for size in sizes], pa.string()) for sizes in partitions]
+        held = sum(map(len, texts)) * 2
+        bounds = Bounds(1, max(1, len(texts)), 1, max(1, held))
+        with Arena(
+            slots=1, max_texts=bounds.b_max, max_bytes=bounds.b_max_bytes, dimension=1, dtype="float32"
+        ) as arena:
+            slot = arena.acquire()
+            slot.append(pa.array(texts, pa.large_string()))  # pyright: ignore[reportArgumentType]
+            ends = np.cumsum([0, *map(len, partitions)]).tolist()
+            segments = tuple(
+                Segment(OpenPartition(partition_of("k", [])), start, stop, 0, (chunk,), True)
+                for start, stop, chunk in zip(ends[:-1], ends[1:], ids, strict=True)
+            )
+            pieces = largest_pieces(SuperBatch(0, slot, segments, held), space, threads)
+        least = smallest_limit(lambda limit: plan_memory(bounds, space, threads, limit))
+        plan = plan_memory(bounds, space, threads, least)
+        assert plan.reader + 2 * held + plan.result_bytes(len(texts), pieces) < least
+
+
+class TestPages:
+    """Memory that a slot has touched counts, until it is given back."""
+
+    def test_a_released_slot_gives_its_pages_back_when_asked(self) -> None:
+        with Arena(slots=2, max_texts=1000, max_bytes=4_000_000, dimension=256, dtype="float32") as arena:
+            for keep, left in ((True, 4_000_000), (False, 0)):
+                slot = arena.acquire()
+                slot.append(pa.array(["x" * 4000] * 1000, pa.large_string()))  # pyright: ignore[reportArgumentType]
+                slot.matrix(0, 1000)[:] = 1
+                slot.release(keep_pages=keep)
+                assert (resident(arena) > left) == keep
+            again = arena.acquire()
+            again.append(pa.array(["fresh"], pa.large_string()))  # pyright: ignore[reportArgumentType]
+            assert again.texts(0, 1).to_pylist() == ["fresh"]
+
+
+def resident(arena: Arena) -> int:
+    return os.fstat(arena.fd).st_blocks * 512
+
+
+class WatchingPool:
+    """Stands in front of a pool and looks at the shared memory whenever a SuperBatch was encoded."""
+
+    def __init__(self, pool: EncoderPool) -> None:
+        self._pool = pool
+        self.most_resident = 0
+        self.encoded = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def encode(self, slot: Slot) -> EncodeFigures:
+        figures = self._pool.encode(slot)
+        self.encoded += 1
+        self.most_resident = max(self.most_resident, resident(slot.arena))
+        return figures
+
+
+class TestRuns:
+    def test_the_smallest_limit_really_works(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+        thresholds = Thresholds(b_min=2_000, b_max=4_000, b_max_bytes=4_000_000)
+        least = smallest_limit(lambda limit: make_run(hash_pool, [], tmp_path, thresholds, memory_limit=limit))
+        catalog = {f"p{n}": numbered_rows(f"p{n}", size) for n, size in enumerate([3_900, 12_000, 10, 2_500, 0, 4_000])}
+        pool = WatchingPool(hash_pool)
+        run = make_run(pool, in_memory(catalog), tmp_path, thresholds, memory_limit=least)
+        assert keys_of(finish_receipts(run, "encoded")) == sorted(catalog)
+        assert run.report.peak_resident_bytes <= least
+        for key, rows in catalog.items():
+            assert_embedded(tmp_path, run.space.name, key, rows)
+
+    def test_texts_almost_as_large_as_a_superbatch_do_not_wait_for_themselves(
+        self, hash_pool: EncoderPool, tmp_path: Path
+    ) -> None:
+        """Takes seconds: texts of tens of megabytes, so that they weigh something beside the reader's own share."""
+        size = 24 * 1024 * 1024
+        thresholds = Thresholds(b_min=10, b_max=10, b_min_bytes=size, b_max_bytes=size)
+        least = smallest_limit(lambda limit: make_run(hash_pool, [], tmp_path, thresholds, memory_limit=limit))
+
+        def partitions() -> Iterator[Partition]:
+            for number in range(3):
+                yield partition_of(f"p{number}", [(f"{number}", f"{number}" * (20 * 1024 * 1024))])
+
+        run = make_run(hash_pool, partitions(), tmp_path, thresholds, memory_limit=least)
+        assert keys_of(finish_receipts(run)) == ["p0", "p1", "p2"]
+        assert run.report.truncated == 3
+
+    @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(
+        sizes=st.lists(st.integers(0, 300), max_size=10),
+        text_bytes=st.integers(0, 2_000),
+        batch_rows=st.integers(1, 80),
+        b_max=st.integers(1, 120),
+    )
+    def test_under_the_smallest_limit_every_catalog_comes_through_within_it(
+        self,
+        hash_pool: EncoderPool,
+        tmp_path_factory: pytest.TempPathFactory,
+        sizes: list[int],
+        text_bytes: int,
+        batch_rows: int,
+        b_max: int,
+    ) -> None:
+        output = tmp_path_factory.mktemp("tight")
+        rows = [[(f"{row}", f"{n}/{row}".ljust(text_bytes)) for row in range(size)] for n, size in enumerate(sizes)]
+        thresholds = Thresholds(b_min=max(1, b_max // 2), b_max=b_max, b_max_bytes=20_000)
+        with pytest.MonkeyPatch.context() as patch:
+            # The shares of reader and ids are so large that small catalogs would never feel the limit.
+            patch.setattr(memory, "_READER_BYTES", 2 * batch_rows * 2_100)
+            patch.setattr(memory, "_LEAST_ID_SET_BYTES", 1024 * 8)
+            least = smallest_limit(lambda limit: make_run(hash_pool, [], output, thresholds, memory_limit=limit))
+            partitions = [partition_of(f"p{n}", found, batch_rows=batch_rows) for n, found in enumerate(rows)]
+            run = make_run(hash_pool, partitions, output, thresholds, memory_limit=least)
+        assert keys_of(finish_receipts(run)) == sorted(f"p{n}" for n in range(len(rows)))
+        assert run._ledger.peak <= least
+
+    def test_under_a_tight_limit_the_shared_memory_holds_no_more_than_the_account(
+        self, hash_pool: EncoderPool, tmp_path: Path
+    ) -> None:
+        thresholds = Thresholds(b_min=200, b_max=400, b_max_bytes=2_000_000)
+        least = smallest_limit(lambda limit: make_run(hash_pool, [], tmp_path, thresholds, memory_limit=limit))
+        catalog = {f"p{n}": numbered_rows(f"p{n}", 350, words=400) for n in range(12)}  # about 1.4 MB each
+        pool = WatchingPool(hash_pool)
+        run = make_run(pool, in_memory(catalog), tmp_path, thresholds, memory_limit=least)
+        finish(run)
+        assert pool.encoded == 12
+        assert 0 < pool.most_resident <= run._ledger.peak
+
+    def test_a_storage_that_hangs_holds_up_the_reader(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+        """Three SuperBatches are admitted, no matter how many wait at the door."""
+        go_on = threading.Event()
+
+        class HangingStore(LocalStore):
+            def create(self, name: str) -> LocalUpload:
+                assert name.endswith("space.json") or go_on.wait(60)
+                return super().create(name)
+
+        class DoorPool(WatchingPool):
+            """Lets the storage go on as soon as somebody has to wait for a slot."""
+
+            def arena(self, **size: int) -> Arena:
+                arena = self._pool.arena(**size)
+                acquire = arena.acquire
+                arena.acquire = lambda cancelled=None: acquire(
+                    lambda: self.waiting() or bool(cancelled and cancelled())
+                )
+                return arena
+
+            def waiting(self) -> bool:
+                self.in_flight.append(run._in_flight.texts)
+                go_on.set()
+                return False
+
+            in_flight: list[int] = []  # noqa: RUF012
+
+        catalog = {f"p{n}": numbered_rows(f"p{n}", 100) for n in range(12)}
+        pool = DoorPool(hash_pool)
+        run = make_run(pool, in_memory(catalog), HangingStore(tmp_path), Thresholds(b_min=100, b_max=100))
+        assert keys_of(finish_receipts(run)) == sorted(catalog)
+        assert pool.in_flight[0] == 3 * 100 + 7, "three SuperBatches and the batch of rows that waits for a slot"
+        assert run.report.max_in_flight_texts <= 3 * 100 + 7
+
+
+class TestInFlight:
+    def test_the_most_is_remembered(self) -> None:
+        count = InFlight()
+        count.add(5)
+        count.add(6)
+        count.remove(5)
+        count.add(2)
+        assert (count.texts, count.most) == (8, 11)
+
+    def test_refused_partitions_are_no_longer_in_flight(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+        bad = [partition_of(f"p{n}", numbered_rows("p", 250), fails_at=240) for n in range(5)]
+        run = make_run(hash_pool, bad, tmp_path)
+        finish(run)
+        assert 0 < run.report.max_in_flight_texts <= 3 * 250
+
+
+def test_batches_far_larger_than_a_superbatch_are_taken_piece_by_piece(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    rows = numbered_rows("k", 5_000)
+
+    def read() -> Iterator[RowBatch]:
+        yield from partition_of("k", rows, batch_rows=5_000).read()
+
+    run = make_run(
+        hash_pool,
+        [Partition("k", "v1", read, lambda: "v1")],
+        tmp_path,
+        Thresholds(b_min=10, b_max=200, b_max_bytes=8_000),
+    )
+    finish(run)
+    assert_embedded(tmp_path, run.space.name, "k", rows)
