@@ -52,17 +52,16 @@ def write(
     pieces: int = 1,
 ) -> pa.Schema:
     rows, dimension = matrix.shape
-    if ids is None:
-        ids = pa.array([f"id-{row}" for row in range(rows)], pa.string())
+    column: Any = pa.array([f"id-{row}" for row in range(rows)], pa.string()) if ids is None else ids
     texts = pa.array([f"text {row} of many" for row in range(rows)], pa.large_string())
     with (
         pa.OSFile(str(path), "wb") as sink,
-        EmbeddingFileWriter(sink, ids.type, dimension, str(matrix.dtype), include_text=include_text) as writer,
+        EmbeddingFileWriter(sink, column.type, dimension, str(matrix.dtype), include_text=include_text) as writer,
     ):
         for part in np.array_split(np.arange(rows), pieces):
             if len(part):
                 cut = slice(int(part[0]), int(part[-1]) + 1)
-                writer.append(ids[cut], texts[cut] if include_text else None, matrix[cut])
+                writer.append(column[cut], texts[cut] if include_text else None, matrix[cut])
         writer.close(facts or facts_of(rows, dimension))
         return writer.schema
 

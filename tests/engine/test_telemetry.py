@@ -1,0 +1,60 @@
+"""The figures of a run: their names are a promise, and their formulas are the paper's."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from surge_dagster.engine.telemetry import Failure, MemoryGauge, RunReport, SuperBatchReport, overlap_ratio
+
+PROMISED = (
+    "partitions_written partitions_skipped partitions_failed texts_encoded tokens truncated superbatches wall_seconds "
+    "texts_per_second encode_seconds serialize_seconds upload_seconds time_to_first_output_seconds overlap_ratio "
+    "duty_cycle exposed_io_seconds pool_start_seconds padding_ratio max_in_flight_texts peak_resident_bytes "
+    "peak_rss_bytes space dimension device precision"
+)
+
+
+def test_the_document_has_every_promised_name_and_is_plain_json() -> None:
+    report = RunReport(partitions_failed=[Failure("k", "why", transient=True)])
+    document = json.loads(json.dumps(report.as_dict()))
+    assert set(PROMISED.split()) <= document.keys()
+    assert document["partitions_failed"] == [{"key": "k", "reason": "why"}]
+
+
+def test_a_run_that_did_nothing_divides_by_nothing() -> None:
+    document = RunReport().as_dict()
+    assert (document["texts_per_second"], document["duty_cycle"], document["padding_ratio"]) == (0, 0, 0)
+    assert document["time_to_first_output_seconds"] is None
+
+
+@pytest.mark.parametrize(
+    ("io_seconds", "encode_seconds", "ratio"), [(0.0, 0.0, 1.0), (1.0, 2.0, 1.0), (2.0, 1.0, 0.5), (2.0, 0.0, 0.0)]
+)
+def test_the_overlap_is_the_share_of_io_that_encoding_hides(
+    io_seconds: float, encode_seconds: float, ratio: float
+) -> None:
+    assert overlap_ratio(io_seconds, encode_seconds) == ratio
+
+
+def test_superbatches_are_summed() -> None:
+    figures = SuperBatchReport(0, 2, 100, 5000, 900, 1000, 1, 2.0, 0.5, 1.5, 0.25, 0.25, 0.5, 1.0, 1.0, 50.0)
+    report = RunReport(wall_seconds=8.0)
+    report.count_superbatch(figures)
+    report.count_superbatch(figures)
+    assert (report.superbatches, report.texts_encoded, report.encode_seconds) == (2, 200, 4.0)
+    assert (report.texts_per_second, report.duty_cycle) == (25.0, 0.5)
+    assert report.padding_ratio == pytest.approx(0.1)
+
+
+def test_the_gauge_sees_memory_that_is_taken() -> None:
+    with MemoryGauge(interval_seconds=60) as gauge:
+        held = bytearray(b"\1") * (200 << 20)
+    assert gauge.peak_bytes > len(held)
+
+
+def test_the_gauge_ends_with_its_block() -> None:
+    with MemoryGauge(interval_seconds=60) as gauge:
+        pass
+    assert not gauge._thread.is_alive()
