@@ -10,8 +10,8 @@ files and their hashes. Looking at it takes milliseconds, so a build without an 
 
 Parsing runs at 2.5 MB/s on a core, and there are 200 MB of sources. A capped catalog must not need all of that, so
 docstrings are first counted with a regular expression, at 200 MB/s. Each distribution's share of the limit is in
-proportion to its count and at least 1, which keeps the heavy tail; then files are parsed, scattered over the
-distribution, until the share is there. The factor between count and share is remembered, so that upgrading one
+proportion to its count and at least 1, which keeps the heavy tail; then files are parsed, those with many docstrings
+for their size first, until the share is there. The factor between count and share is remembered, so that upgrading one
 distribution changes one partition, and not all of them by a little.
 """
 

@@ -14,8 +14,10 @@ import inspect
 import re
 import warnings
 import zlib
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 Row = tuple[str, str]
@@ -53,13 +55,7 @@ def module_name(path: str) -> str | None:
 
 def count_docstrings(files: Iterable[SourceFile]) -> int:
     """About how many rows the files would give: 1.0 to 2.8 times as many in most packages, a hundred times faster."""
-    count = 0
-    for file in files:
-        try:
-            count += len(_DOCSTRING_OPENING.findall(Path(file.path).read_bytes()))
-        except OSError:
-            continue
-    return count
+    return sum(_count(file) for file in files)
 
 
 def extract(files: Sequence[SourceFile], at_most: int | None = None) -> list[Row]:
@@ -67,9 +63,7 @@ def extract(files: Sequence[SourceFile], at_most: int | None = None) -> list[Row
 
     With `at_most`, files are parsed in an order that is scattered over the package, and only until there are enough.
     """
-    order = range(len(files))
-    if at_most is not None:
-        order = sorted(order, key=lambda index: (zlib.crc32(files[index].module.encode()), index))
+    order = range(len(files)) if at_most is None else _scattered(files, at_most)
     found: dict[int, list[Row]] = {}
     missing = at_most
     for index in order:
@@ -79,6 +73,26 @@ def extract(files: Sequence[SourceFile], at_most: int | None = None) -> list[Row
         found[index] = rows
         missing = None if missing is None else missing - len(rows)
     return [row for index in sorted(found) for row in found[index]]
+
+
+def _scattered(files: Sequence[SourceFile], at_most: int) -> list[int]:
+    """An order that is the same on every machine, with files first that have much to say for their size.
+
+    Taking twice as many of those as will be needed keeps some variety, and halves the sources that are parsed.
+    """
+    counts = [_count(file) for file in files]
+    scattered = sorted(range(len(files)), key=lambda index: (zlib.crc32(files[index].module.encode()), index))
+    densest = sorted(scattered, key=lambda index: -counts[index] / max(1, files[index].size))
+    enough = bisect_left(list(accumulate(counts[index] for index in densest)), 2 * at_most) + 1
+    first = set(densest[:enough])
+    return sorted(scattered, key=lambda index: index not in first)
+
+
+def _count(file: SourceFile) -> int:
+    try:
+        return len(_DOCSTRING_OPENING.findall(Path(file.path).read_bytes()))
+    except OSError:
+        return 0
 
 
 def extract_source(module: str, source: bytes) -> Iterator[Row]:
