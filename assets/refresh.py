@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import dagster as dg
 
 from surge_dagster.assets import lineage, superbatches
+from surge_dagster.assets.interruptible import events_of
 from surge_dagster.assets.launch import LaunchConfig, process_tags
 from surge_dagster.assets.lineage import Catalogued, read_catalogued
 from surge_dagster.assets.partition_keys import from_partition_key, to_partition_key
@@ -197,7 +198,7 @@ class Refresh:
         )
         fresh: list[Receipt] = []
         superbatch_event: int | None = None
-        with closing(run.events()) as events:
+        with closing(events_of(run, pool)) as events:
             for event in events:
                 match event:
                     case SuperBatchReport():

@@ -70,6 +70,9 @@ def execute(
         job: of this project's definitions.
         run_config: as in the UI's launchpad.
         hear: called with each event as it is logged.
+
+    Raises:
+        KeyboardInterrupt: the run was interrupted; it is on record as canceled.
     """
     quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
     run = instance.create_run_for_job(job, run_config=run_config | quiet, remote_job_origin=origin_of(job.name))
@@ -88,10 +91,10 @@ def execute(
         hear(event)
 
     instance.add_event_listener(run.run_id, listen)
-    try:
-        executed.success = execute_run(InMemoryJob(job), run, instance, raise_on_error=False).success
-    except dg.DagsterExecutionInterruptedError:
-        raise KeyboardInterrupt from None
+    executed.success = execute_run(InMemoryJob(job), run, instance, raise_on_error=False).success
+    ended = instance.get_run_by_id(run.run_id)
+    if ended is not None and ended.status == dg.DagsterRunStatus.CANCELED:
+        raise KeyboardInterrupt  # Dagster takes the interrupt for a request to cancel the run, and ends it in order
     return executed
 
 

@@ -1,0 +1,226 @@
+"""A real `dagster dev`, webserver, daemon and code server, driven over GraphQL as the UI does."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+ROOT = Path(__file__).parent.parent.parent
+FINISHED = ("SUCCESS", "FAILURE", "CANCELED")
+_SELECTOR = {"repositoryLocationName": "surge", "repositoryName": "__repository__"}
+_MARK = "SURGE_TEST_SERVER"
+
+T = TypeVar("T")
+
+
+def eventually(what: str, look: Callable[[], T | None], *, seconds: float = 60) -> T:
+    """Look until there is something to see; fails, saying what was waited for, when there never is."""
+    end = time.monotonic() + seconds
+    while not (seen := look()):
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {seconds} s: {what}")
+        time.sleep(0.2)
+    return seen
+
+
+@dataclass(frozen=True, slots=True)
+class DevServer:
+    """What a person does in the UI, as calls."""
+
+    port: int
+    folder: Path
+
+    def ask(self, query: str, **variables: Any) -> Any:
+        """One GraphQL request; gives its `data`."""
+        body = json.dumps({"query": query, "variables": variables}).encode()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/graphql", body, {"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=30) as response:
+                answer = json.load(response)
+        except urllib.error.HTTPError as error:
+            raise AssertionError(error.read().decode()) from error
+        assert "errors" not in answer, answer["errors"]
+        return answer["data"]
+
+    def launch(self, job: str, config: dict[str, Any] | None = None) -> str:
+        """Launch a job without choosing partitions; gives the run's id."""
+        params = {
+            "selector": {**_SELECTOR, "pipelineName": job},
+            "runConfigData": json.dumps(config or {}),
+            "executionMetadata": {"tags": []},
+        }
+        query = """mutation($p: ExecutionParams!) { launchRun(executionParams: $p) {
+            __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
+        answer = self.ask(query, p=params)["launchRun"]
+        assert answer["__typename"] == "LaunchRunSuccess", answer
+        return answer["run"]["runId"]
+
+    def backfill_all(self) -> str:
+        """Launch a backfill over every partition of `embeddings`; gives its id."""
+        params = {"assetSelection": [{"path": ["embeddings"]}], "partitionNames": self.partitions()["all"]}
+        query = """mutation($p: LaunchBackfillParams!) { launchPartitionBackfill(backfillParams: $p) {
+            __typename ... on LaunchBackfillSuccess { backfillId } ... on PythonError { message } } }"""
+        answer = self.ask(query, p=params)["launchPartitionBackfill"]
+        assert answer["__typename"] == "LaunchBackfillSuccess", answer
+        return answer["backfillId"]
+
+    def backfill(self, backfill_id: str) -> dict[str, Any]:
+        """Wait for a backfill to end; gives its status and its runs."""
+        return eventually("the end of a backfill", lambda: self._backfill_if_ended(backfill_id), seconds=100)
+
+    def _backfill_if_ended(self, backfill_id: str) -> dict[str, Any] | None:
+        query = """query($b: String!) { partitionBackfillOrError(backfillId: $b) {
+            ... on PartitionBackfill { status runs { runId status } } } }"""
+        seen = self.ask(query, b=backfill_id)["partitionBackfillOrError"]
+        return None if seen["status"] in ("REQUESTED", "CANCELING") else seen
+
+    def sensor(self, on: bool) -> None:
+        """Turn the sensor on or off."""
+        selector = {**_SELECTOR, "sensorName": "new_partitions"}
+        if on:
+            query = """mutation($s: SensorSelector!) { startSensor(sensorSelector: $s) {
+                __typename ... on PythonError { message } } }"""
+            answer = self.ask(query, s=selector)["startSensor"]
+            assert answer["__typename"] == "Sensor", answer
+            return
+        query = (
+            "query($s: SensorSelector!) { sensorOrError(sensorSelector: $s) { ... on Sensor { sensorState { id } } } }"
+        )
+        state = self.ask(query, s=selector)["sensorOrError"]["sensorState"]["id"]
+        answer = self.ask("mutation($i: String!) { stopSensor(id: $i) { __typename } }", i=state)["stopSensor"]
+        assert answer["__typename"] == "StopSensorMutationResult", answer
+
+    def terminate(self, run_id: str) -> None:
+        """Terminate a run as the UI's button does."""
+        query = "mutation($r: String!) { terminateRun(runId: $r, terminatePolicy: SAFE_TERMINATE) { __typename } }"
+        answer = self.ask(query, r=run_id)["terminateRun"]
+        assert answer["__typename"] == "TerminateRunSuccess", answer
+
+    def run(self, run_id: str) -> dict[str, Any]:
+        """A run's status and its checks."""
+        query = "query($r: ID!) { runOrError(runId: $r) { ... on Run { status jobName assetChecks { name } } } }"
+        return self.ask(query, r=run_id)["runOrError"]
+
+    def runs(self) -> list[dict[str, Any]]:
+        """All runs, the newest first."""
+        return self.ask("{ runsOrError { ... on Runs { results { runId status jobName } } } }")["runsOrError"][
+            "results"
+        ]
+
+    def finished(self, run_id: str) -> str:
+        """Wait for a run to end; gives its status."""
+        return eventually(f"the end of run {run_id}", lambda: _if_final(self.run(run_id)["status"]), seconds=80)
+
+    def partitions(self) -> dict[str, list[str]]:
+        """The partition bar of `embeddings`: all, materialized, failed, missing."""
+        query = """{ assetNodeOrError(assetKey: {path: ["embeddings"]}) { ... on AssetNode { partitionKeys
+            assetPartitionStatuses { ... on DefaultPartitionStatuses {
+                materializedPartitions failedPartitions unmaterializedPartitions } } } } }"""
+        node = self.ask(query)["assetNodeOrError"]
+        bar = node["assetPartitionStatuses"]
+        names = {"materialized": "materializedPartitions", "failed": "failedPartitions"}
+        return {"all": node["partitionKeys"], **{short: sorted(bar.get(long, [])) for short, long in names.items()}}
+
+    def events(self, run_id: str) -> list[dict[str, Any]]:
+        """Materializations of a run in the order they were stored: asset, partition, numbers in the metadata."""
+        query = """query($r: ID!) { logsForRun(runId: $r, limit: 1000) { ... on EventConnection { events {
+            ... on MaterializationEvent { assetKey { path } partition
+                metadataEntries { label ... on IntMetadataEntry { intValue } ... on BoolMetadataEntry { boolValue } } }
+            } } } }"""
+        found = [event for event in self.ask(query, r=run_id)["logsForRun"]["events"] if event.get("assetKey")]
+        return [
+            {
+                "asset": event["assetKey"]["path"][-1],
+                "partition": event["partition"],
+                **{e["label"]: e.get("intValue", e.get("boolValue")) for e in event["metadataEntries"]},
+            }
+            for event in found
+        ]
+
+    def encoder_workers(self) -> list[psutil.Process]:
+        """Living encoder processes that belong to this server's runs."""
+        return [process for process in self.processes() if "surge_dagster.engine.encoder.worker" in _command(process)]
+
+    def processes(self) -> list[psutil.Process]:
+        """Every living process that this server started, however far down."""
+        return [process for process in psutil.process_iter() if _environment(process).get(_MARK) == str(self.folder)]
+
+
+@contextmanager
+def dev_server(folder: Path, **settings: str) -> Iterator[DevServer]:
+    """Start `dagster dev` in a project folder of its own and stop it in the end.
+
+    Args:
+        folder: gets workspace.yaml, .env and DAGSTER_HOME as the project has them.
+        settings: of the project, without `SURGE_`.
+    """
+    for name in ("workspace.yaml", ".env"):
+        shutil.copy(ROOT / name, folder / name)
+    (folder / "home").mkdir()
+    shutil.copy(ROOT / ".dagster" / "dagster.yaml", folder / "home")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DAGSTER_")}
+    environment |= {f"SURGE_{name.upper()}": value for name, value in settings.items()}
+    here = Path(__file__).parent
+    found = f"{here}{os.pathsep}{here / 'quick_daemon'}"
+    environment |= {"DAGSTER_HOME": str(folder / "home"), _MARK: str(folder), "PYTHONPATH": found}
+    command = [sys.executable, "-m", "dagster", "dev", "-w", "workspace.yaml", "--port", str(port)]
+    server = DevServer(port, folder)
+    with (folder / "dev.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True)
+        try:
+            eventually("dagster dev answers", lambda: _answers(server, process), seconds=80)
+            yield server
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            for left in server.processes():
+                left.kill()
+
+
+def _if_final(status: str) -> str | None:
+    return status if status in FINISHED else None
+
+
+def _answers(server: DevServer, process: subprocess.Popen[bytes]) -> bool:
+    assert process.poll() is None, (server.folder / "dev.log").read_text()
+    try:
+        return bool(server.ask("{ version }"))
+    except OSError:
+        return False
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ() if process.status() != psutil.STATUS_ZOMBIE else {}
+    except psutil.Error:
+        return {}

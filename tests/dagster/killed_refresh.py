@@ -1,0 +1,36 @@
+"""Executes `catalog_refresh` in a process of its own and kills that process when so many partitions are on record.
+
+Usage: python -m tests.dagster.killed_refresh CATALOG OUTPUT PARTITIONS
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from dagster._core.events import DagsterEvent
+
+from surge_dagster.assets.lineage import EMBEDDINGS
+from surge_dagster.definitions import build_definitions
+from surge_dagster.in_process import execute, local_instance
+from surge_dagster.settings import load_settings
+
+
+def main(catalog: str, output: str, partitions: int) -> None:
+    left = partitions
+
+    def hear(event: DagsterEvent) -> None:
+        nonlocal left
+        if event.is_step_materialization and event.asset_key == EMBEDDINGS:
+            left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    settings = load_settings(source=catalog, output=output, model="hash://16", b_min=30, b_max=60)
+    with local_instance() as instance:
+        execute(instance, build_definitions(settings).resolve_job_def("catalog_refresh"), {}, hear)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,82 @@
+"""SIGKILL at any instant costs what was in flight and nothing else."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.dagster.conftest import ROOT, Workbench, requested
+from tests.dagster.dev_server import eventually
+
+PARTITIONS, ROWS = 20, 10
+
+
+def living(mark: str) -> list[psutil.Process]:
+    """Processes, zombies aside, whose environment carries a mark."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("SURGE_TEST_MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("instant", sorted(random.Random(7).sample(range(1, PARTITIONS + 1), 3)))
+def test_a_run_killed_at_a_random_instant_is_finished_by_the_next_one(bench: Workbench, instant: int) -> None:
+    for number in range(PARTITIONS):
+        bench.write(f"p{number:02}", ROWS)
+    environment = os.environ | {"DAGSTER_HOME": str(bench.root / "home"), "SURGE_TEST_MARK": str(bench.root)}
+    command = [sys.executable, "-m", "tests.dagster.killed_refresh", bench.catalog, bench.output, str(instant)]
+    killed = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    eventually("the end of the encoder's processes", lambda: not living(str(bench.root)), seconds=20)
+
+    on_disk = {path.stem: path.stat().st_mtime_ns for path in bench.output.glob("*/p*.parquet")}
+    assert len(on_disk) >= instant
+    assert requested(bench.tick()) in ([], [[f"p{n:02}" for n in range(PARTITIONS) if f"p{n:02}" not in on_disk]])
+    bench.settings |= {"b_min": 30, "b_max": 60}
+    ran = bench.refresh()
+    assert ran.success
+    assert ran.figures()["texts_encoded"] == (PARTITIONS - len(on_disk)) * ROWS, "nothing is encoded a second time"
+    assert {path.stem: path.stat().st_mtime_ns for path in bench.output.glob("*/p*.parquet")}.items() >= on_disk.items()
+    assert all(check.passed for check in bench.run("catalog_check").checks().values())
+    assert not list(bench.output.glob("*/.tmp*")), "what a dead writer left is swept up"
+
+
+def test_ending_the_demo_with_ctrl_c_leaves_no_process(bench: Workbench, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    bench.write("a", [("x", f"wait for {gate}")])
+    program = (
+        "import sys; from surge_dagster.in_process import *; from surge_dagster.definitions import build_definitions; "
+        "from surge_dagster.settings import load_settings\n"
+        "job = build_definitions(load_settings()).resolve_job_def('catalog_refresh')\n"
+        "with local_instance() as instance:\n"
+        "    try: execute(instance, job, {}, lambda event: None)\n"
+        "    except KeyboardInterrupt: sys.exit(130)\n"
+    )
+    environment = os.environ | {
+        "DAGSTER_HOME": str(bench.root / "home"),
+        "SURGE_TEST_MARK": str(bench.root),
+        "SURGE_SOURCE": str(bench.catalog),
+        "SURGE_OUTPUT": str(bench.output),
+        "SURGE_MODEL": "hash://16",
+        "SURGE_BACKEND": "gated_backend:GatedBackend",
+    }
+    process = subprocess.Popen([sys.executable, "-c", program], env=environment, cwd=ROOT)
+    workers = "surge_dagster.engine.encoder.worker"
+    eventually("a worker", lambda: any(workers in p.cmdline() for p in living(str(bench.root))))
+    eventually("the space, which a run makes when it begins", lambda: list(bench.output.glob("*/space.json")))
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+    eventually("the end of the encoder's processes", lambda: not living(str(bench.root)), seconds=20)
+    gate.touch()
+    assert bench.refresh().success

@@ -1,0 +1,112 @@
+"""What a person sees in the UI while runs go on, on a real `dagster dev`.
+
+One server serves all tests of this file, since starting it takes 10 s. Most of a test's time is Dagster's own: a run
+that is launched needs a few seconds to begin, and each of its daemons looks only now and then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.dagster.dev_server import DevServer, dev_server, eventually
+from tests.small_catalogs import numbered_rows, write_partition
+
+ROWS = 20
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("project")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, cache_folder: Path) -> Iterator[DevServer]:
+    """A server over a catalog of twelve partitions, of which the seventh holds its run up until the gate is open."""
+    for number in range(12):
+        write(folder, f"p{number:02}")
+    write_partition(folder / "catalog", "p06", [("x", f"wait for {folder / 'gate'}"), *numbered_rows("p06", ROWS - 1)])
+    with dev_server(
+        folder,
+        source=str(folder / "catalog"),
+        output=str(folder / "output"),
+        model="hash://16",
+        backend="gated_backend:GatedBackend",
+        b_min=str(ROWS),
+        b_max=str(ROWS),
+    ) as started:
+        yield started
+
+
+def write(folder: Path, key: str, rows: int = ROWS, version: str = "v1") -> None:
+    write_partition(folder / "catalog", key, numbered_rows(key, rows), version=version)
+
+
+@pytest.mark.timeout(120)
+def test_with_the_sensor_on_partitions_appear_while_the_run_goes_on(server: DevServer, folder: Path) -> None:
+    graph = server.ask("{ assetNodes { assetKey { path } dependencyKeys { path } isExecutable } }")["assetNodes"]
+    lineage = {node["assetKey"]["path"][0]: {key["path"][0] for key in node["dependencyKeys"]} for node in graph}
+    assert lineage == {
+        "source_partitions": set(),
+        "superbatches": {"source_partitions"},
+        "embeddings": {"source_partitions", "superbatches"},
+    }
+    assert [node["assetKey"]["path"][0] for node in graph if node["isExecutable"]] == ["embeddings"]
+
+    server.sensor(on=True)
+    [run] = eventually("the sensor's run", server.runs)
+    assert run["jobName"] == "embed_partitions"
+    seen = eventually("partitions of a run that goes on", lambda: server.partitions()["materialized"])
+    assert server.run(run["runId"])["status"] == "STARTED"
+    assert set(seen) <= {f"p{number:02}" for number in range(6)}, "the seventh is still held up"
+    (folder / "gate").touch()
+    assert server.finished(run["runId"]) == "SUCCESS"
+    server.sensor(on=False)
+    assert len(server.runs()) == 1
+    assert server.partitions()["materialized"] == [f"p{number:02}" for number in range(12)]
+    events = server.events(run["runId"])
+    first = next(place for place, event in enumerate(events) if event["asset"] == "embeddings")
+    encoded = sum(event["texts"] for event in events[:first] if event["asset"] == "superbatches")
+    assert encoded <= 12 * ROWS / 10, "the first partition is there before a tenth of the texts is encoded"
+    assert [check["name"] for check in server.run(run["runId"])["assetChecks"]] == ["published_partitions_are_valid"]
+
+
+@pytest.mark.timeout(120)
+def test_terminating_a_run_leaves_no_process_and_nothing_is_encoded_twice(server: DevServer, folder: Path) -> None:
+    gate = folder / "second gate"
+    write(folder, "q00")
+    write_partition(folder / "catalog", "q01", [("x", f"wait for {gate}")])
+    run_id = server.launch("catalog_refresh")
+    eventually("the partition before the gate", lambda: "q00" in server.partitions()["materialized"])
+    assert server.encoder_workers()
+    server.terminate(run_id)
+    assert server.finished(run_id) == "CANCELED"
+    eventually("the end of the encoder's processes", lambda: not server.encoder_workers(), seconds=20)
+    gate.touch()
+    again = server.launch("catalog_refresh")
+    assert server.finished(again) == "SUCCESS"
+    assert [event["partition"] for event in server.events(again) if event["asset"] == "embeddings"] == ["q01"]
+
+
+@pytest.mark.timeout(150)
+def test_a_backfill_of_everything_is_one_run_that_encodes_what_is_missing_if_anything(
+    server: DevServer, folder: Path
+) -> None:
+    before = server.launch("catalog_refresh")  # whatever the other tests left
+    (folder / "gate").touch()
+    assert server.finished(before) == "SUCCESS"
+    write(folder, "p03", ROWS + 1, version="v2")
+    everything = server.partitions()["all"]
+    backfills = [server.backfill_all(), server.backfill_all()]  # the second one will find nothing to do
+    ended = [server.backfill(backfill_id) for backfill_id in backfills]
+    assert [backfill["status"] for backfill in ended] == ["COMPLETED_SUCCESS"] * 2
+    assert [len(backfill["runs"]) for backfill in ended] == [1, 1]
+    encoded = []
+    for backfill in ended:
+        events = server.events(backfill["runs"][0]["runId"])
+        files = [event for event in events if event["asset"] == "embeddings"]
+        assert sorted(event["partition"] for event in files) == sorted(everything)
+        encoded += [event["partition"] for event in files if not event.get("reused")]
+    assert encoded == ["p03"]
