@@ -16,10 +16,11 @@ from typing import Any
 
 import dagster as dg
 from dagster._core.definitions.job_base import InMemoryJob
-from dagster._core.events import DagsterEvent
+from dagster._core.events import DagsterEvent, RunFailureReason
 from dagster._core.events.log import EventLogEntry
 from dagster._core.execution.api import execute_run
 from dagster._core.remote_origin import ManagedGrpcPythonEnvCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
+from dagster._core.storage.tags import MAX_RETRIES_TAG, RUN_FAILURE_REASON_TAG
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 CODE_LOCATION = "surge"
@@ -75,7 +76,12 @@ def execute(
         KeyboardInterrupt: the run was interrupted; it is on record as canceled.
     """
     quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-    run = instance.create_run_for_job(job, run_config=run_config | quiet, remote_job_origin=origin_of(job.name))
+    run = instance.create_run_for_job(
+        job,
+        run_config=run_config | quiet,
+        remote_job_origin=origin_of(job.name),
+        tags={MAX_RETRIES_TAG: "0"},  # who looks on decides what comes next, not a daemon that is started days later
+    )
     executed = Executed(run.run_id)
 
     def listen(entry: EventLogEntry) -> None:
@@ -93,8 +99,9 @@ def execute(
     instance.add_event_listener(run.run_id, listen)
     executed.success = execute_run(InMemoryJob(job), run, instance, raise_on_error=False).success
     ended = instance.get_run_by_id(run.run_id)
-    if ended is not None and ended.status == dg.DagsterRunStatus.CANCELED:
-        raise KeyboardInterrupt  # Dagster takes the interrupt for a request to cancel the run, and ends it in order
+    if ended is not None and ended.tags.get(RUN_FAILURE_REASON_TAG) == RunFailureReason.UNEXPECTED_TERMINATION.value:
+        instance.report_run_canceled(ended, "Interrupted in the terminal.")
+        raise KeyboardInterrupt
     return executed
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import dagster as dg
 import psutil
 import pytest
 
@@ -52,7 +53,7 @@ def test_a_run_killed_at_a_random_instant_is_finished_by_the_next_one(bench: Wor
     assert not list(bench.output.glob("*/.tmp*")), "what a dead writer left is swept up"
 
 
-def test_ending_the_demo_with_ctrl_c_leaves_no_process(bench: Workbench, tmp_path: Path) -> None:
+def test_a_run_in_the_terminal_ends_with_ctrl_c_and_leaves_no_process(bench: Workbench, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     bench.write("a", [("x", f"wait for {gate}")])
     program = (
@@ -78,5 +79,7 @@ def test_ending_the_demo_with_ctrl_c_leaves_no_process(bench: Workbench, tmp_pat
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 130
     eventually("the end of the encoder's processes", lambda: not living(str(bench.root)), seconds=20)
+    [run] = bench.instance.get_runs()
+    assert run.status == dg.DagsterRunStatus.CANCELED
     gate.touch()
     assert bench.refresh().success
