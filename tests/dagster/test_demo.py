@@ -1,0 +1,66 @@
+"""The demo from start to end; the hash encoder stands in for the model, everything else is as it is for a user."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from surge_dagster.demo import run_demo
+from tests.dagster.conftest import ROOT, Workbench
+
+
+@pytest.mark.timeout(180)
+def test_the_demo_embeds_checks_and_searches_and_a_second_one_encodes_nothing(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("SURGE_MODEL", "hash://16")
+    monkeypatch.setenv("SURGE_B_MIN", "100")
+    catalog, output = str(tmp_path / "docstrings"), str(tmp_path / "vectors")
+    assert run_demo(catalog=catalog, output=output, limit=300) == 0
+    told = capfd.readouterr().out
+    for part in ("docstrings of", "SuperBatch 0:", "texts/s", "is what it must be", output, "'parse a date string'"):
+        assert part in told, told
+
+    runs = {run.job_name: run for run in bench.instance.get_runs()}
+    assert set(runs) == {"catalog_refresh", "catalog_check"}
+    for run in runs.values():
+        assert (run.status == dg.DagsterRunStatus.SUCCESS and run.run_id in told) or run.job_name == "catalog_check"
+        assert run.remote_job_origin is not None and run.remote_job_origin.location_name == "surge"
+    packages = bench.instance.get_dynamic_partitions("catalog")
+    assert set(bench.instance.get_materialized_partitions(dg.AssetKey("embeddings"))) == set(packages)
+    assert len(packages) > 20
+
+    assert run_demo(catalog=catalog, output=output, limit=300) == 0
+    again = capfd.readouterr().out
+    assert f"{len(packages)} partitions were already; nothing was encoded again" in again and "SuperBatch" not in again
+
+
+def test_the_demo_makes_an_instance_like_the_projects_own(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from surge_dagster.in_process import local_instance
+
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    with local_instance() as instance:
+        assert Path(instance.root_directory) == tmp_path / ".dagster"
+        assert instance.run_retries_enabled and not instance.telemetry_enabled
+    assert (tmp_path / ".dagster" / "dagster.yaml").read_text() == (ROOT / ".dagster" / "dagster.yaml").read_text()
+
+
+def test_a_demo_whose_run_fails_says_why_and_ends_with_one(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("SURGE_MODEL", "nobody/nothing")
+    monkeypatch.setattr("surge_dagster.demo.build_demo_catalog", lambda *_, **__: _Summary())
+    bench.write("a")
+    assert run_demo(catalog=str(bench.catalog), output=str(bench.output)) == 1
+    told = capfd.readouterr().out
+    assert "Failed" in told and "nobody/nothing" in told and "Traceback" not in told
+
+
+class _Summary:
+    texts, partitions = 3, 1
