@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from surge_dagster.engine.catalog import Partition
+from surge_dagster.engine.encoder.arena import Arena, Slot
+from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.output.store import Store, open_store
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.superbatch import Thresholds
@@ -63,3 +65,29 @@ def failures(events: Iterable[Any]) -> list[Failure]:
 def in_memory(catalog: Mapping[str, Rows]) -> Iterator[Partition]:
     """Partitions that lie on no disk, in the order given."""
     return (partition_of(key, rows) for key, rows in catalog.items())
+
+
+class DoorPool:
+    """Stands in front of a pool and calls `waiting` whenever somebody looks whether to go on waiting for a slot."""
+
+    def __init__(self, pool: EncoderPool, waiting: Callable[[], None]) -> None:
+        self._pool = pool
+        self._waiting = waiting
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def arena(self, **size: int) -> Arena:
+        """An arena at whose door somebody watches."""
+        arena = self._pool.arena(**size)
+        acquire = arena.acquire
+
+        def watched(cancelled: Callable[[], bool] | None = None) -> Slot:
+            def look() -> bool:
+                self._waiting()
+                return cancelled is not None and cancelled()
+
+            return acquire(look)
+
+        arena.acquire = watched
+        return arena

@@ -26,7 +26,7 @@ from surge_dagster.engine.output.publisher import largest_pieces
 from surge_dagster.engine.output.store import LocalStore, LocalUpload
 from surge_dagster.engine.superbatch import Bounds, OpenPartition, Segment, SuperBatch, Thresholds
 from surge_dagster.engine.telemetry import InFlight
-from tests.engine.runs import finish, finish_receipts, in_memory, make_run
+from tests.engine.runs import DoorPool, finish, finish_receipts, in_memory, make_run
 from tests.small_catalogs import DIMENSION, assert_embedded, keys_of, numbered_rows, partition_of
 
 SPACE = EncodingSpec(model=f"hash://{DIMENSION}").resolve()
@@ -212,32 +212,17 @@ class TestRuns:
                 assert name.endswith("space.json") or go_on.wait(60)
                 return super().create(name)
 
-        class DoorPool:
-            """Lets the storage go on as soon as somebody has to wait for a slot."""
+        in_flight: list[int] = []
 
-            def __getattr__(self, name: str) -> Any:
-                return getattr(hash_pool, name)
-
-            def arena(self, **size: int) -> Arena:
-                arena = hash_pool.arena(**size)
-                acquire = arena.acquire
-                arena.acquire = lambda cancelled=None: acquire(
-                    lambda: self.waiting() or bool(cancelled and cancelled())
-                )
-                return arena
-
-            def waiting(self) -> bool:
-                self.in_flight.append(run._in_flight.texts)
-                go_on.set()
-                return False
-
-            in_flight: list[int] = []  # noqa: RUF012
+        def waiting() -> None:
+            in_flight.append(run._in_flight.texts)
+            go_on.set()
 
         catalog = {f"p{n}": numbered_rows(f"p{n}", 100) for n in range(12)}
-        pool = DoorPool()
+        pool = DoorPool(hash_pool, waiting)
         run = make_run(pool, in_memory(catalog), HangingStore(tmp_path), Thresholds(b_min=100, b_max=100))
         assert keys_of(finish_receipts(run)) == sorted(catalog)
-        assert pool.in_flight[0] == 3 * 100 + 7, "three SuperBatches and the batch of rows that waits for a slot"
+        assert in_flight[0] == 3 * 100 + 7, "three SuperBatches and the batch of rows that waits for a slot"
         assert run.report.max_in_flight_texts <= 3 * 100 + 7
 
 

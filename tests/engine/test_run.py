@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from surge_dagster.engine.catalog import Partition
-from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.arena import Slot
+from surge_dagster.engine.encoder.pool import EncodeFigures, EncoderPool
 from surge_dagster.engine.output.freshness import file_name
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.superbatch import Thresholds
@@ -343,6 +345,34 @@ class TestStopping:
         assert again.report.texts_encoded == 60 * (40 - len(files))
         for key, rows in catalog.items():
             assert_embedded(tmp_path, run.space.name, key, rows)
+
+    def test_what_is_being_encoded_when_the_run_is_closed_is_still_published(
+        self, hash_pool: EncoderPool, tmp_path: Path
+    ) -> None:
+        class SlowPool:
+            """Is done with the second SuperBatch only when the run is stopping."""
+
+            left = 2
+            begun = threading.Event()
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(hash_pool, name)
+
+            def encode(self, slot: Slot) -> EncodeFigures:
+                self.left -= 1
+                if not self.left:
+                    self.begun.set()
+                    assert run._stop.wait(60)
+                return hash_pool.encode(slot)
+
+        catalog = {f"p{n}": numbered_rows(f"p{n}", 60) for n in range(10)}
+        run = make_run(SlowPool(), in_memory(catalog), tmp_path)
+        for receipt in run:
+            assert receipt.key == "p0"
+            assert SlowPool.begun.wait(60)
+            break
+        assert published_files(tmp_path, run.space.name) == {"p0.parquet", "p1.parquet"}
+        assert run.report.texts_encoded == 120
 
     def test_closing_in_the_middle_of_a_split_partition_leaves_nothing_of_it(
         self, hash_pool: EncoderPool, tmp_path: Path

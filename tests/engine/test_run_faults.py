@@ -24,7 +24,7 @@ from surge_dagster.engine.output.store import LocalStore, LocalUpload, StoredObj
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.superbatch import Thresholds
-from tests.engine.runs import failures, finish, in_memory, make_run, receipts
+from tests.engine.runs import DoorPool, failures, finish, in_memory, make_run, receipts
 from tests.small_catalogs import Rows, assert_embedded, keys_of, numbered_rows, published_files, write_catalog
 
 CATALOG: dict[str, Rows] = {
@@ -125,6 +125,24 @@ def test_a_disk_that_refuses_one_file_costs_that_partition_alone(
     assert keys_of(receipts(finish(again), "encoded")) == [key]
 
 
+@pytest.mark.parametrize("step", ["create", "write"])
+def test_a_split_partition_that_lost_a_segment_is_not_published_without_it(
+    hash_pool: EncoderPool, tmp_path: Path, step: str
+) -> None:
+    """The first segment is lost when the last one has been read, so that nothing else keeps the rest from the disk."""
+    waiting = threading.Event()
+    trouble = iter([disk_full])
+
+    def once() -> None:
+        assert waiting.wait(60)
+        next(trouble, lambda: None)()
+
+    catalog = {"big": numbered_rows("big", 300), "next": numbered_rows("next", 60)}
+    run = make_run(DoorPool(hash_pool, waiting.set), in_memory(catalog), FaultyStore(tmp_path, {"big"}, step, once))
+    assert keys_of(failures(finish(run))) == ["big"]
+    assert published_files(tmp_path, run.space.name) == {"next.parquet"}
+
+
 @pytest.mark.parametrize("key", ["a", "big"])
 def test_a_folder_in_the_files_place_costs_that_partition_alone(
     hash_pool: EncoderPool, tmp_path: Path, key: str
@@ -183,6 +201,25 @@ def test_a_mistake_of_ours_ends_the_run_instead_of_hanging_it(
     finish(again)
     for name, rows in many.items():
         assert_embedded(tmp_path, run.space.name, name, rows)
+
+
+def test_a_mistake_of_ours_is_noticed_though_every_slot_is_lost(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    """All three SuperBatches wait to be flushed when the first one fails: no fourth can come and show it."""
+    finish(make_run(hash_pool, [], tmp_path))
+    waiting = threading.Event()
+
+    class LosingStore(LocalStore):
+        def sync(self, folder: str) -> None:
+            assert waiting.wait(60)
+            raise AssertionError("a mistake of ours")
+
+    run = make_run(
+        DoorPool(hash_pool, waiting.set),
+        in_memory({f"p{n}": numbered_rows(f"p{n}", 100) for n in range(12)}),
+        LosingStore(tmp_path),
+    )
+    with pytest.raises(AssertionError, match="a mistake of ours"):
+        list(run.events())
 
 
 class FailingPool:

@@ -16,6 +16,7 @@ from surge_dagster.engine.encoder.pool import EncodeFigures, EncoderPool
 from surge_dagster.engine.output.freshness import file_name
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.superbatch import Thresholds
+from surge_dagster.engine.telemetry import Receipt
 from tests.engine.runs import failures, finish, in_memory, make_run, receipts
 from tests.small_catalogs import (
     Rows,
@@ -176,6 +177,16 @@ def test_a_split_partition_refused_in_any_segment_leaves_nothing(
     for key, rows in catalog.items():
         assert_embedded(tmp_path, run.space.name, key, rows)
     assert published_files(tmp_path, run.space.name) == {"before.parquet", "after.parquet"}
+
+
+def test_what_was_written_of_a_refused_split_partition_is_removed_at_once(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    bad = partition_of("bad", numbered_rows("bad", 300), fails_at=299, batch_rows=1)
+    [last] = in_memory({"last": numbered_rows("last", 220)})
+    run = make_run(hash_pool, [bad, last], tmp_path)
+    left = [published_files(tmp_path, run.space.name) for event in run.events() if isinstance(event, Receipt)]
+    assert left == [{"last.parquet"}], "segments are written one after the other: what came before was dealt with"
 
 
 def test_a_row_that_fits_no_superbatch_is_named(hash_pool: EncoderPool, tmp_path: Path) -> None:

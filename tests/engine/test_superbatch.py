@@ -236,6 +236,15 @@ def test_pending_is_flushed_before_the_current_partition_would_pass_b_max() -> N
     assert gathering.emitted == [[("a", 0, 30)], [("b", 0, 50)]]
 
 
+def test_what_moves_on_counts_twice_until_the_slot_it_came_from_is_released() -> None:
+    gathering = Gathering(Bounds(50, 50, 100_000, 100_000))
+    first, second = numbered_rows("a", 30), numbered_rows("b", 50)
+    gathering.run([Incoming("a", first, 30), Incoming("b", second, 20)])
+    books = [PARTITION_OVERHEAD_BYTES + sum(map(row_cost, rows)) for rows in (first, second)]
+    moved = PARTITION_OVERHEAD_BYTES + sum(map(row_cost, second[:20]))
+    assert gathering.reserved == gathering.released == sum(books) + moved
+
+
 def test_partitions_without_rows_end_a_superbatch_too() -> None:
     gathering = Gathering(Bounds(10, 10, 4 * PARTITION_OVERHEAD_BYTES, 5 * PARTITION_OVERHEAD_BYTES))
     gathering.run([Incoming(f"p{n}", [], 1) for n in range(10)])

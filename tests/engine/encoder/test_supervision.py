@@ -160,7 +160,10 @@ pool = EncoderPool(EncodingSpec("hash://16"), devices="cpu,cpu", backend="faults
 arena = pool.arena(slots=1, max_texts=2000, max_bytes=100000)
 slot = arena.acquire()
 slot.append(pa.array(["harmless"] * 1999 + [sys.argv[1]], pa.large_string()))
-print(*pool.worker_pids, flush=True)
+if sys.argv[2] == "fork" and (child := os.fork()) == 0:
+    # A child that inherited every descriptor, the workers' lifelines among them, and outlives its parent.
+    threading.Event().wait()
+print(*pool.worker_pids, *([child] if sys.argv[2] == "fork" else []), flush=True)
 try:
     pool.encode(slot)
 except KeyboardInterrupt:
@@ -175,6 +178,18 @@ def test_workers_end_by_themselves_when_the_parent_is_killed(tmp_path: Path, end
     os.kill(parent.pid, ending)
     parent.wait(60)
     _wait_for_end(parent.pids)
+
+
+def test_workers_end_when_the_parent_is_killed_although_a_fork_of_it_lives_on(tmp_path: Path) -> None:
+    parent = _start_parent(tmp_path, fork=True)
+    child = parent.pids.pop()
+    try:
+        parent.kill()
+        parent.wait(60)
+        _wait_for_end(parent.pids)
+        assert Path(f"/proc/{child}").exists()
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_an_interrupt_reaches_the_pool_and_not_the_workers(tmp_path: Path) -> None:
@@ -192,14 +207,14 @@ class _Parent(subprocess.Popen):
     pids: list[int]
 
 
-def _start_parent(tmp_path: Path) -> _Parent:
-    """A process with a pool whose workers are at work on a text that hangs."""
+def _start_parent(tmp_path: Path, *, fork: bool = False) -> _Parent:
+    """A process with a pool whose workers are at work on a text that hangs, and with a fork of itself if asked."""
     hung = tmp_path / "hung"
-    arguments = [sys.executable, "-c", _PARENT, f"hang once {hung}"]
+    arguments = [sys.executable, "-c", _PARENT, f"hang once {hung}", "fork" if fork else ""]
     parent = _Parent(arguments, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
     assert parent.stdout is not None
     parent.pids = [int(pid) for pid in parent.stdout.readline().split()]
-    assert len(parent.pids) == 2
+    assert len(parent.pids) == 2 + fork
     while not hung.exists():
         assert parent.poll() is None
     return parent

@@ -87,6 +87,13 @@ def test_the_start_checked_parity_measured_speed_and_says_what_it_chose(model_po
     assert model_pool.space.name.startswith("all-MiniLM-L6-v2-")
 
 
+def test_a_folder_saved_by_todays_sentence_transformers_is_the_same_space(
+    model_pool: EncoderPool, reference: SentenceTransformer, tmp_path: Path
+) -> None:
+    reference.save(str(tmp_path / "saved-again"))
+    assert EncodingSpec(str(tmp_path / "saved-again")).resolve().name == model_pool.space.name
+
+
 @pytest.fixture(scope="module")
 def other_spec_pool(demo_folder: Path) -> Iterator[EncoderPool]:
     """Everything that a spec can ask for at once, on plain torch."""

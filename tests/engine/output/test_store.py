@@ -47,6 +47,22 @@ class TestAtomicity:
         assert (stored.size, temps(store)) == (100_000, [])
         assert [stored] == list(store.list("space")), "the tag of a receipt is the tag of a listing"
 
+    def test_content_reaches_the_disk_before_the_name_and_the_name_before_sync_returns(
+        self, store: LocalStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A power cut cannot be had in a test; the order of the calls that survive one can."""
+        final = store.root / "space" / "a.parquet"
+        seen: list[tuple[str, int, bool]] = []
+
+        def fsync(descriptor: int) -> None:
+            target = Path(f"/proc/self/fd/{descriptor}").readlink()
+            seen.append((target.name[:5], target.stat().st_size if target.is_file() else 0, final.exists()))
+
+        monkeypatch.setattr("surge_dagster.engine.output.store.os.fsync", fsync)
+        put(store, "space/a.parquet", b"x" * 1000)
+        store.sync("space")
+        assert seen == [(".tmp-", 1000, False), ("space", 0, True)]
+
     def test_leaving_without_publishing_leaves_nothing(self, store: LocalStore) -> None:
         with store.create("space/a.parquet") as upload:
             upload.sink.write(b"x")
