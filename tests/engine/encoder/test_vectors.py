@@ -24,6 +24,9 @@ from tests.engine.encoder.conftest import column
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+# Imports of torch and a model's conversion are most of it, and a busy machine makes them several times longer.
+pytestmark = pytest.mark.timeout(400)
+
 FLOOR = 0.99999
 _SENTENCE = "Return the rows whose key stands in the index, in the order of the index. "
 
