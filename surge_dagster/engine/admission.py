@@ -181,8 +181,7 @@ class Admission:
                     "Its source changed while it was read; run again.",
                     partition.key,
                 )
-            if ids.may_repeat():
-                refuse_repeated_id(partition)
+            refuse_repeated_id(partition, ids.repeated())
             opened.content_digest = digest.hexdigest()
         finally:
             self._ledger.release(ids.bytes)

@@ -15,6 +15,9 @@ from surge_dagster.engine.catalog import Partition, RowBatch
 from surge_dagster.engine.columns import value_bytes, value_lengths
 from surge_dagster.engine.errors import DataError
 
+# Repeated ids looked for in one reading: a partition may hold each of its ids twice, and one is enough to refuse it.
+_SUSPECTS = 4096
+
 
 class ContentDigest:
     """SHA-256 over the canonical (id, text) rows of one partition."""
@@ -70,27 +73,31 @@ class IdSet:
         self._hashes[self._rows : self._rows + len(ids)] = _hash_ids(ids)
         self._rows += len(ids)
 
-    def may_repeat(self) -> bool:
-        """Whether two ids may be equal; sorts in place, so nothing can be added afterwards."""
+    def repeated(self) -> np.ndarray:
+        """Hashes that came twice, sorted; sorts in place, so nothing can be added afterwards."""
         known = self._hashes[: self._rows]
         known.sort()
-        return bool((known[1:] == known[:-1]).any())
+        return np.unique(known[1:][known[1:] == known[:-1]])
 
 
-def refuse_repeated_id(partition: Partition) -> None:
-    """Read a partition again, by its ids alone, and name the first id that comes twice, if one really does.
+def refuse_repeated_id(partition: Partition, repeated: np.ndarray) -> None:
+    """Read a partition again and name an id that comes twice, if one really does.
+
+    Args:
+        repeated: hashes that came twice; two ids may share one without being equal.
 
     Raises:
         DataError: an id comes twice.
     """
-    hashes = np.concatenate([_hash_ids(batch.ids) for batch in partition.read()] or [np.empty(0, np.int64)])
-    values, counts = np.unique(hashes, return_counts=True)
-    suspects = set(values[counts > 1].tolist())
-    del hashes
+    for start in range(0, len(repeated), _SUSPECTS):
+        _refuse_one_of(partition, repeated[start : start + _SUSPECTS])
+
+
+def _refuse_one_of(partition: Partition, suspects: np.ndarray) -> None:
     seen: dict[object, int] = {}
     row = 0
     for batch in partition.read():
-        for offset in np.flatnonzero(np.isin(_hash_ids(batch.ids), list(suspects))):
+        for offset in np.flatnonzero(np.isin(_hash_ids(batch.ids), suspects)):
             value = batch.ids[int(offset)].as_py()
             if value in seen:
                 raise DataError(

@@ -86,6 +86,7 @@ class EmbeddingRun:
         self._begun = 0.0
         self._lock = threading.Lock()
         self._in_flight = InFlight()
+        self._result_bytes: dict[int, int] = {}  # reserved for each SuperBatch that was handed over
         self._failed_keys: set[str] = set()
         self._events: queue.Queue[Event | BaseException | None] = queue.Queue(_EVENTS_WAITING)
         self._idle_since: float | None = None  # when the encoder began to wait for a SuperBatch
@@ -199,7 +200,9 @@ class EmbeddingRun:
 
     def _read(self, arena: Arena, publisher: Publisher, ready: queue.Queue[SuperBatch | BaseException | None]) -> None:
         def hand_over(batch: SuperBatch) -> None:
-            self._ledger.reserve(self._result_bytes(batch), self._stop.is_set)
+            pieces = largest_pieces(batch, self.space, self._pieces_at_once)
+            self._result_bytes[batch.index] = self._memory.result_bytes(batch.texts, pieces)
+            self._reserve(self._result_bytes[batch.index])
             self._put(ready, batch)
 
         try:
@@ -207,7 +210,7 @@ class EmbeddingRun:
                 aggregator=Aggregator(
                     self.bounds,
                     lambda: self._acquire(arena),
-                    lambda size: self._ledger.reserve(size, self._stop.is_set),
+                    self._reserve,
                 ),
                 outputs=OutputState(self._store, self.space.name),
                 store=self._store,
@@ -234,20 +237,26 @@ class EmbeddingRun:
                 self._put(ready, error)
 
     def _acquire(self, arena: Arena) -> Slot:
-        begun = time.perf_counter()
-        slot = arena.acquire(self._stop.is_set)
-        idle_since = self._idle_since
-        if idle_since is not None:  # the encoder had nothing to do because storage still held every slot
-            self.report.exposed_io_seconds += time.perf_counter() - max(begun, idle_since)
-        return slot
+        with self._held_up_by_storage():
+            return arena.acquire(self._stop.is_set)
 
-    def _result_bytes(self, batch: SuperBatch) -> int:
-        return self._memory.result_bytes(batch.texts, largest_pieces(batch, self.space, self._pieces_at_once))
+    def _reserve(self, size: int) -> None:
+        if not self._ledger.try_reserve(size):
+            with self._held_up_by_storage():
+                self._ledger.reserve(size, self._stop.is_set)
+
+    @contextlib.contextmanager
+    def _held_up_by_storage(self) -> Iterator[None]:
+        """Counts the time that the encoder has nothing to do because storage still holds every slot, or the memory."""
+        begun = time.perf_counter()
+        yield
+        idle_since = self._idle_since
+        if idle_since is not None:
+            self.report.exposed_io_seconds += time.perf_counter() - max(begun, idle_since)
 
     def _superbatch_done(self, batch: SuperBatch, published: PublishedSuperBatch) -> None:
-        result_bytes = self._result_bytes(batch)
         batch.slot.release(keep_pages=self._memory.keep_pages)
-        self._ledger.release(batch.held_bytes + result_bytes)
+        self._ledger.release(batch.held_bytes + self._result_bytes.pop(batch.index))
         self._in_flight.remove(published.ended_texts)
         with self._lock:
             self.report.count_superbatch(published.report)
@@ -269,7 +278,7 @@ class EmbeddingRun:
             elif isinstance(event, Receipt):
                 report.partitions_written += 1
                 report.partitions_republished += event.action == "republished"
-                report.truncated += event.truncated
+                report.truncated += event.truncated if event.action == "encoded" else 0
                 report.wall_seconds = now
                 if report.time_to_first_output_seconds is None:
                     report.time_to_first_output_seconds = now

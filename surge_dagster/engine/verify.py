@@ -178,8 +178,7 @@ def _require_readable(partition: Partition) -> None:
     try:
         for batch in partition.read():
             ids.add(batch.ids)
-        if ids.may_repeat():
-            refuse_repeated_id(partition)
+        refuse_repeated_id(partition, ids.repeated())
     except DataError as error:
         raise _Broken("refused", f"it has no file, because its data are refused: {error}") from error
 
@@ -240,8 +239,7 @@ def _verify_rows(
         raise _Broken("rows", f"{row:,} rows could be read of the {facts.rows:,} that the file announces. Run again.")
     if digest.hexdigest() != facts.content_digest:
         raise _Broken("texts", "its content digest is not that of the source's rows. Run again.")
-    if ids.may_repeat():
-        refuse_repeated_id(partition)
+    refuse_repeated_id(partition, ids.repeated())
 
 
 def _require_equal(kind: Kind, what: str, first_row: int, found: pa.Array, expected: pa.Array) -> None:

@@ -95,8 +95,8 @@ def id_set_of(ids: list[Any], kind: pa.DataType, batch: int = 100) -> IdSet:
 def test_a_repeated_id_is_found_wherever_it_stands(kind: pa.DataType) -> None:
     make = {pa.string(): str, pa.int64(): int, pa.binary(): lambda n: str(n).encode()}[kind]
     ids = [make(n) for n in range(3000)]
-    assert not id_set_of(ids, kind).may_repeat()
-    assert id_set_of([*ids, ids[17]], kind).may_repeat()
+    assert id_set_of(ids, kind).repeated().size == 0
+    assert id_set_of([*ids, ids[17], ids[17], ids[3]], kind).repeated().size == 2
 
 
 def test_ids_cost_about_eight_bytes_a_row() -> None:
@@ -104,15 +104,28 @@ def test_ids_cost_about_eight_bytes_a_row() -> None:
 
 
 def test_no_ids_do_not_repeat() -> None:
-    assert not IdSet().may_repeat()
+    assert IdSet().repeated().size == 0
 
 
 def test_a_repeated_id_is_named_with_both_rows() -> None:
     rows = [(f"id-{n}", "t") for n in range(40)]
     rows[33] = ("id-5", "t")
+    repeated = id_set_of([row[0] for row in rows], pa.string()).repeated()
     with pytest.raises(DataError, match="id 'id-5' stands at row 5 already") as refused:
-        refuse_repeated_id(partition_of("k", rows, batch_rows=8))
+        refuse_repeated_id(partition_of("k", rows, batch_rows=8), repeated)
     assert (refused.value.key, refused.value.row) == ("k", 33)
+
+
+def test_one_of_very_many_repeated_ids_is_named_too() -> None:
+    rows = [(str(n % 10_000), "t") for n in range(20_000)]
+    repeated = id_set_of([row[0] for row in rows], pa.string()).repeated()
+    assert repeated.size == 10_000
+    with pytest.raises(DataError) as refused:
+        refuse_repeated_id(partition_of("k", rows, batch_rows=4_000), repeated)
+    assert refused.value.row is not None
+    assert f"the id '{refused.value.row - 10_000}' stands at row {refused.value.row - 10_000} already" in str(
+        refused.value
+    )
 
 
 class Colliding(bytes):
@@ -143,11 +156,11 @@ def test_ids_whose_hashes_collide_are_not_refused() -> None:
     ids: Any = CollidingIds([Colliding(b"a"), Colliding(b"b")])
     known = IdSet()
     known.add(ids)
-    assert known.may_repeat()
+    assert known.repeated().tolist() == [7]
     batch = RowBatch(ids, pa.array(["t", "t"], pa.large_string()))  # pyright: ignore[reportArgumentType]
-    refuse_repeated_id(Partition("k", "v", lambda: iter([batch]), lambda: "v"))
+    refuse_repeated_id(Partition("k", "v", lambda: iter([batch]), lambda: "v"), known.repeated())
 
 
 def test_the_smallest_and_the_largest_integers_are_told_apart() -> None:
     edges = np.array([-(2**63), 2**63 - 1, -1, 0, 1, -2], dtype=np.int64).tolist()
-    assert not id_set_of(edges, pa.int64()).may_repeat()
+    assert id_set_of(edges, pa.int64()).repeated().size == 0

@@ -50,7 +50,7 @@ class TestWhatComesOut:
         assert keys_of(receipts(events, "encoded")) == sorted(catalog)
         assert not run.failed
 
-    @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(data=st.data())
     def test_random_catalogs_come_out_right(
         self, hash_pool: EncoderPool, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

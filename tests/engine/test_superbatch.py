@@ -178,7 +178,7 @@ def arrivals(draw: st.DrawFn) -> list[Incoming]:
     return found
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(arrivals(), bounds_of())
 def test_any_stream_is_gathered_by_the_rule_and_within_its_bounds(partitions: list[Incoming], bounds: Bounds) -> None:
     gathering = Gathering(bounds)
