@@ -29,8 +29,8 @@ def row_batch(key: str, raw_ids: pa.Array, raw_texts: pa.Array, first_row: int, 
     Raises:
         DataError: a null, invalid UTF-8, an overlong text, or a column of another type.
     """
-    ids = _canonical_ids(key, _plain(raw_ids))
-    texts = _canonical_texts(key, _plain(raw_texts))
+    ids = _canonical_ids(key, without_dictionary(raw_ids))
+    texts = _canonical_texts(key, without_dictionary(raw_texts))
     for name, column in (("id", ids), ("text", texts)):
         if column.null_count:
             row = first_row + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
@@ -53,7 +53,8 @@ def row_batch(key: str, raw_ids: pa.Array, raw_texts: pa.Array, first_row: int, 
     return RowBatch(ids, texts)
 
 
-def _plain(column: pa.Array) -> pa.Array:
+def without_dictionary(column: pa.Array) -> pa.Array:
+    """The column's values themselves, where a dictionary stands for them."""
     return column.dictionary_decode() if isinstance(column, pa.DictionaryArray) else column
 
 

@@ -96,6 +96,28 @@ class TestStreaming:
         write_partition(tmp_path, "k", [(str(n), "x") for n in range(30_000)])
         assert max(len(batch) for batch in only(open_source(tmp_path)).read()) <= 8192
 
+    @pytest.mark.parametrize("kind", [pa.string(), pa.dictionary(pa.int32(), pa.string())])
+    def test_a_text_that_a_dictionary_holds_once_is_not_written_out_for_thousands_of_rows(
+        self, tmp_path: Path, kind: pa.DataType
+    ) -> None:
+        rows = [(str(n), "boilerplate " * 2_000) for n in range(6_000)]  # 144 MB, in a file of a hundred kilobytes
+        path = write_partition(tmp_path, "k", rows, text_type=kind)
+        assert path.stat().st_size < 200_000
+        sizes = [batch.texts.nbytes for batch in only(open_source(tmp_path)).read()]
+        assert max(sizes) < 7 * 1024 * 1024
+
+    def test_long_texts_that_stand_together_are_not_read_thousands_at_a_time(self, tmp_path: Path) -> None:
+        rows = [(str(n), f"{n:05d} " * (4_000 if 30_000 <= n < 31_000 else 1)) for n in range(60_000)]
+        write_partition(tmp_path, "k", rows, use_dictionary=False)
+        partition = only(open_source(tmp_path))
+        assert max(batch.texts.nbytes for batch in partition.read()) < 7 * 1024 * 1024
+
+    def test_batches_are_worth_the_steps_to_come_beside_columns_that_are_not_read(self, tmp_path: Path) -> None:
+        path = write_partition(tmp_path, "k", numbered_rows("k", 2_000))
+        table = pq.read_table(path).append_column("image", [[bytes(20_000)] * 2_000])
+        pq.write_table(table, path, use_dictionary=False)
+        assert [len(batch) for batch in only(open_source(tmp_path)).read()] == [2_000]
+
     def test_a_reader_that_is_dropped_early_closes_its_file(self, tmp_path: Path) -> None:
         write_partition(tmp_path, "k", numbered_rows("k", 20_000))
         reading = iter(only(open_source(tmp_path)).read())
