@@ -15,6 +15,7 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output.embedding_file import InvalidFile, matrix_of, read_facts, read_rows
 from surge_dagster.engine.output.freshness import SUFFIX
 from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.unreadable import UNREADABLE
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -48,7 +49,7 @@ def search(store: Store, pool: EncoderPool, queries: Sequence[str], k: int = 5) 
                 key = read_facts(reader.metadata).partition_key
                 for batch in read_rows(reader):
                     _collect(best, vectors, batch, key, k)
-        except (InvalidFile, OSError, pa.ArrowException) as error:
+        except (InvalidFile, *UNREADABLE) as error:
             raise ConfigError(
                 f"{store.location(name)!r} cannot be read: {error}. `surge-dagster verify` tells what is wrong."
             ) from error

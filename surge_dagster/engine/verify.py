@@ -35,6 +35,7 @@ from surge_dagster.engine.output.embedding_file import (
 from surge_dagster.engine.output.freshness import SUFFIX, file_name
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.output.validation import invalid_row
+from surge_dagster.engine.unreadable import UNREADABLE, first_line
 
 # Promise 5 of the design: lowest cosine between a stored vector and the same text encoded again.
 LOWEST_COSINE = {"fp32": 0.99999, "fp16": 0.999, "bf16": 0.999}
@@ -129,9 +130,9 @@ def _without_source(store: Store, space: Space, name: str) -> Violation:
                 pass
     except _Broken as broken:
         return Violation(name, broken.kind, broken.reason)
-    except (InvalidFile, OSError, pa.ArrowException) as error:
+    except (InvalidFile, *UNREADABLE) as error:
         return Violation(
-            name, "damaged", f"{location!r}: {_first_line(error)}. The source has no such partition: remove it."
+            name, "damaged", f"{location!r}: {first_line(error)}. The source has no such partition: remove it."
         )
     return Violation(
         facts.partition_key,
@@ -167,9 +168,9 @@ def _verify_partition(
         raise _Broken("missing", f"there is no file {location!r}. Run again.") from None
     except InvalidFile as error:
         raise _Broken("damaged", f"{location!r}: {error}. Remove it and run again.") from error
-    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise _Broken(
-            "damaged", f"{location!r} cannot be read: {_first_line(error)}. Remove it and run again."
+            "damaged", f"{location!r} cannot be read: {first_line(error)}. Remove it and run again."
         ) from error
 
 
@@ -363,7 +364,3 @@ def _reader(file: pa.NativeFile) -> pq.ParquetFile:
 def _short(value: pa.Scalar) -> str:
     text = repr(value.as_py())
     return text if len(text) <= 60 else f"{text[:57]}…"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
