@@ -267,9 +267,9 @@ class Publisher:
         try:
             if publication.receipts:
                 self._store.sync(self._space.name)
-        except OSError as error:
+        except (OSError, SurgeError) as error:
             self._fatal = TransientError(
-                f"cannot flush the folder {self._space.name!r} of {self._store.url!r}: {error.strerror}."
+                f"cannot flush the folder {self._space.name!r} of {self._store.url!r}: {error}."
             )
             publication.failures += [Failure(receipt.key, str(self._fatal), True) for receipt in publication.receipts]
             publication.receipts = []
