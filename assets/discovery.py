@@ -9,6 +9,7 @@ failed since its source version was observed last: bad data does not get better 
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from collections.abc import Iterable
@@ -29,6 +30,7 @@ from surge_dagster.engine.output.store import Store
 
 # Dagster takes about 10 ms for each event of a tick and gives a tick a minute.
 _EVENTS_PER_TICK = 1000
+_DIGEST_LENGTH = 8
 
 
 @dataclass(slots=True)
@@ -119,7 +121,7 @@ class Look:
         needed = ("missing", "stale") if self.refresh_stale else ("missing",)
         spec = json.dumps(asdict(self.spec), sort_keys=True)
         return {
-            key: hashlib.sha256(f"{key}\0{partition.source_version}\0{spec}".encode()).hexdigest()[:12]
+            key: _digest(f"{key}\0{partition.source_version}\0{spec}")
             for key, partition in by_key.items()
             if outputs is None or outputs.status(partition) in needed
         }
@@ -136,3 +138,22 @@ class Look:
             if receipt and not catalogued.knows(partition.key, receipt.desired_version):
                 adopted.append(lineage.materialization(receipt, catalogued.observation_ids.get(key), adopted=True))
         return adopted
+
+
+def write_cursor(asked: set[str]) -> str:
+    """Digests as the sensor's cursor: eight characters each, since Dagster keeps the cursor of every tick."""
+    return json.dumps({"asked": "".join(sorted(asked))})
+
+
+def read_cursor(cursor: str | None) -> set[str]:
+    """What `write_cursor` wrote; nothing for the first tick, or for a cursor that a person has edited."""
+    try:
+        joined = json.loads(cursor)["asked"] if cursor else ""
+    except (ValueError, TypeError, KeyError):
+        return set()
+    return {joined[start : start + _DIGEST_LENGTH] for start in range(0, len(joined), _DIGEST_LENGTH)}
+
+
+def _digest(state: str) -> str:
+    raw = hashlib.sha256(state.encode("utf-8", "surrogatepass")).digest()
+    return base64.urlsafe_b64encode(raw[: _DIGEST_LENGTH * 6 // 8]).decode()

@@ -77,7 +77,7 @@ def refresh(
     catalog: CatalogSource,
     encoder: Encoder,
     output: OutputStore,
-) -> Iterator[dg.AssetCheckEvaluation]:
+) -> Iterator[dg.AssetCheckEvaluation | dg.Output[None]]:
     """Embed whatever is missing or stale in the whole catalog."""
     outcome = _attempt(context, config, catalog, encoder, output, None)
     if outcome.failures:
@@ -91,6 +91,7 @@ def refresh(
     )
     if outcome.failures:
         raise failure_of(outcome)
+    yield dg.Output(None)
 
 
 @dg.job(

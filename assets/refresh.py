@@ -33,6 +33,9 @@ from surge_dagster.engine.telemetry import Failure, Receipt, RunReport, SuperBat
 from surge_dagster.engine.verify import Violation, verify
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
 
+# The check lists more of them; a log line costs as much as an event.
+_FAILURES_LOGGED = 100
+
 
 @dataclass(slots=True)
 class Outcome:
@@ -205,8 +208,7 @@ class Refresh:
                         self._log(superbatches.materialization(event, run.space.name))
                         superbatch_event = self._last_superbatch_event()
                     case Failure():
-                        self.outcome.failures.append(event)
-                        self._context.log.error(event.reason)
+                        self._fail(event)
                     case Receipt(action="fresh"):
                         fresh.append(event)
                     case Receipt():
@@ -223,9 +225,13 @@ class Refresh:
         wrong = file_violation(partition, self._store, space)
         if wrong is None or partition.current_source_version() != partition.source_version:
             return True  # right when it was read; if the source has changed since, the next run will see to it
-        self.outcome.failures.append(Failure(key, f"partition {key!r}: {wrong}"))
-        self._context.log.error(wrong)
+        self._fail(Failure(key, f"partition {key!r}: {wrong}"))
         return False
+
+    def _fail(self, failure: Failure) -> None:
+        self.outcome.failures.append(failure)
+        if len(self.outcome.failures) <= _FAILURES_LOGGED:
+            self._context.log.error(failure.reason)
 
     def _tell_of_fresh(self, fresh: list[Receipt], space: Space, catalogued: Catalogued) -> None:
         """Adopt files that are not on record; in a backfill, say of every other one that it was reused.

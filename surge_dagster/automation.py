@@ -4,14 +4,13 @@ The sensor is written by hand. Dagster's declarative conditions take seconds per
 and do not see what a run is working on already; this one costs two listings and a few queries.
 """
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import dagster as dg
 
 from surge_dagster.assets.catalog_check import catalog_checks
-from surge_dagster.assets.discovery import Look
+from surge_dagster.assets.discovery import Look, read_cursor, write_cursor
 from surge_dagster.assets.embeddings import EMBEDDINGS_OP, REFRESH_OP, catalog_refresh
 from surge_dagster.assets.launch import active_runs, held_keys, name_keys
 from surge_dagster.assets.lineage import EMBEDDINGS
@@ -60,7 +59,7 @@ def new_partitions(settings: Settings) -> dg.SensorDefinition:
                 refresh_stale=settings.refresh_stale,
                 limit=settings.max_partitions_per_run,
             )
-            found = look.discover(catalog.open(), _held(instance), _read_cursor(context.cursor))
+            found = look.discover(catalog.open(), _held(instance), read_cursor(context.cursor))
         except SurgeError as error:
             return dg.SkipReason(str(error))
         requests = []
@@ -74,7 +73,7 @@ def new_partitions(settings: Settings) -> dg.SensorDefinition:
         return dg.SensorResult(
             run_requests=requests,
             skip_reason=None if requests else found.summary,
-            cursor=json.dumps({"asked": sorted(found.asked)}),
+            cursor=write_cursor(found.asked),
             dynamic_partitions_requests=[CATALOG_PARTITIONS.build_add_request(keys) for keys in in_chunks(found.new)],
             asset_events=found.events,
         )
@@ -121,8 +120,3 @@ def _held(instance: dg.DagsterInstance) -> set[str] | None:
 
 def _embeds(run: dg.DagsterRun) -> bool:
     return run.job_name in (catalog_refresh.name, embed_partitions.name) or EMBEDDINGS in (run.asset_selection or ())
-
-
-def _read_cursor(cursor: str | None) -> set[str]:
-    asked: Iterable[str] = json.loads(cursor)["asked"] if cursor else ()
-    return set(asked)

@@ -52,6 +52,12 @@ def test_the_same_state_is_asked_for_once(bench: Workbench) -> None:
     assert requested(bench.tick()) == [["a", "b"]]
 
 
+def test_a_cursor_that_is_not_one_counts_as_none(bench: Workbench) -> None:
+    bench.write("a")
+    bench.cursor = "edited by hand"
+    assert requested(bench.tick()) == [["a"]]
+
+
 def test_a_file_that_is_lost_after_it_was_made_is_asked_for_again(bench: Workbench) -> None:
     bench.write("a")
     bench.launch(bench.tick())
