@@ -267,7 +267,7 @@ def catalog_demo(
     as_json: Json = False,
 ) -> None:
     """Build a real catalog: the docstrings of the installed Python packages, a partition each."""
-    with progress_bar("packages") as report:
+    with progress_bar("texts") as report:
         summary = build_demo_catalog(out, limit=limit, progress=report)
     _print_catalog(summary, out, as_json)
 

@@ -33,7 +33,8 @@ def in_process(
         cli.main()
     code = exit_.value.code
     assert isinstance(code, int)
-    return code, *capsys.readouterr()
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
 
 
 def surge(*arguments: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""What `verify` must find: whatever would give a reader something else than the rows of the source and their vectors."""
+"""What `verify` must find: all that would give a reader something else than the source's rows and their vectors."""
 
 from __future__ import annotations
 
