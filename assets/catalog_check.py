@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import dagster as dg
 
 from surge_dagster.assets.checks import failure_table
-from surge_dagster.assets.refresh import known_space
+from surge_dagster.assets.outputs import known_space
 from surge_dagster.assets.source_partitions import SOURCE_PARTITIONS
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.verify import Kind, Violation, verify

@@ -19,8 +19,8 @@ import dagster as dg
 
 from surge_dagster.assets import lineage
 from surge_dagster.assets.lineage import Catalogued, failed_since_observed, read_catalogued
+from surge_dagster.assets.outputs import known_space, published
 from surge_dagster.assets.partition_keys import to_partition_key
-from surge_dagster.assets.refresh import known_space, published
 from surge_dagster.assets.source_partitions import changed, observation
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.spec import EncodingSpec, Space

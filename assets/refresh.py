@@ -8,7 +8,7 @@ suspended when a run is terminated would only be closed when it is collected, an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -17,20 +17,17 @@ import dagster as dg
 from surge_dagster.assets import lineage, superbatches
 from surge_dagster.assets.interruptible import events_of
 from surge_dagster.assets.launch import LaunchConfig, process_tags
-from surge_dagster.assets.lineage import Catalogued, read_catalogued
+from surge_dagster.assets.lineage import read_catalogued
+from surge_dagster.assets.outputs import file_violation, known_space, published
 from surge_dagster.assets.partition_keys import from_partition_key, to_partition_key
-from surge_dagster.assets.source_partitions import CATALOG_PARTITIONS, changed, in_chunks, observation
+from surge_dagster.assets.source_partitions import CATALOG_PARTITIONS, SOURCE_PARTITIONS, in_chunks, observation
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec, Space
+from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.output.publisher import receipt_of
-from surge_dagster.engine.output.spaces import find_space, list_spaces
-from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.telemetry import Failure, Receipt, RunReport, SuperBatchReport
-from surge_dagster.engine.verify import Violation, verify
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
 
 # The check lists more of them; a log line costs as much as an event.
@@ -77,6 +74,7 @@ class Refresh:
         self._store = output.open()
         self._backfill = "dagster/backfill" in context.run_tags
         self._gone: list[str] = []
+        self._catalogued = read_catalogued(context.instance)
         self.outcome = Outcome()
 
     def run(self, partition_keys: Iterable[str] | None, already_refused: dict[str, str]) -> Outcome:
@@ -92,7 +90,7 @@ class Refresh:
         """
         self._sign()
         chosen = self._select(partition_keys)
-        catalogued = self._register(chosen)
+        self._register(chosen)
         space = self._known_space()
         self.outcome.failures += [Failure(key, reason) for key, reason in already_refused.items()]
         candidates = [partition for partition in chosen.values() if partition.key not in already_refused]
@@ -102,13 +100,13 @@ class Refresh:
                 self._guard_pool(pool, space)
                 if space and pool.space.spec_sha256 != space.spec_sha256:
                     fresh, todo = [], candidates  # the model behind the name has changed: another space
-                space, more = self._embed(pool, todo, catalogued)
+                space, more = self._embed(pool, todo)
                 fresh += more
         self.outcome.report.space = space.name
         self.outcome.report.dimension = space.dimension
         fresh += self._keep_gone(space)
         self.outcome.report.partitions_skipped = len(fresh)
-        self._tell_of_fresh(fresh, space, catalogued)
+        self._tell_of_fresh(fresh, space)
         return self.outcome
 
     def _sign(self) -> None:
@@ -124,17 +122,10 @@ class Refresh:
         self._gone = [key for key in wanted or {} if key not in chosen]
         return chosen
 
-    def _register(self, chosen: dict[str, Partition]) -> Catalogued:
-        """Make Dagster know these partitions and their source versions; gives what is on record afterwards."""
-        instance = self._context.instance
-        catalogued = read_catalogued(instance)
-        new = [key for key in map(to_partition_key, chosen) if key not in catalogued.registered]
+    def _register(self, chosen: dict[str, Partition]) -> None:
+        new = [key for key in map(to_partition_key, chosen) if key not in self._catalogued.registered]
         for keys in in_chunks(new):
-            instance.add_dynamic_partitions(CATALOG_PARTITIONS.name or "", keys)
-        moved = list(changed(chosen.values(), catalogued.observed))
-        for partition in moved:
-            self._log(observation(partition))
-        return read_catalogued(instance) if moved else catalogued
+            self._context.instance.add_dynamic_partitions(CATALOG_PARTITIONS.name or "", keys)
 
     def _known_space(self) -> Space | None:
         """The space of this run as the output knows it, without loading a model; None when it is to be begun."""
@@ -183,7 +174,7 @@ class Refresh:
         ]
         return [receipt for receipt in found.values() if receipt]
 
-    def _embed(self, pool: EncoderPool, todo: list[Partition], catalogued: Catalogued) -> tuple[Space, list[Receipt]]:
+    def _embed(self, pool: EncoderPool, todo: list[Partition]) -> tuple[Space, list[Receipt]]:
         """Run the engine over `todo`; gives the space, and receipts of what turned out to be fresh after all."""
         run = EmbeddingRun(
             todo,
@@ -214,7 +205,7 @@ class Refresh:
                     case Receipt():
                         encoded_in = superbatch_event if event.superbatch is not None else None
                         if self._reads_back(event.key, run.space):
-                            self._log(lineage.materialization(event, self._observation(event, catalogued), encoded_in))
+                            self._log(lineage.materialization(event, self._observed(event.key), encoded_in))
         return run.space, fresh
 
     def _reads_back(self, key: str, space: Space) -> bool:
@@ -229,25 +220,39 @@ class Refresh:
         return False
 
     def _fail(self, failure: Failure) -> None:
+        self._observed(failure.key)  # the sensor leaves alone what has failed since it was observed
         self.outcome.failures.append(failure)
         if len(self.outcome.failures) <= _FAILURES_LOGGED:
             self._context.log.error(failure.reason)
 
-    def _tell_of_fresh(self, fresh: list[Receipt], space: Space, catalogued: Catalogued) -> None:
+    def _tell_of_fresh(self, fresh: list[Receipt], space: Space) -> None:
         """Adopt files that are not on record; in a backfill, say of every other one that it was reused.
 
         Dagster ends a backfill as failed when a partition that it covers has no event from its run.
         """
         for receipt in fresh:
-            known = catalogued.knows(receipt.key, receipt.desired_version)
+            observed = self._observed(receipt.key)
+            known = self._catalogued.knows(receipt.key, receipt.desired_version)
             if not known and not self._reads_back(receipt.key, space):
                 continue
             if not known or self._backfill:
-                pointer = self._observation(receipt, catalogued)
-                self._log(lineage.materialization(receipt, pointer, reused=known, adopted=not known))
+                self._log(lineage.materialization(receipt, observed, reused=known, adopted=not known))
 
-    def _observation(self, receipt: Receipt, catalogued: Catalogued) -> int | None:
-        return catalogued.observation_ids.get(to_partition_key(receipt.key))
+    def _observed(self, key: str) -> int | None:
+        """Storage id of the observation of the partition's source version, which is logged first if it has moved.
+
+        Not all of it at the start: with many partitions the first file would have to wait for minutes of events.
+        """
+        partition, partition_key = self.outcome.partitions.get(key), to_partition_key(key)
+        record = self._catalogued
+        if partition and record.observed.get(partition_key) != partition.source_version:
+            self._log(observation(partition))
+            stored = self._context.instance.get_latest_storage_id_by_partition(
+                SOURCE_PARTITIONS, dg.DagsterEventType.ASSET_OBSERVATION, {partition_key}
+            )
+            record.observed[partition_key] = partition.source_version
+            record.observation_ids.update(stored)
+        return record.observation_ids.get(partition_key)
 
     def _last_superbatch_event(self) -> int | None:
         records = self._context.instance.fetch_materializations(superbatches.SUPERBATCHES, limit=1).records
@@ -257,47 +262,3 @@ class Refresh:
         self._context.log_event(event)
         for _ in self._context.consume_events():
             pass  # it is stored by now; the context would keep it in memory until the step ends (4 kB each)
-
-
-def file_violation(partition: Partition, store: Store, space: Space) -> str | None:
-    """What is wrong with a partition's file, compared with its source row by row; None when nothing is."""
-    for found in verify(_Alone(store.url, partition), store, space):
-        if isinstance(found, Violation):
-            return found.reason
-        break  # what follows would be the space's other files
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Alone:
-    """A source of one partition."""
-
-    url: str
-    partition: Partition
-
-    def __iter__(self) -> Iterator[Partition]:
-        yield self.partition
-
-
-def published(outputs: OutputState, key: str) -> Receipt | None:
-    """The receipt of a valid file of the space that is there already."""
-    file = outputs.file(key)
-    if file is None or file.facts.space != outputs.space:
-        return None
-    return receipt_of(file.facts, file.stored, outputs.store.location(file.stored.name), action="fresh")
-
-
-def known_space(store: Store, spec: EncodingSpec, *, unattended: bool) -> Space | None:
-    """The space that the output has for a spec, found without a model; None when it would have to be begun.
-
-    Raises:
-        ConfigError: unattended, and the output holds other spaces only: a model's first run is a person's to launch.
-    """
-    space = find_space(store, spec)
-    if space is None and unattended and (others := [other.name for other in list_spaces(store)]):
-        raise ConfigError(
-            f"the output has no space for the model {spec.model!r} with these settings; it holds {', '.join(others)}. "
-            "A space is never begun unattended, since that encodes the whole catalog: launch catalog_refresh by hand "
-            "once."
-        )
-    return space

@@ -14,7 +14,7 @@ from surge_dagster.assets.discovery import Look, read_cursor, write_cursor
 from surge_dagster.assets.embeddings import EMBEDDINGS_OP, REFRESH_OP, catalog_refresh
 from surge_dagster.assets.launch import active_runs, held_keys, name_keys
 from surge_dagster.assets.lineage import EMBEDDINGS
-from surge_dagster.assets.refresh import known_space
+from surge_dagster.assets.outputs import known_space
 from surge_dagster.assets.source_partitions import CATALOG_PARTITIONS, in_chunks
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import SurgeError

@@ -1,0 +1,60 @@
+"""Questions about the output that runs, the sensor and the checks share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from surge_dagster.engine.catalog import Partition
+from surge_dagster.engine.encoder.spec import EncodingSpec, Space
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.output.publisher import receipt_of
+from surge_dagster.engine.output.spaces import find_space, list_spaces
+from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.telemetry import Receipt
+from surge_dagster.engine.verify import Violation, verify
+
+
+def file_violation(partition: Partition, store: Store, space: Space) -> str | None:
+    """What is wrong with a partition's file, compared with its source row by row; None when nothing is."""
+    for found in verify(_Alone(store.url, partition), store, space):
+        if isinstance(found, Violation):
+            return found.reason
+        break  # what follows would be the space's other files
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Alone:
+    """A source of one partition."""
+
+    url: str
+    partition: Partition
+
+    def __iter__(self) -> Iterator[Partition]:
+        yield self.partition
+
+
+def published(outputs: OutputState, key: str) -> Receipt | None:
+    """The receipt of a valid file of the space that is there already."""
+    file = outputs.file(key)
+    if file is None or file.facts.space != outputs.space:
+        return None
+    return receipt_of(file.facts, file.stored, outputs.store.location(file.stored.name), action="fresh")
+
+
+def known_space(store: Store, spec: EncodingSpec, *, unattended: bool) -> Space | None:
+    """The space that the output has for a spec, found without a model; None when it would have to be begun.
+
+    Raises:
+        ConfigError: unattended, and the output holds other spaces only: a model's first run is a person's to launch.
+    """
+    space = find_space(store, spec)
+    if space is None and unattended and (others := [other.name for other in list_spaces(store)]):
+        raise ConfigError(
+            f"the output has no space for the model {spec.model!r} with these settings; it holds {', '.join(others)}. "
+            "A space is never begun unattended, since that encodes the whole catalog: launch catalog_refresh by hand "
+            "once."
+        )
+    return space
