@@ -32,7 +32,7 @@ from surge_dagster.settings import Settings, load_settings
 from surge_dagster.terminal import one_line, progress_bar
 
 DEFAULT_LIMIT = 8_000
-QUERIES = ("parse a date string", "wait and try the request again")
+QUERIES = ("parse a date string", "retry after an error")
 _HITS = 3
 
 
