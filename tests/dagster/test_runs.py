@@ -13,8 +13,11 @@ from surge_dagster.assets.checks import RUN_CHECK
 from surge_dagster.assets.lineage import CODE_VERSION, EMBEDDINGS
 from surge_dagster.assets.source_partitions import SOURCE_PARTITIONS
 from surge_dagster.assets.superbatches import SUPERBATCHES
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.spec import EncodingSpec
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.output.store import open_store
+from surge_dagster.resources import Encoder
 from tests.dagster.conftest import Workbench
 from tests.small_catalogs import assert_embedded, numbered_rows
 
@@ -200,6 +203,20 @@ def test_an_unattended_run_begins_no_second_space_and_no_other_than_expected(ben
     assert not refused.success and space.name in refused.failure()
     assert refused.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 0
     assert len(list_spaces(open_store(bench.output))) == 1
+
+
+def test_a_model_whose_content_changed_behind_its_name_is_another_space(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.write("a")
+    bench.refresh()
+    bench.write("b")
+    monkeypatch.setattr(Encoder, "start", lambda _: EncoderPool(EncodingSpec(model="hash://24")))
+    refused = bench.refresh(unattended=True)
+    assert not refused.success and "its content has changed" in refused.failure()
+    ran = bench.refresh()
+    assert ran.success and set(ran.materialized()) == {"a", "b"}
+    assert [event.metadata["dimension"].value for event in ran.materialized().values()] == [24, 24]
 
 
 @pytest.mark.parametrize("what", ["catalog", "model", "output"])
