@@ -31,7 +31,7 @@ from surge_dagster.in_process import execute, local_instance
 from surge_dagster.settings import Settings, load_settings
 from surge_dagster.terminal import one_line, progress_bar
 
-DEFAULT_LIMIT = 8_000
+DEFAULT_LIMIT = 6_000
 QUERIES = ("parse a date string", "retry after an error")
 _HITS = 3
 
