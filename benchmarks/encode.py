@@ -37,6 +37,7 @@ from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import open_source
 
 BATCH_SIZES = (16, 32, 128)
+_CATALOG_TEXTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,8 @@ class Sample:
 
 
 def draw_sample(folder: Path, texts: int, seed: int) -> Sample:
-    """Draw texts from the whole demo catalog and write them as a catalog with the same partitions."""
-    build_demo_catalog(folder / "demo")
+    """Draw texts from a capped demo catalog and write them as a catalog with the same partitions."""
+    build_demo_catalog(folder / "demo", limit=max(_CATALOG_TEXTS, texts))
     rows = [
         (partition.key, identity, text)
         for partition in open_source(folder / "demo")
