@@ -215,7 +215,10 @@ class Dispatcher:
                 chunk.job.replays.appendleft(chunk)
             self._put_down(chunk)
         if losses > self._max_respawns or (report is not None and tries >= _TRIES_OF_AN_EXCEPTION):
-            self._fail(EncoderError(_last_words(worker, f"{why} ({losses} times in a row; giving up)")))
+            where = (
+                f"\nIt was at work on rows {chunks[0].start} to {chunks[0].stop} of its SuperBatch." if chunks else ""
+            )
+            self._fail(EncoderError(_last_words(worker, f"{why} ({losses} times in a row; giving up){where}")))
             return
         self.replays += len(chunks)
         log.warning("%s; replaced, and %d chunks are done again", why.splitlines()[0], len(chunks))

@@ -72,7 +72,9 @@ class WorkerProcess:
         assert self.process.stdout is not None
         self.output = self.process.stdout
         os.set_blocking(self.output.fileno(), False)
-        wire.send(self.connection, seat.load_message)
+        # A process that died at once is noticed where every other death is: at the end of its connection.
+        with contextlib.suppress(OSError):
+            wire.send(self.connection, seat.load_message)
 
     @property
     def pid(self) -> int:

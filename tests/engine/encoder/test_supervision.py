@@ -64,7 +64,7 @@ def test_a_worker_killed_from_outside_while_idle_is_replaced() -> None:
 @pytest.mark.parametrize("kind", ["in its own code", "stopped by a signal"])
 def test_a_worker_that_hangs_is_replaced(tmp_path: Path, kind: str) -> None:
     texts = _with_harm(f"hang once {tmp_path / 'hung'}") if kind == "in its own code" else _with_harm()
-    with _faulty_pool(hang_timeout_seconds=1.5) as pool:
+    with _faulty_pool(hang_timeout_seconds=2.5, max_respawns=9) as pool:
         if kind == "stopped by a signal":
             os.kill(pool.worker_pids[0], signal.SIGSTOP)
         assert np.array_equal(_encode(pool, texts), hash_vectors(texts, 16))

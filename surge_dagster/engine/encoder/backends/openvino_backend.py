@@ -142,6 +142,8 @@ def _converted(space: Space) -> Iterator[Path]:
         # Workers that start together convert once.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not _is_whole(folder):
+            for left_behind in root.glob(".making-*"):  # by a process that was killed: under the lock it is nobody's
+                shutil.rmtree(left_behind, ignore_errors=True)
             aside = Path(tempfile.mkdtemp(dir=root, prefix=".making-"))
             try:
                 _convert(space, aside)
