@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,7 +32,7 @@ from surge_dagster.engine.search import search as search_space
 from surge_dagster.engine.telemetry import Failure, Receipt, RunReport
 from surge_dagster.engine.verify import Verified, Violation
 from surge_dagster.engine.verify import verify as verify_output
-from surge_dagster.settings import Settings, load_settings
+from surge_dagster.settings import Settings, load_settings, require_text
 from surge_dagster.terminal import complain, messages, one_line, print_json, progress_bar
 
 app = typer.Typer(
@@ -106,14 +107,11 @@ def embed(
             include_text=settings.include_text,
             memory_limit=settings.memory_limit_bytes,
         )
-        done = 0
-        with progress_bar("texts", total) as show:
-            for event in run.events():
-                if isinstance(event, Receipt):
-                    done += event.rows
-                    show(done, total)
-                elif isinstance(event, Failure):
-                    complain(f"refused: {event.reason}")
+        try:
+            _follow(run, total)
+        except KeyboardInterrupt:
+            complain("stopped; what was encoded is published, run the command again to go on")
+            raise typer.Exit(130) from None
     _print_report(run.report, store, as_json)
     raise typer.Exit(1 if run.failed else 0)
 
@@ -162,6 +160,8 @@ def verify(
             pool.close()
     violations = [violation for violation in found if not violation.is_warning]
     verdict = f"{len(violations)} violation(s)" if violations else "no violation"
+    if len(found) > len(violations):
+        verdict += f", {len(found) - len(violations)} warning(s)"
     encoded_again = "all rows" if rows is None else f"{rows} row(s) of each partition"
     print(f"{space.name}: {partitions:,} partitions, {texts:,} texts read, {encoded_again} encoded again: {verdict}")
     if as_json:
@@ -237,6 +237,7 @@ def search(
     as_json: Json = False,
 ) -> None:
     """Print the nearest texts of an output, to look at a result."""
+    require_text("the text to look for", text)
     settings = load_settings(**_given(locals(), leave_out=("text", "k")))
     store = settings.open_store()
     _existing_space(settings, store)
@@ -314,9 +315,6 @@ def main() -> None:
     except SurgeError as error:
         complain(f"error: {error}")
         sys.exit(1)
-    except KeyboardInterrupt:
-        complain("stopped; what was published stays, run the command again to go on")
-        sys.exit(130)
     except BrokenPipeError:  # whoever read our output went away: `… | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -356,6 +354,17 @@ def _rows_to_reencode(value: str) -> int | None:
     if value.isdecimal():
         return int(value)
     raise ConfigError(f"--reencode takes a number of rows or `all`; {value!r} was given.")
+
+
+def _follow(run: EmbeddingRun, total: int) -> None:
+    done = 0
+    with progress_bar("texts", total) as show, closing(run.events()) as events:
+        for event in events:
+            if isinstance(event, Receipt):
+                done += event.rows
+                show(done, total)
+            elif isinstance(event, Failure):
+                complain(f"refused: {event.reason}")
 
 
 def _print_report(report: RunReport, store: Store, as_json: bool) -> None:

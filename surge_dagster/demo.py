@@ -81,7 +81,11 @@ def _embed_and_search(instance: dg.DagsterInstance, settings: Settings, say: Con
     checked = execute(instance, check, {"resources": resources}, lambda event: None)
     wrong = [result.check_name for result in checked.checks if not result.passed and _is_error(result)]
     passed = checked.success and not wrong
-    verdict = "each row, id and vector is what it must be" if passed else f"NOT all right: {', '.join(wrong)}"
+    verdict = (
+        "rows and ids are those of the source, vectors are finite and of length 1"
+        if passed
+        else f"NOT all right: {', '.join(wrong)}"
+    )
     say.print(f"Checked     {verdict}")
     store = settings.open_store()
     say.print(f"Files       {store.location(str(figures['space']))}")

@@ -7,6 +7,7 @@ names. Reading settings opens nothing and loads no model, so that definitions lo
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,8 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output.store import Store, open_store
 from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, ParquetCatalog, open_source
 from surge_dagster.engine.superbatch import Thresholds
+
+log = logging.getLogger(__name__)
 
 CONFIG_VARIABLE = "SURGE_CONFIG"
 CONFIG_FILE = "surge.yaml"
@@ -112,13 +115,38 @@ def load_settings(**arguments: Any) -> Settings:
     Raises:
         ConfigError: a value is of the wrong kind, a name is unknown, or the file cannot be read.
     """
+    given = {name: value for name, value in arguments.items() if value is not None}
+    for name, value in given.items():
+        if isinstance(value, str):
+            require_text(name, value)
+    _warn_of_unknown_variables()
     try:
-        return Settings(**{name: value for name, value in arguments.items() if value is not None})
+        return Settings(**given)
     except ValidationError as error:
         raise ConfigError("\n".join(_problem(detail, arguments) for detail in error.errors())) from error
     except (SettingsError, YAMLError, OSError, TypeError, ValueError) as error:  # the last two: not a mapping
         where = _config_file() or "the SURGE_… environment variables"
         raise ConfigError(f"the settings in {where} cannot be read: {error}") from error
+
+
+def require_text(name: str, value: str) -> None:
+    """Refuse an argument that is not text: the shell hands over bytes, and Python keeps those that are not UTF-8.
+
+    Raises:
+        ConfigError: the value cannot be written as UTF-8.
+    """
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{name} is not valid UTF-8 text: {value!r}. Give it in UTF-8.") from error
+
+
+def _warn_of_unknown_variables() -> None:
+    # Not refused: whoever runs this in a container may find variables there that others chose.
+    known = {f"SURGE_{name.upper()}" for name in Settings.model_fields} | {CONFIG_VARIABLE, "SURGE_CACHE_DIR"}
+    for name in sorted(os.environ):
+        if name.startswith("SURGE_") and name.upper() not in known:
+            log.warning("the environment variable %s names no setting and is ignored", name)
 
 
 def _config_file() -> Path | None:

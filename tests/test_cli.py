@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -115,6 +116,8 @@ def test_verify_names_the_partition_and_exits_with_1(catalog: Path, tmp_path: Pa
         (("verify", "catalog", "out", *MODEL), "no embeddings"),
         (("verify", "catalog", "out", *MODEL, "--reencode", "some"), "--reencode"),
         (("embed", "--no-such-option"), "--no-such-option"),
+        (("embed", "catalog", "out", *MODEL, "--prompt", "\udcff"), "UTF-8"),
+        (("search", "out", "\udcff", *MODEL), "UTF-8"),
     ],
 )
 def test_wrong_usage_is_exit_code_2_and_says_what_is_wrong(
@@ -139,6 +142,28 @@ def test_the_environment_wins_over_the_file_and_a_flag_over_both(catalog: Path, 
     assert report["dimension"] == 16
     schema = pq.read_schema(tmp_path / "from-env" / report["space"] / "apples.parquet")
     assert schema.field("embedding").type.value_type == pa.float16()
+
+
+def test_an_interrupted_run_keeps_what_is_encoded_and_says_how_to_go_on(catalog: Path, tmp_path: Path) -> None:
+    for number in range(300):
+        write_partition(catalog, f"more-{number}", 2)
+    command = [
+        str(Path(sys.executable).with_name("surge-dagster")),
+        "embed",
+        str(catalog),
+        "out",
+        *MODEL,
+        "--b-min",
+        "1",
+    ]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as running:
+        while running.poll() is None and not list((tmp_path / "out").glob("*/*.parquet")):
+            pass
+        running.send_signal(signal.SIGINT)
+        error = running.stderr.read() if running.stderr else ""
+    assert running.returncode == 130, error
+    assert "run the command again" in error
+    assert last_json(surge("embed", catalog, "out", *MODEL, "--json", cwd=tmp_path))["partitions_failed"] == []
 
 
 def test_catalogs_are_built_and_planned(tmp_path: Path) -> None:

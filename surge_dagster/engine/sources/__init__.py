@@ -33,7 +33,7 @@ def open_source(
         raise ConfigError(f"cannot open the catalog {str(url)!r}: {error.strerror}.") from error
     if not found:
         raise ConfigError(
-            f"no catalog at {str(url)!r}: the folder does not exist. Build one with "
+            f"no catalog at {str(url)!r}: the folder does not exist or is a file. Build one with "
             f"`surge-dagster catalog demo --out {url}` or give the path of your own."
         )
     return ParquetCatalog(root, id_column=id_column, text_column=text_column, max_text_bytes=max_text_bytes)
