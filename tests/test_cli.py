@@ -147,15 +147,10 @@ def test_the_environment_wins_over_the_file_and_a_flag_over_both(catalog: Path, 
 def test_an_interrupted_run_keeps_what_is_encoded_and_says_how_to_go_on(catalog: Path, tmp_path: Path) -> None:
     for number in range(300):
         write_partition(catalog, f"more-{number}", 2)
-    command = [
-        str(Path(sys.executable).with_name("surge-dagster")),
-        "embed",
-        str(catalog),
-        "out",
-        *MODEL,
-        "--b-min",
-        "1",
-    ]
+    # Through an interpreter that takes the signal, in case whoever runs the tests ignores it.
+    listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    run = f"{listen}; from surge_dagster.cli import main; main()"
+    command = [sys.executable, "-c", run, "embed", str(catalog), "out", *MODEL, "--b-min", "1"]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as running:
         while running.poll() is None and not list((tmp_path / "out").glob("*/*.parquet")):
             pass

@@ -153,6 +153,9 @@ def test_seeded_kills_over_many_calls_lose_nothing() -> None:
 
 _PARENT = """
 import os, signal, sys, threading
+# Whatever the test runner ignores would be ignored here too.
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 import pyarrow as pa
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec
@@ -163,8 +166,8 @@ slot.append(pa.array(["harmless"] * 1999 + [sys.argv[1]], pa.large_string()))
 if sys.argv[2] == "fork" and (child := os.fork()) == 0:
     # A child that inherited every descriptor, the workers' lifelines among them, and outlives its parent.
     threading.Event().wait()
-print(*pool.worker_pids, *([child] if sys.argv[2] == "fork" else []), flush=True)
 try:
+    print(*pool.worker_pids, *([child] if sys.argv[2] == "fork" else []), flush=True)
     pool.encode(slot)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
