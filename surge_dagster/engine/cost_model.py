@@ -24,7 +24,7 @@ from enum import StrEnum
 import numpy as np
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.superbatch import PARTITION_OVERHEAD_BYTES, Bounds, Thresholds
+from surge_dagster.engine.superbatch import PARTITION_OVERHEAD_BYTES, Bounds, Thresholds, stepped_b_min
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +163,7 @@ def predict_flushes(
             size -= room
             size_bytes, room = size * mean_row_bytes, next_capacity
         pending, pending_bytes, waiting = pending + size, pending_bytes + size_bytes, True
-        due = b_min if first_b_min is None else min(b_min, first_b_min << min(len(flushes), 32))
-        if pending >= due or pending_bytes >= enough_bytes:
+        if pending >= stepped_b_min(b_min, first_b_min, len(flushes)) or pending_bytes >= enough_bytes:
             flushes.append(pending)
             pending, pending_bytes, waiting = 0, 0.0, False
     return [*flushes, pending] if waiting else flushes
