@@ -4,15 +4,15 @@ Everything about workers and jobs is changed here and nowhere else, so there is 
 request into a queue and write one byte to wake this one up. It lives as long as the pool, because a process belongs to
 the thread that spawned it in the eyes of the kernel's parent-death signals, and ends only when every worker has ended.
 
-A worker that dies, or shows no progress while it has work for `hang_timeout_seconds`, loses its unfinished chunks;
-they go to the front of the queue and a new process takes the seat. An exception inside a worker is tried once more in a
-fresh process, since a device may be at fault; if it comes again, or if a seat loses `max_respawns` processes in a
-row, the pool fails for good and says the worker's last words.
+A worker that dies, raises, or shows no progress for too long is replaced by a new process, and its unfinished chunks
+are done again, alone: `isolation` finds the text that is at fault, if one is. A seat that loses more than
+`max_respawns` processes in a row for no such reason ends the pool, with the last words of the last one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import queue
@@ -27,6 +27,8 @@ from typing import Any
 from surge_dagster.engine.encoder import wire
 from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.encoder.chunks import Chunk, Job
+from surge_dagster.engine.encoder.gpu_gauge import GpuGauge
+from surge_dagster.engine.encoder.isolation import MOST_LOSSES
 from surge_dagster.engine.encoder.worker_process import WorkerProcess, WorkerSeat, how_it_ended
 from surge_dagster.engine.errors import ConfigError, EncoderError
 
@@ -34,8 +36,11 @@ log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.5
 _CHUNKS_PER_WORKER = 2
-_TRIES_OF_AN_EXCEPTION = 2
 _GRACE_SECONDS = 2.0
+# A worker is given this many times what its chunk should take, on top of the timeout, before it counts as hanging.
+_PATIENCE = 4
+# How much of a worker's speed is what it was in its last chunk.
+_NEWEST_WEIGHS = 0.5
 
 
 class Dispatcher:
@@ -43,7 +48,7 @@ class Dispatcher:
 
     Args:
         seats: one per worker.
-        hang_timeout_seconds: how long a worker with work may show no progress.
+        hang_timeout_seconds: how long a worker with work may show no progress, beyond what the work should take.
         start_timeout_seconds: how long loading the model may take.
         max_respawns: processes that a seat may lose in a row.
     """
@@ -68,6 +73,11 @@ class Dispatcher:
         self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
         self._workers: dict[int, WorkerProcess] = {}
         self._losses: dict[int, int] = {seat.index: 0 for seat in seats}
+        self._rates: dict[int, float] = {}  # weight per second of each seat, once it has finished a chunk
+        self._budgets: dict[int, int] = {}  # token budgets that a lack of memory has lowered
+        self._last_end = 0.0
+        self._numbers = itertools.count()
+        self._gauge = GpuGauge([seat.device for seat in seats])
         self._jobs: deque[Job] = deque()
         self._arenas: dict[int, tuple[int, Arena]] = {}
         self._stopping = False
@@ -87,7 +97,7 @@ class Dispatcher:
         self._ask(lambda: self._accept(job))
 
     def abandon(self, job: Job) -> None:
-        """Hands out nothing more of a job; chunks that are under way are finished, and keep the slot until then."""
+        """Ends a job with what it has; chunks that are under way are finished, and keep the slot until then."""
         self._ask(lambda: self._withdraw(job, None))
 
     def add_arena(self, arena: Arena) -> None:
@@ -133,6 +143,8 @@ class Dispatcher:
                 self._replace_hung()
                 if self.failure is None:
                     self._hand_out()
+                if self._jobs and (sample := self._gauge.sample()) is not None:
+                    self._jobs[0].gpu_samples.append(sample)
         except BaseException as error:
             log.exception("the encoder pool's own thread failed")
             self._fail(EncoderError(f"the encoder pool failed inside: {error!r}"))
@@ -166,7 +178,7 @@ class Dispatcher:
             request()
 
     def _spawn(self, seat: WorkerSeat) -> None:
-        worker = WorkerProcess(seat)
+        worker = WorkerProcess(seat, self._budgets.get(seat.index))
         self._workers[seat.index] = worker
         self._selector.register(worker.connection, selectors.EVENT_READ, worker)
         self._selector.register(worker.output, selectors.EVENT_READ, worker)
@@ -181,17 +193,31 @@ class Dispatcher:
             self.ready_messages.setdefault(worker.seat.index, message)
             if len(self.ready_messages) == len(self._seats):
                 self.started.set()
+        elif message["op"] == "returned":
+            self._take_back(worker, message["chunk"])
         elif message["op"] == "done":
-            self._losses[worker.seat.index] = 0
-            chunk = worker.assigned.pop(0)
-            chunk.job.add(chunk, message["figures"])
-            self._put_down(chunk)
+            self._finish(worker, message["figures"])
         elif message["op"] == "refused":
             error = ConfigError if message["config"] else EncoderError
             detail = message["message"] if message["config"] else _report(worker, message)
             self._fail(error(detail))
         elif message["op"] == "failed":
             self._lose(worker, message)
+
+    def _finish(self, worker: WorkerProcess, figures: dict[str, Any]) -> None:
+        """Takes in the first of a worker's chunks."""
+        seat = worker.seat.index
+        self._losses[seat] = 0
+        chunk = worker.assigned.pop(0)
+        now = time.monotonic()
+        rate = chunk.weight / max(now - worker.head_since, 1e-6)
+        worker.head_since = now
+        self._rates[seat] = _NEWEST_WEIGHS * rate + (1 - _NEWEST_WEIGHS) * self._rates.get(seat, rate)
+        budget = figures.pop("token_budget", 0)
+        if 0 < budget < self.ready_messages[seat].get("token_budget", 0):
+            self._budgets[seat] = budget
+        chunk.job.add(chunk, figures)
+        self._put_down(chunk)
 
     def _lose(self, worker: WorkerProcess, report: wire.Message | None, reason: str = "") -> None:
         """Takes leave of a process and gives its seat and its chunks to a new one."""
@@ -204,41 +230,57 @@ class Dispatcher:
         if reason:
             worker.end(0)
         chunks, worker.assigned = worker.assigned, []
-        if chunks:
-            chunks[0].failures += 1
-        self._losses[index] += 1
+        alone = len(chunks) == 1 and chunks[0].suspect is not None
+        # A worker that has just shown that it can encode, and ends over one chunk, is not to blame.
+        self._losses[index] += not alone
         losses = self._losses[index]
         why = _report(worker, report) if report else f"worker {worker.pid} on {worker.seat.device} ended: {ended}"
-        tries = chunks[0].failures if chunks else 0
-        for chunk in reversed(chunks):
-            if not chunk.job.abandoned:
-                chunk.job.replays.appendleft(chunk)
+        summary = why.splitlines()[0]
+        for chunk in chunks:
+            chunk.job.lose(chunk, summary)
             self._put_down(chunk)
-        if losses > self._max_respawns or (report is not None and tries >= _TRIES_OF_AN_EXCEPTION):
-            where = (
-                f"\nIt was at work on rows {chunks[0].start} to {chunks[0].stop} of its SuperBatch." if chunks else ""
-            )
+        where = f"\nIt was at work on rows {chunks[0].start} to {chunks[0].stop} of its SuperBatch." if chunks else ""
+        if losses > self._max_respawns:
             self._fail(EncoderError(_last_words(worker, f"{why} ({losses} times in a row; giving up){where}")))
             return
+        for job in {chunk.job for chunk in chunks if chunk.job.isolation.losses > MOST_LOSSES}:
+            self._withdraw(job, EncoderError(_last_words(worker, f"{why} ({MOST_LOSSES} workers in one SuperBatch)")))
         self.replays += len(chunks)
-        log.warning("%s; replaced, and %d chunks are done again", why.splitlines()[0], len(chunks))
+        log.warning("%s; replaced, and %d chunks are done again", summary, len(chunks))
         self._spawn(worker.seat)
 
     def _put_down(self, chunk: Chunk) -> None:
         """A chunk is no longer with a worker."""
-        job = chunk.job
-        job.slot.unpin()
-        if job.finished_rows >= job.rows:
-            if job in self._jobs:
-                self._jobs.remove(job)
-            job.done.set()
+        chunk.job.slot.unpin()
+        self._complete(chunk.job)
+
+    def _complete(self, job: Job) -> None:
+        if not job.finished or job.done.is_set():
+            return
+        now = time.monotonic()
+        if job.begun_at is not None:
+            job.encode_seconds = now - max(job.begun_at, self._last_end)
+        self._last_end = now
+        if job in self._jobs:
+            self._jobs.remove(job)
+        job.done.set()
 
     def _replace_hung(self) -> None:
         now = time.monotonic()
         for worker in list(self._workers.values()):
-            limit = self._hang_timeout_seconds if worker.ready else self._start_timeout_seconds
-            if (worker.assigned or not worker.ready) and now - worker.moved_at > limit:
-                self._lose(worker, None, f"it showed no progress for {limit:g} s and was killed")
+            if worker.ready and not worker.assigned:
+                continue
+            limit = self._patience(worker)
+            if now - worker.moved_at > limit:
+                self._lose(worker, None, f"it showed no progress for {limit:.0f} s and was killed")
+
+    def _patience(self, worker: WorkerProcess) -> float:
+        """Seconds without progress after which a worker counts as hanging: the more it has to do, the longer."""
+        if not worker.ready:
+            return self._start_timeout_seconds
+        rate = self._rates.get(worker.seat.index)
+        expected = worker.assigned[0].weight / rate if rate else 0.0
+        return self._hang_timeout_seconds + _PATIENCE * expected
 
     def _accept(self, job: Job) -> None:
         if self.failure is not None:
@@ -251,11 +293,54 @@ class Dispatcher:
         """Gives chunks to workers, one each before anyone gets a second one."""
         for depth in range(1, _CHUNKS_PER_WORKER + 1):
             for worker in list(self._workers.values()):
-                if worker.ready and len(worker.assigned) < depth and not self._give(worker):
-                    return
+                if worker.ready and len(worker.assigned) < depth and not self._give(worker) and depth == 1:
+                    self._ask_for_work()
+
+    def _next_chunk(self, worker: WorkerProcess) -> Chunk | None:
+        """From the oldest job that has work; the next job's rows follow at once, so no worker waits in between."""
+        if worker.assigned and worker.assigned[0].suspect is not None:
+            return None
+        for job in list(self._jobs):
+            if not worker.assigned and job.isolation:
+                chunk = job.take_suspect()
+                self._complete(job)  # the suspects may all have been rows that are no longer needed
+                if chunk is not None:
+                    return chunk
+            if (chunk := job.take(self._share(worker), len(self._seats))) is not None:
+                return chunk
+        return None
+
+    def _share(self, worker: WorkerProcess) -> float:
+        """The part of the pool's speed that this worker has had so far; equal parts until that is known."""
+        known = list(self._rates.values())
+        typical = sum(known) / len(known) if known else 1.0
+        return self._rates.get(worker.seat.index, typical) / sum(
+            self._rates.get(seat.index, typical) for seat in self._seats
+        )
+
+    def _ask_for_work(self) -> None:
+        """A worker has nothing to do: what the busiest one has not begun is asked back for it."""
+        waiting = [
+            (worker.assigned[1].weight / self._share(worker), worker)
+            for worker in self._workers.values()
+            if len(worker.assigned) > 1 and not worker.assigned[1].asked_back
+        ]
+        if waiting:
+            _, busiest = max(waiting, key=lambda found: found[0])
+            chunk = busiest.assigned[1]
+            chunk.asked_back = True
+            with contextlib.suppress(OSError):
+                wire.send(busiest.connection, {"op": "return", "chunk": chunk.number})
+
+    def _take_back(self, worker: WorkerProcess, number: int) -> None:
+        chunk = next(chunk for chunk in worker.assigned if chunk.number == number)
+        worker.assigned.remove(chunk)
+        chunk.job.take_back(chunk)
+        self._put_down(chunk)
 
     def _give(self, worker: WorkerProcess) -> bool:
-        chunk = next((chunk for job in self._jobs if (chunk := job.take()) is not None), None)
+        """Gives a worker its next chunk; False when there is none for it."""
+        chunk = self._next_chunk(worker)
         if chunk is None:
             return False
         arena_id = chunk.job.slot.arena.key
@@ -266,6 +351,10 @@ class Dispatcher:
         descriptor, arena = known
         if not worker.assigned:
             worker.note_progress()
+            worker.head_since = worker.moved_at
+        if chunk.job.begun_at is None:
+            chunk.job.begun_at = time.monotonic()
+        chunk.number = next(self._numbers)
         worker.assigned.append(chunk)
         chunk.job.slot.pin()
         try:
@@ -273,7 +362,7 @@ class Dispatcher:
                 worker.known_arenas.add(arena_id)
                 described = {"op": "arena", "arena": arena_id, "slots": arena.slots, "layout": arena.layout.to_json()}
                 wire.send(worker.connection, described, (descriptor,))
-            work = {"op": "encode", "arena": arena_id, "slot": chunk.job.slot.index, "chunk": id(chunk)}
+            work = {"op": "encode", "arena": arena_id, "slot": chunk.job.slot.index, "chunk": chunk.number}
             wire.send(worker.connection, work | {"start": chunk.start, "stop": chunk.stop})
         except OSError:
             pass  # it has died; the end of its connection is the next thing to be read

@@ -6,6 +6,8 @@
         figures = pool.encode(slot)
         vectors = slot.matrix(0, len(slot))
 
+`submit` hands a slot in without waiting: with the next SuperBatch already there, no worker waits at a boundary.
+
 Workers are started once and serve every call, from any thread. Starting checks the backend against
 sentence-transformers and measures its speed, both remembered on disk, so that the second start is a matter of loading
 the model. The pool's own process imports neither torch nor a model: what it holds is the arenas.
@@ -16,45 +18,25 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from types import TracebackType
 
+import numpy as np
+
 from surge_dagster.engine.encoder.arena import Arena, Slot
+from surge_dagster.engine.encoder.calls import EncodeCall, EncodeFigures, as_new
 from surge_dagster.engine.encoder.chunks import Job
 from surge_dagster.engine.encoder.devices import choose_devices, choose_precision, worker_environment, worker_threads
 from surge_dagster.engine.encoder.dispatcher import Dispatcher
 from surge_dagster.engine.encoder.spec import EncodingSpec, Space
 from surge_dagster.engine.encoder.speed import texts_per_second
 from surge_dagster.engine.encoder.worker_process import WorkerSeat
-from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.errors import ConfigError, EncoderError
 
 log = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "torch", "openvino", "hash")
 _SPACE_FIELDS = ("name", "model_path", "model_digest", "prompt", "max_length", "normalize", "dimension", "dtype")
-
-
-@dataclass(frozen=True, slots=True)
-class EncodeFigures:
-    """What one `encode` call cost.
-
-    Attributes:
-        texts: rows encoded.
-        tokens: tokens of these rows, after truncation.
-        padded_tokens: tokens computed, padding included.
-        truncated: rows that were longer than the model reads.
-        encode_seconds: wall time of the call.
-        tokenize_seconds: summed over workers.
-        forward_seconds: summed over workers.
-    """
-
-    texts: int = 0
-    tokens: int = 0
-    padded_tokens: int = 0
-    truncated: int = 0
-    encode_seconds: float = 0.0
-    tokenize_seconds: float = 0.0
-    forward_seconds: float = 0.0
 
 
 class EncoderPool:
@@ -168,35 +150,42 @@ class EncoderPool:
         self._dispatcher.add_arena(arena)
         return arena
 
-    def encode(self, slot: Slot) -> EncodeFigures:
-        """Fills the slot's matrix with the vectors of its texts; blocks. Several threads may call at once.
+    def submit(self, slot: Slot, borders: np.ndarray | None = None) -> EncodeCall:
+        """Begins to fill the slot's matrix with the vectors of its texts. Several threads may call at once.
+
+        Args:
+            slot: with texts; it must not be released before the call has ended.
+            borders: first rows of the groups (partitions) that are of no use once one of their texts cannot be encoded,
+                ascending, beginning with 0; None: each row is a group.
 
         Raises:
             EncoderError: the pool cannot go on; it holds the last words of the worker that failed.
         """
         self._raise_failure()
-        if len(slot) == 0:
-            return EncodeFigures()
-        started = time.perf_counter()
-        job = Job(slot, self._workers)
-        self._dispatcher.encode(job)
+        job = Job(slot, borders)
+        if job.rows:
+            self._dispatcher.encode(job)
+        else:
+            job.done.set()
+        return EncodeCall(job, self._dispatcher, self._workers)
+
+    def encode(self, slot: Slot) -> EncodeFigures:
+        """Fills the slot's matrix with the vectors of its texts; blocks.
+
+        Raises:
+            EncoderError: the pool cannot go on, or a text cannot be encoded: the error names its row.
+        """
+        call = self.submit(slot)
         try:
-            job.done.wait()
+            figures = call.result()
         except BaseException:
-            self._dispatcher.abandon(job)
+            call.abandon()
             raise
-        if job.error is not None:
-            raise _anew(job.error)
-        sums = job.figures
-        return EncodeFigures(
-            texts=job.rows,
-            tokens=int(sums["tokens"]),
-            padded_tokens=int(sums["padded_tokens"]),
-            truncated=int(sums["truncated"]),
-            encode_seconds=time.perf_counter() - started,
-            tokenize_seconds=sums["tokenize_seconds"],
-            forward_seconds=sums["forward_seconds"],
-        )
+        assert figures is not None
+        if figures.failed:
+            first = figures.failed[0]
+            raise EncoderError(f"{len(figures.failed)} texts cannot be encoded; row {first.row}: {first.reason}")
+        return figures
 
     def close(self) -> None:
         """Ends the workers and waits for them; harmless when called twice."""
@@ -204,7 +193,7 @@ class EncoderPool:
 
     def _raise_failure(self) -> None:
         if self._dispatcher.failure is not None:
-            raise _anew(self._dispatcher.failure)
+            raise as_new(self._dispatcher.failure)
 
     def __enter__(self) -> EncoderPool:
         return self
@@ -213,11 +202,6 @@ class EncoderPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _anew(error: Exception) -> Exception:
-    """The same error as a new object: several threads may raise it, and each adds its own traceback."""
-    return type(error)(str(error))
 
 
 def _with_folder(spec: EncodingSpec | Space) -> Space:

@@ -24,6 +24,8 @@ import traceback
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from surge_dagster.engine.encoder import wire
 from surge_dagster.engine.encoder.backends.base import Backend, BackendSettings
 from surge_dagster.engine.encoder.layout import SlotArrays, SlotLayout, slot_arrays
@@ -34,6 +36,7 @@ from surge_dagster.engine.errors import ConfigError
 _BEAT_SECONDS = 1.0
 _PARENT_CHECK_MILLISECONDS = 2_000
 _LONGEST_REPORT = 8_000
+_HARMLESS = "a text"
 
 
 class Worker:
@@ -44,8 +47,10 @@ class Worker:
         self._sending = threading.Lock()
         self._progress = 0
         self._arenas: dict[int, list[SlotArrays]] = {}
-        # One chunk waits tokenized while another is computed; more would only hold memory.
-        self._prepared: queue.Queue[tuple[wire.Message, Any, Exception | None] | None] = queue.Queue(maxsize=1)
+        # Chunks that were received and not begun: whoever takes a number out decides whether it is encoded or returned.
+        self._waiting: set[int] = set()
+        self._choosing = threading.Lock()
+        self._prepared: queue.SimpleQueue[tuple[wire.Message, Any, Exception | None] | None] = queue.SimpleQueue()
 
     def run(self) -> int:
         first = wire.receive(self._connection)
@@ -60,6 +65,10 @@ class Worker:
         threading.Thread(target=self._read, args=(backend,), daemon=True).start()
         while (work := self._prepared.get()) is not None:
             message, prepared, error = work
+            with self._choosing:
+                if message["chunk"] not in self._waiting:
+                    continue  # it was given back
+                self._waiting.discard(message["chunk"])
             try:
                 if error is not None:
                     raise error
@@ -76,16 +85,23 @@ class Worker:
         settings = BackendSettings(**message["settings"])
         started = time.perf_counter()
         loaded = load_backend(space, settings, message["backend"], message["check_parity"])
+        self._prove(loaded.backend, space)
         ready = {
             "op": "ready",
             "backend": loaded.backend.name,
             "detail": loaded.backend.detail,
+            "token_budget": getattr(loaded.backend, "token_budget", 0),
             "lowest_cosine": loaded.lowest_cosine,
             "notes": loaded.notes,
             "load_seconds": time.perf_counter() - started,
         }
         self._send(ready)
         return loaded.backend
+
+    def _prove(self, backend: Backend, space: Space) -> None:
+        """Encodes one text, so that whoever is ready is known to work: what ends it later is what it was given."""
+        prepared = backend.prepare([_HARMLESS], self._tick)
+        backend.forward(prepared, np.empty((1, space.dimension), space.dtype), np.empty(1, np.uint8), self._tick)
 
     def _read(self, backend: Backend) -> None:
         while (received := wire.receive(self._connection)) is not None:
@@ -97,7 +113,10 @@ class Worker:
                 self._arenas[message["arena"]] = [slot_arrays(memory, layout, i) for i in range(message["slots"])]
             elif message["op"] == "drop":
                 self._arenas.pop(message["arena"], None)
+            elif message["op"] == "return":
+                self._give_back(message["chunk"])
             elif message["op"] == "encode":
+                self._waiting.add(message["chunk"])
                 try:
                     prepared, error = backend.prepare(self._texts(message), self._tick), None
                 except Exception as failure:
@@ -106,6 +125,14 @@ class Worker:
             else:
                 break
         self._prepared.put(None)
+
+    def _give_back(self, chunk: int) -> None:
+        """Returns a chunk that waits, and says nothing where that is too late."""
+        with self._choosing:
+            waits = chunk in self._waiting
+            self._waiting.discard(chunk)
+        if waits:
+            self._send({"op": "returned", "chunk": chunk})
 
     def _texts(self, message: wire.Message) -> list[str]:
         arrays = self._arenas[message["arena"]][message["slot"]]

@@ -37,9 +37,14 @@ class WorkerSeat:
 
 
 class WorkerProcess:
-    """A running worker. Spawned, used and ended by the dispatcher's thread alone."""
+    """A running worker. Spawned, used and ended by the dispatcher's thread alone.
 
-    def __init__(self, seat: WorkerSeat) -> None:
+    Args:
+        seat: what it is to load, and where.
+        token_budget: the one that its predecessor found to fit the device's memory; None is the seat's own.
+    """
+
+    def __init__(self, seat: WorkerSeat, token_budget: int | None = None) -> None:
         self.seat = seat
         self.ready = False
         self.assigned: list[Chunk] = []
@@ -48,6 +53,7 @@ class WorkerProcess:
         self._partial_line = b""
         self.progress = -1
         self.moved_at = time.monotonic()
+        self.head_since = self.moved_at  # when the first of its chunks became that
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         lifeline, self._lifeline = os.pipe()
         try:
@@ -74,7 +80,7 @@ class WorkerProcess:
         os.set_blocking(self.output.fileno(), False)
         # A process that died at once is noticed where every other death is: at the end of its connection.
         with contextlib.suppress(OSError):
-            wire.send(self.connection, seat.load_message)
+            wire.send(self.connection, _with_budget(seat.load_message, token_budget))
 
     @property
     def pid(self) -> int:
@@ -139,3 +145,9 @@ def how_it_ended(code: int) -> str:
 def _environment(seat: WorkerSeat) -> dict[str, str]:
     paths = [path for path in (os.environ.get("PYTHONPATH"), str(_PACKAGE_ROOT)) if path]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", **seat.environment}
+
+
+def _with_budget(message: wire.Message, token_budget: int | None) -> wire.Message:
+    if token_budget is None:
+        return message
+    return message | {"settings": message["settings"] | {"token_budget": token_budget}}

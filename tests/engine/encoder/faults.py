@@ -6,6 +6,7 @@ the text survives. `die always` and `fail always` do so every time. `fail once P
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -41,6 +42,21 @@ class FaultyBackend(HashBackend):
 class RefusingBackend(HashBackend):
     def __init__(self, space: Space, settings: BackendSettings) -> None:
         raise DeviceLost("no such device")
+
+
+class OnceBackend(FaultyBackend):
+    """Starts once for each of the pool's workers; whoever takes their seats dies while it loads.
+
+    `$FAULTS_STARTS` names a folder with a file for each start that is left.
+    """
+
+    def __init__(self, space: Space, settings: BackendSettings) -> None:
+        super().__init__(space, settings)
+        for ticket in Path(os.environ["FAULTS_STARTS"]).iterdir():
+            with contextlib.suppress(FileNotFoundError):  # another worker took it
+                ticket.unlink()
+                return
+        _harm("die always")
 
 
 def _harm(text: str) -> None:

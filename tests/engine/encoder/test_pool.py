@@ -12,7 +12,8 @@ import pytest
 
 from surge_dagster.engine.encoder import chunks
 from surge_dagster.engine.encoder.backends.hash_backend import hash_vectors
-from surge_dagster.engine.encoder.pool import EncodeFigures, EncoderPool
+from surge_dagster.engine.encoder.calls import EncodeFigures
+from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec
 from surge_dagster.engine.errors import EncoderError
 from tests.engine.encoder.conftest import column
@@ -36,7 +37,7 @@ def test_rows_get_their_own_vectors_with_any_chunks_and_any_number_of_workers(mo
     texts = _texts(3_000)
     expected = hash_vectors(["say: " + text for text in texts], 24)
     monkeypatch.setattr(chunks, "LARGEST_CHUNK_TEXTS", 97)
-    monkeypatch.setattr(chunks, "SMALLEST_CHUNK_TEXTS", 13)
+    monkeypatch.setattr(chunks, "SMALLEST_CHUNK_WEIGHT", 800)
     for workers in ("cpu", "cpu,cpu,cpu"):
         with (
             EncoderPool(EncodingSpec("hash://24", prompt="say: "), devices=workers) as pool,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import subprocess
@@ -15,7 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from surge_dagster.engine.encoder import dispatcher
 from surge_dagster.engine.encoder.backends.hash_backend import hash_vectors
+from surge_dagster.engine.encoder.calls import EncodeFigures
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec
 from surge_dagster.engine.errors import EncoderError
@@ -71,32 +74,88 @@ def test_a_worker_that_hangs_is_replaced(tmp_path: Path, kind: str) -> None:
         assert pool.replays >= 1
 
 
-def test_an_exception_is_tried_once_more_on_a_fresh_worker(tmp_path: Path) -> None:
+def test_an_exception_is_tried_again_on_a_fresh_worker(tmp_path: Path) -> None:
     texts = _with_harm(f"fail once {tmp_path / 'failed'}")
     with _faulty_pool() as pool:
         assert np.array_equal(_encode(pool, texts), hash_vectors(texts, 16))
 
 
-def test_an_exception_that_comes_again_is_an_encoder_error_with_the_workers_own_words() -> None:
+def _submit(pool: EncoderPool, texts: list[str], borders: list[int] | None = None) -> tuple[EncodeFigures, np.ndarray]:
+    """The figures of a call in which texts may fail, and the matrix."""
+    with pool.arena(slots=1, max_texts=len(texts), max_bytes=sum(len(t.encode()) for t in texts)) as arena:
+        slot = arena.acquire()
+        slot.append(column(texts))
+        figures = pool.submit(slot, None if borders is None else np.array(borders)).result()
+        assert figures is not None
+        return figures, slot.matrix(0, len(texts)).copy()
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        ("die always", r"worker \d+ on cpu ended: SIGKILL"),
+        ("fail always", "DeviceLost: the device was lost"),
+        ("hang always", "showed no progress for"),
+    ],
+)
+def test_a_text_that_ends_every_worker_fails_alone_and_is_named(harm: str, reason: str) -> None:
+    texts = _with_harm(harm)
+    with _faulty_pool(hang_timeout_seconds=1.5 if harm == "hang always" else 120, max_respawns=1) as pool:
+        figures, found = _submit(pool, texts)
+        assert [failed.row for failed in figures.failed] == [700]
+        assert re.search(reason, figures.failed[0].reason)
+        others = np.arange(len(texts)) != 700
+        assert np.array_equal(found[others], hash_vectors(texts, 16)[others])
+        assert figures.replays <= 10
+        with pytest.raises(EncoderError, match=f"(?s)1 texts cannot be encoded; row 2: .*{reason}"):
+            _encode(pool, ["harmless", "as well", harm])
+        assert np.array_equal(_encode(pool, ["harmless"]), hash_vectors(["harmless"], 16))
+    assert _children() == []
+
+
+def test_a_group_full_of_texts_that_end_workers_costs_no_more_than_one_such_text() -> None:
+    texts = [f"harmless {row}" for row in range(3_000)]
+    texts[1_000:1_500] = ["die always"] * 500
+    texts[2_000] = "die always"
     with _faulty_pool() as pool:
-        pids = pool.worker_pids
-        with pytest.raises(EncoderError, match=r"(?s)DeviceLost: the device was lost.*faults\.py"):
-            _encode(pool, _with_harm("fail always"))
-        with pytest.raises(EncoderError, match="DeviceLost"):
+        figures, found = _submit(pool, texts, borders=[0, 1_000, 1_500, 2_000, 2_001])
+        assert sorted(failed.row // 500 for failed in figures.failed) == [2, 4]
+        others = np.r_[0:1_000, 1_500:2_000, 2_001:3_000]
+        assert np.array_equal(found[others], hash_vectors(texts, 16)[others])
+        assert figures.replays <= 20
+
+
+def test_a_superbatch_that_ends_too_many_workers_is_an_error_and_the_pool_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatcher, "MOST_LOSSES", 2)
+    with _faulty_pool() as pool:
+        with pytest.raises(EncoderError, match=r"(?s)SIGKILL.*2 workers in one SuperBatch.*the device is on fire"):
+            _encode(pool, ["die always"] * 2_000)
+        assert np.array_equal(_encode(pool, ["harmless"]), hash_vectors(["harmless"], 16))
+
+
+@pytest.fixture
+def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two starts for workers of the `OnceBackend`."""
+    for place in range(2):
+        (tmp_path / f"start-{place}").touch()
+    monkeypatch.setenv("FAULTS_STARTS", str(tmp_path))
+
+
+@pytest.mark.usefixtures("starts")
+def test_a_worker_that_cannot_be_replaced_ends_the_pool_with_its_last_words() -> None:
+    with EncoderPool(SPEC, devices="cpu,cpu", backend="faults:OnceBackend", max_respawns=2) as pool:
+        with pytest.raises(EncoderError, match=r"(?s)SIGKILL.*3 times in a row; giving up.*the device is on fire"):
+            _encode(pool, _with_harm("die always"))
+        with pytest.raises(EncoderError, match="giving up"):
             _encode(pool, ["harmless"])
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert _children() == []
 
 
-def test_a_text_that_kills_every_worker_ends_the_pool_with_their_last_words() -> None:
-    with (
-        _faulty_pool(max_respawns=1) as pool,
-        pytest.raises(EncoderError, match=r"(?s)SIGKILL.*giving up.*the device is on fire"),
-    ):
-        _encode(pool, _with_harm("die always"))
-
-
+@pytest.mark.usefixtures("starts")
 def test_every_thread_that_waits_gets_the_error() -> None:
-    with _faulty_pool(max_respawns=0) as pool:
+    with EncoderPool(SPEC, devices="cpu,cpu", backend="faults:OnceBackend", max_respawns=0) as pool:
         outcomes: list[type[BaseException]] = []
 
         def encode(harm: str) -> None:
@@ -111,6 +170,39 @@ def test_every_thread_that_waits_gets_the_error() -> None:
         for thread in threads:
             thread.join(60)
         assert outcomes == [EncoderError] * 3
+
+
+def test_no_worker_waits_for_the_end_of_a_superbatch_when_the_next_one_is_there(tmp_path: Path) -> None:
+    first = [f"harmless {row}" for row in range(999)] + [f"hang once {tmp_path / 'hung'}"]
+    second = [f"next {row}" for row in range(2_000)]
+    with _faulty_pool() as pool, pool.arena(slots=2, max_texts=2_000, max_bytes=1 << 20) as arena:
+        slots = [arena.acquire(), arena.acquire()]
+        slots[0].append(column(first))
+        slots[1].append(column(second))
+        calls = [pool.submit(slot) for slot in slots]
+        assert calls[1].result(60) is not None  # by one worker, while the other one hangs at the end of the first
+        assert np.array_equal(slots[1].matrix(0, 2_000), hash_vectors(second, 16))
+        assert calls[0].result(0) is None
+        for pid in pool.worker_pids:
+            os.kill(pid, signal.SIGKILL)
+        assert calls[0].result(60) is not None
+        assert np.array_equal(slots[0].matrix(0, 1_000), hash_vectors(first, 16))
+
+
+def test_an_abandoned_call_says_which_rows_it_has(tmp_path: Path) -> None:
+    texts = [f"harmless {row}" for row in range(20_000)] + [f"hang once {tmp_path / 'hung'}"]
+    with _faulty_pool() as pool, pool.arena(slots=1, max_texts=len(texts), max_bytes=1 << 20) as arena:
+        slot = arena.acquire()
+        slot.append(column(texts))
+        call = pool.submit(slot)
+        while not (tmp_path / "hung").exists() or not call.encoded:
+            assert call.result(0.01) is None
+        call.abandon()
+        expected = hash_vectors(texts, 16)
+        assert call.encoded
+        assert all(stop < len(texts) for _, stop in call.encoded)
+        for start, stop in call.encoded:
+            assert np.array_equal(slot.matrix(start, stop), expected[start:stop])
 
 
 def test_a_worker_that_cannot_start_says_why_and_leaves_nothing() -> None:
