@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 import dagster as dg
 
 from surge_dagster.assets import lineage, superbatches
-from surge_dagster.assets.interruptible import events_of
 from surge_dagster.assets.launch import LaunchConfig, process_tags
 from surge_dagster.assets.lineage import read_catalogued
 from surge_dagster.assets.outputs import file_violation, known_space, published
@@ -184,6 +183,7 @@ class Refresh:
             force=self._config.force,
             include_text=self._output.include_text,
             memory_limit=self._encoder.memory_limit_bytes,
+            grace_seconds=self._encoder.grace_seconds,
         )
         self.outcome.report = run.report
         self._context.log.info(
@@ -192,7 +192,7 @@ class Refresh:
         )
         fresh: list[Receipt] = []
         superbatch_event: int | None = None
-        with closing(events_of(run, pool)) as events:
+        with closing(run.events()) as events:
             for event in events:
                 match event:
                     case SuperBatchReport():

@@ -26,6 +26,9 @@ superbatches = dg.AssetSpec(
 )
 
 
+_WHERE_MEASURED = ("pace_ratio", "gpu_utilisation", "gpu_memory_bytes")
+
+
 def materialization(report: SuperBatchReport, space: str) -> dg.AssetMaterialization:
     """The event of one SuperBatch."""
     return dg.AssetMaterialization(
@@ -37,14 +40,23 @@ def materialization(report: SuperBatchReport, space: str) -> dg.AssetMaterializa
             "texts": report.texts,
             "text_bytes": report.text_bytes,
             "tokens": report.tokens,
+            "padding_ratio": round(report.padding_ratio, 4),
             "truncated": report.truncated,
             "encode_seconds": round(report.encode_seconds, 4),
+            "tokenize_seconds": round(report.tokenize_seconds, 4),
+            "forward_seconds": round(report.forward_seconds, 4),
+            "copy_seconds": round(report.copy_seconds, 4),
+            "duty_cycle": round(report.duty_cycle, 4),
+            "worker_idle_ratio": round(report.worker_idle_ratio, 4),
+            "compute_intensity": round(report.compute_intensity, 4),
+            "replays": report.replays,
             "serialize_seconds": round(report.serialize_seconds, 4),
             "upload_seconds": round(report.upload_seconds, 4),
             "fill_ratio": round(report.fill_ratio, 4),
             "overlap_ratio": round(report.overlap_ratio, 4),
             "texts_per_second": round(report.texts_per_second, 1),
             "space": space,
-        },
+        }
+        | {name: value for name in _WHERE_MEASURED if (value := getattr(report, name)) is not None},
         tags={DATA_VERSION_TAG: space, "dagster/data_version_is_user_provided": "true"},
     )

@@ -34,6 +34,7 @@ from surge_dagster.engine.verify import Verified, Violation
 from surge_dagster.engine.verify import verify as verify_output
 from surge_dagster.settings import Settings, load_settings, require_text
 from surge_dagster.terminal import complain, messages, one_line, print_json, progress_bar
+from surge_dagster.termination import EXIT_CODE, Terminated, terminable
 
 app = typer.Typer(
     name="surge-dagster",
@@ -63,6 +64,7 @@ BMaxBytes = Annotated[int | None, typer.Option(help="The same in bytes of ids an
 IdColumn = Annotated[str | None, typer.Option(help="Column that identifies a row within its partition.")]
 TextColumn = Annotated[str | None, typer.Option(help="Column to embed.")]
 MaxTextBytes = Annotated[int | None, typer.Option(help="A longer text refuses its partition.")]
+Grace = Annotated[float | None, typer.Option(help="Seconds in which a run that is stopped publishes what it has.")]
 MemoryLimit = Annotated[int | None, typer.Option(help="Bytes of data that may be resident at any time.")]
 IncludeText = Annotated[bool | None, typer.Option(help="Whether files carry the texts beside the vectors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document as the last line.")]
@@ -86,6 +88,7 @@ def embed(
     b_min_bytes: BMinBytes = None,
     b_max_bytes: BMaxBytes = None,
     memory_limit_bytes: MemoryLimit = None,
+    grace_seconds: Grace = None,
     id_column: IdColumn = None,
     text_column: TextColumn = None,
     max_text_bytes: MaxTextBytes = None,
@@ -97,7 +100,7 @@ def embed(
     settings = load_settings(**_given(locals()))
     catalog, store = settings.open_source(), settings.open_store()
     total = sum(partition.rows or 0 for partition in catalog)
-    with _pool(settings) as pool:
+    with terminable(), _pool(settings) as pool:
         run = EmbeddingRun(
             catalog,
             store,
@@ -106,12 +109,13 @@ def embed(
             force=force,
             include_text=settings.include_text,
             memory_limit=settings.memory_limit_bytes,
+            grace_seconds=settings.grace_seconds,
         )
         try:
             _follow(run, total)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Terminated) as stopped:
             complain("stopped; what was encoded is published, run the command again to go on")
-            raise typer.Exit(130) from None
+            raise typer.Exit(EXIT_CODE if isinstance(stopped, Terminated) else 130) from None
     _print_report(run.report, store, as_json)
     raise typer.Exit(1 if run.failed else 0)
 
@@ -315,6 +319,13 @@ def main() -> None:
     except SurgeError as error:
         complain(f"error: {error}")
         sys.exit(1)
+    except Terminated:  # before there was anything to publish
+        sys.exit(EXIT_CODE)
+    except SystemExit as end:
+        if end.code in (130, EXIT_CODE):  # a store that does not answer must not keep a stopped process alive
+            sys.stdout.flush()
+            os._exit(int(end.code))
+        raise
     except BrokenPipeError:  # whoever read our output went away: `… | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

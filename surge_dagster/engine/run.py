@@ -1,36 +1,59 @@
 """The loop that joins the stages: read and gather, encode, publish, each in its own thread, each a step ahead.
 
-While SuperBatch j+1 is being encoded, j is being serialized and published and j+2 is being read. What moves from stage
-to stage is a slot of shared memory; a run owns three, so a slow store holds up the encoder, which holds up the reader,
-and nothing piles up in between. A partition that cannot be used is dropped where that is found and reported once; the
-others go on.
+While SuperBatch j+1 is being encoded, j is being serialized and published and j+2 is being read. As soon as j+2 is
+complete it waits in the pool, so that no worker is idle where one SuperBatch ends and the next begins. What moves from
+stage to stage is a slot of shared memory; a run owns three, so a slow store holds up the encoder, which holds up the
+reader, and nothing piles up in between. A partition that cannot be used is dropped where that is found and reported
+once; the others go on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
 
 from surge_dagster.engine.admission import Admission
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.arena import Arena, ArenaClosed, Slot
-from surge_dagster.engine.encoder.pool import EncodeFigures, EncoderPool
-from surge_dagster.engine.errors import Cancelled
+from surge_dagster.engine.encoder.calls import EncodeCall, EncodeFigures
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import Cancelled, EncoderError
 from surge_dagster.engine.ledger import Ledger
 from surge_dagster.engine.memory import MemoryPlan, plan_memory
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.output.publisher import PublishedSuperBatch, Publisher, largest_pieces
+from surge_dagster.engine.output.publisher import EncodedSuperBatch, PublishedSuperBatch, Publisher, largest_pieces
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.output.store import Store
-from surge_dagster.engine.superbatch import Aggregator, SuperBatch, Thresholds
-from surge_dagster.engine.telemetry import Failure, InFlight, MemoryGauge, Receipt, RunReport, SuperBatchReport
+from surge_dagster.engine.superbatch import Aggregator, OpenPartition, SuperBatch, Thresholds
+from surge_dagster.engine.telemetry import (
+    SLOW_PACE,
+    Failure,
+    InFlight,
+    MemoryGauge,
+    Pace,
+    Receipt,
+    RunReport,
+    SuperBatchReport,
+)
+
+log = logging.getLogger(__name__)
 
 Event = SuperBatchReport | Receipt | Failure
 
 _EVENTS_WAITING = 10_000
+_CALLS_AT_ONCE = 2
+_POLL_SECONDS = 0.05
+_WORTH_A_WARNING_SECONDS = 1.0
+# Of the grace time, for the SuperBatches that are being encoded; most of one takes no longer.
+_ENCODE_SHARE = 0.25
 
 
 class EmbeddingRun:
@@ -44,6 +67,7 @@ class EmbeddingRun:
         force: encode what is fresh too.
         include_text: write the text column.
         memory_limit: bytes of data that may be resident at any time; None is what three SuperBatches need.
+        grace_seconds: how long a run that is stopped may take to publish what is encoded.
         publish_threads: pieces serialized and published at a time; None is four per worker, at least eight.
 
     Raises:
@@ -60,6 +84,7 @@ class EmbeddingRun:
         force: bool = False,
         include_text: bool = True,
         memory_limit: int | None = None,
+        grace_seconds: float = 20.0,
         publish_threads: int | None = None,
     ) -> None:
         self._threads = publish_threads or max(8, 4 * len(pool.worker_pids))
@@ -74,6 +99,7 @@ class EmbeddingRun:
             pool_start_seconds=pool.start_seconds,
             b_min=self.bounds.b_min,
             b_max=self.bounds.b_max,
+            workers=len(pool.worker_pids),
         )
         self._partitions = partitions
         self._store = store
@@ -89,6 +115,10 @@ class EmbeddingRun:
         self._result_bytes: dict[int, int] = {}  # reserved for each SuperBatch that was handed over
         self._failed_keys: set[str] = set()
         self._events: queue.Queue[Event | BaseException | None] = queue.Queue(_EVENTS_WAITING)
+        self._grace_seconds = grace_seconds
+        self._stopped_at: float | None = None  # when somebody asked the run to end early
+        self._encoded_at: float | None = None
+        self._pace = Pace()
         self._idle_since: float | None = None  # when the encoder began to wait for a SuperBatch
 
     @property
@@ -110,7 +140,8 @@ class EmbeddingRun:
     def events(self) -> Generator[Event]:
         """Run, and yield what happens in the order it was committed: each SuperBatch, then the partitions it completed.
 
-        Closing the generator stops the run: what is encoded is published, the rest is left for the next run.
+        Closing the generator stops the run: what is encoded by then, or within a quarter of the grace time, is
+        published, the rest is left for the next run. It returns when the grace time is over at the latest.
 
         Raises:
             EncoderError: the pool failed for good.
@@ -139,6 +170,8 @@ class EmbeddingRun:
                     raise event
                 yield event
         finally:
+            if engine.is_alive() and self._stopped_at is None:
+                self._stopped_at = time.monotonic()
             self._stop.set()
             while engine.is_alive():  # its threads may be waiting to report to us
                 with contextlib.suppress(queue.Empty):
@@ -161,42 +194,98 @@ class EmbeddingRun:
         error: BaseException | None = None
         try:
             reader.start()
-            while (batch := self._next(ready, publisher)) is not None:
-                if isinstance(batch, BaseException):
-                    raise batch
-                publisher.submit(batch, self._encode(batch))
+            self._encode_all(ready, publisher)
         except BaseException as caught:
             error = caught
-        if error is not None:
-            self._stop.set()
-        while reader.is_alive():  # it may be waiting to hand over what is no longer wanted
+        self._stop.set()
+        while reader.is_alive() and self._time_left() != 0:  # it may be waiting to hand over what is no longer wanted
             with contextlib.suppress(queue.Empty):
                 ready.get(timeout=0.05)
         try:
-            publisher.close()
+            publisher.close(self._time_left())
         except BaseException as caught:
             error = error or caught
         if error is not None:
             self._events.put(error)
         self._events.put(None)
 
+    def _encode_all(self, ready: queue.Queue[SuperBatch | BaseException | None], publisher: Publisher) -> None:
+        """Keep up to two SuperBatches in the pool, and hand each to the publisher when it is encoded."""
+        calls: deque[tuple[SuperBatch, EncodeCall | None]] = deque()
+        more = True
+        try:
+            while (more or calls) and not self._stop.is_set():
+                publisher.require_alive()  # else the reader would wait for a slot that never comes back
+                if more and len(calls) < _CALLS_AT_ONCE:
+                    with contextlib.suppress(queue.Empty):
+                        batch = self._next(ready, wait=not calls)
+                        if isinstance(batch, BaseException):
+                            raise batch
+                        more = batch is not None
+                        if batch is not None:
+                            calls.append((batch, self._submit(batch)))
+                if calls:
+                    batch, call = calls[0]
+                    figures = call.result(_POLL_SECONDS) if call is not None else EncodeFigures()
+                    if figures is not None:
+                        calls.popleft()
+                        publisher.submit(batch, self._encoded(figures))
+        finally:
+            self._publish_what_is_encoded(calls, publisher)
+
     def _next(
-        self, ready: queue.Queue[SuperBatch | BaseException | None], publisher: Publisher
+        self, ready: queue.Queue[SuperBatch | BaseException | None], *, wait: bool
     ) -> SuperBatch | BaseException | None:
+        """What the reader has handed over; raises `queue.Empty` when that is nothing."""
+        if not wait:
+            return ready.get_nowait()
         self._idle_since = time.perf_counter()
         try:
-            while not self._stop.is_set():
-                publisher.require_alive()  # else the reader would wait for a slot that never comes back
-                with contextlib.suppress(queue.Empty):
-                    return ready.get(timeout=0.1)
-            return None
+            return ready.get(timeout=_POLL_SECONDS)
         finally:
             self._idle_since = None
 
-    def _encode(self, batch: SuperBatch) -> EncodeFigures:
+    def _submit(self, batch: SuperBatch) -> EncodeCall | None:
         if not batch.texts:
-            return EncodeFigures(0, 0, 0, 0, 0.0, 0.0, 0.0)
-        return self._pool.encode(batch.slot)
+            return None
+        return self._pool.submit(batch.slot, np.array([segment.start for segment in batch.segments]))
+
+    def _encoded(self, figures: EncodeFigures) -> EncodedSuperBatch:
+        now = time.perf_counter()
+        since_last, self._encoded_at = now - (self._encoded_at or self._begun), now
+        pace = self._pace.ratio(figures.padded_tokens, figures.encode_seconds)
+        if pace is not None and pace > SLOW_PACE and figures.encode_seconds > _WORTH_A_WARNING_SECONDS:
+            log.warning(
+                "a SuperBatch of %d texts took %.1f s, %.1f times as long per token as those before it; look whether "
+                "something else uses the device or slows it down",
+                *(figures.texts, figures.encode_seconds, pace),
+            )
+        return EncodedSuperBatch(figures, min(1.0, figures.encode_seconds / max(since_last, 1e-9)), pace)
+
+    def _publish_what_is_encoded(
+        self, calls: Iterable[tuple[SuperBatch, EncodeCall | None]], publisher: Publisher
+    ) -> None:
+        """The run ends early: what is encoded by now, or shortly after, is not lost."""
+        deadline = (self._stopped_at or time.monotonic()) + _ENCODE_SHARE * self._grace_seconds
+        incomplete: set[OpenPartition] = set()
+        for batch, call in calls:
+            if call is None:
+                continue
+            # A pool that has failed says so in the call that failed first; what it encoded before is sound.
+            with contextlib.suppress(EncoderError):
+                if call.result(max(0.0, deadline - time.monotonic())) is None:
+                    call.abandon()
+            encoded = call.encoded
+            incomplete.update(part.partition for part in batch.segments if not _covers(encoded, part.start, part.stop))
+            whole = tuple(part for part in batch.segments if part.partition not in incomplete)
+            if whole:
+                publisher.submit(replace(batch, segments=whole), EncodedSuperBatch(call.figures))
+
+    def _time_left(self) -> float | None:
+        """Seconds until a run that was stopped has to end; None: it was not stopped from outside."""
+        if self._stopped_at is None:
+            return None
+        return max(0.0, self._stopped_at + self._grace_seconds - time.monotonic())
 
     def _read(self, arena: Arena, publisher: Publisher, ready: queue.Queue[SuperBatch | BaseException | None]) -> None:
         def hand_over(batch: SuperBatch) -> None:
@@ -294,3 +383,11 @@ class EmbeddingRun:
                 target.put(item, timeout=0.1)
                 return
         raise Cancelled
+
+
+def _covers(ranges: list[tuple[int, int]], start: int, stop: int) -> bool:
+    """Whether ascending ranges hold all rows start..stop."""
+    for first, end in ranges:
+        if first <= start < end:
+            start = end
+    return start >= stop

@@ -9,6 +9,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+SLOW_PACE = 2.0  # times the running average from which on a SuperBatch is worth a warning
+_PACE_NEEDS = 3
+
+
+def compute_intensity(tokenize_seconds: float, forward_seconds: float, copy_seconds: float) -> float:
+    """Share of a worker's steps that is computing: t_kernel / (t_tokenize + t_transfer + t_kernel) (SURGE)."""
+    steps = tokenize_seconds + forward_seconds
+    return (forward_seconds - copy_seconds) / steps if steps > 0 else 0.0
+
+
+def worker_idle_ratio(forward_seconds: float, workers: int, wall_seconds: float) -> float:
+    """Share of the workers' time in which their devices had no forward pass to compute."""
+    return max(0.0, 1.0 - forward_seconds / (workers * wall_seconds)) if wall_seconds > 0 else 0.0
+
 
 def overlap_ratio(io_seconds: float, encode_seconds: float) -> float:
     """The paper's rho: the share of serialization and upload that encoding can hide (SURGE, equation 4)."""
@@ -21,6 +35,9 @@ class SuperBatchReport:
 
     `serialize_seconds` and `upload_seconds` are summed over the publishing threads; `publish_seconds` is what the two
     took together by the clock, and is what `overlap_ratio` compares with the encoding. `fill_ratio` is texts / B_min.
+    `tokenize_seconds`, `forward_seconds` and its part `copy_seconds` are summed over workers. `duty_cycle` is the share
+    of the time since the SuperBatch before in which the pool was encoding. `pace_ratio` compares seconds per token with
+    the running average of the run, None for the first few. GPU figures are None where nothing measures them.
     """
 
     index: int
@@ -39,6 +56,23 @@ class SuperBatchReport:
     fill_ratio: float
     overlap_ratio: float
     texts_per_second: float
+    copy_seconds: float = 0.0
+    duty_cycle: float = 1.0
+    worker_idle_ratio: float = 0.0
+    pace_ratio: float | None = None
+    replays: int = 0
+    gpu_utilisation: float | None = None
+    gpu_memory_bytes: int | None = None
+
+    @property
+    def padding_ratio(self) -> float:
+        """Share of the tokens given to the model that were padding."""
+        return 1.0 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
+
+    @property
+    def compute_intensity(self) -> float:
+        """Share of the workers' steps that was computing."""
+        return compute_intensity(self.tokenize_seconds, self.forward_seconds, self.copy_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +132,11 @@ class RunReport:
     superbatches: int = 0
     wall_seconds: float = 0.0
     encode_seconds: float = 0.0
+    tokenize_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    copy_seconds: float = 0.0
+    workers: int = 1
+    replays: int = 0
     serialize_seconds: float = 0.0
     upload_seconds: float = 0.0
     publish_seconds: float = 0.0
@@ -127,6 +166,16 @@ class RunReport:
         """Share of the tokens given to the model that were padding."""
         return 1.0 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
 
+    @property
+    def worker_idle_ratio(self) -> float:
+        """Share of the workers' time, over the whole run, in which their devices had nothing to compute."""
+        return worker_idle_ratio(self.forward_seconds, self.workers, self.wall_seconds)
+
+    @property
+    def compute_intensity(self) -> float:
+        """Share of the workers' steps that was computing."""
+        return compute_intensity(self.tokenize_seconds, self.forward_seconds, self.copy_seconds)
+
     def count_superbatch(self, figures: SuperBatchReport) -> None:
         """Add one SuperBatch to the sums."""
         self.superbatches += 1
@@ -135,6 +184,10 @@ class RunReport:
             "tokens",
             "padded_tokens",
             "encode_seconds",
+            "tokenize_seconds",
+            "forward_seconds",
+            "copy_seconds",
+            "replays",
             "serialize_seconds",
             "upload_seconds",
             "publish_seconds",
@@ -143,13 +196,44 @@ class RunReport:
 
     def as_dict(self) -> dict[str, Any]:
         """The report as one JSON-ready document."""
-        document = asdict(self) | {
-            name: getattr(self, name) for name in ("texts_per_second", "overlap_ratio", "duty_cycle", "padding_ratio")
-        }
+        document = asdict(self) | {name: getattr(self, name) for name in _RATIOS}
         document["partitions_failed"] = [
             {"key": failure.key, "reason": failure.reason} for failure in self.partitions_failed
         ]
         return document
+
+
+_RATIOS = (
+    "texts_per_second",
+    "overlap_ratio",
+    "duty_cycle",
+    "padding_ratio",
+    "compute_intensity",
+    "worker_idle_ratio",
+)
+
+
+class Pace:
+    """Compares each SuperBatch's seconds per token with the running average of those before it.
+
+    A device that throttles, or that somebody else is using, shows here long before the run is late.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._tokens = 0
+        self._seen = 0
+
+    def ratio(self, tokens: int, encode_seconds: float) -> float | None:
+        """How many times the average this SuperBatch took; None while there is not enough to compare with."""
+        if not tokens:
+            return None
+        known = self._seen >= _PACE_NEEDS and self._seconds > 0
+        found = encode_seconds / tokens * self._tokens / self._seconds if known else None
+        self._seen += 1
+        self._tokens += tokens
+        self._seconds += encode_seconds
+        return found
 
 
 class InFlight:

@@ -15,8 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from surge_dagster.engine.encoder.arena import Slot
-from surge_dagster.engine.encoder.pool import EncodeFigures, EncoderPool
+from surge_dagster.engine.encoder.calls import EncodeCall
+from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec
 from surge_dagster.engine.output.store import LocalStore, LocalUpload, StoredObject
 from surge_dagster.engine.run import EmbeddingRun
@@ -60,12 +63,13 @@ class MortalPool:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pool, name)
 
-    def encode(self, slot: Slot) -> EncodeFigures:
+    def submit(self, slot: Slot, borders: np.ndarray) -> EncodeCall:
         self._reaper("encode")
         self._reaper.say("encoded", len(slot))
-        figures = self._pool.encode(slot)
+        call = self._pool.submit(slot, borders)
+        call.result()
         self._reaper("encoded")
-        return figures
+        return call
 
 
 class MortalStore(LocalStore):

@@ -9,6 +9,7 @@ from typing import Any
 
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.arena import Arena, Slot
+from surge_dagster.engine.encoder.calls import EncodeCall, EncodeFigures
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.output.store import Store, open_store
 from surge_dagster.engine.run import EmbeddingRun
@@ -65,6 +66,21 @@ def failures(events: Iterable[Any]) -> list[Failure]:
 def in_memory(catalog: Mapping[str, Rows]) -> Iterator[Partition]:
     """Partitions that lie on no disk, in the order given."""
     return (partition_of(key, rows) for key, rows in catalog.items())
+
+
+class HeldCall:
+    """An encode call whose end is not seen before a gate opens."""
+
+    def __init__(self, call: EncodeCall, gate: threading.Event) -> None:
+        self._call = call
+        self._gate = gate
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+    def result(self, timeout_seconds: float | None = None) -> EncodeFigures | None:
+        """The figures, once the gate is open."""
+        return self._call.result() if self._gate.wait(timeout_seconds) else None
 
 
 class DoorPool:

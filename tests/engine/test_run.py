@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,12 +17,13 @@ from hypothesis import strategies as st
 
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.arena import Slot
-from surge_dagster.engine.encoder.pool import EncodeFigures, EncoderPool
+from surge_dagster.engine.encoder.calls import EncodeCall
+from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.output.freshness import file_name
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.superbatch import Thresholds
 from surge_dagster.engine.telemetry import Receipt, SuperBatchReport
-from tests.engine.runs import failures, finish, finish_receipts, in_memory, make_run, receipts
+from tests.engine.runs import HeldCall, failures, finish, finish_receipts, in_memory, make_run, receipts
 from tests.small_catalogs import (
     DIMENSION,
     assert_embedded,
@@ -358,12 +360,13 @@ class TestStopping:
             def __getattr__(self, name: str) -> Any:
                 return getattr(hash_pool, name)
 
-            def encode(self, slot: Slot) -> EncodeFigures:
+            def submit(self, slot: Slot, borders: np.ndarray) -> EncodeCall:
+                call = hash_pool.submit(slot, borders)
                 self.left -= 1
-                if not self.left:
-                    self.begun.set()
-                    assert run._stop.wait(60)
-                return hash_pool.encode(slot)
+                if self.left:
+                    return call
+                self.begun.set()
+                return HeldCall(call, run._stop)  # pyright: ignore[reportReturnType]
 
         catalog = {f"p{n}": numbered_rows(f"p{n}", 60) for n in range(10)}
         run = make_run(SlowPool(), in_memory(catalog), tmp_path)

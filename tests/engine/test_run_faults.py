@@ -13,11 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.encoder.arena import Slot
-from surge_dagster.engine.encoder.pool import EncodeFigures, EncoderPool
+from surge_dagster.engine.encoder.calls import EncodeCall
+from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, EncoderError, TransientError
 from surge_dagster.engine.output.freshness import file_name
 from surge_dagster.engine.output.store import LocalStore, LocalUpload, StoredObject
@@ -232,11 +234,11 @@ class FailingPool:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pool, name)
 
-    def encode(self, slot: Slot) -> EncodeFigures:
+    def submit(self, slot: Slot, borders: np.ndarray) -> EncodeCall:
         self._left -= 1
         if self._left < 0:
             raise EncoderError("worker 0 died three times in a row: out of memory")
-        return self._pool.encode(slot)
+        return self._pool.submit(slot, borders)
 
 
 @pytest.mark.parametrize("at", [0, 1, 3])

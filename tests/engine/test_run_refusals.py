@@ -12,7 +12,8 @@ import pytest
 
 from surge_dagster.engine.catalog import Partition, RowBatch, encode_key
 from surge_dagster.engine.encoder.arena import Slot
-from surge_dagster.engine.encoder.pool import EncodeFigures, EncoderPool
+from surge_dagster.engine.encoder.calls import EncodeCall
+from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.output.freshness import file_name
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.superbatch import Thresholds
@@ -274,12 +275,13 @@ class SpoilingPool:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pool, name)
 
-    def encode(self, slot: Slot) -> EncodeFigures:
-        figures = self._pool.encode(slot)
+    def submit(self, slot: Slot, borders: np.ndarray) -> EncodeCall:
+        call = self._pool.submit(slot, borders)
+        call.result()
         texts = slot.texts(0, len(slot)).to_pylist()
         if self._text in texts:
             slot.matrix(0, len(slot))[texts.index(self._text), 3] = np.nan
-        return figures
+        return call
 
 
 @pytest.mark.parametrize("row", [5, 50, 150, 290])

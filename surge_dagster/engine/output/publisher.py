@@ -20,7 +20,8 @@ import pyarrow as pa
 
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.columns import value_lengths
-from surge_dagster.engine.encoder.pool import EncodeFigures
+from surge_dagster.engine.encoder.calls import EncodeFigures
+from surge_dagster.engine.encoder.isolation import FailedRow
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import DataError, SurgeError, TransientError
 from surge_dagster.engine.output.embedding_file import (
@@ -34,7 +35,7 @@ from surge_dagster.engine.output.freshness import file_name
 from surge_dagster.engine.output.store import Store, StoredObject, Upload
 from surge_dagster.engine.output.validation import invalid_row
 from surge_dagster.engine.superbatch import OpenPartition, Segment, SuperBatch
-from surge_dagster.engine.telemetry import Failure, Receipt, SuperBatchReport, overlap_ratio
+from surge_dagster.engine.telemetry import Failure, Receipt, SuperBatchReport, overlap_ratio, worker_idle_ratio
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +50,29 @@ class PublishedSuperBatch:
     ended_texts: int
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedSuperBatch:
+    """What is known of an encode call beside its vectors.
+
+    Attributes:
+        duty_cycle, pace_ratio: see `SuperBatchReport`.
+    """
+
+    figures: EncodeFigures
+    duty_cycle: float = 1.0
+    pace_ratio: float | None = None
+
+    def failed_row(self, start: int, stop: int) -> FailedRow | None:
+        """The text among rows start..stop that could not be encoded, if there is one."""
+        return next((failed for failed in self.figures.failed if start <= failed.row < stop), None)
+
+
 @dataclass(slots=True)
 class _Publication:
     """One SuperBatch while its pieces are being written."""
 
     batch: SuperBatch
-    figures: EncodeFigures
+    encoded: EncodedSuperBatch
     remaining: int
     started: float = field(default_factory=time.perf_counter)
     receipts: list[Receipt] = field(default_factory=list)
@@ -108,15 +126,19 @@ class Publisher:
         self._split_lane = ThreadPoolExecutor(1, thread_name_prefix="surge-publish-split")
         self._open: dict[str, _OpenFile] = {}  # touched by the split lane alone
         self._fatal: BaseException | None = None
+        self._unfinished = 0
+        self._finished = threading.Condition(self._lock)
 
-    def submit(self, batch: SuperBatch, figures: EncodeFigures) -> None:
+    def submit(self, batch: SuperBatch, encoded: EncodedSuperBatch) -> None:
         """Write every segment of an encoded SuperBatch; returns at once.
 
         Raises:
             BaseException: whatever ended an earlier piece unexpectedly.
         """
         self.require_alive()
-        publication = _Publication(batch, figures, remaining=len(batch.segments))
+        publication = _Publication(batch, encoded, remaining=len(batch.segments))
+        with self._lock:
+            self._unfinished += 1
         for segment in batch.segments:
             whole = segment.first_row == 0 and segment.last
             lane: Executor = self._pieces if whole else self._split_lane
@@ -126,12 +148,24 @@ class Publisher:
         """Throw away what was written of a split partition that was refused while it was read."""
         self._split_lane.submit(self._discard_open, partition.key)
 
-    def close(self) -> None:
-        """Wait until everything submitted is out, and throw away files that can no longer be completed."""
-        self._pieces.shutdown(wait=True)
-        self._split_lane.shutdown(wait=True)
-        for key in list(self._open):
-            self._discard_open(key)
+    def close(self, timeout_seconds: float | None = None) -> None:
+        """Wait until everything submitted is out, and throw away files that can no longer be completed.
+
+        Args:
+            timeout_seconds: how long to wait; what is not out by then is left to the next run.
+        """
+        with self._finished:
+            drained = self._finished.wait_for(lambda: not self._unfinished, timeout_seconds)
+        if not drained:
+            log.warning(
+                "%d SuperBatches were not published within the grace time; the next run does them again",
+                self._unfinished,
+            )
+        self._pieces.shutdown(wait=drained, cancel_futures=not drained)
+        self._split_lane.shutdown(wait=drained, cancel_futures=not drained)
+        if drained:
+            for key in list(self._open):
+                self._discard_open(key)
         self.require_alive()
 
     def require_alive(self) -> None:
@@ -171,6 +205,9 @@ class Publisher:
                 self._finish(publication)
             except BaseException as error:  # a thread pool would keep it to itself
                 self._fatal = error
+            with self._finished:
+                self._unfinished -= 1
+                self._finished.notify_all()
 
     def _write_whole(self, publication: _Publication, segment: Segment) -> Receipt:
         with ExitStack() as cleanup:
@@ -207,6 +244,14 @@ class Publisher:
     def _append(self, publication: _Publication, segment: Segment, opened: _OpenFile) -> None:
         begun = time.perf_counter()
         slot = publication.batch.slot
+        failed = publication.encoded.failed_row(segment.start, segment.stop)
+        if failed is not None:
+            raise DataError(
+                segment.partition.key,
+                f"its text ends every worker that encodes it ({failed.reason})",
+                "Look at this text, shorten it or take it out, and run again.",
+                segment.first_row + failed.row - segment.start,
+            )
         matrix = slot.matrix(segment.start, segment.stop)
         wrong = invalid_row(matrix, normalized=self._space.normalize)
         if wrong is not None:
@@ -246,7 +291,7 @@ class Publisher:
         stored = opened.upload.publish(lambda: require_unchanged(partition.source))
         with self._lock:
             publication.upload_seconds += time.perf_counter() - begun
-        encode_seconds = publication.figures.encode_seconds
+        encode_seconds = publication.encoded.figures.encode_seconds
         return receipt_of(
             facts,
             stored,
@@ -273,12 +318,14 @@ class Publisher:
             )
             publication.failures += [Failure(receipt.key, str(self._fatal), True) for receipt in publication.receipts]
             publication.receipts = []
-        batch, figures = publication.batch, publication.figures
+        batch, encoded = publication.batch, publication.encoded
+        figures = encoded.figures
         publish_seconds = time.perf_counter() - publication.started
+        texts = sum(segment.stop - segment.start for segment in batch.segments)  # all of it, unless the run was stopped
         report = SuperBatchReport(
             index=batch.index,
             partitions=len(batch.segments),
-            texts=batch.texts,
+            texts=texts,
             text_bytes=batch.slot.text_bytes,
             tokens=figures.tokens,
             padded_tokens=figures.padded_tokens,
@@ -289,9 +336,16 @@ class Publisher:
             serialize_seconds=publication.serialize_seconds,
             upload_seconds=publication.upload_seconds,
             publish_seconds=publish_seconds,
-            fill_ratio=batch.texts / self._b_min,
+            fill_ratio=texts / self._b_min,
             overlap_ratio=overlap_ratio(publish_seconds, figures.encode_seconds),
-            texts_per_second=batch.texts / figures.encode_seconds if figures.encode_seconds > 0 else 0.0,
+            texts_per_second=texts / figures.encode_seconds if figures.encode_seconds > 0 else 0.0,
+            copy_seconds=figures.copy_seconds,
+            duty_cycle=encoded.duty_cycle,
+            worker_idle_ratio=worker_idle_ratio(figures.forward_seconds, figures.workers, figures.encode_seconds),
+            pace_ratio=encoded.pace_ratio,
+            replays=figures.replays,
+            gpu_utilisation=figures.gpu_utilisation,
+            gpu_memory_bytes=figures.gpu_memory_bytes,
         )
         ended = sum(segment.first_row + segment.stop - segment.start for segment in batch.segments if segment.last)
         order = {segment.partition.key: place for place, segment in enumerate(batch.segments)}

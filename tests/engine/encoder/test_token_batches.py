@@ -6,7 +6,6 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surge_dagster.engine.encoder.chunks import LARGEST_CHUNK_BYTES, LARGEST_CHUNK_TEXTS, chunk_end
 from surge_dagster.engine.encoder.token_batches import plan_batches
 
 _LENGTHS = st.lists(st.integers(1, 300), max_size=300)
@@ -37,24 +36,3 @@ def test_the_plan_is_a_function_of_the_lengths() -> None:
     lengths = np.random.default_rng(7).integers(1, 60, 5_000)
     one, other = plan_batches(lengths, 1_024, 50), plan_batches(lengths.copy(), 1_024, 50)
     assert all(np.array_equal(a.rows, b.rows) for a, b in zip(one, other, strict=True))
-
-
-@given(st.lists(st.integers(0, 6_000_000), min_size=1, max_size=50), st.integers(1, 4))
-def test_chunks_cover_all_rows_and_hold_at_most_what_they_may(sizes: list[int], workers: int) -> None:
-    offsets = np.concatenate([[0], np.cumsum(sizes)])
-    start = 0
-    while start < len(sizes):
-        stop = chunk_end(offsets, start, workers)
-        assert start < stop <= min(len(sizes), start + LARGEST_CHUNK_TEXTS)
-        assert offsets[stop] - offsets[start] <= LARGEST_CHUNK_BYTES or stop == start + 1
-        start = stop
-
-
-def test_chunks_shrink_towards_the_end_so_that_several_workers_end_together() -> None:
-    offsets = np.arange(100_001) * 50
-    borders = [0]
-    while borders[-1] < 100_000:
-        borders.append(chunk_end(offsets, borders[-1], 4))
-    sizes = np.diff(borders)
-    assert list(sizes) == sorted(sizes, reverse=True)
-    assert sizes[-1] <= 512

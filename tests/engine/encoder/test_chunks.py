@@ -1,0 +1,175 @@
+"""Chunks: every row once, shares by speed, and one text found among many."""
+
+from __future__ import annotations
+
+import heapq
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from surge_dagster.engine.encoder.chunks import LARGEST_CHUNK_TEXTS, LARGEST_CHUNK_WEIGHT, ROW_WEIGHT, Job, chunk_end
+from surge_dagster.engine.encoder.gpu_gauge import GpuGauge
+from surge_dagster.engine.encoder.isolation import Isolation
+
+
+@given(st.lists(st.integers(0, 6_000_000), min_size=1, max_size=50), st.integers(1, 4), st.floats(0.01, 1))
+def test_chunks_cover_all_rows_and_hold_at_most_what_they_may(sizes: list[int], workers: int, share: float) -> None:
+    ends = np.concatenate([[0], np.cumsum(sizes)])
+    start = 0
+    while start < len(sizes):
+        stop = chunk_end(ends, start, share, workers)
+        assert start < stop <= min(len(sizes), start + LARGEST_CHUNK_TEXTS)
+        assert ends[stop] - ends[start] <= LARGEST_CHUNK_WEIGHT or stop == start + 1
+        start = stop
+
+
+def _job(rows: int, borders: list[int] | None = None, text_bytes: int = 47) -> Job:
+    slot: Any = SimpleNamespace(offsets=np.arange(rows + 1) * text_bytes, __len__=lambda: rows)
+    slot = type("Slot", (), {"offsets": slot.offsets, "__len__": lambda self: rows})()
+    return Job(slot, None if borders is None else np.array(borders))
+
+
+@pytest.mark.parametrize("speeds", [(1, 1), (10, 1), (8, 4, 1, 1), (30, 1)])
+def test_workers_of_different_speed_finish_together(speeds: tuple[int, ...]) -> None:
+    """Pulls chunks as the dispatcher does, on a clock of its own: rows of 79 weighted bytes, speeds in texts a tick."""
+    job = _job(100_000)
+    total = sum(speeds)
+    idle_since = [(0.0, worker) for worker in range(len(speeds))]
+    ended = [0.0] * len(speeds)
+    while idle_since:
+        now, worker = heapq.heappop(idle_since)
+        chunk = job.take(speeds[worker] / total, len(speeds))
+        if chunk is not None:
+            ended[worker] = now + (chunk.stop - chunk.start) / speeds[worker]
+            heapq.heappush(idle_since, (ended[worker], worker))
+    assert max(ended) <= 1.02 * 100_000 / total
+    assert min(ended) >= 0.97 * max(ended)
+
+
+def test_chunks_shrink_towards_the_end() -> None:
+    job = _job(100_000)
+    sizes = []
+    while (chunk := job.take(0.25, 4)) is not None:
+        sizes.append(chunk.stop - chunk.start)
+    assert sum(sizes) == 100_000
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] <= 512
+
+
+def test_a_chunk_that_was_given_back_is_the_next_to_go_out() -> None:
+    job = _job(5_000)
+    first, second = job.take(0.5, 2), job.take(0.5, 2)
+    assert first is not None
+    assert second is not None
+    job.take_back(second)
+    assert job.take(0.5, 2) is second
+    job.take_back(second)
+    job.abandon()
+    assert job.take(0.5, 2) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 9_000),
+    bad=st.lists(st.integers(0, 8_999), max_size=5),
+    groups=st.one_of(st.none(), st.lists(st.integers(0, 8_999), max_size=30)),
+)
+def test_exactly_the_groups_of_texts_that_end_workers_fail_and_every_other_row_is_encoded(
+    rows: int, bad: list[int], groups: list[int] | None
+) -> None:
+    harmful = {row for row in bad if row < rows}
+    borders = None if groups is None else sorted({0, *(row for row in groups if row < rows)})
+    job = _job(rows, borders)
+    job.isolation.accuse(0, rows)
+    job.next_row = rows
+    encoded = np.zeros(rows, bool)
+    losses = 0
+    while (chunk := job.take_suspect()) is not None:
+        if any(chunk.start <= row < chunk.stop for row in harmful):
+            job.lose(chunk, "ended")
+            losses += 1
+        else:
+            assert not encoded[chunk.start : chunk.stop].any()
+            encoded[chunk.start : chunk.stop] = True
+            job.add(chunk, {})
+    assert job.finished
+
+    def group(row: int) -> int:
+        return row if borders is None else int(np.searchsorted(borders, row, side="right"))
+
+    failed_groups = {group(row) for row in harmful}
+    assert {group(failed.row) for failed in job.failed} == failed_groups
+    assert {failed.row for failed in job.failed} <= harmful
+    assert len(job.failed) == len(failed_groups)
+    assert all(encoded[row] or group(row) in failed_groups for row in range(rows))
+    assert losses <= 6 * len(failed_groups)
+
+
+def test_a_worker_lost_once_convicts_nobody() -> None:
+    isolation = Isolation(None, 10)
+    isolation.accuse(3, 4)
+    suspect, _ = isolation.next()
+    assert suspect is not None
+    assert isolation.convict(suspect, "killed from outside") == 0
+    assert isolation.failed == []
+    assert isolation.next() == (suspect, 0)
+
+
+def test_a_rows_weight_counts_its_bytes_and_a_constant() -> None:
+    chunk = _job(8_000, text_bytes=10).take(1.0, 1)
+    assert chunk is not None
+    assert chunk.weight == 8_000 * (10 + ROW_WEIGHT)
+
+
+class Nvml:
+    """What the management library answers on a machine with two GPUs, of which the second one is lost later."""
+
+    def __init__(self) -> None:
+        self.lost = False
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetHandleByUUID(self, name: str) -> str:
+        return name
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:
+        if self.lost:
+            raise RuntimeError("GPU is lost")
+        return SimpleNamespace(gpu=(80, 100)[handle])
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
+        return SimpleNamespace(used=(3 << 30, 1 << 30)[handle])
+
+
+class TestGpuGauge:
+    def test_the_devices_of_the_pool_are_averaged_and_summed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        assert GpuGauge(["cuda:0", "cuda:1", "cuda:1"], Nvml()).sample() == (0.9, 4 << 30)
+
+    def test_devices_are_those_that_cuda_sees(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+        assert GpuGauge(["cuda:0"], Nvml()).sample() == (1.0, 1 << 30)
+
+    def test_a_gpu_that_is_lost_ends_the_figures_and_nothing_else(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        nvml = Nvml()
+        gauge = GpuGauge(["cuda:1"], nvml)
+        nvml.lost = True
+        assert gauge.sample() is None
+        nvml.lost = False
+        assert gauge.sample() is None
+
+    @pytest.mark.parametrize("devices", [["cpu"], ["cuda:0"]])
+    def test_without_gpus_or_without_the_library_there_are_no_figures(self, devices: list[str]) -> None:
+        class Missing:
+            def nvmlInit(self) -> None:
+                raise OSError("libnvidia-ml.so.1: cannot open shared object file")
+
+        assert GpuGauge(devices, Missing()).sample() is None
