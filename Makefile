@@ -24,7 +24,7 @@ else ifneq ($(filter-out cuda,$(TORCH)),)
   $(error TORCH is "$(TORCH)"; it can be cpu or cuda)
 endif
 
-.PHONY: help venv demo ui test lint bench clean
+.PHONY: help venv demo ui test soak lint bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ ui: $(STAMP) ## open Dagster's UI on the instance that make demo filled
 
 test: $(STAMP) ## run the tests
 	@$(BIN)/python -m pytest $(ARGS)
+
+soak: $(STAMP) ## run the tests that take minutes: many kills, large catalogs
+	@$(BIN)/python -m pytest -m soak -v $(ARGS)
 
 lint: $(STAMP) ## ruff and pyright
 	$(BIN)/ruff check .

@@ -144,19 +144,22 @@ def test_the_environment_wins_over_the_file_and_a_flag_over_both(catalog: Path, 
     assert schema.field("embedding").type.value_type == pa.float16()
 
 
-def test_an_interrupted_run_keeps_what_is_encoded_and_says_how_to_go_on(catalog: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ending", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_that_is_stopped_keeps_what_is_encoded_and_says_how_to_go_on(
+    catalog: Path, tmp_path: Path, ending: signal.Signals, code: int
+) -> None:
     for number in range(300):
         write_partition(catalog, f"more-{number}", 2)
     # Through an interpreter that takes the signal, in case whoever runs the tests ignores it.
-    listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    listen = "import signal as s; s.signal(s.SIGINT, s.default_int_handler); s.signal(s.SIGTERM, s.SIG_DFL)"
     run = f"{listen}; from surge_dagster.cli import main; main()"
     command = [sys.executable, "-c", run, "embed", str(catalog), "out", *MODEL, "--b-min", "1"]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as running:
         while running.poll() is None and not list((tmp_path / "out").glob("*/*.parquet")):
             pass
-        running.send_signal(signal.SIGINT)
+        running.send_signal(ending)
         error = running.stderr.read() if running.stderr else ""
-    assert running.returncode == 130, error
+    assert running.returncode == code, error
     assert "run the command again" in error
     assert last_json(surge("embed", catalog, "out", *MODEL, "--json", cwd=tmp_path))["partitions_failed"] == []
 

@@ -160,6 +160,12 @@ class EmbeddingRun:
         finally:
             self.report.peak_rss_bytes = gauge.peak_bytes
 
+    def stop(self) -> None:
+        """Ask the run to end early, from any thread: as if `events()` were closed, except that it yields the rest."""
+        if self._stopped_at is None:
+            self._stopped_at = time.monotonic()
+        self._stop.set()
+
     def _commit(self, arena: Arena) -> Generator[Event]:
         self._begun = time.perf_counter()
         engine = threading.Thread(target=self._run, args=(arena,), name="surge-run", daemon=True)
@@ -170,9 +176,8 @@ class EmbeddingRun:
                     raise event
                 yield event
         finally:
-            if engine.is_alive() and self._stopped_at is None:
-                self._stopped_at = time.monotonic()
-            self._stop.set()
+            if engine.is_alive():
+                self.stop()
             while engine.is_alive():  # its threads may be waiting to report to us
                 with contextlib.suppress(queue.Empty):
                     self._events.get(timeout=0.05)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +32,7 @@ from surge_dagster.engine.telemetry import InFlight
 from tests.engine.runs import DoorPool, finish, finish_receipts, in_memory, make_run
 from tests.small_catalogs import DIMENSION, assert_embedded, keys_of, numbered_rows, partition_of
 
+ROOT = Path(__file__).parents[2]
 SPACE = EncodingSpec(model=f"hash://{DIMENSION}").resolve()
 
 
@@ -256,3 +260,36 @@ def test_batches_far_larger_than_a_superbatch_are_taken_piece_by_piece(hash_pool
     )
     finish(run)
     assert_embedded(tmp_path, run.space.name, "k", rows)
+
+
+_GROWTH = """
+import resource, sys, tempfile
+from pathlib import Path
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.spec import EncodingSpec
+from tests.engine.runs import in_memory, make_run
+from surge_dagster.engine.superbatch import Thresholds
+from tests.small_catalogs import numbered_rows, partition_of
+texts, size = int(sys.argv[1]), 2_500
+partitions = (partition_of(f"p{n:05d}", numbered_rows(f"p{n:05d}", size)) for n in range(texts // size))
+with EncoderPool(EncodingSpec("hash://384"), devices="cpu") as pool:
+    run = make_run(pool, partitions, Path(sys.argv[2]), Thresholds(b_min=20_000, b_max=100_000))
+    written = sum(receipt.rows for receipt in run)
+assert written == texts
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_ten_times_the_texts_take_no_more_memory(tmp_path: Path) -> None:
+    """Millions of texts take minutes; the most that the process ever held, in kB, with a pool of a null encoder."""
+    most = {}
+    for texts in (200_000, 2_000_000):
+        command = [sys.executable, "-c", _GROWTH, str(texts), str(tmp_path / str(texts))]
+        ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500)
+        assert ran.returncode == 0, ran.stderr
+        most[texts] = int(ran.stdout)
+        shutil.rmtree(tmp_path / str(texts))
+    print(f"peak RSS in kB: {most}")
+    assert most[2_000_000] < 1.05 * most[200_000]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -164,3 +167,34 @@ def test_nothing_of_an_arena_is_in_dev_shm(hash_pool: EncoderPool) -> None:
         slot.append(column(_texts(1_000)))
         hash_pool.encode(slot)
         assert set(Path("/dev/shm").iterdir()) <= before
+
+
+_IN_A_CONTAINER = """
+mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$0" - <<'PYTHON'
+import os, shutil
+import numpy as np, pyarrow as pa
+from surge_dagster.engine.encoder.backends.hash_backend import hash_vectors
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.spec import EncodingSpec
+assert shutil.disk_usage("/dev/shm").total == 64 << 20
+texts = [f"text {row}" for row in range(200_000)]
+with EncoderPool(EncodingSpec("hash://256"), devices="cpu,cpu") as pool:
+    with pool.arena(slots=1, max_texts=200_000, max_bytes=4_000_000) as arena:
+        slot = arena.acquire()
+        slot.append(pa.array(texts, pa.large_string()))
+        pool.encode(slot)
+        assert slot.matrix(0, 200_000).nbytes > 3 * (64 << 20)
+        assert np.array_equal(slot.matrix(199_000, 200_000), hash_vectors(texts[199_000:], 256))
+        print(os.listdir("/dev/shm"))
+PYTHON
+"""
+
+
+def test_a_pool_works_where_dev_shm_is_as_small_as_in_a_container() -> None:
+    inside = ["unshare", "--mount", "--map-root-user"]
+    if shutil.which("unshare") is None or subprocess.run([*inside, "true"], capture_output=True).returncode:
+        pytest.skip("this system lets nobody mount a file system of their own")
+    ran = subprocess.run(
+        [*inside, "sh", "-c", _IN_A_CONTAINER, sys.executable], capture_output=True, text=True, timeout=200
+    )
+    assert (ran.returncode, ran.stdout.splitlines()[-1:]) == (0, ["[]"]), ran.stderr

@@ -1,0 +1,183 @@
+"""How a run ends when something outside of the data goes wrong: texts that end workers, and runs that are stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.output.store import LocalStore, LocalUpload, StoredObject
+from surge_dagster.engine.superbatch import Thresholds
+from surge_dagster.engine.telemetry import Pace
+from tests.engine.runs import failures, finish, in_memory, make_run
+from tests.small_catalogs import DIMENSION, Rows, assert_embedded, numbered_rows, published_files
+
+SPEC = EncodingSpec(f"hash://{DIMENSION}")
+LARGE = Thresholds(b_min=100_000, b_max=100_000)
+
+
+@pytest.fixture
+def faulty_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[EncoderPool]:
+    """A pool of two workers in which texts do harm; see `encoder/faults.py`."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "encoder"))
+    with EncoderPool(SPEC, devices="cpu,cpu", backend="faults:FaultyBackend", max_respawns=20) as pool:
+        yield pool
+
+
+def _with(rows: Rows, row: int, text: str) -> Rows:
+    return [*rows[:row], (rows[row][0], text), *rows[row + 1 :]]
+
+
+@pytest.mark.parametrize("harm", ["die always", "fail always"])
+def test_a_text_that_ends_workers_fails_its_partition_and_no_other(
+    faulty_pool: EncoderPool, tmp_path: Path, harm: str
+) -> None:
+    catalog = {f"p{n}": numbered_rows(f"p{n}", 700) for n in range(6)} | {"empty": []}
+    catalog["p3"] = _with(catalog["p3"], 400, harm)
+    run = make_run(faulty_pool, in_memory(catalog), tmp_path, LARGE)
+    [failure] = failures(finish(run))
+    assert (failure.key, failure.transient) == ("p3", False)
+    assert "partition 'p3', row 400: its text ends every worker that encodes it (" in failure.reason
+    assert published_files(tmp_path, run.space.name) == {f"{key}.parquet" for key in catalog.keys() - {"p3"}}
+    for key in catalog.keys() - {"p3"}:
+        assert_embedded(tmp_path, run.space.name, key, catalog[key])
+    assert run.report.superbatches == 1
+    assert run.report.replays >= 3
+
+
+def test_a_text_that_ends_workers_fails_a_split_partition_as_a_whole(faulty_pool: EncoderPool, tmp_path: Path) -> None:
+    catalog = {"split": _with(numbered_rows("split", 900), 450, "die always"), "p": numbered_rows("p", 90)}
+    run = make_run(faulty_pool, in_memory(catalog), tmp_path, Thresholds(b_min=100, b_max=200))
+    [failure] = failures(finish(run))
+    assert "partition 'split', row 450: its text ends every worker" in failure.reason
+    assert published_files(tmp_path, run.space.name) == {"p.parquet"}
+
+
+def _kill_now_and_then(pool: EncoderPool, rng: np.random.Generator, kills: int, over: threading.Event) -> int:
+    """Kills a worker at a time, each one after a part of the work went by; gives how many it were."""
+    for done in range(kills):
+        if over.wait(float(rng.uniform(0.05, 0.4))):
+            return done
+        with contextlib.suppress(ProcessLookupError, IndexError):
+            os.kill(pool.worker_pids[int(rng.integers(2))], signal.SIGKILL)
+    return kills
+
+
+@pytest.mark.parametrize("kills", [10, pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
+def test_seeded_kills_over_a_run_lose_no_row_and_spoil_none(tmp_path: Path, kills: int) -> None:
+    catalog = {f"p{n}": numbered_rows(f"p{n}", 200 + 37 * (n % 11)) for n in range(40)}
+    rng = np.random.default_rng(5)
+    killed = rounds = 0
+    with EncoderPool(SPEC, devices="cpu,cpu", max_respawns=1_000) as pool:
+        while killed < kills:
+            over = threading.Event()
+            done: list[int] = []
+            killer = threading.Thread(
+                target=lambda left, over, done: done.append(_kill_now_and_then(pool, rng, left, over)),
+                args=(kills - killed, over, done),
+            )
+            killer.start()
+            run = make_run(pool, in_memory(catalog), tmp_path / str(rounds), Thresholds(b_min=300, b_max=900))
+            events = finish(run)
+            over.set()
+            killer.join()
+            assert failures(events) == []
+            for key, rows in catalog.items():
+                assert_embedded(tmp_path / str(rounds), run.space.name, key, rows)
+            killed += done[0]
+            rounds += 1
+    assert killed == kills
+
+
+def test_partitions_of_an_unfinished_superbatch_that_are_encoded_are_published_when_the_run_is_stopped(
+    faulty_pool: EncoderPool, tmp_path: Path
+) -> None:
+    hung = tmp_path / "hung"
+    catalog = {f"p{n}": numbered_rows(f"p{n}", 4_000) for n in range(4)}
+    catalog["p3"] = _with(catalog["p3"], 3_999, f"hang once {hung}")
+    run = make_run(faulty_pool, in_memory(catalog), tmp_path / "out", LARGE, grace_seconds=4.0)
+    stopped = threading.Event()
+
+    def stop_when_it_hangs() -> None:
+        jobs = faulty_pool._dispatcher._jobs
+        while not (hung.exists() and jobs and jobs[0].finished_rows >= 8_000) and not stopped.wait(0.01):
+            pass
+        run.stop()
+
+    stopper = threading.Thread(target=stop_when_it_hangs)
+    stopper.start()
+    try:
+        assert list(run.events())
+    finally:
+        stopped.set()
+        stopper.join()
+    files = published_files(tmp_path / "out", run.space.name)
+    assert {"p0.parquet", "p1.parquet"} <= files
+    assert "p3.parquet" not in files
+    assert run.report.texts_encoded == 4_000 * len(files) == 4_000 * run.report.partitions_written
+    again = make_run(faulty_pool, in_memory(catalog), tmp_path / "out", LARGE)
+    finish(again)
+    assert again.report.texts_encoded == 4_000 * (4 - len(files))
+    for key, rows in catalog.items():
+        assert_embedded(tmp_path / "out", run.space.name, key, rows)
+
+
+class StuckStore(LocalStore):
+    """A disk that takes no second file before it is told to."""
+
+    def __init__(self, root: Path, go_on: threading.Event) -> None:
+        super().__init__(root)
+        self.go_on = go_on
+        self.stuck = threading.Event()
+
+    def create(self, name: str) -> LocalUpload:
+        upload = StuckUpload(self.root, name)
+        upload.store = self
+        return upload
+
+
+class StuckUpload(LocalUpload):
+    store: StuckStore
+
+    def publish(self, still_wanted: object) -> StoredObject:
+        if self._name.endswith(".parquet") and not self._name.endswith("/p0.parquet"):
+            self.store.stuck.set()
+            self.store.go_on.wait(60)
+        return super().publish(still_wanted)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_store_that_does_not_answer_keeps_a_stopped_run_no_longer_than_its_grace_time(
+    hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    catalog = {f"p{n}": numbered_rows(f"p{n}", 60) for n in range(6)}
+    go_on = threading.Event()
+    store = StuckStore(tmp_path, go_on)
+    run = make_run(hash_pool, in_memory(catalog), store, grace_seconds=0.5)
+    events = run.events()
+    try:
+        with caplog.at_level(logging.WARNING):
+            assert next(events)
+            assert store.stuck.wait(60)
+            events.close()
+        assert "were not published within the grace time" in caplog.text
+        assert published_files(tmp_path, run.space.name) >= {"p0.parquet"}
+    finally:
+        go_on.set()
+
+
+def test_a_superbatch_is_compared_with_those_before_it_once_there_are_enough() -> None:
+    pace = Pace()
+    assert [pace.ratio(100, 1.0) for _ in range(3)] == [None, None, None]
+    assert pace.ratio(100, 1.0) == pytest.approx(1.0)
+    assert pace.ratio(200, 2.0) == pytest.approx(1.0)
+    assert pace.ratio(50, 1.5) == pytest.approx(3.0)
+    assert pace.ratio(0, 9.0) is None
