@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import threading
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
+
+import pyarrow as pa
 
 SLOW_PACE = 2.0  # times the running average from which on a SuperBatch is worth a warning
 _PACE_NEEDS = 3
@@ -257,6 +261,9 @@ class InFlight:
 class MemoryGauge:
     """Samples the memory of this process and its children (PSS: shared pages are split, so the sum is true).
 
+    Before each sample the allocators give back what they hold and do not use: every publishing thread has a heap of its
+    own, and together they would keep the largest pieces that each of them ever saw.
+
     Args:
         interval_seconds: between two samples.
     """
@@ -281,10 +288,18 @@ class MemoryGauge:
     def _watch(self) -> None:
         self._sample()
         while not self._stop.wait(self._interval):
+            give_back_unused()
             self._sample()
 
     def _sample(self) -> None:
         self.peak_bytes = max(self.peak_bytes, sum(map(_pss_bytes, _process_tree(os.getpid()))))
+
+
+def give_back_unused() -> None:
+    """Returns free memory of Arrow's allocator and of the C library to the system."""
+    pa.default_memory_pool().release_unused()
+    with contextlib.suppress(OSError, AttributeError):  # another C library has no such function, and needs none
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _process_tree(root: int) -> list[int]:
