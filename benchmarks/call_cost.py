@@ -9,7 +9,6 @@ nothing either. The published system, which starts its pool around every call, r
 from __future__ import annotations
 
 import math
-import os
 import random
 import statistics
 import time
@@ -22,6 +21,7 @@ import pyarrow as pa
 
 from benchmarks.regression import Line, fit_line
 from surge_dagster.catalogs.synthetic import draw_texts
+from surge_dagster.engine.encoder.fingerprint import usable_cores
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec
 
@@ -92,7 +92,7 @@ def measure_calls(call: Callable[[int], object], sizes: Sequence[int], calls: in
 
 def call_cost_document(quick: bool) -> dict[str, Any]:
     """Both pools' fixed cost, in milliseconds, and what they were read from."""
-    processes = len(os.sched_getaffinity(0))
+    processes = usable_cores()
     ours = pool_call_cost([size for size in SIZES if size <= (1_000 if quick else math.inf)], 3 if quick else 25)
     theirs = peer_call_cost(PEER_SIZES[:4] if quick else PEER_SIZES, 2 if quick else 9, processes)
     return {

@@ -30,11 +30,12 @@ from benchmarks.shapes import SHAPES, write_model
 from benchmarks.start_cost import start_document
 from benchmarks.table import lines
 from benchmarks.targets import targets
-from benchmarks.throughput import PEERS, Plan, measure_workload
-from surge_dagster.engine.encoder.fingerprint import processor
+from benchmarks.throughput import PEERS, Plan, cpu_instructions, measure_workload
+from surge_dagster.engine.encoder.fingerprint import usable_cores
 from surge_dagster.engine.encoder.spec import EncodingSpec
 
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
+INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm")
 _LIBRARIES = (
     *("torch", "sentence-transformers", "transformers", "tokenizers", "openvino", "pyarrow", "numpy"),
     *("onnxruntime", "fastembed", "daft", "flash-attn"),
@@ -108,7 +109,7 @@ def _model_workloads(model: str, inputs: list[str], texts: int, plan: Plan, scra
         workload = _workload(name, amount, plan.seed, spec, folder)
         here = folder / name
         here.mkdir()
-        document = measure_workload(workload, spec, plan, here)
+        document = measure_workload(workload, spec, plan, here, folder / "model.onnx")
         found.append(document | {"model": model if model in SHAPES else spec.model, "random_weights": model in SHAPES})
     return found
 
@@ -130,14 +131,15 @@ def _device() -> tuple[str, str | None]:
 
 
 def _machine(device: str, gpu: str | None) -> dict[str, Any]:
-    flags = Path("/proc/cpuinfo").read_text().split("flags", 1)[-1].split("\n", 1)[0].split()
-    known = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
+    facts = Path("/proc/cpuinfo").read_text().splitlines()
     return {
         "device": device,
         "gpu": gpu,
-        "processor": processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "instructions": [flag for flag in known if flag in flags],
+        "processor": next(
+            (line.split(":", 1)[1].strip() for line in facts if line.startswith("model name")), "unknown"
+        ),
+        "cores": usable_cores(),
+        "instructions": [name for name in INSTRUCTIONS if name in cpu_instructions()],
         "python": platform.python_version(),
     }
 

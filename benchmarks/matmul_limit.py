@@ -13,7 +13,6 @@ second term, attention's products, is 0.5 % of the work at 11 tokens and 18 % at
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,8 +21,10 @@ from pathlib import Path
 import numpy as np
 from safetensors import safe_open
 
-_SECONDS = 0.5
-_ROWS = (512, 2_048)
+from surge_dagster.engine.encoder.fingerprint import usable_cores
+
+_SECONDS = 1.0
+_ROWS = (512, 1_024)
 _GPU_ROWS = (16_384, 65_536)
 _PAIRS = 6
 _NOT_LINEAR = ("embeddings", "pooler")
@@ -76,10 +77,10 @@ class MatmulLimit:
     def __init__(self, backend: str, device: str, precision: str, shape: ModelShape) -> None:
         self.library = "openvino" if backend == "openvino" else "torch"
         self.flops_per_second: float | None = None
+        self._runs: list[tuple[float, Callable[[], None]]] = []
         if precision not in ("fp32", "fp16", "bf16"):
             return
         rows = _ROWS if device == "cpu" else _GPU_ROWS
-        self._runs: list[tuple[float, Callable[[], None]]] = []
         for count in rows:
             if self.library == "openvino":
                 run, passes = _openvino_products(shape, count, precision)
@@ -91,7 +92,7 @@ class MatmulLimit:
 
     def measure(self, seconds: float = _SECONDS) -> None:
         """Measures once more; the best so far stays."""
-        for flops, run in getattr(self, "_runs", ()):
+        for flops, run in self._runs:
             ended = time.perf_counter() + seconds
             while (begun := time.perf_counter()) < ended:
                 run()
@@ -112,7 +113,7 @@ def _openvino_products(shape: ModelShape, rows: int, precision: str) -> tuple[Ca
             # Scaled so that values neither vanish nor explode on their way through the chain.
             weights = (random.standard_normal(size) / size[0] ** 0.5).astype(np.float32)
             node = ops.matmul(node, ops.constant(weights), False, False)
-    threads = len(os.sched_getaffinity(0))
+    threads = usable_cores()
     compiled = ov.Core().compile_model(
         ov.Model([node], [entry], "products"),  # pyright: ignore[reportGeneralTypeIssues]
         "CPU",
@@ -125,7 +126,7 @@ def _openvino_products(shape: ModelShape, rows: int, precision: str) -> tuple[Ca
     )
     queue = ov.AsyncInferQueue(compiled, threads)
     given = random.standard_normal((rows, shape.hidden)).astype(np.float32)
-    passes = 4 * threads
+    passes = 2 * threads
 
     def run() -> None:
         for _ in range(passes):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import os
 import warnings
 from importlib import import_module
 from pathlib import Path
@@ -18,14 +17,13 @@ import numpy as np
 
 from benchmarks.inputs import load_tokenizer
 from benchmarks.peers import Setting, Unavailable, best_batch_size, load_model, require
-
-_FILE = "model.onnx"
+from surge_dagster.engine.encoder.fingerprint import usable_cores
 
 
 def exported(setting: Setting) -> Path:
-    """The model as one ONNX file (transformer, pooling, normalization) in the peers' folder; made once."""
+    """The model as one ONNX file (transformer, pooling, normalization); made once."""
     require("onnxruntime", "onnx", "onnxscript")
-    path = setting.folder / _FILE
+    path = setting.onnx_file
     if not path.exists():
         try:
             _export(setting, path)
@@ -86,7 +84,7 @@ class OnnxRuntime:
         path = exported(setting)
         onnxruntime = import_module("onnxruntime")
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = len(os.sched_getaffinity(0))
+        options.intra_op_num_threads = usable_cores()
         options.log_severity_level = 3
         self._session = onnxruntime.InferenceSession(path, options, providers=_providers(setting.device))
         self._tokenizer = load_tokenizer(setting.space)
@@ -122,7 +120,8 @@ class FastEmbed:
 
     def __init__(self, setting: Setting) -> None:
         require("fastembed")
-        exported(setting)
+        path = exported(setting)
+        (setting.folder / path.name).symlink_to(path)
         description = import_module("fastembed.common.model_description")
         text_embedding = import_module("fastembed").TextEmbedding
         FastEmbed._registered += 1
@@ -133,13 +132,13 @@ class FastEmbed:
             normalization=False,
             sources=description.ModelSource(hf=name),
             dim=setting.space.dimension,
-            model_file=_FILE,
+            model_file=path.name,
         )
         self._model: Any = text_embedding(
             name,
             specific_model_path=str(setting.folder),
             providers=_providers(setting.device),
-            threads=len(os.sched_getaffinity(0)),
+            threads=usable_cores(),
         )
         self.batch_size = 0
         self.batch_size = best_batch_size(setting, lambda size: self.encode(setting.pilot, size))

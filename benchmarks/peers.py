@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from surge_dagster.engine.encoder.fingerprint import usable_cores
 from surge_dagster.engine.encoder.spec import Space
 
 CPU_BATCH_SIZES = (16, 32, 128)
@@ -28,10 +29,18 @@ GPU_BATCH_SIZES = (128, 512, 2_048)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What every peer is given: a folder with the model, where to run, and texts to find its batch size with."""
+    """What every peer is given.
+
+    Attributes:
+        folder: the model, with the space's maximum length in its files.
+        onnx_file: where the model's ONNX export is, or is to be: all workloads of a model share it.
+        device: "cpu" or "cuda:0".
+        pilot: texts to find the batch size with.
+    """
 
     space: Space
     folder: Path
+    onnx_file: Path
     device: str
     pilot: list[str]
 
@@ -117,7 +126,7 @@ class SentenceTransformersPool:
     def __init__(self, setting: Setting) -> None:
         import torch
 
-        cores = len(os.sched_getaffinity(0))
+        cores = usable_cores()
         gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if setting.device != "cpu" else []
         devices = gpus or ["cpu"] * cores
         self._model = load_model(setting.folder, "cpu", {"torch_dtype": torch.float32})
@@ -162,7 +171,9 @@ class Daft:
 def load_model(folder: Path, device: str, options: dict[str, Any]) -> Any:
     """sentence-transformers' model from a folder, without a look at any hub."""
     from sentence_transformers import SentenceTransformer
+    from transformers.utils import logging as transformers_logging
 
+    transformers_logging.disable_progress_bar()
     return SentenceTransformer(str(folder), device=device, local_files_only=True, model_kwargs=options)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from benchmarks.rounds import REFERENCE
 from benchmarks.targets import Target
 
 Document = dict[str, Any]
@@ -49,6 +50,9 @@ def _workload(workload: Document, rounds: int) -> Iterator[str]:
             f"{_cell(row.get('equal_neighbours'), '.1%', 8)}{_cell(row.get('share_of_matmul_limit'), '.0%', 7)}"
             f"{_cell(row.get('padding_ratio'), '.1%', 9)}{_cell(row.get('worker_idle_ratio'), '.1%', 7)}"
         )
+        others = [(name, ratio) for name, ratio in row["ratio_to"].items() if name != REFERENCE]
+        if others and row["kind"] != "peer":
+            yield "    to others: " + ", ".join(f"{name} {ratio:.2f}x" for name, ratio in others)
         if "cold_ratio" in row:
             yield (
                 f"{'  first pass over the texts':40}{row['cold_texts_per_second']:>10,.0f}{row['cold_ratio']:>7.2f}x"
@@ -81,7 +85,7 @@ def _costs(document: Document) -> Iterator[str]:
             f"merge threshold: best {merge['best_threshold_bytes']:,.0f} bytes "
             f"({merge['partitions_merged_at_best']:,} of {merge['partitions']:,} partitions); it would gain "
             f"{merge['gain_over_merging_all_share']:.4%} of a run's encode time over merging all, which gains "
-            f"{merge['gain_of_merging_all_share']:.2%} over merging none"
+            f"{merge['gain_of_merging_all_share']:.4%} over merging none"
         )
     if start:
         yield (

@@ -34,6 +34,7 @@ PEERS: dict[str, Callable[[Setting], Peer]] = {
     "daft": Daft,
 }
 _PILOT_TEXTS = 200
+_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,9 @@ class Plan:
     seed: int
 
 
-def measure_workload(workload: Workload, spec: EncodingSpec, plan: Plan, scratch: Path) -> dict[str, Any]:
+def measure_workload(
+    workload: Workload, spec: EncodingSpec, plan: Plan, scratch: Path, onnx_file: Path
+) -> dict[str, Any]:
     """Every side on one workload; a side that cannot take part is a row with the reason."""
     spec = replace(spec, max_length=workload.max_length)
     space = spec.resolve()
@@ -56,9 +59,9 @@ def measure_workload(workload: Workload, spec: EncodingSpec, plan: Plan, scratch
     lengths = token_lengths(space, texts)
     pilot = texts[:: max(1, len(texts) // _PILOT_TEXTS)]
     with ExitStack() as stack:
-        setting = Setting(space, peer_folder(space, scratch / "model"), plan.device, pilot)
+        setting = Setting(space, peer_folder(space, scratch / "model"), onnx_file, plan.device, pilot)
         rows = [_open_peer(name, setting, stack) for name in plan.peers]
-        pools = [_open_pool(precision, spec, texts, stack) for precision in plan.precisions]
+        pools = [_open_pool(precision, spec, plan.device, texts, stack) for precision in plan.precisions]
         sides = {row.name: side for row, side in pools if side is not None}
         rows += [row for row, _ in pools]
         limits = {
@@ -104,10 +107,15 @@ def _open_peer(name: str, setting: Setting, stack: ExitStack) -> Row:
     return Row(name, "peer", facts, peer.encode)
 
 
-def _open_pool(precision: str, spec: EncodingSpec, texts: list[str], stack: ExitStack) -> tuple[Row, PoolSide | None]:
+def _open_pool(
+    precision: str, spec: EncodingSpec, device: str, texts: list[str], stack: ExitStack
+) -> tuple[Row, PoolSide | None]:
     """A started pool; its first pass over the texts is timed at once."""
     name = f"pool {precision}"
     say(f"  {name}")
+    if device == "cpu" and precision == "bf16" and not _BF16.intersection(cpu_instructions()):
+        reason = "this CPU has no bf16 arithmetic; a library that offers it there imitates it"
+        return Row(name, "pool", {"precision": precision}, lambda _: 0.0, missing=reason), None
     try:
         pool = stack.enter_context(EncoderPool(spec, precision=precision))
     except ConfigError as error:
@@ -171,3 +179,9 @@ def _superbatch(side: PoolSide, plan: Plan) -> dict[str, Any]:
         "padding_ratio": large.padding_ratio,
         "worker_idle_ratio": large.idle_ratio,
     }
+
+
+def cpu_instructions() -> set[str]:
+    """What the processor says that it can do, by the kernel's names."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return {flag for line in lines if line.startswith(("flags", "Features")) for flag in line.split(":", 1)[1].split()}
