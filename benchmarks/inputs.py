@@ -30,8 +30,8 @@ LONG_TOKENS = (16, 512)
 _TEXTS_PER_PARTITION = 2_500  # of the papers' workload: 10M texts in 4,000 partitions
 # A capped catalog is drawn from, not the whole: parsing every package takes longer than measuring.
 _LEAST_DEMO_TEXTS = 10_000
-# No text is shorter than half the mean, and no word of them longer than this with its space.
-_LONGEST_WORD_BYTES = 14
+# A long text is cut from so many drawn ones of so many bytes: over 550 words, each at least a token.
+_PIECES, _PIECE_BYTES = 8, 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +87,12 @@ def long_workload(texts: int, seed: int, tokenizer: Tokenizer) -> Workload:
     """Texts of 16 to 512 tokens, special ones included; each is cut from a longer one at the token it ends with."""
     low, high = LONG_TOKENS
     targets = np.exp(np.random.default_rng(seed).uniform(np.log(low), np.log(high + 1), texts)).astype(np.int64)
-    drawn = draw_texts(seed, 2, np.arange(texts, dtype=np.uint64), 2 * _LONGEST_WORD_BYTES * high).to_pylist()
+    pieces = draw_texts(seed, 2, np.arange(_PIECES * texts, dtype=np.uint64), _PIECE_BYTES).to_pylist()
+    drawn = [" ".join(pieces[start : start + _PIECES]) for start in range(0, len(pieces), _PIECES)]
     special = tokenizer.num_special_tokens_to_add(False)
     cut = []
     for text, target in zip(drawn, np.clip(targets, low, high).tolist(), strict=True):
-        enough = " ".join(text.split(" ", target)[:target])  # a word is at least one token
+        enough = " ".join(text.split(" ", target)[:target])
         found = tokenizer.encode(enough, add_special_tokens=False).offsets
         cut.append(enough[: found[target - special - 1][1]])
     return Workload("long", cut, _keyed([texts]), max_length=high)
