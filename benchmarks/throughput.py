@@ -117,7 +117,8 @@ def _open_pool(
         reason = "this CPU has no bf16 arithmetic; a library that offers it there imitates it"
         return Row(name, "pool", {"precision": precision}, lambda _: 0.0, missing=reason), None
     try:
-        pool = stack.enter_context(EncoderPool(spec, precision=precision))
+        devices = "cpu" if device == "cpu" else "auto"  # all GPUs, and never another kind than the peers use
+        pool = stack.enter_context(EncoderPool(spec, precision=precision, devices=devices))
     except ConfigError as error:
         return Row(name, "pool", {"precision": precision}, lambda _: 0.0, missing=first_line(error)), None
     side = PoolSide(pool, texts)
