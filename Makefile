@@ -13,6 +13,7 @@ export DAGSTER_HOME
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+BENCH_STAMP := $(VENV)/.bench-installed
 EXTRAS := cpu,demo,dev
 SOURCES := surge_dagster assets resources tests benchmarks
 
@@ -65,8 +66,14 @@ lint: $(STAMP) ## ruff and pyright
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-bench: $(STAMP) ## texts per second of this engine beside plain sentence-transformers
+bench: $(BENCH_STAMP) ## this engine beside sentence-transformers and whatever other peers install
 	@$(BIN)/python -m benchmarks.encode $(ARGS)
+
+# The peers are not needed: one that is missing is a line in the table that says so.
+$(BENCH_STAMP): $(STAMP)
+	@echo "Installing the benchmark's peers into $(VENV)"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check $(TORCH_INDEX) -c constraints.txt -e ".[$(EXTRAS),bench]" && touch $@ \
+	  || echo "make bench: the other peers did not install; going on without them" >&2
 
 clean: ## remove the environment, caches and builds; data/ and .dagster/ stay
 	@test ! -e $(STAMP) || rm -rf $(VENV)

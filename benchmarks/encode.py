@@ -1,205 +1,196 @@
-"""Texts per second of this engine beside plain sentence-transformers, on the demo catalog, in one run.
+"""This engine beside sentence-transformers and others: texts per second, fidelity, and what a call and a start cost.
 
-Machines are noisy, so the two take turns on the same texts, round by round, and what counts is the ratio within a
-round. Two things of this engine are measured: the pool alone (texts in shared memory to vectors in shared memory) and a
-whole run (Parquet catalog to published files). sentence-transformers encodes the same texts, read beforehand, with the
-best of three batch sizes. The first round of the pool is on texts it never saw and is printed on its own.
+    python -m benchmarks.encode [--texts 1500] [--rounds 3] [--inputs demo,short,long] [--quick]
 
-    python -m benchmarks.encode [--texts 1500] [--rounds 3]
+Prints a table and, as the last line of standard output, one JSON document. Every figure is a ratio to peers in the same
+run, with the lowest and the mean cosine to fp32 sentence-transformers beside it; docs/benchmarks.md says what each one
+means. Exits with 1 when the pool is slower than sentence-transformers, and for no other figure.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
+import os
 import platform
-import random
 import shutil
-import statistics
 import sys
 import tempfile
-import time
-from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from surge_dagster.catalogs.demo import build_demo_catalog
-from surge_dagster.engine.catalog import encode_key
-from surge_dagster.engine.encoder.arena import Slot
-from surge_dagster.engine.encoder.pool import EncoderPool
+from benchmarks.call_cost import call_cost_document
+from benchmarks.inputs import INPUTS, Workload, demo_workload, load_tokenizer, long_workload, short_workload
+from benchmarks.merge_threshold import merge_document
+from benchmarks.regression import Line
+from benchmarks.rounds import say
+from benchmarks.shapes import SHAPES, write_model
+from benchmarks.start_cost import start_document
+from benchmarks.table import lines
+from benchmarks.targets import targets
+from benchmarks.throughput import PEERS, Plan, cpu_instructions, measure_workload
+from surge_dagster.engine.encoder.fingerprint import usable_cores
 from surge_dagster.engine.encoder.spec import EncodingSpec
-from surge_dagster.engine.output.store import open_store
-from surge_dagster.engine.run import EmbeddingRun
-from surge_dagster.engine.sources import open_source
 
-BATCH_SIZES = (16, 32, 128)
-_CATALOG_TEXTS = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Texts drawn from the demo catalog, and the catalog they were written to, with its partitions."""
-
-    texts: list[str]
-    catalog: Path
+PRECISIONS = ("fp32", "fp16", "bf16", "int8")
+INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm")
+_LIBRARIES = (
+    *("torch", "sentence-transformers", "transformers", "tokenizers", "openvino", "pyarrow", "numpy"),
+    *("onnxruntime", "fastembed", "daft", "flash-attn"),
+)
 
 
-def draw_sample(folder: Path, texts: int, seed: int) -> Sample:
-    """Draw texts from a capped demo catalog and write them as a catalog with the same partitions."""
-    build_demo_catalog(folder / "demo", limit=max(_CATALOG_TEXTS, texts))
-    rows = [
-        (partition.key, identity, text)
-        for partition in open_source(folder / "demo")
-        for batch in partition.read()
-        for identity, text in zip(batch.ids.to_pylist(), batch.texts.to_pylist(), strict=True)
-    ]
-    rows = sorted(random.Random(seed).sample(rows, min(texts, len(rows))))
-    by_key: dict[str, list[tuple[str, str]]] = {}
-    for key, identity, text in rows:
-        by_key.setdefault(key, []).append((identity, text))
-    for key, pairs in by_key.items():
-        path = folder / "sample" / f"partition={encode_key(key)}" / "part-0.parquet"
-        path.parent.mkdir(parents=True)
-        pq.write_table(pa.table({"id": [pair[0] for pair in pairs], "text": [pair[1] for pair in pairs]}), path)
-    return Sample([row[2] for row in rows], folder / "sample")
-
-
-class SentenceTransformers:
-    """The peer: `SentenceTransformer.encode` in fp32 on the CPU, with the best of three batch sizes."""
-
-    def __init__(self, model_path: str, pilot: list[str]) -> None:
-        from sentence_transformers import SentenceTransformer
-
-        self._model = SentenceTransformer(model_path, device="cpu")
-        self.encode(pilot[:32], 32)
-        self.batch_size = min(BATCH_SIZES, key=lambda size: self._seconds(pilot, size))
-
-    def encode(self, texts: list[str], batch_size: int | None = None) -> np.ndarray:
-        return self._model.encode(texts, batch_size=batch_size or self.batch_size, show_progress_bar=False)
-
-    def _seconds(self, texts: list[str], batch_size: int) -> float:
-        begun = time.perf_counter()
-        self.encode(texts, batch_size)
-        return time.perf_counter() - begun
-
-
-def cosines(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Cosine of each row of one matrix to the same row of the other."""
-    lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
-    return np.einsum("ij,ij->i", ours, theirs) / lengths
-
-
-def measure(texts: int, rounds: int, seed: int) -> dict[str, object]:
-    """Run the benchmark and give its document."""
-    folder = Path(tempfile.mkdtemp(prefix="surge-bench-"))
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Run everything that was asked for and give the document."""
+    device, gpu = _device()
+    quick: bool = arguments.quick
+    texts = arguments.texts or (60 if quick else 1_500 if device == "cpu" else 200_000)
+    precisions = arguments.precisions or (["fp32", "bf16", "int8"] if device == "cpu" else ["fp16", "bf16", "fp32"])
+    plan = Plan(
+        device=device,
+        peers=list(dict.fromkeys(["sentence-transformers", *arguments.peers])),
+        precisions=precisions,
+        rounds=arguments.rounds or (1 if quick else 3),
+        superbatch=arguments.superbatch or (200 if quick else 100_000),
+        seed=arguments.seed,
+    )
+    scratch = Path(tempfile.mkdtemp(prefix="surge-bench-"))
     try:
-        say("building the demo catalog and drawing texts from it")
-        sample = draw_sample(folder, texts, seed)
-        say(f"starting the pool and sentence-transformers for {len(sample.texts):,} texts")
-        with EncoderPool(EncodingSpec()) as pool:
-            peer = SentenceTransformers(pool.space.model_path, sample.texts[:: max(1, len(sample.texts) // 200)])
-            size = max(1, sum(len(text.encode()) for text in sample.texts))
-            with pool.arena(slots=1, max_texts=len(sample.texts), max_bytes=size) as arena:
-                slot = arena.acquire()
-                slot.append(pa.array(sample.texts, pa.large_string()))  # pyright: ignore[reportArgumentType]
-                return _rounds(pool, peer, slot, sample, rounds, folder)
+        workloads = [
+            found
+            for model in arguments.models or (["default"] if device == "cpu" else ["default", *SHAPES])
+            for found in _model_workloads(model, arguments.inputs, texts, plan, scratch)
+        ]
+        say("fixed cost of a call")
+        call = call_cost_document(quick)
+        rates = [row["texts_per_second"] for found in workloads for row in _pool_rows(found)]
+        say("merge threshold")
+        merge = merge_document(Line(**call["samples"]["pool"]["line"]), rates[0], quick) if rates else None
+        say("start")
+        start = start_document(EncodingSpec(), device, 1 if quick else 5)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _rounds(
-    pool: EncoderPool, peer: SentenceTransformers, slot: Slot, sample: Sample, rounds: int, folder: Path
-) -> dict[str, object]:
-    count = len(sample.texts)
-    cold = count / pool.encode(slot).encode_seconds
-    rates: dict[str, list[float]] = {"peer": [], "pool": [], "run": []}
-    reference = np.empty((0, 0))
-    padding = 0.0
-    for index in range(rounds):
-        say(f"round {index + 1} of {rounds}")
-        begun = time.perf_counter()
-        reference = peer.encode(sample.texts)
-        rates["peer"].append(count / (time.perf_counter() - begun))
-        figures = pool.encode(slot)
-        rates["pool"].append(count / figures.encode_seconds)
-        padding = 1 - figures.tokens / max(1, figures.padded_tokens)
-        run = EmbeddingRun(open_source(sample.catalog), open_store(folder / f"out-{index}"), pool)
-        list(run)
-        rates["run"].append(run.report.texts_per_second)
-    close = cosines(slot.matrix(0, count).astype(np.float32), reference.astype(np.float32))
-    ratios = {
-        name: [ours / theirs for ours, theirs in zip(rates[name], rates["peer"], strict=True)]
-        for name in ("pool", "run")
-    }
-    return {
+        shutil.rmtree(scratch, ignore_errors=True)
+    document: dict[str, Any] = {
         "benchmark": "encode",
-        "texts": count,
-        "mean_text_bytes": round(slot.text_bytes / count, 1),
-        "rounds": rounds,
-        "model": pool.space.name,
-        "backend": pool.backend,
-        "precision": pool.precision,
-        "peer_batch_size": peer.batch_size,
-        "peer_texts_per_second": statistics.median(rates["peer"]),
-        "pool_texts_per_second": statistics.median(rates["pool"]),
-        "run_texts_per_second": statistics.median(rates["run"]),
-        "cold_texts_per_second": cold,
-        "pool_ratio": statistics.median(ratios["pool"]),
-        "pool_ratios": ratios["pool"],
-        "run_ratio": statistics.median(ratios["run"]),
-        "run_ratios": ratios["run"],
-        "cold_ratio": cold / statistics.median(rates["peer"]),
-        "padding_ratio": padding,
-        "lowest_cosine": float(close.min()),
-        "mean_cosine": float(close.mean()),
-        "versions": {name: version(name) for name in ("torch", "sentence-transformers", "transformers", "pyarrow")}
-        | ({"openvino": version("openvino")} if pool.backend == "openvino" else {})
-        | {"python": platform.python_version()},
+        "machine": _machine(device, gpu),
+        "versions": _versions(),
+        "settings": {"texts": texts, "rounds": plan.rounds, "seed": plan.seed, "quick": quick},
+        "workloads": workloads,
+        "call_cost": call,
+        "merge_threshold": merge,
+        "start": start,
+    }
+    return document | {
+        "targets": [aim.as_dict() for aim in targets(document)],
+        "slower_than_sentence_transformers": slower(document),
     }
 
 
-def print_table(document: dict[str, object]) -> None:
-    """The figures for people."""
-    print(
-        f"\n{document['texts']:,} docstrings of {document['mean_text_bytes']} bytes on average, {document['model']}, "
-        f"{document['backend']} {document['precision']}, median of {document['rounds']} rounds\n"
-    )
-    print(f"{'':44}{'texts/s':>10}{'ratio':>9}")
-    peer = f"sentence-transformers fp32, batch {document['peer_batch_size']}"
-    for label, rate, ratio in (
-        (peer, document["peer_texts_per_second"], 1.0),
-        ("pool, first pass over the texts", document["cold_texts_per_second"], document["cold_ratio"]),
-        ("pool", document["pool_texts_per_second"], document["pool_ratio"]),
-        ("run: catalog to published files", document["run_texts_per_second"], document["run_ratio"]),
-    ):
-        print(f"{label:44}{rate:>10,.0f}{ratio:>8.2f}x")
-    print(
-        f"\ncosine to sentence-transformers fp32: lowest {document['lowest_cosine']:.7f}, "
-        f"mean {document['mean_cosine']:.7f}; padding {document['padding_ratio']:.1%} of tokens\n"
-    )
+def slower(document: dict[str, Any]) -> bool:
+    """Whether the pool, at its first precision, lost to sentence-transformers on any workload."""
+    return any(row["ratio"] < 1 for found in document["workloads"] for row in _pool_rows(found)[:1])
 
 
-def say(text: str) -> None:
-    """Progress, on standard error."""
-    print(text, file=sys.stderr, flush=True)
+def _pool_rows(workload: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row for row in workload["rows"] if row["kind"] == "pool" and "missing" not in row]
+
+
+def _model_workloads(model: str, inputs: list[str], texts: int, plan: Plan, scratch: Path) -> list[dict[str, Any]]:
+    folder = scratch / model
+    folder.mkdir()
+    spec = EncodingSpec() if model == "default" else EncodingSpec(write_model(model, folder))
+    found = []
+    for name in inputs:
+        say(f"{model}, {name}: drawing texts")
+        # A model ten times as large gets fewer texts, and a long text has as many tokens as ten short ones.
+        amount = texts if model == "default" else max(20, texts // 8)
+        workload = _workload(name, amount, plan.seed, spec, folder)
+        here = folder / name
+        here.mkdir()
+        document = measure_workload(workload, spec, plan, here, folder / "model.onnx")
+        found.append(document | {"model": model if model in SHAPES else spec.model, "random_weights": model in SHAPES})
+    return found
+
+
+def _workload(name: str, texts: int, seed: int, spec: EncodingSpec, folder: Path) -> Workload:
+    if name == "demo":
+        return demo_workload(folder / "catalog", texts, seed)
+    if name == "short":
+        return short_workload(texts, seed)
+    return long_workload(max(20, texts // 10), seed, load_tokenizer(spec.resolve()))
+
+
+def _device() -> tuple[str, str | None]:
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda:0", torch.cuda.get_device_name(0)
+    return "cpu", None
+
+
+def _machine(device: str, gpu: str | None) -> dict[str, Any]:
+    facts = Path("/proc/cpuinfo").read_text().splitlines()
+    return {
+        "device": device,
+        "gpu": gpu,
+        "processor": next(
+            (line.split(":", 1)[1].strip() for line in facts if line.startswith("model name")), "unknown"
+        ),
+        "cores": usable_cores(),
+        "instructions": [name for name in INSTRUCTIONS if name in cpu_instructions()],
+        "python": platform.python_version(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _names(known: tuple[str, ...]) -> Any:
+    """A comma-separated list of known names, as an argument's type."""
+
+    def parse(text: str) -> list[str]:
+        names = [name.strip() for name in text.split(",") if name.strip()]
+        if unknown := [name for name in names if name not in known]:
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: choose from {', '.join(known)}")
+        return names
+
+    return parse
+
+
+def parse(words: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--texts", type=int, help="texts of a short workload (1,500; 200,000 on a GPU); long ones get a tenth")
+    add("--rounds", type=int, help="times that the sides take turns (3)")
+    add("--seed", type=int, default=0, help="of every draw")
+    add("--inputs", type=_names(INPUTS), default=list(INPUTS), help=f"of {','.join(INPUTS)}")
+    add("--peers", type=_names(tuple(PEERS)), default=list(PEERS), help=f"of {','.join(PEERS)}")
+    add("--precisions", type=_names(PRECISIONS), help=f"of {','.join(PRECISIONS)}")
+    add("--models", type=_names(("default", *SHAPES)), help=f"of default,{','.join(SHAPES)} (random weights)")
+    add("--superbatch", type=int, help="texts of the one large call (100,000)")
+    add("--quick", action="store_true", help="tiny sizes: shows that everything runs, measures nothing")
+    return parser.parse_args(words)
 
 
 def main() -> None:
-    """Parse the arguments, measure, print; exits with 1 when this engine is slower than its peer."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--texts", type=int, default=1500, help="texts drawn from the demo catalog")
-    parser.add_argument("--rounds", type=int, default=3, help="times that the two take turns")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw")
-    arguments = parser.parse_args()
-    document = measure(arguments.texts, arguments.rounds, arguments.seed)
-    print_table(document)
+    """Parse, measure, print."""
+    arguments = parse()
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
+    document = measure(arguments)
+    print("\n".join(lines(document, targets(document))))
     print(json.dumps(document))
-    ratio = document["run_ratio"]
-    sys.exit(0 if isinstance(ratio, float) and ratio >= 1.0 else 1)
+    sys.exit(1 if document["slower_than_sentence_transformers"] else 0)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,158 @@
+"""The machine's own limit: multiplying the model's matrices and doing nothing else, with the library that encodes.
+
+A transformer is mostly linear layers, so no encoder can be faster than the machine multiplies matrices of these
+shapes. The limit is measured in the same run, before and after the rounds, and the best of all counts: a machine that
+was slowed down by others during the measurement must not look easy to saturate. The work of a text of L tokens is
+
+    2 · L · (parameters of the linear layers) + 4 · L² · hidden size · layers        floating-point operations
+
+with the parameters read from the model's own files; embeddings are looked up, not multiplied, and do not count. The
+second term, attention's products, is 0.5 % of the work at 11 tokens and 18 % at 512 for the demo model's shape.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import safe_open
+
+from surge_dagster.engine.encoder.fingerprint import usable_cores
+
+_SECONDS = 1.0
+_ROWS = (512, 1_024)
+_GPU_ROWS = (16_384, 65_536)
+_PAIRS = 6
+_NOT_LINEAR = ("embeddings", "pooler")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What decides about the work of a token."""
+
+    linear_parameters: int
+    hidden: int
+    intermediate: int
+    layers: int
+
+    def flops(self, lengths: np.ndarray) -> float:
+        """Floating-point operations for texts of these lengths in tokens."""
+        exact = lengths.astype(np.float64)
+        attention = 4.0 * self.hidden * self.layers * float((exact**2).sum())
+        return 2.0 * self.linear_parameters * float(exact.sum()) + attention
+
+
+def read_shape(model_path: str) -> ModelShape:
+    """The shape of the model in a folder, from its config and the headers of its weights."""
+    folder = Path(model_path)
+    config = json.loads((folder / "config.json").read_text())
+    parameters = 0
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="numpy") as weights:
+            for name in weights.keys():  # noqa: SIM118 (not a dict)
+                shape = weights.get_slice(name).get_shape()
+                if len(shape) == 2 and not any(part in name for part in _NOT_LINEAR):
+                    parameters += shape[0] * shape[1]
+    return ModelShape(
+        linear_parameters=parameters,
+        hidden=config["hidden_size"],
+        intermediate=config["intermediate_size"],
+        layers=config["num_hidden_layers"],
+    )
+
+
+class MatmulLimit:
+    """Floating-point operations per second of the feed-forward layers' products, best of all measurements.
+
+    Args:
+        backend: "openvino", or anything else for torch.
+        device: "cpu" or "cuda:N".
+        precision: "fp32", "fp16" or "bf16"; int8 has no limit of its own here.
+    """
+
+    def __init__(self, backend: str, device: str, precision: str, shape: ModelShape) -> None:
+        self.library = "openvino" if backend == "openvino" else "torch"
+        self.flops_per_second: float | None = None
+        self._runs: list[tuple[float, Callable[[], None]]] = []
+        if precision not in ("fp32", "fp16", "bf16"):
+            return
+        rows = _ROWS if device == "cpu" else _GPU_ROWS
+        for count in rows:
+            if self.library == "openvino":
+                run, passes = _openvino_products(shape, count, precision)
+            else:
+                run, passes = _torch_products(shape, count, precision, device)
+            self._runs.append((passes * 2.0 * 2 * _PAIRS * count * shape.hidden * shape.intermediate, run))
+        for _, run in self._runs:
+            run()
+
+    def measure(self, seconds: float = _SECONDS) -> None:
+        """Measures once more; the best so far stays."""
+        for flops, run in self._runs:
+            ended = time.perf_counter() + seconds
+            while (begun := time.perf_counter()) < ended:
+                run()
+                rate = flops / (time.perf_counter() - begun)
+                self.flops_per_second = max(rate, self.flops_per_second or 0.0)
+
+
+def _openvino_products(shape: ModelShape, rows: int, precision: str) -> tuple[Callable[[], None], int]:
+    """Products on every stream at once, with the streams and threads of the pool's worker; passes of one call."""
+    import openvino as ov
+    from openvino import opset13 as ops
+
+    random = np.random.default_rng(0)
+    entry = ops.parameter([rows, shape.hidden], np.float32)
+    node = entry
+    for _ in range(_PAIRS):
+        for size in ((shape.hidden, shape.intermediate), (shape.intermediate, shape.hidden)):
+            # Scaled so that values neither vanish nor explode on their way through the chain.
+            weights = (random.standard_normal(size) / size[0] ** 0.5).astype(np.float32)
+            node = ops.matmul(node, ops.constant(weights), False, False)
+    threads = usable_cores()
+    compiled = ov.Core().compile_model(
+        ov.Model([node], [entry], "products"),  # pyright: ignore[reportGeneralTypeIssues]
+        "CPU",
+        {
+            "INFERENCE_PRECISION_HINT": ov.Type.f32 if precision == "fp32" else ov.Type.bf16,
+            "NUM_STREAMS": threads,
+            "INFERENCE_NUM_THREADS": threads,
+            "ENABLE_CPU_PINNING": False,
+        },
+    )
+    queue = ov.AsyncInferQueue(compiled, threads)
+    given = random.standard_normal((rows, shape.hidden)).astype(np.float32)
+    passes = 2 * threads
+
+    def run() -> None:
+        for _ in range(passes):
+            queue.start_async([given], share_inputs=True)
+        queue.wait_all()
+
+    return run, passes
+
+
+def _torch_products(shape: ModelShape, rows: int, precision: str, device: str) -> tuple[Callable[[], None], int]:
+    """The same with torch; passes of one call."""
+    import torch
+
+    kind = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
+    layers = []
+    for _ in range(_PAIRS):
+        for size in ((shape.hidden, shape.intermediate), (shape.intermediate, shape.hidden)):
+            layers.append((torch.randn(size[1], size[0]) / size[0] ** 0.5).to(device, kind))
+    given = torch.randn(rows, shape.hidden).to(device, kind)
+
+    @torch.inference_mode()
+    def run() -> None:
+        values = given
+        for weights in layers:
+            values = torch.nn.functional.linear(values, weights)
+        if device != "cpu":
+            torch.cuda.synchronize()
+
+    return run, 1

@@ -1,0 +1,32 @@
+"""A backend that computes nothing: what a call costs with it is what a call costs by itself.
+
+Texts are handed to it as to any other backend, and every row is reported as done; the matrix stays as it is.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from surge_dagster.engine.encoder.backends.base import BackendSettings, ChunkFigures, Progress
+from surge_dagster.engine.encoder.spec import Space
+
+
+class NullBackend:
+    """The worker's side of `backend="benchmarks.null_backend:NullBackend"`."""
+
+    name = "null"
+    detail = "no vectors"
+
+    def __init__(self, space: Space, settings: BackendSettings) -> None:
+        pass
+
+    def prepare(self, texts: list[str], progress: Progress) -> int:
+        progress()
+        return len(texts)
+
+    def forward(self, prepared: int, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkFigures:
+        truncated[:] = 0
+        progress()
+        return ChunkFigures(
+            tokens=prepared, padded_tokens=prepared, truncated=0, tokenize_seconds=0.0, forward_seconds=0.0
+        )
