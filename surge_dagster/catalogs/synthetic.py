@@ -34,7 +34,7 @@ LOG_SIGMA = 1.72
 MEAN_BYTES = 47
 
 # Part of every source version, changed whenever the same arguments would give other rows.
-_RULES = 1
+_RULES = 2
 _LEAST_MEAN_BYTES = 16
 _MOST_MEAN_BYTES = 100_000
 # A row group also ends at this much text, so that long texts don't make big ones.
@@ -177,9 +177,9 @@ def draw_texts(seed: int, number: int, rows: _U64, mean_bytes: int = MEAN_BYTES)
     most = least + choices
     blocks = np.arange(1, most // 8 + 2, dtype=np.uint64) << np.uint64(40)
     drawn = _finalized(bits[:, None] + blocks).astype("<u8").view(np.uint8)[:, :most]
-    position = np.arange(most, dtype=np.uint8)
+    position = np.arange(most)
     # The first word's kind is drawn as well: kinds differ in their words' lengths.
-    kind = (position + (bits >> np.uint64(56)).astype(np.uint8)[:, None]) & np.uint8(3)
+    kind = (position.astype(np.uint8) + (bits >> np.uint64(56)).astype(np.uint8)[:, None]) & np.uint8(3)
     chosen = (drawn & np.uint8(63)) | (kind << np.uint8(6))
     offsets = np.zeros(len(rows) + 1, dtype=np.int32)
     np.cumsum(words, out=offsets[1:])

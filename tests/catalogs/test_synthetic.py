@@ -82,6 +82,9 @@ def test_a_text_depends_on_its_place_alone() -> None:
     assert texts_of(5, 3, 1_000) != whole
     assert texts_of(6, 2, 1_000) != whole
     assert len(set(whole)) > 990
+    rows = np.arange(20, dtype=np.uint64)
+    long = draw_texts(5, 2, rows, 3_000).to_pylist()  # of over 255 words each
+    assert [draw_texts(5, 2, rows[row : row + 1], 3_000).to_pylist() for row in range(20)] == [[text] for text in long]
 
 
 def test_the_engine_reads_it(tmp_path: Path) -> None:
