@@ -41,7 +41,8 @@ def _with(rows: Rows, row: int, text: str) -> Rows:
 def test_a_text_that_ends_workers_fails_its_partition_and_no_other(
     faulty_pool: EncoderPool, tmp_path: Path, harm: str
 ) -> None:
-    catalog = {f"p{n}": numbered_rows(f"p{n}", 700) for n in range(6)} | {"empty": []}
+    catalog: dict[str, Rows] = {f"p{n}": numbered_rows(f"p{n}", 700) for n in range(6)}
+    catalog["empty"] = []
     catalog["p3"] = _with(catalog["p3"], 400, harm)
     run = make_run(faulty_pool, in_memory(catalog), tmp_path, LARGE)
     [failure] = failures(finish(run))
@@ -102,7 +103,7 @@ def test_partitions_of_an_unfinished_superbatch_that_are_encoded_are_published_w
     faulty_pool: EncoderPool, tmp_path: Path
 ) -> None:
     hung = tmp_path / "hung"
-    catalog = {f"p{n}": numbered_rows(f"p{n}", 4_000) for n in range(4)}
+    catalog: dict[str, Rows] = {f"p{n}": numbered_rows(f"p{n}", 4_000) for n in range(4)}
     catalog["p3"] = _with(catalog["p3"], 3_999, f"hang once {hung}")
     run = make_run(faulty_pool, in_memory(catalog), tmp_path / "out", LARGE, grace_seconds=4.0)
     stopped = threading.Event()
