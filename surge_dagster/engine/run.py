@@ -53,7 +53,7 @@ _CALLS_AT_ONCE = 2
 _POLL_SECONDS = 0.05
 _WORTH_A_WARNING_SECONDS = 1.0
 # Of the grace time, for the SuperBatches that are being encoded; most of one takes no longer.
-_ENCODE_SHARE = 0.25
+_ENCODE_SHARE = 0.5
 
 
 class EmbeddingRun:
@@ -140,7 +140,7 @@ class EmbeddingRun:
     def events(self) -> Generator[Event]:
         """Run, and yield what happens in the order it was committed: each SuperBatch, then the partitions it completed.
 
-        Closing the generator stops the run: what is encoded by then, or within a quarter of the grace time, is
+        Closing the generator stops the run: what is encoded by then, or within half of the grace time, is
         published, the rest is left for the next run. It returns when the grace time is over at the latest.
 
         Raises:
