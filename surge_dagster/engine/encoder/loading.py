@@ -66,9 +66,9 @@ def _candidates(settings: BackendSettings) -> list[str]:
 
 
 def _torch(space: Space, settings: BackendSettings) -> Backend:
-    from surge_dagster.engine.encoder.backends.torch_backend import TorchBackend
+    from surge_dagster.engine.encoder.backends.torch_backend import load_torch
 
-    return TorchBackend(space, settings)
+    return load_torch(space, settings)
 
 
 def _openvino(space: Space, settings: BackendSettings) -> Backend:

@@ -9,28 +9,15 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from surge_dagster.engine.encoder.spec import Space
+from surge_dagster.engine.encoder.tokenization import TokenizerFacts
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from sentence_transformers import SentenceTransformer
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizerFacts:
-    """What a `TextTokenizer` and an embedder need to know.
-
-    `prompt_length` is in tokens, None where no prompt is used or the pooling does not ask.
-    """
-
-    tokenizer_json: str
-    truncation_side: str
-    pad_id: int
-    prompt_length: int | None
 
 
 def load_reference(space: Space, device: str) -> SentenceTransformer:

@@ -16,24 +16,25 @@ import hashlib
 import json
 import logging
 import os
+import queue
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import openvino as ov
 
 from surge_dagster.engine.encoder import disk_cache
-from surge_dagster.engine.encoder.backends.base import BackendSettings, ChunkFigures, Progress
-from surge_dagster.engine.encoder.fingerprint import cache_key
+from surge_dagster.engine.encoder.backends.base import BackendSettings
+from surge_dagster.engine.encoder.backends.token_backend import ChunkPasses, TokenBackend
+from surge_dagster.engine.encoder.fingerprint import cache_key, processor
 from surge_dagster.engine.encoder.model_digest import file_sha256, read_document
+from surge_dagster.engine.encoder.pass_loop import PassLoop
 from surge_dagster.engine.encoder.spec import Space
-from surge_dagster.engine.encoder.token_batches import TokenBatch, plan_batches
-from surge_dagster.engine.encoder.tokenization import TextTokenizer, Tokens
+from surge_dagster.engine.encoder.token_batches import TokenBatch
+from surge_dagster.engine.encoder.tokenization import TextTokenizer, TokenizerFacts, Tokens
 from surge_dagster.engine.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -45,16 +46,11 @@ _HINTS = {"fp32": "f32", "bf16": "bf16"}
 _FILES = ("model.xml", "model.bin", "tokenizer.json")
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    tokens: Tokens
-    seconds: float
-
-
-class OpenvinoBackend:
+class OpenvinoBackend(TokenBackend):
     """The worker's side of OpenVINO on the CPU."""
 
     name = "openvino"
+    budget_candidates = (256, 512, 1_024, 2_048, 4_096)
 
     def __init__(self, space: Space, settings: BackendSettings) -> None:
         core = ov.Core()
@@ -62,12 +58,8 @@ class OpenvinoBackend:
             raise ConfigError("this CPU has no bf16 arithmetic; use precision fp32")
         with _converted(space) as folder:
             facts = read_document(folder / "facts.json") or {}
-            self._tokenizer = TextTokenizer(
-                (folder / "tokenizer.json").read_text(),
-                max_length=space.max_length,
-                prompt=space.prompt,
-                truncation_side=facts["truncation_side"],
-                pad_id=facts["pad_id"],
+            tokenizer_facts = TokenizerFacts(
+                (folder / "tokenizer.json").read_text(), facts["truncation_side"], facts["pad_id"]
             )
             wanted = getattr(ov.Type, _HINTS[settings.precision])
             # One stream per core gives the most texts per second: no core waits for another inside a pass.
@@ -84,41 +76,32 @@ class OpenvinoBackend:
         found = compiled.get_property("INFERENCE_PRECISION_HINT")
         if found != wanted:
             raise ConfigError(f"OpenVINO computes in {found} although {wanted} was asked for")
+        self.machine = f"{processor()} {settings.threads}"
         self.detail = f"openvino {ov.get_version().split('-')[0]}, {settings.threads} streams"
-        self._queue = ov.AsyncInferQueue(compiled, settings.threads)
-        self._queue.set_callback(self._collect)
-        self._budget = settings.token_budget or _TOKEN_BUDGET
-
-    def prepare(self, texts: list[str], progress: Progress) -> _Prepared:
-        started = time.perf_counter()
-        tokens = self._tokenizer.encode(texts)
-        progress()
-        return _Prepared(tokens, time.perf_counter() - started)
-
-    def forward(
-        self, prepared: _Prepared, matrix: np.ndarray, truncated: np.ndarray, progress: Progress
-    ) -> ChunkFigures:
-        started = time.perf_counter()
-        tokens = prepared.tokens
-        truncated[:] = tokens.truncated
-        batches = plan_batches(tokens.lengths, self._budget, _PASS_TOKENS)
-        for batch in batches:
-            # Waits for a free stream; the callback of a finished pass writes its rows.
-            self._queue.start_async(list(tokens.gather(batch.rows, batch.length)), (batch, matrix, progress))
-        self._queue.wait_all()
-        return ChunkFigures(
-            tokens=len(tokens.ids),
-            padded_tokens=sum(batch.tokens for batch in batches),
-            truncated=int(np.count_nonzero(tokens.truncated)),
-            tokenize_seconds=prepared.seconds,
-            forward_seconds=time.perf_counter() - started,
+        # Requests of our own, not OpenVINO's queue of them: there, nobody learns which pass of several has failed.
+        self._idle: queue.SimpleQueue[ov.InferRequest] = queue.SimpleQueue()
+        for _ in range(settings.threads):
+            self._idle.put(compiled.create_infer_request())
+        loop = PassLoop(
+            token_budget=settings.token_budget or _TOKEN_BUDGET, pass_tokens=_PASS_TOKENS, streams=settings.threads
         )
+        super().__init__(TextTokenizer.for_space(tokenizer_facts, space), loop)
 
-    @staticmethod
-    def _collect(request: Any, work: tuple[TokenBatch, np.ndarray, Progress]) -> None:
-        batch, matrix, progress = work
-        matrix[batch.rows] = request.get_output_tensor(0).data
-        progress()
+    @contextlib.contextmanager
+    def _chunk(self, tokens: Tokens, matrix: np.ndarray) -> Iterator[ChunkPasses]:
+        def run_pass(batch: TokenBatch) -> float:
+            request = self._idle.get()
+            try:
+                inputs = list(tokens.gather(batch.rows, batch.length))
+                request.start_async(inputs, share_inputs=True)
+                request.wait()
+                computed = time.perf_counter()
+                matrix[batch.rows] = request.get_output_tensor(0).data
+                return time.perf_counter() - computed
+            finally:
+                self._idle.put(request)
+
+        yield ChunkPasses(run_pass)
 
 
 @contextlib.contextmanager
