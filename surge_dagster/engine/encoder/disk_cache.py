@@ -6,10 +6,13 @@ time. Files are written aside and renamed, so that two processes that start toge
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import logging
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,31 @@ def read_json(name: str) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return document if isinstance(document, dict) else None
+
+
+@contextlib.contextmanager
+def lock(name: str) -> Iterator[bool]:
+    """Holds the lock file `name` against every other process; False, and no lock, where there can be none.
+
+    What is made under it is made once, by the first of several processes that start together. The system gives the
+    lock back when its holder dies.
+    """
+    target = cache_root() / name
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file = target.open("w")
+    except OSError as error:
+        log.warning("cannot lock %s (%s); every process computes for itself", target, error)
+        yield False
+        return
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:  # some network file systems
+            log.warning("cannot lock %s (%s); every process computes for itself", target, error)
+            yield False
+            return
+        yield True
 
 
 def write_json(name: str, document: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from surge_dagster.engine.encoder import parity
 from surge_dagster.engine.encoder.backends.base import Backend, BackendSettings
 from surge_dagster.engine.encoder.model_files import describe_model
 from surge_dagster.engine.encoder.spec import Space
+from surge_dagster.engine.encoder.token_budget import settle_token_budget
 from surge_dagster.engine.errors import ConfigError
 
 
@@ -50,6 +51,7 @@ def load_backend(space: Space, settings: BackendSettings, backend: str, check_pa
         try:
             made = _MAKERS[candidate](space, settings)
             lowest = _parity(space, made, settings) if check_parity else None
+            settle_token_budget(space, made, settings)
             return Loaded(made, lowest, notes)
         except Exception as error:
             if candidate == candidates[-1]:
@@ -66,9 +68,9 @@ def _candidates(settings: BackendSettings) -> list[str]:
 
 
 def _torch(space: Space, settings: BackendSettings) -> Backend:
-    from surge_dagster.engine.encoder.backends.torch_backend import TorchBackend
+    from surge_dagster.engine.encoder.backends.torch_backend import load_torch
 
-    return TorchBackend(space, settings)
+    return load_torch(space, settings)
 
 
 def _openvino(space: Space, settings: BackendSettings) -> Backend:

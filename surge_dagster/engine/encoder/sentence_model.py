@@ -9,28 +9,15 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from surge_dagster.engine.encoder.spec import Space
+from surge_dagster.engine.encoder.tokenization import TokenizerFacts
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from sentence_transformers import SentenceTransformer
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizerFacts:
-    """What a `TextTokenizer` and an embedder need to know.
-
-    `prompt_length` is in tokens, None where no prompt is used or the pooling does not ask.
-    """
-
-    tokenizer_json: str
-    truncation_side: str
-    pad_id: int
-    prompt_length: int | None
 
 
 def load_reference(space: Space, device: str) -> SentenceTransformer:
@@ -107,6 +94,10 @@ def embedder(model: SentenceTransformer, space: Space, prompt_length: int | None
     """
     import torch
 
+    tokenizer = getattr(model[0], "tokenizer", None)
+    # Some tokenizers, those of most decoders, add no special token: an empty text is a row of padding alone.
+    rows_may_be_empty = tokenizer is not None and not tokenizer.backend_tokenizer.encode("").ids
+
     class Embedder(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -118,7 +109,24 @@ def embedder(model: SentenceTransformer, space: Space, prompt_length: int | None
                 features["attention_mask"] = attention_mask
             if prompt_length is not None:
                 features["prompt_length"] = prompt_length
-            vectors = self.model(features)["sentence_embedding"][..., : space.dimension].float()
+            if rows_may_be_empty and attention_mask is not None:
+                features = self._pool_nothing_from_empty_rows(features, attention_mask)
+            else:
+                features = self.model(features)
+            vectors = features["sentence_embedding"][..., : space.dimension].float()
             return torch.nn.functional.normalize(vectors, p=2.0, dim=-1) if space.normalize else vectors
+
+        def _pool_nothing_from_empty_rows(self, features: dict, attention_mask: torch.Tensor) -> dict:
+            """Lets an empty row attend to its first padding: attention to nothing at all is nan in some kernels.
+
+            Pooling still sees the row as empty, so it gives what sentence-transformers gives.
+            """
+            attended = torch.cat([torch.ones_like(attention_mask[:, :1]), attention_mask[:, 1:]], dim=1)
+            transformer, *others = self.model
+            features = transformer(features | {"attention_mask": attended})
+            features["attention_mask"] = attention_mask
+            for module in others:
+                features = module(features)
+            return features
 
     return Embedder().eval()

@@ -11,7 +11,7 @@ first, so that the streams of a device end together.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,17 +20,29 @@ import numpy as np
 class TokenBatch:
     """Rows that share a forward pass, and the length in tokens that they are padded to.
 
-    `exact` says that every row has this length by itself.
+    `exact` says that every row has this length by itself; `first` is where the rows begin in `longest_first`.
     """
 
     rows: np.ndarray
     length: int
     exact: bool
+    first: int
 
     @property
     def tokens(self) -> int:
         """Tokens computed, padding included."""
         return len(self.rows) * self.length
+
+    def halves(self) -> list[TokenBatch]:
+        """The same rows as two batches of the same length; there are at least two."""
+        half = len(self.rows) // 2
+        return [replace(self, rows=self.rows[:half]), replace(self, rows=self.rows[half:], first=self.first + half)]
+
+
+def longest_first(lengths: np.ndarray) -> np.ndarray:
+    """Row numbers by descending length: every batch is a run of them."""
+    # A stable sort keeps rows of one length in their own order: the plan is a function of the lengths alone.
+    return np.argsort(-lengths, kind="stable")
 
 
 def plan_batches(lengths: np.ndarray, token_budget: int, pass_tokens: int = 0) -> list[TokenBatch]:
@@ -39,15 +51,15 @@ def plan_batches(lengths: np.ndarray, token_budget: int, pass_tokens: int = 0) -
     A text that is over the budget by itself gets a batch of its own.
 
     Args:
-        lengths: tokens of each row, at least 1.
+        lengths: tokens of each row.
         token_budget: most tokens of one batch, padding included.
         pass_tokens: what a pass costs by itself, in tokens; 0 allows no padding.
     """
     if len(lengths) == 0:
         return []
-    # A stable sort keeps rows of one length in their own order: the plan is a function of the lengths alone.
-    order = np.argsort(-lengths, kind="stable")
-    ordered = lengths[order]
+    order = longest_first(lengths)
+    # Tokenizers without special tokens make nothing of an empty text: such a row is computed as one token of padding.
+    ordered = np.maximum(lengths[order], 1)
     borders = [*(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(order)]
     batches: list[TokenBatch] = []
     start = group = 0
@@ -63,7 +75,8 @@ def plan_batches(lengths: np.ndarray, token_budget: int, pass_tokens: int = 0) -
                 break
             stop += take
             group += stop == borders[group]
-        batches.append(TokenBatch(order[start:stop], length, exact=int(ordered[stop - 1]) == length))
+        exact = int(lengths[order[stop - 1]]) == length
+        batches.append(TokenBatch(order[start:stop], length, exact, first=start))
         start = stop
     batches.sort(key=lambda batch: (-batch.tokens, -batch.length))
     return batches

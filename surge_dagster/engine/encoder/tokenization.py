@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from surge_dagster.engine.encoder.spec import Space
+
 _CHARACTERS_PER_TOKEN = 8
 _SPACE_SEARCH = 512
 
@@ -47,8 +49,27 @@ class Tokens:
         columns = np.arange(length)
         starts = self.offsets[rows]
         mask = columns < (self.offsets[rows + 1] - starts)[:, None]
+        if len(self.ids) == 0:  # only empty texts, and no special tokens: there is nothing to look up
+            return np.full(mask.shape, self.pad_id, np.int64), mask.astype(np.int64)
         places = np.where(mask, starts[:, None] + columns, 0)
         return np.where(mask, self.ids[places], self.pad_id).astype(np.int64), mask.astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFacts:
+    """A model's own tokenizer, and what else its texts depend on.
+
+    Attributes:
+        tokenizer_json: a serialized `tokenizers.Tokenizer`.
+        truncation_side: the end at which texts are cut, "right" or "left".
+        pad_id: the token that pads.
+        prompt_length: tokens of the prompt, None where no prompt is used or the pooling does not ask.
+    """
+
+    tokenizer_json: str
+    truncation_side: str = "right"
+    pad_id: int = 0
+    prompt_length: int | None = None
 
 
 class TextTokenizer:
@@ -78,6 +99,17 @@ class TextTokenizer:
         self._prompt = prompt
         self._pad_id = pad_id
         self._can_cut = truncation_side == "right" and _splits_at_spaces(json.loads(tokenizer_json))
+
+    @classmethod
+    def for_space(cls, facts: TokenizerFacts, space: Space) -> TextTokenizer:
+        """The tokenizer of a space's model, with the length and the prompt of the space."""
+        return cls(
+            facts.tokenizer_json,
+            max_length=space.max_length,
+            prompt=space.prompt,
+            truncation_side=facts.truncation_side,
+            pad_id=facts.pad_id,
+        )
 
     def encode(self, texts: list[str]) -> Tokens:
         """The token ids of `texts`, cut to max_length."""

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surge_dagster.engine.encoder.token_batches import plan_batches
+from surge_dagster.engine.encoder.token_batches import longest_first, plan_batches
 
-_LENGTHS = st.lists(st.integers(1, 300), max_size=300)
+_LENGTHS = st.lists(st.integers(0, 300), max_size=300)
 
 
 @given(_LENGTHS, st.integers(1, 2_000), st.sampled_from([0, 50, 1_000]))
@@ -19,10 +19,11 @@ def test_every_row_is_in_one_batch_within_the_budget_and_padding_is_bounded(
     assert sorted(int(row) for batch in batches for row in batch.rows) == list(range(len(lengths)))
     for batch in batches:
         own = [lengths[row] for row in batch.rows]
-        assert max(own) == batch.length
+        assert max(1, *own) == batch.length
         assert batch.tokens <= budget or len(batch.rows) == 1
-        assert batch.tokens - sum(own) <= pass_tokens
+        assert batch.tokens - sum(max(1, tokens) for tokens in own) <= pass_tokens
         assert batch.exact == (min(own) == batch.length)
+        assert list(longest_first(np.array(lengths))[batch.first :][: len(own)]) == list(batch.rows)
 
 
 def test_short_texts_in_a_full_chunk_are_padded_by_less_than_three_percent() -> None:

@@ -34,13 +34,25 @@ class BackendSettings:
 
 @dataclass(frozen=True, slots=True)
 class ChunkFigures:
-    """What a chunk cost: tokens that count, tokens computed with padding, texts cut, seconds in each step."""
+    """What a chunk cost.
+
+    Attributes:
+        tokens: tokens that count.
+        padded_tokens: tokens computed, padding included.
+        truncated: texts that were cut.
+        tokenize_seconds: spent in `prepare`.
+        forward_seconds: spent in `forward`.
+        copy_seconds: the part of forward_seconds that moved ids to the device and vectors to their rows.
+        token_budget: tokens of one pass that are allowed after this chunk, 0 where there is no such limit.
+    """
 
     tokens: int
     padded_tokens: int
     truncated: int
     tokenize_seconds: float
     forward_seconds: float
+    copy_seconds: float = 0.0
+    token_budget: int = 0
 
 
 class Backend(Protocol):
@@ -48,6 +60,11 @@ class Backend(Protocol):
 
     name: str
     detail: str
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens of one forward pass that are allowed now; 0 where there is no such limit."""
+        ...
 
     def prepare(self, texts: list[str], progress: Progress) -> Any:
         """Turns texts into whatever `forward` takes; runs beside a `forward`."""

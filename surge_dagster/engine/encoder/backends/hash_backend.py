@@ -61,6 +61,7 @@ class HashBackend:
 
     name = "hash"
     detail = "sha256"
+    token_budget = 0
 
     def __init__(self, *, prompt: str, max_length: int) -> None:
         self._prompt = prompt.encode()

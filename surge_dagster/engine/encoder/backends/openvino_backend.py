@@ -1,8 +1,6 @@
 """OpenVINO on the CPU: the same fp32 vectors as torch at a multiple of its speed, and a start without torch.
 
-The whole sentence-transformers module (transformer, pooling, normalization) is converted once and kept on disk beside
-its tokenizer; later starts read these files and import neither torch nor sentence-transformers, which is most of what
-a start costs. The files belong to one space, one revision of this package and one set of library versions.
+The model was converted beforehand (see `converted_models.py`), so a start reads two files and a tokenizer.
 
 OpenVINO chooses bf16 by itself where the CPU has it, so the precision is set, read back and refused when it differs.
 Several streams share one process: two processes would hold two models and, with OpenVINO's own pinning, the same cores.
@@ -11,63 +9,44 @@ Several streams share one process: two processes would hold two models and, with
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import hashlib
-import json
-import logging
-import os
-import shutil
-import tempfile
+import queue
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import openvino as ov
 
-from surge_dagster.engine.encoder import disk_cache
-from surge_dagster.engine.encoder.backends.base import BackendSettings, ChunkFigures, Progress
-from surge_dagster.engine.encoder.fingerprint import cache_key
-from surge_dagster.engine.encoder.model_digest import file_sha256, read_document
+from surge_dagster.engine.encoder.backends.base import BackendSettings
+from surge_dagster.engine.encoder.backends.converted_models import converted_model
+from surge_dagster.engine.encoder.backends.token_backend import ChunkPasses, TokenBackend
+from surge_dagster.engine.encoder.fingerprint import processor
+from surge_dagster.engine.encoder.model_digest import read_document
+from surge_dagster.engine.encoder.pass_loop import PassLoop
 from surge_dagster.engine.encoder.spec import Space
-from surge_dagster.engine.encoder.token_batches import TokenBatch, plan_batches
-from surge_dagster.engine.encoder.tokenization import TextTokenizer, Tokens
+from surge_dagster.engine.encoder.token_batches import TokenBatch
+from surge_dagster.engine.encoder.tokenization import TextTokenizer, TokenizerFacts, Tokens
 from surge_dagster.engine.errors import ConfigError
-
-log = logging.getLogger(__name__)
 
 _TOKEN_BUDGET = 1_024
 # A pass costs little by itself, but every new shape of one costs about as much as so many tokens.
 _PASS_TOKENS = 48
 _HINTS = {"fp32": "f32", "bf16": "bf16"}
-_FILES = ("model.xml", "model.bin", "tokenizer.json")
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    tokens: Tokens
-    seconds: float
-
-
-class OpenvinoBackend:
+class OpenvinoBackend(TokenBackend):
     """The worker's side of OpenVINO on the CPU."""
 
     name = "openvino"
+    budget_candidates = (256, 512, 1_024, 2_048, 4_096)
 
     def __init__(self, space: Space, settings: BackendSettings) -> None:
         core = ov.Core()
         if settings.precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
             raise ConfigError("this CPU has no bf16 arithmetic; use precision fp32")
-        with _converted(space) as folder:
+        with converted_model(space) as folder:
             facts = read_document(folder / "facts.json") or {}
-            self._tokenizer = TextTokenizer(
-                (folder / "tokenizer.json").read_text(),
-                max_length=space.max_length,
-                prompt=space.prompt,
-                truncation_side=facts["truncation_side"],
-                pad_id=facts["pad_id"],
+            tokenizer_facts = TokenizerFacts(
+                (folder / "tokenizer.json").read_text(), facts["truncation_side"], facts["pad_id"]
             )
             wanted = getattr(ov.Type, _HINTS[settings.precision])
             # One stream per core gives the most texts per second: no core waits for another inside a pass.
@@ -84,112 +63,29 @@ class OpenvinoBackend:
         found = compiled.get_property("INFERENCE_PRECISION_HINT")
         if found != wanted:
             raise ConfigError(f"OpenVINO computes in {found} although {wanted} was asked for")
+        self.machine = f"{processor()} {settings.threads}"
         self.detail = f"openvino {ov.get_version().split('-')[0]}, {settings.threads} streams"
-        self._queue = ov.AsyncInferQueue(compiled, settings.threads)
-        self._queue.set_callback(self._collect)
-        self._budget = settings.token_budget or _TOKEN_BUDGET
-
-    def prepare(self, texts: list[str], progress: Progress) -> _Prepared:
-        started = time.perf_counter()
-        tokens = self._tokenizer.encode(texts)
-        progress()
-        return _Prepared(tokens, time.perf_counter() - started)
-
-    def forward(
-        self, prepared: _Prepared, matrix: np.ndarray, truncated: np.ndarray, progress: Progress
-    ) -> ChunkFigures:
-        started = time.perf_counter()
-        tokens = prepared.tokens
-        truncated[:] = tokens.truncated
-        batches = plan_batches(tokens.lengths, self._budget, _PASS_TOKENS)
-        for batch in batches:
-            # Waits for a free stream; the callback of a finished pass writes its rows.
-            self._queue.start_async(list(tokens.gather(batch.rows, batch.length)), (batch, matrix, progress))
-        self._queue.wait_all()
-        return ChunkFigures(
-            tokens=len(tokens.ids),
-            padded_tokens=sum(batch.tokens for batch in batches),
-            truncated=int(np.count_nonzero(tokens.truncated)),
-            tokenize_seconds=prepared.seconds,
-            forward_seconds=time.perf_counter() - started,
+        # Requests of our own, not OpenVINO's queue of them: there, nobody learns which pass of several has failed.
+        self._idle: queue.SimpleQueue[ov.InferRequest] = queue.SimpleQueue()
+        for _ in range(settings.threads):
+            self._idle.put(compiled.create_infer_request())
+        loop = PassLoop(
+            token_budget=settings.token_budget or _TOKEN_BUDGET, pass_tokens=_PASS_TOKENS, streams=settings.threads
         )
+        super().__init__(TextTokenizer.for_space(tokenizer_facts, space), loop)
 
-    @staticmethod
-    def _collect(request: Any, work: tuple[TokenBatch, np.ndarray, Progress]) -> None:
-        batch, matrix, progress = work
-        matrix[batch.rows] = request.get_output_tensor(0).data
-        progress()
-
-
-@contextlib.contextmanager
-def _converted(space: Space) -> Iterator[Path]:
-    """A folder with the converted model: from the cache, or made now, in the cache where that can be written."""
-    root = disk_cache.cache_root() / "openvino"
-    folder = root / cache_key(space.spec_sha256, space.normalize)
-    if _is_whole(folder):
-        yield folder
-        return
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        lock = (root / ".lock").open("w")
-    except OSError as error:
-        log.warning("cannot keep the converted model in %s (%s)", root, error)
-        with tempfile.TemporaryDirectory() as aside:
-            _convert(space, Path(aside))
-            yield Path(aside)
-        return
-    with lock:
-        # Workers that start together convert once.
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not _is_whole(folder):
-            for left_behind in root.glob(".making-*"):  # by a process that was killed: under the lock it is nobody's
-                shutil.rmtree(left_behind, ignore_errors=True)
-            aside = Path(tempfile.mkdtemp(dir=root, prefix=".making-"))
+    @contextlib.contextmanager
+    def _chunk(self, tokens: Tokens, matrix: np.ndarray) -> Iterator[ChunkPasses]:
+        def run_pass(batch: TokenBatch) -> float:
+            request = self._idle.get()
             try:
-                _convert(space, aside)
-                shutil.rmtree(folder, ignore_errors=True)
-                aside.replace(folder)
+                inputs = list(tokens.gather(batch.rows, batch.length))
+                request.start_async(inputs, share_inputs=True)
+                request.wait()
+                computed = time.perf_counter()
+                matrix[batch.rows] = request.get_output_tensor(0).data
+                return time.perf_counter() - computed
             finally:
-                shutil.rmtree(aside, ignore_errors=True)
-    yield folder
+                self._idle.put(request)
 
-
-def _is_whole(folder: Path) -> bool:
-    """Whether the files are those that were written: a damaged cache must not give damaged vectors."""
-    facts = read_document(folder / "facts.json")
-    try:
-        return facts is not None and all(file_sha256(folder / name) == facts["sha256"][name] for name in _FILES)
-    except (OSError, KeyError):
-        return False
-
-
-def _convert(space: Space, folder: Path) -> None:
-    import torch
-
-    from surge_dagster.engine.encoder.sentence_model import embedder, load_reference, tokenizer_facts
-
-    reference = load_reference(space, "cpu")
-    facts = tokenizer_facts(reference, space)
-    if facts is None:
-        raise ConfigError("this model's texts do not go through a plain fast tokenizer")
-    module = embedder(reference, space, facts.prompt_length)
-    with torch.inference_mode():
-        example = torch.arange(2 * 7).reshape(2, 7)
-        # A mask that hides something: with one of ones alone, tracing could leave it out.
-        mask = torch.ones_like(example)
-        mask[0, 5:] = 0
-        converted = ov.convert_model(module, example_input={"input_ids": example, "attention_mask": mask})
-    converted.reshape({place: ov.PartialShape([-1, -1]) for place in range(2)})
-    ov.save_model(converted, folder / "model.xml", compress_to_fp16=False)
-    (folder / "tokenizer.json").write_text(facts.tokenizer_json)
-    digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in _FILES}
-    document = {
-        "space": space.name,
-        "truncation_side": facts.truncation_side,
-        "pad_id": facts.pad_id,
-        "sha256": digests,
-    }
-    (folder / "facts.json").write_text(json.dumps(document, indent=1))
-    for name in (*_FILES, "facts.json"):
-        with (folder / name).open("rb") as file:
-            os.fsync(file.fileno())
+        yield ChunkPasses(run_pass)

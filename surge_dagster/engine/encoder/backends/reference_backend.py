@@ -1,0 +1,62 @@
+"""sentence-transformers' own `encode`, for models whose texts do not become plain rows of token ids.
+
+Static embeddings, chat templates and tokenizers without a fast version are of this kind. There is nothing to batch
+here and no token to count: texts go in a few at a time, so that the worker's progress can be seen.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from surge_dagster.engine.encoder.backends.base import ChunkFigures, Progress
+from surge_dagster.engine.encoder.sentence_model import reference_vectors
+from surge_dagster.engine.encoder.spec import Space
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+_TEXTS_AT_ONCE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTexts:
+    """A chunk's texts as they are."""
+
+    texts: list[str]
+
+
+class ReferenceBackend:
+    """The worker's side of a model that only sentence-transformers itself can feed."""
+
+    name = "torch"
+    token_budget = 0
+
+    def __init__(self, space: Space, reference: SentenceTransformer, detail: str) -> None:
+        self._space = space
+        self._reference = reference
+        self.detail = f"{detail}, through sentence-transformers' encode"
+
+    def prepare(self, texts: list[str], progress: Progress) -> PreparedTexts:
+        progress()
+        return PreparedTexts(texts)
+
+    def forward(
+        self, prepared: PreparedTexts, matrix: np.ndarray, truncated: np.ndarray, progress: Progress
+    ) -> ChunkFigures:
+        started = time.perf_counter()
+        for start in range(0, len(prepared.texts), _TEXTS_AT_ONCE):
+            piece = prepared.texts[start : start + _TEXTS_AT_ONCE]
+            matrix[start : start + len(piece)] = reference_vectors(self._reference, self._space, piece)
+            progress()
+        truncated[:] = 0
+        return ChunkFigures(
+            tokens=0,
+            padded_tokens=0,
+            truncated=0,
+            tokenize_seconds=0.0,
+            forward_seconds=time.perf_counter() - started,
+        )

@@ -1,0 +1,108 @@
+"""A backend whose device has little memory: real tokenization, real loop, and passes that are refused when too large.
+
+Vectors are a function of the token ids alone, so that a test can say what should have come out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from surge_dagster.engine.encoder.backends.base import ChunkFigures
+from surge_dagster.engine.encoder.backends.token_backend import ChunkPasses, TokenBackend
+from surge_dagster.engine.encoder.pass_loop import PassLoop
+from surge_dagster.engine.encoder.token_batches import TokenBatch
+from surge_dagster.engine.encoder.tokenization import TextTokenizer, Tokens
+
+DIMENSION = 4
+_WORDS = {"[UNK]": 0, "one": 1, "two": 2, "three": 3}
+
+
+def word_tokenizer(max_length: int = 512) -> TextTokenizer:
+    """One token per word, no special tokens: an empty text has none at all."""
+    document = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "model": {"type": "WordLevel", "vocab": _WORDS, "unk_token": "[UNK]"},
+    }
+    return TextTokenizer(json.dumps(document), max_length=max_length, prompt="")
+
+
+def expected_vectors(texts: list[str]) -> np.ndarray:
+    """What the device computes for `texts`."""
+    ids = [[_WORDS.get(word, 0) for word in text.split()] for text in texts]
+    return np.array([_vector(np.array(row, np.int64)) for row in ids], np.float32)
+
+
+def _vector(ids: np.ndarray) -> list[float]:
+    return [len(ids), ids.sum(), (ids * np.arange(len(ids))).sum(), (ids * ids).sum()]
+
+
+@dataclass(slots=True)
+class Device:
+    """What the device holds at most, in tokens, over all passes at once, and what it was asked for."""
+
+    limit: int
+    used: int = 0
+    passes: list[int] = field(default_factory=list)
+    refused: list[int] = field(default_factory=list)
+    refuse_once: int = 0
+    error: BaseException | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextlib.contextmanager
+    def memory(self, tokens: int) -> Iterator[None]:
+        """Holds room for `tokens` tokens, or refuses them."""
+        with self.lock:
+            if self.error is not None:
+                raise self.error
+            if self.used + tokens > self.limit or tokens == self.refuse_once:
+                self.refuse_once = 0
+                self.refused.append(tokens)
+                raise MemoryError(f"{tokens} tokens")
+            self.used += tokens
+            self.passes.append(tokens)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.used -= tokens
+
+
+class SmallDeviceBackend(TokenBackend):
+    name = "small"
+    detail = "a simulated device"
+    machine = "simulated"
+    budget_candidates = (64, 256)
+
+    def __init__(self, device: Device, *, token_budget: int, streams: int = 1) -> None:
+        self.device = device
+        super().__init__(word_tokenizer(), PassLoop(token_budget=token_budget, pass_tokens=8, streams=streams))
+
+    @contextlib.contextmanager
+    def _chunk(self, tokens: Tokens, matrix: np.ndarray) -> Iterator[ChunkPasses]:
+        def run_pass(batch: TokenBatch) -> float:
+            with self.device.memory(batch.tokens):
+                ids, mask = tokens.gather(batch.rows, batch.length)
+                for row, own, kept in zip(batch.rows, ids, mask, strict=True):
+                    matrix[row] = _vector(own[kept > 0])
+            return 0.0
+
+        yield ChunkPasses(run_pass)
+
+
+def encode(backend: SmallDeviceBackend, texts: list[str]) -> tuple[np.ndarray, ChunkFigures]:
+    """The vectors of one chunk; rows that were left out are nan."""
+    matrix = np.full((len(texts), DIMENSION), np.nan, np.float32)
+    flags = np.zeros(len(texts), np.uint8)
+    return matrix, backend.forward(backend.prepare(texts, _nothing), matrix, flags, _nothing)
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,129 @@
+"""Every architecture gives sentence-transformers' own vectors: other poolings, paddings, tokenizers and modules.
+
+Each test converts a tiny model of random weights, which takes a few seconds: the tracing and not the size costs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+
+from surge_dagster.engine.encoder import parity
+from surge_dagster.engine.encoder.backends.base import Backend, BackendSettings, ChunkFigures
+from surge_dagster.engine.encoder.loading import load_backend
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.spec import EncodingSpec, Space
+from tests.engine.encoder import tiny_models
+from tests.engine.encoder.conftest import column
+
+pytestmark = pytest.mark.timeout(400)
+
+FLOOR = 0.99999
+# So small that texts of neighbouring lengths share passes with padding, and long ones have passes of their own.
+_SETTINGS = BackendSettings(device="cpu", precision="fp32", threads=2, token_budget=200)
+_WORDS = ["steel", "Größe", "東京", "don't", "naïve", "3.14", "🚀", "bottle,", "(a)", "__init__"]
+
+
+def _texts() -> list[str]:
+    rng = np.random.default_rng(5)
+    texts = [" ".join(rng.choice(_WORDS, int(count))) for count in rng.integers(1, 40, 60)]
+    return ["", " ", "a", "\n\t", "word " * 80, *texts]
+
+
+@dataclass(frozen=True, slots=True)
+class TinyModel:
+    """A model's space, and what sentence-transformers itself makes of the texts."""
+
+    space: Space
+    expected: np.ndarray
+
+
+def _made(make: Callable[[Path], Path], folder: Path) -> TinyModel:
+    torch.manual_seed(3)
+    model = make(folder)
+    space = EncodingSpec(str(model)).resolve()
+    # In one batch: sentence-transformers itself fails on a batch of one text without tokens.
+    expected = SentenceTransformer(str(model), device="cpu").encode(_texts(), batch_size=99, show_progress_bar=False)
+    # Vectors that were all alike would agree with any others.
+    assert parity.lowest_cosine(expected[5:-1], expected[6:]) < 0.95
+    return TinyModel(space, expected)
+
+
+def _vectors(backend: Backend, space: Space) -> tuple[np.ndarray, np.ndarray, ChunkFigures]:
+    texts = _texts()
+    matrix = np.full((len(texts), space.dimension), np.nan, space.dtype)
+    flags = np.empty(len(texts), np.uint8)
+    figures = backend.forward(backend.prepare(texts, _nothing), matrix, flags, _nothing)
+    return matrix, flags, figures
+
+
+def _nothing() -> None:
+    return None
+
+
+@pytest.mark.parametrize("name", tiny_models.WITH_PASSES)
+def test_vectors_are_sentence_transformers_own_through_openvino_and_through_torch(name: str, tmp_path: Path) -> None:
+    model = _made(tiny_models.WITH_PASSES[name], tmp_path)
+    best = "openvino" if importlib.util.find_spec("openvino") is not None else "torch"
+    for asked, used in (("auto", best), ("torch", "torch")):
+        loaded = load_backend(model.space, _SETTINGS, asked, check_parity=True)
+        assert (loaded.backend.name, loaded.notes) == (used, [])
+        assert loaded.lowest_cosine is not None
+        assert loaded.lowest_cosine >= FLOOR
+        vectors, flags, figures = _vectors(loaded.backend, model.space)
+        assert parity.lowest_cosine(vectors, model.expected) >= FLOOR
+        assert figures.padded_tokens > figures.tokens
+        assert flags[4] == 1
+        assert figures.truncated == flags.sum() < len(flags)
+        assert figures.token_budget == 200
+        assert figures.copy_seconds <= figures.forward_seconds
+
+
+def test_the_token_budget_does_not_change_vectors(tmp_path: Path) -> None:
+    model = _made(tiny_models.bert_cls, tmp_path)
+    found = []
+    for budget in (1, 64, 100_000):
+        settings = BackendSettings(device="cpu", precision="fp32", threads=2, token_budget=budget)
+        backend = load_backend(model.space, settings, "torch", check_parity=False).backend
+        found.append(_vectors(backend, model.space)[0])
+    assert parity.lowest_cosine(found[0], found[2]) >= FLOOR
+    assert parity.lowest_cosine(found[1], found[2]) >= FLOOR
+
+
+def test_static_embeddings_go_through_sentence_transformers_itself_and_one_line_says_so(tmp_path: Path) -> None:
+    model = _made(tiny_models.static_embedding, tmp_path)
+    loaded = load_backend(model.space, _SETTINGS, "auto", check_parity=True)
+    assert parity.lowest_cosine(_vectors(loaded.backend, model.space)[0], model.expected) >= FLOOR
+    assert "through sentence-transformers' encode" in loaded.backend.detail
+    if importlib.util.find_spec("openvino") is not None:
+        line = "openvino stepped aside for torch: this model's texts do not go through a plain fast tokenizer"
+        assert loaded.notes == [line]
+
+
+def test_a_decoder_with_left_padding_serves_a_pool_that_profiled_its_token_budget(
+    tmp_path: Path, cache_folder: Path
+) -> None:
+    model, texts = _made(tiny_models.qwen2_last_token, tmp_path), _texts()
+    with (
+        EncoderPool(model.space, devices="cpu") as pool,
+        pool.arena(slots=1, max_texts=len(texts), max_bytes=sum(len(text.encode()) for text in texts)) as arena,
+    ):
+        slot = arena.acquire()
+        slot.append(column(texts))
+        pool.encode(slot)
+        found = slot.matrix(0, len(texts)).copy()
+        assert pool.lowest_cosine is not None
+        assert "stepped aside" not in pool.device_reason
+    assert parity.lowest_cosine(found, model.expected) >= FLOOR
+    kept = [json.loads(file.read_text()) for file in (cache_folder / "token-budget").glob("*.json")]
+    assert [document["token_budget"] >= 256 for document in kept if document["space"] == model.space.name] == [True]
+    # The empty text has no token at all here; sentence-transformers' answer is a row of zeros.
+    assert not found[0].any()

@@ -1,0 +1,132 @@
+"""Converted models on disk: made once, refused once, checked on use, and forgotten when unused.
+
+Each conversion traces a tiny model, which takes a few seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("openvino", reason="needs the extra 'cpu'")
+
+from surge_dagster.engine.encoder.backends import converted_models
+from surge_dagster.engine.encoder.backends.base import BackendSettings
+from surge_dagster.engine.encoder.backends.converted_models import converted_model
+from surge_dagster.engine.encoder.loading import load_backend
+from surge_dagster.engine.encoder.spec import EncodingSpec, Space
+from surge_dagster.engine.errors import ConfigError
+from tests.engine.encoder import tiny_models
+
+pytestmark = pytest.mark.timeout(400)
+
+_SETTINGS = BackendSettings(device="cpu", precision="fp32", threads=1, token_budget=500)
+_DAY = 24 * 3_600
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "openvino"
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Space:
+    torch.manual_seed(3)
+    return EncodingSpec(str(tiny_models.bert_cls(tmp_path_factory.mktemp("bert")))).resolve()
+
+
+@pytest.fixture(scope="module")
+def static(tmp_path_factory: pytest.TempPathFactory) -> Space:
+    torch.manual_seed(3)
+    return EncodingSpec(str(tiny_models.static_embedding(tmp_path_factory.mktemp("static")))).resolve()
+
+
+def _date_back(path: Path, days: int) -> None:
+    then = time.time() - days * _DAY
+    os.utime(path, (then, then))
+
+
+def _unused_for(folder: Path, days: int) -> Path:
+    folder.mkdir(parents=True)
+    facts = folder / "facts.json"
+    facts.write_text("{}")
+    (folder / "model.bin").write_bytes(b"weights")
+    _date_back(facts, days)
+    return folder
+
+
+def test_a_refusal_is_remembered_with_its_reason_and_the_next_start_tries_nothing(
+    cache: Path, static: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = load_backend(static, _SETTINGS, "auto", check_parity=False)
+    assert len(list(cache.glob("*.refused.json"))) == 1
+
+    def never(space: Space, folder: Path) -> None:
+        raise AssertionError("it was tried again")
+
+    monkeypatch.setattr(converted_models, "_convert", never)
+    second = load_backend(static, _SETTINGS, "auto", check_parity=False)
+    assert first.notes == second.notes
+    assert len(first.notes) == 1
+    assert "do not go through a plain fast tokenizer" in first.notes[0]
+    with pytest.raises(ConfigError, match="plain fast tokenizer"):
+        load_backend(static, _SETTINGS, "openvino", check_parity=False)
+
+
+@pytest.mark.parametrize(
+    "passing", [MemoryError(), RuntimeError("std::bad_alloc"), OSError("disk full"), ImportError("torch")]
+)
+def test_what_may_go_away_by_itself_is_tried_again(
+    cache: Path, static: Space, monkeypatch: pytest.MonkeyPatch, passing: Exception
+) -> None:
+    tries = []
+
+    def fail(space: Space, folder: Path) -> None:
+        tries.append(space)
+        raise passing
+
+    monkeypatch.setattr(converted_models, "_convert", fail)
+    for _ in range(2):
+        with pytest.raises(type(passing)), converted_model(static):
+            pass
+    assert len(tries) == 2
+    assert [path.name for path in cache.iterdir()] == [".lock"]
+
+
+def test_models_unused_for_a_month_go_when_another_is_converted_and_the_one_in_use_stays(
+    cache: Path, bert: Space
+) -> None:
+    old, recent = _unused_for(cache / "old", 31), _unused_for(cache / "recent", 29)
+    half_made = _unused_for(cache / ".making-abc", 0)
+    refusal = cache / "other.refused.json"
+    refusal.write_text("{}")
+    _date_back(refusal, 31)
+    with converted_model(bert) as folder:
+        assert not old.exists()
+        assert not half_made.exists()
+        assert not refusal.exists()
+        assert recent.exists()
+        assert {path.name for path in folder.iterdir()} == {"model.xml", "model.bin", "tokenizer.json", "facts.json"}
+
+
+def test_use_keeps_a_model_and_damage_has_it_made_again(cache: Path, bert: Space) -> None:
+    with converted_model(bert) as folder:
+        pass
+    _date_back(folder / "facts.json", 40)
+    before = (folder / "model.bin").stat().st_ino
+    with converted_model(bert):
+        pass
+    assert (folder / "facts.json").stat().st_mtime > time.time() - _DAY
+    assert (folder / "model.bin").stat().st_ino == before
+    weights = (folder / "model.bin").read_bytes()
+    (folder / "model.bin").write_bytes(weights[:-1])
+    with converted_model(bert):
+        assert (folder / "model.bin").read_bytes() == weights
+    (folder / "facts.json").write_text("{ cut off")
+    with converted_model(bert):
+        assert (folder / "model.bin").read_bytes() == weights

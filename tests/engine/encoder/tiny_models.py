@@ -1,0 +1,171 @@
+"""Models of many architectures, a few thousand random weights each, made on the spot as sentence-transformers folders.
+
+Random weights are a harder test than trained ones: nothing is smooth, so a wrong mask, position or special token shows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+HIDDEN = 32
+_LAYERS: dict[str, Any] = {"hidden_size": HIDDEN, "num_hidden_layers": 2, "num_attention_heads": 2}
+_ENCODER: dict[str, Any] = _LAYERS | {"intermediate_size": 64, "initializer_range": 0.3}
+_CORPUS = [
+    "Return the rows whose key stands in the index, in the order of the index.",
+    "Stainless steel bottle, 750 ml, keeps drinks cold for a day; lid and strap included (black)",
+    "def f(x: int) -> str: return f'{x!r}'  # a comment about what it does and why",
+    "Größe 43, naïve façade, Ærøskøbing, 東京の夜景, пример текста, 3.14159",
+    "The quick brown fox jumps over the lazy dog while seven wizards mix strange potions.",
+] * 4
+
+
+def _word_piece() -> transformers.PreTrainedTokenizerFast:
+    """BERT's kind: [CLS] text [SEP]."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    tokenizer.train_from_iterator(_CORPUS, trainers.WordPieceTrainer(vocab_size=220, special_tokens=special))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        model_max_length=64,
+    )
+
+
+def _unigram(single: str, special: list[str], pad: str) -> transformers.PreTrainedTokenizerFast:
+    """sentencepiece's kind, as XLM-R and T5 have it."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.train_from_iterator(
+        _CORPUS, trainers.UnigramTrainer(vocab_size=220, special_tokens=special, unk_token="<unk>")
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=single, special_tokens=[(token, special.index(token)) for token in special if token in single]
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=pad, unk_token="<unk>", eos_token="</s>", model_max_length=64
+    )
+
+
+def _byte_level(padding_side: str) -> transformers.PreTrainedTokenizerFast:
+    """A decoder's kind: bytes, and no special token around a text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        _CORPUS, trainers.BpeTrainer(vocab_size=400, special_tokens=["<|end|>"], initial_alphabet=alphabet)
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<|end|>", padding_side=padding_side, model_max_length=64
+    )
+
+
+def _saved(
+    folder: Path,
+    tokenizer: transformers.PreTrainedTokenizerFast,
+    config: transformers.PretrainedConfig,
+    make: Callable[[Any], transformers.PreTrainedModel],
+    rest: list[torch.nn.Module],
+    **settings: Any,
+) -> Path:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    model = make(config)
+    # Default weights are so small that every text would get nearly the same vector.
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(folder / "transformer")
+    tokenizer.save_pretrained(folder / "transformer")
+    first = modules.Transformer(str(folder / "transformer"))
+    SentenceTransformer(modules=[first, *rest], device="cpu", **settings).save_pretrained(str(folder / "model"))
+    return folder / "model"
+
+
+def _pooling(mode: Any, **settings: Any) -> torch.nn.Module:
+    return modules.Pooling(HIDDEN, pooling_mode=mode, **settings)
+
+
+def _bert(folder: Path, rest: list[torch.nn.Module], **settings: Any) -> Path:
+    config = transformers.BertConfig(vocab_size=220, max_position_embeddings=64, **_ENCODER)
+    return _saved(folder, _word_piece(), config, transformers.BertModel, rest, **settings)
+
+
+def bert_cls(folder: Path) -> Path:
+    return _bert(folder, [_pooling("cls"), modules.Normalize()])
+
+
+def bert_several_poolings(folder: Path) -> Path:
+    return _bert(folder, [_pooling(("max", "mean_sqrt_len_tokens"))])
+
+
+def bert_prompt_left_out_of_the_mean(folder: Path) -> Path:
+    rest = [_pooling("mean", include_prompt=False), modules.Normalize()]
+    return _bert(folder, rest, prompts={"passage": "for the index: "}, default_prompt_name="passage")
+
+
+def xlm_roberta_with_dense(folder: Path) -> Path:
+    config = transformers.XLMRobertaConfig(vocab_size=220, max_position_embeddings=66, pad_token_id=1, **_ENCODER)
+    tokenizer = _unigram("<s> $A </s>", ["<s>", "<pad>", "</s>", "<unk>"], "<pad>")
+    rest = [_pooling("mean"), modules.Dense(HIDDEN, 24), modules.Normalize()]
+    return _saved(folder, tokenizer, config, transformers.XLMRobertaModel, rest)
+
+
+def t5_with_dense(folder: Path) -> Path:
+    config = transformers.T5Config(vocab_size=220, d_model=HIDDEN, d_kv=16, d_ff=64, num_layers=2, num_heads=2)
+    tokenizer = _unigram("$A </s>", ["<pad>", "</s>", "<unk>"], "<pad>")
+    dense = modules.Dense(HIDDEN, 24, bias=False, activation_function=torch.nn.Identity())
+    rest = [_pooling("mean"), dense, modules.Normalize()]
+    return _saved(folder, tokenizer, config, transformers.T5EncoderModel, rest)
+
+
+def _decoder_config(kind: Callable[..., transformers.PretrainedConfig]) -> transformers.PretrainedConfig:
+    return kind(vocab_size=400, max_position_embeddings=64, num_key_value_heads=2, pad_token_id=0, **_ENCODER)
+
+
+def qwen2_last_token(folder: Path) -> Path:
+    config = _decoder_config(transformers.Qwen2Config)
+    rest = [_pooling("lasttoken"), modules.Normalize()]
+    return _saved(folder, _byte_level("left"), config, transformers.Qwen2Model, rest)
+
+
+def llama_weighted_mean(folder: Path) -> Path:
+    config = _decoder_config(transformers.LlamaConfig)
+    return _saved(folder, _byte_level("right"), config, transformers.LlamaModel, [_pooling("weightedmean")])
+
+
+def static_embedding(folder: Path) -> Path:
+    tokenizer = _word_piece().backend_tokenizer
+    first = modules.StaticEmbedding(tokenizer, embedding_dim=HIDDEN)
+    SentenceTransformer(modules=[first, modules.Normalize()], device="cpu").save_pretrained(str(folder / "model"))
+    return folder / "model"
+
+
+WITH_PASSES = {
+    function.__name__: function
+    for function in (
+        bert_cls,
+        bert_several_poolings,
+        bert_prompt_left_out_of_the_mean,
+        xlm_roberta_with_dense,
+        t5_with_dense,
+        qwen2_last_token,
+        llama_weighted_mean,
+    )
+}
