@@ -1,7 +1,8 @@
 """A backend in which texts do harm: the hash backend, except that some texts kill, hang or fail their worker.
 
 `die once PATH` and `hang once PATH` do so unless PATH exists, and create it first, so that the second worker to meet
-the text survives. `die always` and `fail always` do so every time. `fail once PATH` raises once.
+the text survives. `die always`, `hang always` and `fail always` do so every time. `fail once PATH` raises once. `shrink`
+halves the worker's token budget, as a lack of memory would, and `tell PATH` writes the budget there.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +34,19 @@ class DeviceLost(RuntimeError):
 class FaultyBackend(HashBackend):
     def __init__(self, space: Space, settings: BackendSettings) -> None:
         super().__init__(prompt=space.prompt, max_length=space.max_length)
+        self.token_budget = settings.token_budget or 1_000
 
     def forward(self, prepared: Any, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkFigures:
         for text in prepared.encoded:
-            _harm(text.decode())
-        return super().forward(prepared, matrix, truncated, progress)
+            verb, _, path = text.decode().partition(" ")
+            if verb == "shrink":
+                self.token_budget //= 2
+            elif verb == "tell":
+                Path(path).write_text(str(self.token_budget))
+            else:
+                _harm(text.decode())
+        figures = super().forward(prepared, matrix, truncated, progress)
+        return replace(figures, token_budget=self.token_budget)
 
 
 class RefusingBackend(HashBackend):

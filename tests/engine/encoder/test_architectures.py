@@ -18,8 +18,10 @@ from sentence_transformers import SentenceTransformer
 
 from surge_dagster.engine.encoder import parity
 from surge_dagster.engine.encoder.backends.base import Backend, BackendSettings, ChunkFigures
+from surge_dagster.engine.encoder.backends.reference_backend import ReferenceBackend
 from surge_dagster.engine.encoder.loading import load_backend
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.sentence_model import load_reference
 from surge_dagster.engine.encoder.spec import EncodingSpec, Space
 from tests.engine.encoder import tiny_models
 from tests.engine.encoder.conftest import column
@@ -106,6 +108,16 @@ def test_static_embeddings_go_through_sentence_transformers_itself_and_one_line_
     if importlib.util.find_spec("openvino") is not None:
         line = "openvino stepped aside for torch: this model's texts do not go through a plain fast tokenizer"
         assert loaded.notes == [line]
+
+
+def test_what_only_sentence_transformers_can_feed_still_counts_what_it_cuts(tmp_path: Path) -> None:
+    space = EncodingSpec(str(tiny_models.bert_cls(tmp_path)), max_length=12).resolve()
+    backend = ReferenceBackend(space, load_reference(space, "cpu"), "torch")
+    texts = ["steel", "steel bottle", "steel " * 40, ""]
+    matrix, flags = np.empty((4, space.dimension), space.dtype), np.empty(4, np.uint8)
+    figures = backend.forward(backend.prepare(texts, _nothing), matrix, flags, _nothing)
+    assert (flags.tolist(), figures.truncated) == ([0, 0, 1, 0], 1)
+    assert figures.tokens > 12
 
 
 def test_a_decoder_with_left_padding_serves_a_pool_that_profiled_its_token_budget(

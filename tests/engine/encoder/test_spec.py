@@ -190,6 +190,7 @@ def test_a_missing_shard_and_a_damaged_file_are_refused(small_model: Path) -> No
 def test_a_model_that_is_nowhere_is_refused_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     with pytest.raises(ConfigError, match=r"does not answer.*hf download no-such/model"):
         EncodingSpec("no-such/model").resolve()
     with pytest.raises(ConfigError, match="check the path"):

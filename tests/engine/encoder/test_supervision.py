@@ -125,6 +125,15 @@ def test_a_group_full_of_texts_that_end_workers_costs_no_more_than_one_such_text
         assert figures.replays <= 20
 
 
+def test_a_token_budget_that_memory_has_lowered_outlives_its_worker(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    with EncoderPool(SPEC, devices="cpu", backend="faults:FaultyBackend") as pool:
+        _encode(pool, ["harmless", "shrink", "shrink"])
+        os.kill(pool.worker_pids[0], signal.SIGKILL)
+        _encode(pool, [f"tell {told}"])
+        assert told.read_text() == "250"
+
+
 def test_a_superbatch_that_ends_too_many_workers_is_an_error_and_the_pool_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,7 +1,8 @@
 """sentence-transformers' own `encode`, for models whose texts do not become plain rows of token ids.
 
 Static embeddings, chat templates and tokenizers without a fast version are of this kind. There is nothing to batch
-here and no token to count: texts go in a few at a time, so that the worker's progress can be seen.
+here: texts go in a few at a time, so that the worker's progress can be seen. Whether a text was cut is read from what
+the model's own preprocessing makes of it: one that fills the model counts as cut, since nothing tells the two apart.
 """
 
 from __future__ import annotations
@@ -48,15 +49,28 @@ class ReferenceBackend:
         self, prepared: PreparedTexts, matrix: np.ndarray, truncated: np.ndarray, progress: Progress
     ) -> ChunkFigures:
         started = time.perf_counter()
+        tokens = 0
+        tokenize_seconds = 0.0
         for start in range(0, len(prepared.texts), _TEXTS_AT_ONCE):
             piece = prepared.texts[start : start + _TEXTS_AT_ONCE]
-            matrix[start : start + len(piece)] = reference_vectors(self._reference, self._space, piece)
+            rows = slice(start, start + len(piece))
+            begun = time.perf_counter()
+            lengths = self._lengths(piece)
+            truncated[rows] = lengths >= self._space.max_length
+            tokens += int(lengths.sum())
+            tokenize_seconds += time.perf_counter() - begun
+            matrix[rows] = reference_vectors(self._reference, self._space, piece)
             progress()
-        truncated[:] = 0
         return ChunkFigures(
-            tokens=0,
-            padded_tokens=0,
-            truncated=0,
-            tokenize_seconds=0.0,
-            forward_seconds=time.perf_counter() - started,
+            tokens=tokens,
+            padded_tokens=tokens,
+            truncated=int(np.count_nonzero(truncated)),
+            tokenize_seconds=tokenize_seconds,
+            forward_seconds=time.perf_counter() - started - tokenize_seconds,
         )
+
+    def _lengths(self, texts: list[str]) -> np.ndarray:
+        """Tokens of each text as the model reads it; zeros for a model that reads texts of any length (static ones)."""
+        features = self._reference.preprocess(texts, prompt=self._space.prompt or None)
+        mask = features.get("attention_mask")
+        return np.zeros(len(texts), np.int64) if mask is None else mask.sum(1).cpu().numpy()
