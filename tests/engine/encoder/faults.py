@@ -1,8 +1,8 @@
 """A backend in which texts do harm: the hash backend, except that some texts kill, hang or fail their worker.
 
 `die once PATH` and `hang once PATH` do so unless PATH exists, and create it first, so that the second worker to meet
-the text survives. `die always`, `hang always` and `fail always` do so every time. `fail once PATH` raises once. `shrink`
-halves the worker's token budget, as a lack of memory would, and `tell PATH` writes the budget there.
+the text survives. `die always`, `hang always` and `fail always` do so every time. `fail once PATH` raises once.
+`shrink` halves the worker's token budget, as a lack of memory would, and `tell PATH` writes the budget there.
 """
 
 from __future__ import annotations
