@@ -1,6 +1,6 @@
 """This engine beside sentence-transformers and others: texts per second, fidelity, and what a call and a start cost.
 
-    python -m benchmarks.encode [--texts 1500] [--rounds 3] [--inputs demo,short,long] [--quick]
+    python -m benchmarks.encode [--texts 600] [--rounds 3] [--inputs demo,short,long] [--quick]
 
 Prints a table and, as the last line of standard output, one JSON document. Every figure is a ratio to peers in the same
 run, with the lowest and the mean cosine to fp32 sentence-transformers beside it; docs/benchmarks.md says what each one
@@ -46,7 +46,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Run everything that was asked for and give the document."""
     device, gpu = _device()
     quick: bool = arguments.quick
-    texts = arguments.texts or (60 if quick else 1_500 if device == "cpu" else 200_000)
+    texts = arguments.texts or (60 if quick else 600 if device == "cpu" else 200_000)
     precisions = arguments.precisions or (["fp32", "bf16", "int8"] if device == "cpu" else ["fp16", "bf16", "fp32"])
     plan = Plan(
         device=device,

@@ -268,7 +268,7 @@ class MemoryGauge:
         interval_seconds: between two samples.
     """
 
-    def __init__(self, interval_seconds: float = 1.0) -> None:
+    def __init__(self, interval_seconds: float = 0.5) -> None:
         self.peak_bytes = 0
         self._interval = interval_seconds
         self._stop = threading.Event()
