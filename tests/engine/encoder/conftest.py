@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -37,3 +38,12 @@ def faulty_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 def column(texts: list[str]) -> pa.LargeStringArray:
     """Texts as the sources deliver them."""
     return pa.array(texts, pa.large_string())
+
+
+def encode(pool: EncoderPool, texts: list[str]) -> np.ndarray:
+    """The vectors of texts, through a slot of their size."""
+    with pool.arena(slots=1, max_texts=len(texts), max_bytes=sum(len(t.encode()) for t in texts)) as arena:
+        slot = arena.acquire()
+        slot.append(column(texts))
+        pool.encode(slot)
+        return slot.matrix(0, len(texts)).copy()

@@ -11,15 +11,7 @@ from surge_dagster.engine.encoder import chunks
 from surge_dagster.engine.encoder.parity import PARITY_TEXTS, lowest_cosine
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec
-from tests.engine.encoder.conftest import column
-
-
-def _encode(pool: EncoderPool, texts: list[str]) -> np.ndarray:
-    with pool.arena(slots=1, max_texts=len(texts), max_bytes=sum(len(t.encode()) for t in texts)) as arena:
-        slot = arena.acquire()
-        slot.append(column(texts))
-        pool.encode(slot)
-        return slot.matrix(0, len(texts)).copy()
+from tests.engine.encoder.conftest import encode
 
 
 def test_vectors_do_not_depend_on_workers_chunks_order_or_budget(
@@ -30,14 +22,14 @@ def test_vectors_do_not_depend_on_workers_chunks_order_or_budget(
     order = rng.permutation(len(texts))
     back = np.argsort(order)
     shuffled = [texts[row] for row in order]
-    expected = _encode(model_pool, texts)
-    found = {"order": _encode(model_pool, shuffled)[back]}
+    expected = encode(model_pool, texts)
+    found = {"order": encode(model_pool, shuffled)[back]}
     monkeypatch.setattr(chunks, "LARGEST_CHUNK_TEXTS", 7)
-    found["chunks"] = _encode(model_pool, texts)
+    found["chunks"] = encode(model_pool, texts)
     monkeypatch.setattr(chunks, "LARGEST_CHUNK_TEXTS", 23)
     with EncoderPool(EncodingSpec(model=str(demo_folder)), devices="cpu,cpu", token_budget=300) as pool:
-        found["workers and budget"] = _encode(pool, texts)
-        found["all of them"] = _encode(pool, shuffled)[back]
+        found["workers and budget"] = encode(pool, texts)
+        found["all of them"] = encode(pool, shuffled)[back]
     found["reference"] = expected
     for one in found:
         for other in found:

@@ -22,7 +22,7 @@ from surge_dagster.engine.encoder.calls import EncodeFigures
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec
 from surge_dagster.engine.errors import EncoderError
-from tests.engine.encoder.conftest import column
+from tests.engine.encoder.conftest import column, encode
 
 SPEC = EncodingSpec("hash://16")
 
@@ -31,14 +31,6 @@ pytestmark = pytest.mark.usefixtures("faulty_workers")
 
 def _faulty_pool(**options: Any) -> EncoderPool:
     return EncoderPool(SPEC, devices="cpu,cpu", backend="faults:FaultyBackend", **options)
-
-
-def _encode(pool: EncoderPool, texts: list[str]) -> np.ndarray:
-    with pool.arena(slots=1, max_texts=len(texts), max_bytes=sum(len(t.encode()) for t in texts)) as arena:
-        slot = arena.acquire()
-        slot.append(column(texts))
-        pool.encode(slot)
-        return slot.matrix(0, len(texts)).copy()
 
 
 def _with_harm(*harm: str) -> list[str]:
@@ -51,9 +43,9 @@ def _with_harm(*harm: str) -> list[str]:
 def test_a_killed_worker_is_replaced_and_no_row_is_lost_or_wrong(tmp_path: Path) -> None:
     texts = _with_harm(*(f"die once {tmp_path / str(n)}" for n in range(3)))
     with _faulty_pool() as pool:
-        assert np.array_equal(_encode(pool, texts), hash_vectors(texts, 16))
+        assert np.array_equal(encode(pool, texts), hash_vectors(texts, 16))
         assert pool.replays >= 1
-        assert np.array_equal(_encode(pool, texts), hash_vectors(texts, 16))
+        assert np.array_equal(encode(pool, texts), hash_vectors(texts, 16))
 
 
 def test_a_worker_killed_from_outside_while_idle_is_replaced() -> None:
@@ -61,7 +53,7 @@ def test_a_worker_killed_from_outside_while_idle_is_replaced() -> None:
         for pid in pool.worker_pids:
             os.kill(pid, signal.SIGKILL)
         texts = _with_harm()
-        assert np.array_equal(_encode(pool, texts), hash_vectors(texts, 16))
+        assert np.array_equal(encode(pool, texts), hash_vectors(texts, 16))
 
 
 @pytest.mark.parametrize("kind", ["in its own code", "stopped by a signal"])
@@ -70,14 +62,14 @@ def test_a_worker_that_hangs_is_replaced(tmp_path: Path, kind: str) -> None:
     with _faulty_pool(hang_timeout_seconds=2.5, max_respawns=9) as pool:
         if kind == "stopped by a signal":
             os.kill(pool.worker_pids[0], signal.SIGSTOP)
-        assert np.array_equal(_encode(pool, texts), hash_vectors(texts, 16))
+        assert np.array_equal(encode(pool, texts), hash_vectors(texts, 16))
         assert pool.replays >= 1
 
 
 def test_an_exception_is_tried_again_on_a_fresh_worker(tmp_path: Path) -> None:
     texts = _with_harm(f"fail once {tmp_path / 'failed'}")
     with _faulty_pool() as pool:
-        assert np.array_equal(_encode(pool, texts), hash_vectors(texts, 16))
+        assert np.array_equal(encode(pool, texts), hash_vectors(texts, 16))
 
 
 def _submit(pool: EncoderPool, texts: list[str], borders: list[int] | None = None) -> tuple[EncodeFigures, np.ndarray]:
@@ -108,8 +100,8 @@ def test_a_text_that_ends_every_worker_fails_alone_and_is_named(harm: str, reaso
         assert np.array_equal(found[others], hash_vectors(texts, 16)[others])
         assert figures.replays <= 10
         with pytest.raises(EncoderError, match=f"(?s)1 texts cannot be encoded; row 2: .*{reason}"):
-            _encode(pool, ["harmless", "as well", harm])
-        assert np.array_equal(_encode(pool, ["harmless"]), hash_vectors(["harmless"], 16))
+            encode(pool, ["harmless", "as well", harm])
+        assert np.array_equal(encode(pool, ["harmless"]), hash_vectors(["harmless"], 16))
     assert _children() == []
 
 
@@ -128,9 +120,9 @@ def test_a_group_full_of_texts_that_end_workers_costs_no_more_than_one_such_text
 def test_a_token_budget_that_memory_has_lowered_outlives_its_worker(tmp_path: Path) -> None:
     told = tmp_path / "told"
     with EncoderPool(SPEC, devices="cpu", backend="faults:FaultyBackend") as pool:
-        _encode(pool, ["harmless", "shrink", "shrink"])
+        encode(pool, ["harmless", "shrink", "shrink"])
         os.kill(pool.worker_pids[0], signal.SIGKILL)
-        _encode(pool, [f"tell {told}"])
+        encode(pool, [f"tell {told}"])
         assert told.read_text() == "250"
 
 
@@ -140,8 +132,8 @@ def test_a_superbatch_that_ends_too_many_workers_is_an_error_and_the_pool_goes_o
     monkeypatch.setattr(dispatcher, "MOST_LOSSES", 2)
     with _faulty_pool() as pool:
         with pytest.raises(EncoderError, match=r"(?s)SIGKILL.*2 workers in one SuperBatch.*the device is on fire"):
-            _encode(pool, ["die always"] * 2_000)
-        assert np.array_equal(_encode(pool, ["harmless"]), hash_vectors(["harmless"], 16))
+            encode(pool, ["die always"] * 2_000)
+        assert np.array_equal(encode(pool, ["harmless"]), hash_vectors(["harmless"], 16))
 
 
 @pytest.fixture
@@ -156,9 +148,9 @@ def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_worker_that_cannot_be_replaced_ends_the_pool_with_its_last_words() -> None:
     with EncoderPool(SPEC, devices="cpu,cpu", backend="faults:OnceBackend", max_respawns=2) as pool:
         with pytest.raises(EncoderError, match=r"(?s)SIGKILL.*3 times in a row; giving up.*the device is on fire"):
-            _encode(pool, _with_harm("die always"))
+            encode(pool, _with_harm("die always"))
         with pytest.raises(EncoderError, match="giving up"):
-            _encode(pool, ["harmless"])
+            encode(pool, ["harmless"])
     assert _children() == []
 
 
@@ -167,13 +159,13 @@ def test_every_thread_that_waits_gets_the_error() -> None:
     with EncoderPool(SPEC, devices="cpu,cpu", backend="faults:OnceBackend", max_respawns=0) as pool:
         outcomes: list[type[BaseException]] = []
 
-        def encode(harm: str) -> None:
+        def try_it(harm: str) -> None:
             try:
-                _encode(pool, _with_harm(harm))
+                encode(pool, _with_harm(harm))
             except EncoderError as error:
                 outcomes.append(type(error))
 
-        threads = [threading.Thread(target=encode, args=("die always",)) for _ in range(3)]
+        threads = [threading.Thread(target=try_it, args=("die always",)) for _ in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -224,13 +216,13 @@ def test_closing_while_a_worker_hangs_ends_it_and_the_waiting_call(tmp_path: Pat
     pool = _faulty_pool()
     outcome: list[str] = []
 
-    def encode() -> None:
+    def try_it() -> None:
         try:
-            _encode(pool, _with_harm(f"hang once {tmp_path / 'hung'}"))
+            encode(pool, _with_harm(f"hang once {tmp_path / 'hung'}"))
         except EncoderError as error:
             outcome.append(str(error))
 
-    waiting = threading.Thread(target=encode)
+    waiting = threading.Thread(target=try_it)
     waiting.start()
     while not (tmp_path / "hung").exists():
         waiting.join(0.01)
@@ -247,7 +239,7 @@ def test_seeded_kills_over_many_calls_lose_nothing() -> None:
             texts = [f"call {call} row {row}" for row in range(3_000)]
             timer = threading.Timer(float(rng.uniform(0, 0.03)), _kill, [pool, int(rng.integers(2))])
             timer.start()
-            found = _encode(pool, texts)
+            found = encode(pool, texts)
             timer.join()
             assert np.array_equal(found, hash_vectors(texts, 16))
 
