@@ -1,7 +1,8 @@
 """The hash backend with texts that hold it up: `wait for PATH` blocks its worker until PATH exists.
 
 So a test can stop a run at a known point, look at what is there, and let it go on, without ever guessing a time.
-`die before PATH` kills the worker unless PATH exists.
+`break before PATH` breaks the device unless PATH exists: its worker dies, and no other one can start. `$GATED_DEVICE`
+says where the device is: the same PATH.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from surge_dagster.engine.encoder.spec import Space
 class GatedBackend(HashBackend):
     def __init__(self, space: Space, settings: BackendSettings) -> None:
         super().__init__(prompt=space.prompt, max_length=space.max_length)
+        mended = Path(os.environ.get("GATED_DEVICE", os.devnull))
+        if _broken(mended).exists() and not mended.exists():
+            raise RuntimeError("the device is broken")
 
     def forward(self, prepared: Any, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkFigures:
         for text in map(bytes.decode, prepared.encoded):
@@ -29,6 +33,11 @@ class GatedBackend(HashBackend):
                 while not Path(text.removeprefix("wait for ")).exists():
                     progress()
                     threading.Event().wait(0.02)
-            if text.startswith("die before ") and not Path(text.removeprefix("die before ")).exists():
+            if text.startswith("break before ") and not (mended := Path(text.removeprefix("break before "))).exists():
+                _broken(mended).touch()
                 os.kill(os.getpid(), signal.SIGKILL)
         return super().forward(prepared, matrix, truncated, progress)
+
+
+def _broken(mended: Path) -> Path:
+    return mended.with_suffix(".broken")

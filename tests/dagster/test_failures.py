@@ -65,8 +65,9 @@ def test_an_encoder_that_cannot_go_on_is_tried_again_and_what_was_published_is_k
     gate = bench.root / "gate"
     bench.settings |= {"backend": "gated_backend:GatedBackend", "b_min": 1, "b_max": 50}
     bench.write("a", 20)
-    bench.write("b", [("x", f"die before {gate}")])
+    bench.write("b", [("x", f"break before {gate}")])
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GATED_DEVICE", str(gate))
         patch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
         ran = bench.refresh()
     assert not ran.success

@@ -26,7 +26,7 @@ from typing import Any
 
 from surge_dagster.engine.encoder import wire
 from surge_dagster.engine.encoder.arena import Arena
-from surge_dagster.engine.encoder.chunks import Chunk, Job
+from surge_dagster.engine.encoder.chunks import SMALLEST_CHUNK_WEIGHT, Chunk, Job
 from surge_dagster.engine.encoder.gpu_gauge import GpuGauge
 from surge_dagster.engine.encoder.isolation import MOST_LOSSES
 from surge_dagster.engine.encoder.worker_process import WorkerProcess, WorkerSeat, how_it_ended
@@ -41,6 +41,8 @@ _GRACE_SECONDS = 2.0
 _PATIENCE = 4
 # How much of a worker's speed is what it was in its last chunk.
 _NEWEST_WEIGHS = 0.5
+# What a smaller chunk takes says more about messages than about the worker's speed.
+_TELLING_WEIGHT = SMALLEST_CHUNK_WEIGHT // 8
 
 
 class Dispatcher:
@@ -75,7 +77,6 @@ class Dispatcher:
         self._losses: dict[int, int] = {seat.index: 0 for seat in seats}
         self._rates: dict[int, float] = {}  # weight per second of each seat, once it has finished a chunk
         self._budgets: dict[int, int] = {}  # token budgets that a lack of memory has lowered
-        self._last_end = 0.0
         self._numbers = itertools.count()
         self._gauge = GpuGauge([seat.device for seat in seats])
         self._jobs: deque[Job] = deque()
@@ -196,23 +197,27 @@ class Dispatcher:
         elif message["op"] == "returned":
             self._take_back(worker, message["chunk"])
         elif message["op"] == "done":
-            self._finish(worker, message["figures"])
+            self._finish(worker, message["chunk"], message["figures"])
         elif message["op"] == "refused":
-            error = ConfigError if message["config"] else EncoderError
-            detail = message["message"] if message["config"] else _report(worker, message)
-            self._fail(error(detail))
+            if message["config"]:
+                self._fail(ConfigError(message["message"]))
+            elif worker.seat.index in self.ready_messages:
+                self._lose(worker, message)  # it has worked before: what fails now may pass
+            else:
+                self._fail(EncoderError(_report(worker, message)))
         elif message["op"] == "failed":
             self._lose(worker, message)
 
-    def _finish(self, worker: WorkerProcess, figures: dict[str, Any]) -> None:
-        """Takes in the first of a worker's chunks."""
+    def _finish(self, worker: WorkerProcess, number: int, figures: dict[str, Any]) -> None:
+        """Takes in one of a worker's chunks."""
         seat = worker.seat.index
         self._losses[seat] = 0
-        chunk = worker.assigned.pop(0)
+        chunk = worker.take(number)
         now = time.monotonic()
-        rate = chunk.weight / max(now - worker.head_since, 1e-6)
+        if chunk.weight >= _TELLING_WEIGHT:
+            rate = chunk.weight / max(now - worker.head_since, 1e-6)
+            self._rates[seat] = _NEWEST_WEIGHS * rate + (1 - _NEWEST_WEIGHS) * self._rates.get(seat, rate)
         worker.head_since = now
-        self._rates[seat] = _NEWEST_WEIGHS * rate + (1 - _NEWEST_WEIGHS) * self._rates.get(seat, rate)
         budget = figures.pop("token_budget", 0)
         if 0 < budget < self.ready_messages[seat].get("token_budget", 0):
             self._budgets[seat] = budget
@@ -222,14 +227,16 @@ class Dispatcher:
     def _lose(self, worker: WorkerProcess, report: wire.Message | None, reason: str = "") -> None:
         """Takes leave of a process and gives its seat and its chunks to a new one."""
         self._unregister(worker)
-        if self.failure is not None:
-            return
         index = worker.seat.index
         del self._workers[index]
-        ended = reason or how_it_ended(worker.end(_GRACE_SECONDS))
-        if reason:
-            worker.end(0)
         chunks, worker.assigned = worker.assigned, []
+        # One that was found to hang, or was killed with the pool, is not waited for.
+        code = worker.end(0 if reason or self.failure is not None else _GRACE_SECONDS)
+        if self.failure is not None:
+            for chunk in chunks:
+                chunk.job.slot.unpin()
+            return
+        ended = reason or how_it_ended(code)
         alone = len(chunks) == 1 and chunks[0].suspect is not None
         # A worker that has just shown that it can encode, and ends over one chunk, is not to blame.
         self._losses[index] += not alone
@@ -245,8 +252,9 @@ class Dispatcher:
             return
         for job in {chunk.job for chunk in chunks if chunk.job.isolation.losses > MOST_LOSSES}:
             self._withdraw(job, EncoderError(_last_words(worker, f"{why} ({MOST_LOSSES} workers in one SuperBatch)")))
-        self.replays += len(chunks)
-        log.warning("%s; replaced, and %d chunks are done again", summary, len(chunks))
+        again = sum(not chunk.job.abandoned for chunk in chunks)
+        self.replays += again
+        log.warning("%s; replaced, and %d chunks are done again", summary, again)
         self._spawn(worker.seat)
 
     def _put_down(self, chunk: Chunk) -> None:
@@ -257,12 +265,18 @@ class Dispatcher:
     def _complete(self, job: Job) -> None:
         if not job.finished or job.done.is_set():
             return
+        self._end(job)
+
+    def _end(self, job: Job) -> None:
+        """A job is over; from now on the time belongs to those that came after it."""
         now = time.monotonic()
         if job.begun_at is not None:
-            job.encode_seconds = now - max(job.begun_at, self._last_end)
-        self._last_end = now
-        if job in self._jobs:
-            self._jobs.remove(job)
+            job.encode_seconds = now - job.begun_at
+        place = self._jobs.index(job)
+        for later in itertools.islice(self._jobs, place + 1, None):
+            if later.begun_at is not None:
+                later.begun_at = now
+        del self._jobs[place]
         job.done.set()
 
     def _replace_hung(self) -> None:
@@ -327,14 +341,15 @@ class Dispatcher:
         ]
         if waiting:
             _, busiest = max(waiting, key=lambda found: found[0])
-            chunk = busiest.assigned[1]
-            chunk.asked_back = True
-            with contextlib.suppress(OSError):
-                wire.send(busiest.connection, {"op": "return", "chunk": chunk.number})
+            self._ask_back(busiest, busiest.assigned[1])
+
+    def _ask_back(self, worker: WorkerProcess, chunk: Chunk) -> None:
+        chunk.asked_back = True
+        with contextlib.suppress(OSError):
+            wire.send(worker.connection, {"op": "return", "chunk": chunk.number})
 
     def _take_back(self, worker: WorkerProcess, number: int) -> None:
-        chunk = next(chunk for chunk in worker.assigned if chunk.number == number)
-        worker.assigned.remove(chunk)
+        chunk = worker.take(number)
         chunk.job.take_back(chunk)
         self._put_down(chunk)
 
@@ -403,10 +418,13 @@ class Dispatcher:
     def _withdraw(self, job: Job, error: Exception | None) -> None:
         """Hands out nothing more of a job, and ends it with `error`."""
         job.abandon()
+        for worker in self._workers.values():
+            for chunk in worker.assigned[1:]:
+                if chunk.job is job and not chunk.asked_back:
+                    self._ask_back(worker, chunk)
         if job in self._jobs:
-            self._jobs.remove(job)
             job.error = error
-            job.done.set()
+            self._end(job)
 
     def _unregister(self, worker: WorkerProcess) -> None:
         for source in (worker.connection, worker.output):

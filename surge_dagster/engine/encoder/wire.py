@@ -20,7 +20,8 @@ _MAX_DESCRIPTORS = 4
 
 def send(connection: socket.socket, message: Message, descriptors: tuple[int, ...] = ()) -> None:
     """Sends one message and, beside it, open file descriptors."""
-    content = json.dumps(message, separators=(",", ":")).encode()
+    # UTF-8 that lets lone surrogates pass: what a worker reports may hold any character, and few bytes for each.
+    content = json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode(errors="surrogatepass")
     if len(content) > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message of {len(content)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
     if descriptors:
@@ -41,4 +42,4 @@ def receive(connection: socket.socket) -> tuple[Message, list[int]] | None:
         for descriptor in descriptors:
             os.close(descriptor)
         raise ValueError("a message arrived cut off")
-    return json.loads(content), descriptors
+    return json.loads(content.decode(errors="surrogatepass")), descriptors

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -35,8 +35,22 @@ from surge_dagster.engine.errors import ConfigError
 
 _BEAT_SECONDS = 1.0
 _PARENT_CHECK_MILLISECONDS = 2_000
-_LONGEST_REPORT = 8_000
+_LONGEST_REPORT = 5_000
 _HARMLESS = "a text"
+
+
+@dataclass(slots=True)
+class _Work:
+    """A chunk that was received: where it lies, and what the tokenizer made of it or the error that it ended with.
+
+    It holds its slot's arrays itself: the pool may forget an arena while a chunk of it is still waiting here.
+    """
+
+    chunk: int
+    rows: slice
+    arrays: SlotArrays
+    prepared: Any = None
+    error: BaseException | None = None
 
 
 class Worker:
@@ -50,7 +64,7 @@ class Worker:
         # Chunks that were received and not begun: whoever takes a number out decides whether it is encoded or returned.
         self._waiting: set[int] = set()
         self._choosing = threading.Lock()
-        self._prepared: queue.SimpleQueue[tuple[wire.Message, Any, Exception | None] | None] = queue.SimpleQueue()
+        self._prepared: queue.SimpleQueue[_Work | BaseException | None] = queue.SimpleQueue()
 
     def run(self) -> int:
         first = wire.receive(self._connection)
@@ -63,22 +77,25 @@ class Worker:
             self._send(_report(error) | {"op": "refused"})
             return 1
         threading.Thread(target=self._read, args=(backend,), daemon=True).start()
-        while (work := self._prepared.get()) is not None:
-            message, prepared, error = work
-            with self._choosing:
-                if message["chunk"] not in self._waiting:
-                    continue  # it was given back
-                self._waiting.discard(message["chunk"])
-            try:
-                if error is not None:
-                    raise error
-                figures = self._forward(backend, message, prepared)
-            except BaseException as failure:
-                # What is left of the device's state is unknown: a fresh process takes over.
-                self._send(_report(failure) | {"op": "failed", "chunk": message["chunk"]})
-                return 1
-            self._send({"op": "done", "chunk": message["chunk"], "figures": figures})
+        try:
+            while (work := self._prepared.get()) is not None:
+                if isinstance(work, BaseException):
+                    raise work
+                if self._begin(work.chunk):
+                    figures = self._forward(backend, work)
+                    self._send({"op": "done", "chunk": work.chunk, "figures": figures})
+        except BaseException as failure:
+            # What is left of the device's state is unknown: a fresh process takes over.
+            self._send(_report(failure) | {"op": "failed"})
+            return 1
         return 0
+
+    def _begin(self, chunk: int) -> bool:
+        """Whether a chunk is still this worker's; from now on it cannot be given back."""
+        with self._choosing:
+            waits = chunk in self._waiting
+            self._waiting.discard(chunk)
+        return waits
 
     def _load(self, message: wire.Message) -> Backend:
         space = Space(requested=EncodingSpec(**message["requested"]), **message["space"])
@@ -104,6 +121,15 @@ class Worker:
         backend.forward(prepared, np.empty((1, space.dimension), space.dtype), np.empty(1, np.uint8), self._tick)
 
     def _read(self, backend: Backend) -> None:
+        """Takes messages until there are no more; whatever goes wrong here reaches the main thread, which answers."""
+        end: BaseException | None = None
+        try:
+            self._read_all(backend)
+        except BaseException as error:
+            end = error
+        self._prepared.put(end)
+
+    def _read_all(self, backend: Backend) -> None:
         while (received := wire.receive(self._connection)) is not None:
             message, descriptors = received
             if message["op"] == "arena":
@@ -116,37 +142,28 @@ class Worker:
             elif message["op"] == "return":
                 self._give_back(message["chunk"])
             elif message["op"] == "encode":
-                self._waiting.add(message["chunk"])
+                arrays = self._arenas[message["arena"]][message["slot"]]
+                work = _Work(message["chunk"], slice(message["start"], message["stop"]), arrays)
+                self._waiting.add(work.chunk)
+                # An error of this chunk's texts must not be told before the answers to the chunks ahead of it.
                 try:
-                    prepared, error = backend.prepare(self._texts(message), self._tick), None
-                except Exception as failure:
-                    prepared, error = None, failure
-                self._prepared.put((message, prepared, error))
+                    work.prepared = backend.prepare(_texts(work), self._tick)
+                except BaseException as error:  # a panic of the tokenizer's Rust code is no Exception
+                    work.error = error
+                self._prepared.put(work)
             else:
                 break
-        self._prepared.put(None)
 
     def _give_back(self, chunk: int) -> None:
         """Returns a chunk that waits, and says nothing where that is too late."""
-        with self._choosing:
-            waits = chunk in self._waiting
-            self._waiting.discard(chunk)
-        if waits:
+        if self._begin(chunk):
             self._send({"op": "returned", "chunk": chunk})
 
-    def _texts(self, message: wire.Message) -> list[str]:
-        arrays = self._arenas[message["arena"]][message["slot"]]
-        start, stop = message["start"], message["stop"]
-        offsets = arrays.offsets[start : stop + 1]
-        first = int(offsets[0])
-        content = arrays.data[first : int(offsets[-1])].tobytes()
-        borders = (offsets - first).tolist()
-        return [content[a:b].decode() for a, b in itertools.pairwise(borders)]
-
-    def _forward(self, backend: Backend, message: wire.Message, prepared: Any) -> dict[str, Any]:
-        arrays = self._arenas[message["arena"]][message["slot"]]
-        rows = slice(message["start"], message["stop"])
-        return asdict(backend.forward(prepared, arrays.matrix[rows], arrays.truncated[rows], self._tick))
+    def _forward(self, backend: Backend, work: _Work) -> dict[str, Any]:
+        if work.error is not None:
+            raise work.error
+        matrix, truncated = work.arrays.matrix[work.rows], work.arrays.truncated[work.rows]
+        return asdict(backend.forward(work.prepared, matrix, truncated, self._tick))
 
     def _tick(self) -> None:
         self._progress += 1
@@ -164,7 +181,16 @@ class Worker:
             os._exit(1)  # the pool has gone: there is nobody left to work for
 
 
+def _texts(work: _Work) -> list[str]:
+    offsets = work.arrays.offsets[work.rows.start : work.rows.stop + 1]
+    first = int(offsets[0])
+    content = work.arrays.data[first : int(offsets[-1])].tobytes()
+    borders = (offsets - first).tolist()
+    return [content[a:b].decode() for a, b in itertools.pairwise(borders)]
+
+
 def _report(error: BaseException) -> wire.Message:
+    """An error as plain data; with every character escaped it still fits into a message."""
     trace = "".join(traceback.format_exception(error))
     return {
         "type": type(error).__name__,

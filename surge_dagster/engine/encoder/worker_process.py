@@ -93,6 +93,11 @@ class WorkerProcess:
         if progress is not None:
             self.progress = progress
 
+    def take(self, number: int) -> Chunk:
+        """Takes a chunk, by its number, off what the worker has to do."""
+        place = next(place for place, chunk in enumerate(self.assigned) if chunk.number == number)
+        return self.assigned.pop(place)
+
     def read_output(self) -> bool:
         """Takes in what the worker printed; False once it can print no more."""
         try:

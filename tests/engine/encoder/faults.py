@@ -2,6 +2,8 @@
 
 `die once PATH` and `hang once PATH` do so unless PATH exists, and create it first, so that the second worker to meet
 the text survives. `die always`, `hang always` and `fail always` do so every time. `fail once PATH` raises once.
+`babble` raises an error that is too long for a message; with `panic` the tokenizer raises what is no `Exception`.
+`wait PATH` blocks until PATH exists, and `seen PATH` creates it when the text is tokenized.
 `shrink` halves the worker's token budget, as a lack of memory would, and `tell PATH` writes the budget there.
 """
 
@@ -31,15 +33,32 @@ class DeviceLost(RuntimeError):
         self.lock = threading.Lock()
 
 
+class Panic(BaseException):
+    """What a panic in Rust code looks like in Python."""
+
+
 class FaultyBackend(HashBackend):
     def __init__(self, space: Space, settings: BackendSettings) -> None:
         super().__init__(prompt=space.prompt, max_length=space.max_length)
         self.token_budget = settings.token_budget or 1_000
 
+    def prepare(self, texts: list[str], progress: Progress) -> Any:
+        for text in texts:
+            verb, _, path = text.partition(" ")
+            if verb == "panic":
+                raise Panic("the tokenizer panicked")
+            if verb == "seen":
+                Path(path).touch()
+        return super().prepare(texts, progress)
+
     def forward(self, prepared: Any, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkFigures:
         for text in prepared.encoded:
             verb, _, path = text.decode().partition(" ")
-            if verb == "shrink":
+            if verb == "wait":
+                while not Path(path).exists():
+                    progress()
+                    threading.Event().wait(0.01)
+            elif verb == "shrink":
                 self.token_budget //= 2
             elif verb == "tell":
                 Path(path).write_text(str(self.token_budget))
@@ -55,22 +74,27 @@ class RefusingBackend(HashBackend):
 
 
 class OnceBackend(FaultyBackend):
-    """Starts once for each of the pool's workers; whoever takes their seats dies while it loads.
+    """Starts as often as it may; whoever comes after that dies while it loads.
 
-    `$FAULTS_STARTS` names a folder with a file for each start that is left.
+    `$FAULTS_STARTS` names a folder with a file for each start that is left. They are used in the order of their names;
+    one that ends in `refused` is used up by an error.
     """
 
     def __init__(self, space: Space, settings: BackendSettings) -> None:
         super().__init__(space, settings)
-        for ticket in Path(os.environ["FAULTS_STARTS"]).iterdir():
+        for ticket in sorted(Path(os.environ["FAULTS_STARTS"]).iterdir()):
             with contextlib.suppress(FileNotFoundError):  # another worker took it
                 ticket.unlink()
+                if ticket.name.endswith("refused"):
+                    raise DeviceLost("the device is still busy")
                 return
         _harm("die always")
 
 
 def _harm(text: str) -> None:
     verb, _, rest = text.partition(" ")
+    if verb == "babble":
+        raise DeviceLost("\N{CJK UNIFIED IDEOGRAPH-8A9E}\x1b" * 50_000)
     if verb not in ("die", "hang", "fail"):
         return
     if rest.startswith("once "):

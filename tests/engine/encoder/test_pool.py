@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import shutil
 import subprocess
@@ -19,16 +18,7 @@ from surge_dagster.engine.encoder.calls import EncodeFigures
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec
 from surge_dagster.engine.errors import EncoderError
-from tests.engine.encoder.conftest import column
-
-
-def _descriptors() -> set[tuple[str, str]]:
-    """Open descriptors of this process, by number and what they point to."""
-    found = set()
-    for name in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the descriptor that lists the folder
-            found.add((name.name, str(name.readlink())))
-    return found
+from tests.engine.encoder.conftest import column, open_descriptors
 
 
 def _texts(count: int, seed: int = 0) -> list[str]:
@@ -114,7 +104,7 @@ def test_an_empty_slot_costs_nothing_and_a_slot_can_be_filled_again(hash_pool: E
 
 def test_a_closed_pool_says_so_and_leaves_neither_process_nor_descriptor() -> None:
     gc.collect()
-    before = _descriptors()
+    before = open_descriptors()
     pool = EncoderPool(EncodingSpec("hash://8"), devices="cpu,cpu")
     pids = pool.worker_pids
     arena = pool.arena(slots=1, max_texts=1, max_bytes=10)
@@ -128,7 +118,7 @@ def test_a_closed_pool_says_so_and_leaves_neither_process_nor_descriptor() -> No
     assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
     del slot, arena
     gc.collect()
-    assert _descriptors() - before == set()
+    assert open_descriptors() - before == set()
 
 
 def test_an_arena_closed_under_an_encode_call_is_an_error_and_not_the_pools_end(hash_pool: EncoderPool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import re
 import select
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +21,26 @@ import pytest
 from surge_dagster.engine.encoder import dispatcher
 from surge_dagster.engine.encoder.backends.hash_backend import hash_vectors
 from surge_dagster.engine.encoder.calls import EncodeFigures
+from surge_dagster.engine.encoder.chunks import LARGEST_CHUNK_TEXTS
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec
 from surge_dagster.engine.errors import EncoderError
-from tests.engine.encoder.conftest import column, encode
+from tests.engine.encoder.conftest import column, encode, open_descriptors
 
 SPEC = EncodingSpec("hash://16")
 
-pytestmark = pytest.mark.usefixtures("faulty_workers")
+pytestmark = pytest.mark.usefixtures("faulty_workers", "nothing_left_behind")
+
+
+@pytest.fixture
+def nothing_left_behind() -> Iterator[None]:
+    """However a test treats its workers: no process and no descriptor outlives its pool."""
+    gc.collect()
+    before = open_descriptors()
+    yield
+    assert _children() == []
+    gc.collect()
+    assert open_descriptors() - before == set()
 
 
 def _faulty_pool(**options: Any) -> EncoderPool:
@@ -88,10 +102,12 @@ def _submit(pool: EncoderPool, texts: list[str], borders: list[int] | None = Non
         ("die always", r"worker \d+ on cpu ended: SIGKILL"),
         ("fail always", "DeviceLost: the device was lost"),
         ("hang always", "showed no progress for"),
+        ("babble", "DeviceLost: "),
+        ("panic", "Panic: the tokenizer panicked"),
     ],
 )
 def test_a_text_that_ends_every_worker_fails_alone_and_is_named(harm: str, reason: str) -> None:
-    texts = _with_harm(harm)
+    texts = _with_harm(harm)[: 720 if harm == "hang always" else None]
     with _faulty_pool(hang_timeout_seconds=1.5 if harm == "hang always" else 120, max_respawns=1) as pool:
         figures, found = _submit(pool, texts)
         assert [failed.row for failed in figures.failed] == [700]
@@ -102,7 +118,6 @@ def test_a_text_that_ends_every_worker_fails_alone_and_is_named(harm: str, reaso
         with pytest.raises(EncoderError, match=f"(?s)1 texts cannot be encoded; row 2: .*{reason}"):
             encode(pool, ["harmless", "as well", harm])
         assert np.array_equal(encode(pool, ["harmless"]), hash_vectors(["harmless"], 16))
-    assert _children() == []
 
 
 def test_a_group_full_of_texts_that_end_workers_costs_no_more_than_one_such_text() -> None:
@@ -151,7 +166,16 @@ def test_a_worker_that_cannot_be_replaced_ends_the_pool_with_its_last_words() ->
             encode(pool, _with_harm("die always"))
         with pytest.raises(EncoderError, match="giving up"):
             encode(pool, ["harmless"])
-    assert _children() == []
+
+
+@pytest.mark.usefixtures("starts")
+def test_a_worker_that_is_refused_its_device_for_a_while_is_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "start-1").rename(tmp_path / "start-1-refused")
+    (tmp_path / "start-2").touch()
+    with EncoderPool(SPEC, devices="cpu", backend="faults:OnceBackend") as pool:
+        os.kill(pool.worker_pids[0], signal.SIGKILL)
+        assert np.array_equal(encode(pool, ["harmless"]), hash_vectors(["harmless"], 16))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.usefixtures("starts")
@@ -188,6 +212,8 @@ def test_no_worker_waits_for_the_end_of_a_superbatch_when_the_next_one_is_there(
             os.kill(pid, signal.SIGKILL)
         assert calls[0].result(60) is not None
         assert np.array_equal(slots[0].matrix(0, 1_000), hash_vectors(first, 16))
+        # The first one began earlier and ended later.
+        assert 0 < calls[1].figures.encode_seconds < calls[0].figures.encode_seconds
 
 
 def test_an_abandoned_call_says_which_rows_it_has(tmp_path: Path) -> None:
@@ -206,10 +232,29 @@ def test_an_abandoned_call_says_which_rows_it_has(tmp_path: Path) -> None:
             assert np.array_equal(slot.matrix(start, stop), expected[start:stop])
 
 
+def test_an_arena_may_be_closed_while_workers_hold_chunks_of_an_abandoned_call(tmp_path: Path) -> None:
+    seen, gate = tmp_path / "seen", tmp_path / "gate"
+    texts = [f"wait {gate}", *(f"harmless {row}" for row in range(20_000))]
+    texts[LARGEST_CHUNK_TEXTS + 1] = f"seen {seen}"  # in the chunk that waits behind the first one
+    with EncoderPool(SPEC, devices="cpu", backend="faults:FaultyBackend", max_respawns=0) as pool:
+        pids = pool.worker_pids
+        with pool.arena(slots=1, max_texts=len(texts), max_bytes=1 << 20) as arena:
+            slot = arena.acquire()
+            slot.append(column(texts))
+            call = pool.submit(slot)
+            while not seen.exists():
+                assert call.result(0.01) is None
+            call.abandon()
+            assert call.encoded == []
+            assert call.figures.encode_seconds > 0
+        gate.touch()
+        assert np.array_equal(encode(pool, ["harmless"]), hash_vectors(["harmless"], 16))
+        assert (pool.worker_pids, pool.replays) == (pids, 0)
+
+
 def test_a_worker_that_cannot_start_says_why_and_leaves_nothing() -> None:
     with pytest.raises(EncoderError, match="DeviceLost: no such device"):
         EncoderPool(SPEC, devices="cpu,cpu", backend="faults:RefusingBackend")
-    assert _children() == []
 
 
 def test_closing_while_a_worker_hangs_ends_it_and_the_waiting_call(tmp_path: Path) -> None:
@@ -229,7 +274,6 @@ def test_closing_while_a_worker_hangs_ends_it_and_the_waiting_call(tmp_path: Pat
     pool.close()
     waiting.join(60)
     assert outcome == ["the encoder pool is closed"]
-    assert _children() == []
 
 
 def test_seeded_kills_over_many_calls_lose_nothing() -> None:
@@ -242,6 +286,27 @@ def test_seeded_kills_over_many_calls_lose_nothing() -> None:
             found = encode(pool, texts)
             timer.join()
             assert np.array_equal(found, hash_vectors(texts, 16))
+        assert pool.replays >= 1
+
+
+def test_threads_that_share_a_pool_lose_nothing_while_its_workers_die(tmp_path: Path) -> None:
+    right: list[str] = []
+    with _faulty_pool(max_respawns=20) as pool:
+
+        def use(name: str) -> None:
+            for call in range(3):
+                texts = [f"{name} {call} row {row}" for row in range(3_000)]
+                texts[1_500] = f"die once {tmp_path / f'{name}-{call}'}"
+                if np.array_equal(encode(pool, texts), hash_vectors(texts, 16)):
+                    right.append(name)
+
+        threads = [threading.Thread(target=use, args=(name,)) for name in "ab"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert pool.replays >= 6
+    assert sorted(right) == ["a"] * 3 + ["b"] * 3
 
 
 _PARENT = """
