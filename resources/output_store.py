@@ -5,7 +5,8 @@ from __future__ import annotations
 import dagster as dg
 from pydantic import Field
 
-from surge_dagster.engine.output.store import Store, open_store
+from surge_dagster.engine.output import open_store
+from surge_dagster.engine.output.store import Store
 
 
 class OutputStore(dg.ConfigurableResource):

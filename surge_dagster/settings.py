@@ -26,7 +26,8 @@ from yaml import YAMLError
 from surge_dagster.engine.encoder.model_files import DEFAULT_MODEL
 from surge_dagster.engine.encoder.spec import EncodingSpec
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.output.store import Store, open_store
+from surge_dagster.engine.output import open_store
+from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, ParquetCatalog, open_source
 from surge_dagster.engine.superbatch import Thresholds
 

@@ -15,8 +15,8 @@ from surge_dagster.assets.source_partitions import SOURCE_PARTITIONS
 from surge_dagster.assets.superbatches import SUPERBATCHES
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.output import open_store
 from surge_dagster.engine.output.spaces import list_spaces
-from surge_dagster.engine.output.store import open_store
 from surge_dagster.resources import Encoder
 from tests.dagster.conftest import Workbench
 from tests.small_catalogs import assert_embedded, numbered_rows

@@ -13,8 +13,8 @@ import pytest
 from surge_dagster.assets.launch import process_tags
 from surge_dagster.assets.lineage import EMBEDDINGS
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.output import open_store
 from surge_dagster.engine.output.spaces import list_spaces
-from surge_dagster.engine.output.store import open_store
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.settings import load_settings
 from tests.dagster.conftest import Workbench, requested

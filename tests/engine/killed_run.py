@@ -21,7 +21,8 @@ from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec
-from surge_dagster.engine.output.store import LocalStore, LocalUpload, StoredObject
+from surge_dagster.engine.output.local_store import LocalStore, LocalUpload
+from surge_dagster.engine.output.store import StoredObject
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.superbatch import Thresholds

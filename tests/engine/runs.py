@@ -11,7 +11,8 @@ from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.arena import Arena, Slot
 from surge_dagster.engine.encoder.calls import EncodeCall, EncodeFigures
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.output.store import Store, open_store
+from surge_dagster.engine.output import open_store
+from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.superbatch import Thresholds
 from surge_dagster.engine.telemetry import Failure, Receipt

@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from surge_dagster.engine.catalog import decode_key, encode_key
+from surge_dagster.engine.output import open_store
 from surge_dagster.engine.output.freshness import file_name
-from surge_dagster.engine.output.store import open_store
 
 SAFE = re.compile(r"[A-Za-z0-9_%-]{1,180}(~[0-9a-f]{32})?")
 AWKWARD = [

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.output import open_store
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.output.store import open_store
 from surge_dagster.engine.sources import open_source
 from tests.engine.killed_run import POINTS, THRESHOLDS
 from tests.engine.runs import finish, make_run, receipts

@@ -15,7 +15,8 @@ import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec
-from surge_dagster.engine.output.store import LocalStore, LocalUpload, StoredObject
+from surge_dagster.engine.output.local_store import LocalStore, LocalUpload
+from surge_dagster.engine.output.store import StoredObject
 from surge_dagster.engine.superbatch import Thresholds
 from surge_dagster.engine.telemetry import Pace
 from tests.engine.runs import failures, finish, in_memory, make_run

@@ -22,7 +22,8 @@ from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, EncoderError, TransientError
 from surge_dagster.engine.output.freshness import file_name
-from surge_dagster.engine.output.store import LocalStore, LocalUpload, StoredObject
+from surge_dagster.engine.output.local_store import LocalStore, LocalUpload
+from surge_dagster.engine.output.store import StoredObject
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.superbatch import Thresholds
@@ -276,7 +277,7 @@ RUN_OUT_OF_DISK = """
 import resource, sys
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec
-from surge_dagster.engine.output.store import open_store
+from surge_dagster.engine.output import open_store
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.superbatch import Thresholds

@@ -16,8 +16,9 @@ import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.output import open_store
 from surge_dagster.engine.output.embedding_file import EmbeddingFileWriter, read_facts
-from surge_dagster.engine.output.store import LocalStore, open_store
+from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.superbatch import Thresholds
@@ -190,7 +191,7 @@ def test_a_file_without_a_source_is_a_warning_and_a_damaged_one_is_not(copy: Pat
     assert [one.is_warning for one in violations(copy, pool)] == [False]
 
 
-def what_a_reader_gets(store: LocalStore, name: str) -> tuple[object, ...]:
+def what_a_reader_gets(store: Store, name: str) -> tuple[object, ...]:
     """Everything that pyarrow gives a reader: schema, rows, file metadata."""
     with store.open(name) as source:
         reader = pq.ParquetFile(source)

@@ -13,13 +13,14 @@ import pytest
 
 from surge_dagster.engine.output.embedding_file import EmbeddingFileWriter, FileFacts
 from surge_dagster.engine.output.freshness import OutputState, file_name
-from surge_dagster.engine.output.store import LocalStore, open_store
+from surge_dagster.engine.output.local_store import LocalStore
+from surge_dagster.engine.output.store import Store
 from tests.small_catalogs import partition_of
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> LocalStore:
-    opened = open_store(tmp_path / "out")
+    opened = LocalStore(tmp_path / "out")
     opened.prepare("s")
     return opened
 
@@ -37,7 +38,7 @@ def publish(store: LocalStore, key: str, *, version: str = "v1", space: str = "s
     return store.root / name
 
 
-def status(store: LocalStore, key: str = "k", version: str = "v1") -> str:
+def status(store: Store, key: str = "k", version: str = "v1") -> str:
     return OutputState(store, "s").status(partition_of(key, [], version=version))
 
 
@@ -124,7 +125,7 @@ def test_several_threads_may_look_at_several_outputs(tmp_path: Path) -> None:
 
     def look(root: Path) -> None:
         try:
-            opened = open_store(root)
+            opened = LocalStore(root)
             opened.prepare("s")
             for number in range(40):
                 publish(opened, f"k{number % 7}", version=f"v{number}")

@@ -11,15 +11,16 @@ import pytest
 
 from surge_dagster.engine.encoder.spec import EncodingSpec, Space
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.output import open_store
+from surge_dagster.engine.output.local_store import LocalStore
 from surge_dagster.engine.output.spaces import claim_space, find_space, list_spaces
-from surge_dagster.engine.output.store import LocalStore, open_store
 
 SPEC = EncodingSpec(model="hash://16")
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> LocalStore:
-    return open_store(tmp_path / "out")
+    return LocalStore(tmp_path / "out")
 
 
 @pytest.fixture

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from surge_dagster.engine.errors import ConfigError, TransientError
-from surge_dagster.engine.output.store import LocalStore, open_store
+from surge_dagster.engine.output import open_store
+from surge_dagster.engine.output.local_store import LocalStore
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> LocalStore:
-    opened = open_store(tmp_path / "out")
+    opened = LocalStore(tmp_path / "out")
     opened.prepare("space")
     return opened
 
@@ -58,7 +59,7 @@ class TestAtomicity:
             target = Path(f"/proc/self/fd/{descriptor}").readlink()
             seen.append((target.name[:5], target.stat().st_size if target.is_file() else 0, final.exists()))
 
-        monkeypatch.setattr("surge_dagster.engine.output.store.os.fsync", fsync)
+        monkeypatch.setattr("surge_dagster.engine.output.local_store.os.fsync", fsync)
         put(store, "space/a.parquet", b"x" * 1000)
         store.sync("space")
         assert seen == [(".tmp-", 1000, False), ("space", 0, True)]
@@ -121,7 +122,7 @@ class TestAtomicity:
 
 LEAVE_A_TEMP_FILE = """
 import os, signal, sys
-from surge_dagster.engine.output.store import open_store
+from surge_dagster.engine.output import open_store
 upload = open_store(sys.argv[1]).create("space/a.parquet")
 upload.sink.write(b"half")
 upload.sink.flush()
@@ -191,6 +192,23 @@ class TestListing:
         assert store.folders() == []
         assert not (tmp_path / "missing").exists(), "looking makes nothing"
 
+    def test_a_deep_listing_goes_into_folders_and_starts_where_it_is_told(self, store: LocalStore) -> None:
+        for folder in (".hidden/a/b", "space/inner", "space/.hidden"):
+            store.prepare(folder)
+            put(store, f"{folder}/x.parquet", b"x")
+        put(store, "space/y.parquet", b"y")
+        assert sorted(found.name for found in store.list("space", deep=True)) == [
+            "space/inner/x.parquet",
+            "space/y.parquet",
+        ]
+        assert [found.name for found in store.list(".hidden", deep=True)] == [".hidden/a/b/x.parquet"]
+
+    def test_what_was_deleted_is_gone_and_deleting_it_again_is_harmless(self, store: LocalStore) -> None:
+        put(store, "space/a.parquet", b"a")
+        store.delete("space/a.parquet")
+        store.delete("space/a.parquet")
+        assert visible(store) == set()
+
     def test_a_changed_file_has_another_tag(self, store: LocalStore) -> None:
         put(store, "space/a.parquet", b"x")
         [before] = store.list("space")
@@ -240,7 +258,7 @@ class TestOutputsThatCannotBeUsed:
 AS_NOBODY = """
 import os, sys
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.output.store import open_store
+from surge_dagster.engine.output import open_store
 from surge_dagster.engine.sources import open_source
 os.setgid(65534), os.setuid(65534)  # after the imports: Python itself may lie where nobody else may look
 try:
