@@ -24,7 +24,7 @@ from pydantic_settings import (
 from yaml import YAMLError
 
 from surge_dagster.engine.encoder.model_files import DEFAULT_MODEL
-from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.encoder.spec import EncodingSpec, arithmetic_of
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output import open_store
 from surge_dagster.engine.output.store import Store
@@ -57,7 +57,7 @@ class Settings(BaseSettings):
     dtype: Literal["float32", "float16"] = Field("float32", description="type of the stored vectors")
 
     devices: str = Field("auto", description='"auto", "cpu", "cuda" or a comma-separated list such as "cuda:0,cuda:1"')
-    precision: str = Field("auto", description="arithmetic: auto, fp32, fp16 or bf16")
+    precision: str = Field("auto", description="arithmetic: auto, fp32, fp16, bf16 or int8")
     backend: str = Field("auto", description="auto, torch or openvino")
     b_min: int | None = Field(None, ge=1, description="texts of a SuperBatch, at least")
     b_max: int | None = Field(None, ge=1, description="texts of a SuperBatch, at most")
@@ -93,6 +93,7 @@ class Settings(BaseSettings):
             normalize=self.normalize,
             dimension=self.dimension,
             dtype=self.dtype,
+            arithmetic=arithmetic_of(self.precision),
         )
 
     def thresholds(self) -> Thresholds:

@@ -11,7 +11,6 @@ import pytest
 
 from benchmarks.call_cost import BACKEND, measure_calls, pool_call_cost
 from benchmarks.encode import parse, slower
-from benchmarks.fidelity import compare, cosines, equal_neighbours
 from benchmarks.inputs import load_tokenizer, long_workload, short_workload, token_lengths
 from benchmarks.matmul_limit import ModelShape, read_shape
 from benchmarks.merge_threshold import merge_document, profits
@@ -19,6 +18,7 @@ from benchmarks.regression import fit_line, student_t
 from benchmarks.table import lines
 from benchmarks.targets import Target, targets
 from benchmarks.throughput import Plan, measure_workload
+from surge_dagster.engine.encoder.fidelity import compare, cosines, equal_neighbours
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec
 from surge_dagster.engine.sources import open_source
@@ -177,6 +177,13 @@ def test_a_small_run_gives_the_promised_document_and_table(demo_model: str, tmp_
     assert pool["lowest_cosine"] >= 0.99999
     assert pool["equal_neighbours"] > 0.95
     assert len(pool["ratios"]) == 2
+    quantized = rows["pool int8"]
+    if "missing" in quantized:
+        assert "pip install" in quantized["missing"]
+    else:
+        assert 0.95 < quantized["mean_cosine"] < 0.99999
+        assert quantized["equal_neighbours"] > 0.7
+        assert "share_of_matmul_limit" not in quantized
     assert pool["ratio_to"].keys() == {"sentence-transformers"}
     assert 0 <= pool["padding_ratio"] < 1
     assert 0 <= pool["worker_idle_ratio"] < 1

@@ -96,6 +96,7 @@ class EmbeddingRun:
             dimension=self.space.dimension,
             device=pool.device,
             precision=pool.precision,
+            encoder_notes=list(pool.notes),
             pool_start_seconds=pool.start_seconds,
             b_min=self.bounds.b_min,
             b_max=self.bounds.b_max,

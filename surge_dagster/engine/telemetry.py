@@ -124,6 +124,7 @@ class RunReport:
     dimension: int = 0
     device: str = ""
     precision: str = ""
+    encoder_notes: list[str] = field(default_factory=list)
     pool_start_seconds: float = 0.0
     partitions_written: int = 0
     partitions_skipped: int = 0

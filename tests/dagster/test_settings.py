@@ -6,6 +6,7 @@ import pytest
 
 from surge_dagster.engine.encoder.spec import EncodingSpec
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.resources.encoder import Encoder
 from surge_dagster.settings import load_settings
 
 
@@ -24,6 +25,12 @@ def test_an_argument_wins_over_the_environment_and_that_over_the_file(monkeypatc
     settings = load_settings(b_min=3, b_max=None)
     assert (settings.b_min, settings.b_max) == (3, 10)
     assert settings.encoding_spec() == EncodingSpec(model="hash://8")
+
+
+def test_the_precision_int8_asks_for_a_space_of_its_own_also_inside_dagster() -> None:
+    spec = EncodingSpec(arithmetic="int8")
+    assert Encoder(precision="int8").spec() == load_settings(precision="int8").encoding_spec() == spec
+    assert Encoder(precision="bf16").spec() == load_settings(precision="bf16").encoding_spec() == EncodingSpec()
 
 
 def test_the_file_is_where_surge_config_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from surge_dagster.engine.encoder.fingerprint import library_versions, usable_cores
 from surge_dagster.engine.errors import ConfigError
 
-PRECISIONS = ("fp32", "fp16", "bf16")
+PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,23 @@ def choose_devices(asked: str | Sequence[str]) -> DeviceChoice:
     return DeviceChoice(tuple(devices), "as asked for")
 
 
-def choose_precision(asked: str, choice: DeviceChoice) -> str:
-    """fp32 on the CPU and fp16 on GPUs, unless something else is asked for."""
+def choose_precision(asked: str, choice: DeviceChoice, *, int8: bool = False) -> str:
+    """fp32 on the CPU and fp16 on GPUs, unless something else is asked for.
+
+    Args:
+        asked: "auto" or a precision.
+        choice: the devices.
+        int8: whether the vectors are those of an int8 space, which no other precision computes.
+    """
     if asked == "auto":
-        return "fp32" if choice.on_cpu else "fp16"
+        asked = "int8" if int8 else "fp32" if choice.on_cpu else "fp16"
     if asked not in PRECISIONS:
         raise ConfigError(f"precision is auto or one of {', '.join(PRECISIONS)}, not {asked!r}")
+    if int8 != (asked == "int8"):
+        kind, instead = ("an int8", "auto or int8") if int8 else ("a float", "auto, fp32, fp16 or bf16")
+        raise ConfigError(f"precision {asked} does not compute vectors of {kind} space; use {instead}")
+    if asked == "int8" and not choice.on_cpu:
+        raise ConfigError("precision int8 needs the CPU: set devices to cpu, or use fp16 or bf16 on a GPU")
     if choice.on_cpu and asked == "fp16":
         raise ConfigError("precision fp16 needs a GPU; use fp32, or bf16 where the CPU has it")
     return asked

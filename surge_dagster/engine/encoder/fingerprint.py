@@ -21,7 +21,7 @@ _REVISION = 3
 @lru_cache(maxsize=1)
 def library_versions() -> dict[str, str]:
     """Versions of what computes vectors; "" for what is not installed."""
-    return {name: _version(name) for name in _PACKAGES}
+    return {name: library_version(name) for name in _PACKAGES}
 
 
 @lru_cache(maxsize=1)
@@ -55,7 +55,8 @@ def cache_key(*facts: object) -> str:
     ]
 
 
-def _version(name: str) -> str:
+def library_version(name: str) -> str:
+    """Version of an installed package, "" where it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:

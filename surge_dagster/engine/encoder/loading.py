@@ -1,7 +1,8 @@
 """A worker's start: from a space and settings to a backend that is known to be right.
 
 "auto" means the fastest backend that is installed and passes its checks: on a CPU OpenVINO, else torch. Whatever makes
-a candidate step aside is said in one line, which travels to the pool with the worker's first message.
+a candidate step aside is said in one line, which travels to the pool with the worker's first message. For an int8 space
+nobody can step in: other backends compute vectors of other spaces.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from surge_dagster.engine.encoder import parity
 from surge_dagster.engine.encoder.backends.base import Backend, BackendSettings
+from surge_dagster.engine.encoder.int8_fidelity import NOT_MEASURED, fidelity_note, int8_fidelity
 from surge_dagster.engine.encoder.model_files import describe_model
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.encoder.token_budget import settle_token_budget
@@ -46,11 +48,19 @@ def load_backend(space: Space, settings: BackendSettings, backend: str, check_pa
         return Loaded(HashBackend(prompt=space.prompt, max_length=space.max_length), None, [])
     _check_files(space)
     notes: list[str] = []
-    candidates = _candidates(settings) if backend == "auto" else [backend]
+    candidates = _candidates(settings) if backend == "auto" or space.is_int8 else [backend]
     for candidate in candidates:
         try:
             made = _MAKERS[candidate](space, settings)
-            lowest = _parity(space, made, settings) if check_parity else None
+            lowest = None
+            if check_parity and space.is_int8:
+                fidelity = int8_fidelity(space, made, settings)
+                lowest = fidelity.lowest_cosine
+                notes.append(fidelity_note(fidelity))
+            elif check_parity:
+                lowest = _parity(space, made, settings)
+            elif space.is_int8:
+                notes.append(NOT_MEASURED)
             settle_token_budget(space, made, settings)
             return Loaded(made, lowest, notes)
         except Exception as error:
@@ -62,9 +72,12 @@ def load_backend(space: Space, settings: BackendSettings, backend: str, check_pa
 
 
 def _candidates(settings: BackendSettings) -> list[str]:
-    if settings.device == "cpu" and importlib.util.find_spec("openvino") is not None:
-        return ["openvino", "torch"]
-    return ["torch"]
+    installed = importlib.util.find_spec("openvino") is not None
+    if settings.precision == "int8":
+        if not installed:
+            raise ConfigError('precision int8 needs OpenVINO and NNCF: pip install "surge-dagster[cpu,int8]"')
+        return ["openvino"]
+    return ["openvino", "torch"] if settings.device == "cpu" and installed else ["torch"]
 
 
 def _torch(space: Space, settings: BackendSettings) -> Backend:
@@ -99,7 +112,7 @@ def _parity(space: Space, backend: Backend, settings: BackendSettings) -> float:
         from surge_dagster.engine.encoder.sentence_model import load_reference, reference_vectors
 
         reference = reference_vectors(load_reference(space, settings.device), space, parity.PARITY_TEXTS)
-        lowest = parity.lowest_cosine(parity.backend_vectors(backend, space), reference)
+        lowest = parity.lowest_cosine(parity.backend_vectors(backend, space, parity.PARITY_TEXTS), reference)
         parity.keep_parity(name, lowest, space, backend)
     floor = parity.FLOORS[settings.precision]
     if lowest < floor:

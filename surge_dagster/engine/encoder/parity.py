@@ -4,6 +4,7 @@ A handful of texts that stress what usually goes wrong (the empty text, one word
 many lengths at once) is encoded by the backend and by sentence-transformers' `encode` in fp32; the lowest cosine
 between the two must reach what the precision promises. The answer is kept on disk under the spec, the precision, the
 device and the library versions, because the reference alone costs as much as loading the model a second time.
+int8 promises no cosine; see `int8_fidelity.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 
 from surge_dagster.engine.encoder import disk_cache
 from surge_dagster.engine.encoder.backends.base import Backend, BackendSettings
+from surge_dagster.engine.encoder.fidelity import cosines
 from surge_dagster.engine.encoder.fingerprint import cache_key, processor
 from surge_dagster.engine.encoder.spec import Space
 
@@ -54,21 +56,17 @@ def keep_parity(name: str, lowest: float, space: Space, backend: Backend) -> Non
     disk_cache.write_json(name, {"lowest_cosine": lowest, "space": space.name, "backend": backend.detail})
 
 
-def backend_vectors(backend: Backend, space: Space) -> np.ndarray:
-    """The backend's vectors of the parity texts, in the space's stored type."""
-    matrix = np.empty((len(PARITY_TEXTS), space.dimension), space.dtype)
-    flags = np.empty(len(PARITY_TEXTS), np.uint8)
-    backend.forward(backend.prepare(PARITY_TEXTS, _nothing), matrix, flags, _nothing)
+def backend_vectors(backend: Backend, space: Space, texts: list[str]) -> np.ndarray:
+    """The backend's vectors of texts, in the space's stored type."""
+    matrix = np.empty((len(texts), space.dimension), space.dtype)
+    flags = np.empty(len(texts), np.uint8)
+    backend.forward(backend.prepare(texts, _nothing), matrix, flags, _nothing)
     return matrix
 
 
 def lowest_cosine(one: np.ndarray, other: np.ndarray) -> float:
     """The lowest cosine between rows of equal index; 1 for two rows of zeros."""
-    one, other = one.astype(np.float64), other.astype(np.float64)
-    lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
-    products = np.einsum("ij,ij->i", one, other)
-    cosines = np.where(lengths > 0, products / np.where(lengths > 0, lengths, 1), one.any(1) == other.any(1))
-    return float(cosines.min())
+    return float(cosines(one, other).min())
 
 
 def _nothing() -> None:

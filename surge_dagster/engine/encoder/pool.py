@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import TracebackType
 
 import numpy as np
@@ -36,7 +36,9 @@ from surge_dagster.engine.errors import ConfigError, EncoderError
 log = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "torch", "openvino", "hash")
-_SPACE_FIELDS = ("name", "model_path", "model_digest", "prompt", "max_length", "normalize", "dimension", "dtype")
+_SPACE_FIELDS = (
+    *("name", "model_path", "model_digest", "prompt", "max_length", "normalize", "dimension", "dtype", "arithmetic"),
+)
 
 
 class EncoderPool:
@@ -45,7 +47,8 @@ class EncoderPool:
     Args:
         spec: what shapes a vector, or a space that was resolved before.
         devices: "auto", "cpu", "cuda", "cuda:0,cuda:1", or a list; a device named twice gets two workers.
-        precision: "auto" (fp32 on the CPU, fp16 on GPUs), "fp32", "fp16" or "bf16".
+        precision: "auto" (fp32 on the CPU, fp16 on GPUs, int8 for an int8 space), "fp32", "fp16", "bf16", or "int8",
+            which makes a spec one of an int8 space.
         backend: "auto", "torch", "openvino", or "module:Class" for one of your own.
         token_budget: tokens of one forward pass; None is the backend's choice.
         check_parity: compare with sentence-transformers at the start, and refuse to start when the promise is broken.
@@ -76,10 +79,14 @@ class EncoderPool:
             raise ConfigError(f"backend is one of {', '.join(BACKENDS)} or module:Class, not {backend!r}")
         if token_budget is not None and token_budget < 1:
             raise ConfigError(f"token_budget is at least 1, not {token_budget}")
+        if isinstance(spec, EncodingSpec) and precision == "int8":
+            spec = replace(spec, arithmetic="int8")
         self.space = _with_folder(spec)
         choice = choose_devices(devices)
         self.device = ",".join(dict.fromkeys(choice.devices))
-        self.precision = choose_precision(precision, choice)
+        self.precision = choose_precision(precision, choice, int8=self.space.is_int8)
+        if self.precision == "int8" and backend in ("torch", "hash"):
+            raise ConfigError(f"backend {backend} does not compute in int8: use backend openvino, or another precision")
         settings = {"precision": self.precision, "threads": worker_threads(choice), "token_budget": token_budget}
         message = {
             "op": "load",
@@ -107,10 +114,10 @@ class EncoderPool:
             self.backend_detail: str = ready[0]["detail"]
             cosines = [message["lowest_cosine"] for message in ready if message["lowest_cosine"] is not None]
             self.lowest_cosine: float | None = min(cosines) if cosines else None
-            notes = list(dict.fromkeys(note for message in ready for note in message["notes"]))
-            for note in notes:
+            self.notes: list[str] = list(dict.fromkeys(note for message in ready for note in message["notes"]))
+            for note in self.notes:
                 log.warning("%s", note)
-            self.device_reason = "; ".join([choice.reason, self.backend_detail, *notes])
+            self.device_reason = "; ".join([choice.reason, self.backend_detail, *self.notes])
             self.texts_per_second = texts_per_second(self)
         except BaseException:
             self.close()

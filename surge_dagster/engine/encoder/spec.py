@@ -2,9 +2,9 @@
 
 An `EncodingSpec` is what a person asks for; `resolve()` looks at the model and turns it into a `Space`, where nothing
 is left open. The space's name is a slug for people and twelve hex digits of the SHA-256 over all that shapes a vector,
-so two specs that give the same vectors share a folder, and two that do not never do. Device, arithmetic precision,
+so two specs that give the same vectors share a folder, and two that do not never do. Device, floating-point precision,
 batch sizes and the library that multiplies matrices are not part of it: they move a vector by less than the promised
-cosine.
+cosine. int8 arithmetic moves it much further, so that its vectors are a space of their own.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from surge_dagster.engine.errors import ConfigError
 HASH_SCHEME = "hash://"
 SPACE_FORMAT = 1
 DTYPES = ("float32", "float16")
+ARITHMETICS = ("float", "int8")
+# Moves when the way a model is quantized changes (see `backends/quantized_models.py`), because the vectors then do.
+INT8_RECIPE = 1
 _HASH_MAX_LENGTH = 256
 
 
@@ -37,6 +40,7 @@ class EncodingSpec:
         normalize: whether vectors have length 1; None is as the model's modules say.
         dimension: leading dimensions to keep; None is all of them.
         dtype: type of the stored vectors, "float32" or "float16".
+        arithmetic: "float" for fp32, fp16 and bf16, which share their spaces, or "int8".
     """
 
     model: str = DEFAULT_MODEL
@@ -45,18 +49,25 @@ class EncodingSpec:
     normalize: bool | None = None
     dimension: int | None = None
     dtype: str = "float32"
+    arithmetic: str = "float"
 
     def __post_init__(self) -> None:
         if not self.model:
             raise ConfigError("the model is empty: give a hub name, a folder or hash://D")
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype is one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        if self.arithmetic not in ARITHMETICS:
+            raise ConfigError(f"arithmetic is one of {', '.join(ARITHMETICS)}, not {self.arithmetic!r}")
         if self.max_length is not None and self.max_length < 3:
             raise ConfigError(
                 f"max_length counts tokens, special ones included, and is at least 3, not {self.max_length}"
             )
         if self.dimension is not None and self.dimension < 1:
             raise ConfigError(f"dimension is at least 1, not {self.dimension}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its fields as they stand in a space.json; "float" is left out, as if there were nothing else to choose."""
+        return _without_float(asdict(self))
 
     def resolve(self) -> Space:
         """Finds the model and digests it; `ConfigError` says what to do when it cannot be had."""
@@ -82,6 +93,8 @@ class EncodingSpec:
             normalize=facts.normalizes if self.normalize is None else self.normalize,
             dimension=dimension,
             dtype=self.dtype,
+            # The recipe shapes the vectors as much as the arithmetic does.
+            arithmetic=f"int8-{INT8_RECIPE}" if self.arithmetic == "int8" else self.arithmetic,
         )
 
     def _resolve_hash(self) -> Space:
@@ -90,6 +103,8 @@ class EncodingSpec:
             raise ConfigError(f"{self.model!r}: hash:// is followed by a dimension, as in hash://384")
         if self.dimension not in (None, int(size)) or self.normalize is False:
             raise ConfigError(f"{self.model} makes unit vectors of dimension {size} and no others")
+        if self.arithmetic != "float":
+            raise ConfigError(f"{self.model} has no model that could compute in {self.arithmetic}; use precision auto")
         return _named(
             f"hash-{size}",
             requested=self,
@@ -112,6 +127,7 @@ class Space:
         requested: the spec as asked for, a folder reduced to its name.
         model_path: the folder that workers load, "" where there is none (`hash://`, or read from a space.json).
         model_digest: SHA-256 over everything in the model that shapes a vector.
+        arithmetic: "float", or "int8-N" for vectors of a model that was quantized by recipe N.
     """
 
     name: str
@@ -123,6 +139,7 @@ class Space:
     normalize: bool
     dimension: int
     dtype: str
+    arithmetic: str = "float"
 
     @property
     def is_hash(self) -> bool:
@@ -130,23 +147,40 @@ class Space:
         return self.requested.model.startswith(HASH_SCHEME)
 
     @property
+    def is_int8(self) -> bool:
+        """Whether vectors come from a quantized model."""
+        return self.requested.arithmetic == "int8"
+
+    def in_float(self) -> Space:
+        """The space of the same model and settings in floating-point arithmetic."""
+        plain = replace(self, requested=replace(self.requested, arithmetic="float"), arithmetic="float")
+        return replace(plain, name=f"{self.name.rpartition('-')[0]}-{plain.spec_sha256[:12]}")
+
+    @property
     def spec_sha256(self) -> str:
         """SHA-256 (hex) of the canonical resolved spec; its first 12 digits end the name."""
-        resolved = {key: getattr(self, key) for key in _RESOLVED}
-        return hashlib.sha256(canonical_json({"format": SPACE_FORMAT, **resolved})).hexdigest()
+        return hashlib.sha256(canonical_json({"format": SPACE_FORMAT, **self._resolved()})).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
         """What `<output>/<space>/space.json` holds: the same on every machine."""
         return {
             "format": SPACE_FORMAT,
             "name": self.name,
-            "requested": asdict(self.requested),
-            **{key: getattr(self, key) for key in _RESOLVED},
+            "requested": self.requested.as_dict(),
+            **self._resolved(),
             "spec_sha256": self.spec_sha256,
         }
 
+    def _resolved(self) -> dict[str, Any]:
+        return _without_float({key: getattr(self, key) for key in _RESOLVED})
 
-_RESOLVED = ("model_digest", "prompt", "max_length", "normalize", "dimension", "dtype")
+
+_RESOLVED = ("model_digest", "prompt", "max_length", "normalize", "dimension", "dtype", "arithmetic")
+
+
+def arithmetic_of(precision: str) -> str:
+    """The arithmetic of an `EncodingSpec` that is to be computed in a precision, "auto" included."""
+    return "int8" if precision == "int8" else "float"
 
 
 def space_from_json(document: dict[str, Any]) -> Space:
@@ -159,13 +193,19 @@ def space_from_json(document: dict[str, Any]) -> Space:
     try:
         known = {field.name for field in fields(EncodingSpec)}
         asked = {key: value for key, value in document["requested"].items() if key in known}
-        resolved = {key: document[key] for key in _RESOLVED}
+        resolved = {key: document[key] for key in _RESOLVED if key != "arithmetic"}
+        resolved["arithmetic"] = document.get("arithmetic", "float")
         space = Space(name=document["name"], requested=EncodingSpec(**asked), model_path="", **resolved)
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"space.json is incomplete ({error!r}); restore it or use another output") from error
     if space.spec_sha256 != document.get("spec_sha256") or not space.name.endswith(space.spec_sha256[:12]):
         raise ConfigError(f"space.json of {space.name} was changed by hand: its checksum differs; restore it")
     return space
+
+
+def _without_float(document: dict[str, Any]) -> dict[str, Any]:
+    # Spaces were named before there was a choice of arithmetic, and keep their names.
+    return {key: value for key, value in document.items() if (key, value) != ("arithmetic", "float")}
 
 
 def _named(slug: str, **resolved: Any) -> Space:

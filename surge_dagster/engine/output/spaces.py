@@ -8,7 +8,7 @@ same weights under another folder name go to the folder that is there.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def find_space(store: Store, spec: EncodingSpec) -> Space | None:
     """The space that was made for this spec, or None when the output has none yet."""
     known = _documents(store)
     for space, document in known:
-        if asdict(spec) in [asdict(space.requested), *document.get("also_requested", [])]:
+        if spec.as_dict() in [space.requested.as_dict(), *document.get("also_requested", [])]:
             return space
     if known and Path(spec.model).expanduser().is_dir():
         wanted = spec.resolve()
@@ -62,7 +62,7 @@ def claim_space(store: Store, space: Space) -> Space:
                 "Move it away or give another output."
             )
     store.prepare(space.name)
-    asked = asdict(space.requested)
+    asked = space.requested.as_dict()
     if document is None:
         _write(store, space, space.to_json())
     elif asked not in [document["requested"], *document.get("also_requested", [])]:

@@ -66,7 +66,7 @@ def test_a_refusal_is_remembered_with_its_reason_and_the_next_start_tries_nothin
     first = load_backend(static, _SETTINGS, "auto", check_parity=False)
     assert len(list(cache.glob("*.refused.json"))) == 1
 
-    def never(space: Space, folder: Path) -> None:
+    def never(space: Space, folder: Path) -> dict:
         raise AssertionError("it was tried again")
 
     monkeypatch.setattr(converted_models, "_convert", never)
@@ -86,7 +86,7 @@ def test_what_may_go_away_by_itself_is_tried_again(
 ) -> None:
     tries = []
 
-    def fail(space: Space, folder: Path) -> None:
+    def fail(space: Space, folder: Path) -> dict:
         tries.append(space)
         raise passing
 

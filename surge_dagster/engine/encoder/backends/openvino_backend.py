@@ -1,6 +1,7 @@
 """OpenVINO on the CPU: the same fp32 vectors as torch at a multiple of its speed, and a start without torch.
 
-The model was converted beforehand (see `converted_models.py`), so a start reads two files and a tokenizer.
+The model was converted beforehand (see `converted_models.py`), and for an int8 space quantized too (see
+`quantized_models.py`), so a start reads two files and a tokenizer.
 
 OpenVINO chooses bf16 by itself where the CPU has it, so the precision is set, read back and refused when it differs.
 Several streams share one process: two processes would hold two models and, with OpenVINO's own pinning, the same cores.
@@ -18,19 +19,21 @@ import openvino as ov
 
 from surge_dagster.engine.encoder.backends.base import BackendSettings
 from surge_dagster.engine.encoder.backends.converted_models import converted_model
+from surge_dagster.engine.encoder.backends.kept_models import kept_tokenizer
+from surge_dagster.engine.encoder.backends.quantized_models import quantized_model
 from surge_dagster.engine.encoder.backends.token_backend import ChunkPasses, TokenBackend
-from surge_dagster.engine.encoder.fingerprint import processor
-from surge_dagster.engine.encoder.model_digest import read_document
+from surge_dagster.engine.encoder.fingerprint import library_version, processor
 from surge_dagster.engine.encoder.pass_loop import PassLoop
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.encoder.token_batches import TokenBatch
-from surge_dagster.engine.encoder.tokenization import TextTokenizer, TokenizerFacts, Tokens
+from surge_dagster.engine.encoder.tokenization import TextTokenizer, Tokens
 from surge_dagster.engine.errors import ConfigError
 
 _TOKEN_BUDGET = 1_024
 # A pass costs little by itself, but every new shape of one costs about as much as so many tokens.
 _PASS_TOKENS = 48
-_HINTS = {"fp32": "f32", "bf16": "bf16"}
+# A quantized model says itself which products are in int8; everything between them is fp32.
+_HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
 
 
 class OpenvinoBackend(TokenBackend):
@@ -43,11 +46,8 @@ class OpenvinoBackend(TokenBackend):
         core = ov.Core()
         if settings.precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
             raise ConfigError("this CPU has no bf16 arithmetic; use precision fp32")
-        with converted_model(space) as folder:
-            facts = read_document(folder / "facts.json") or {}
-            tokenizer_facts = TokenizerFacts(
-                (folder / "tokenizer.json").read_text(), facts["truncation_side"], facts["pad_id"]
-            )
+        with quantized_model(space) if space.is_int8 else converted_model(space) as folder:
+            tokenizer_facts = kept_tokenizer(folder)
             wanted = getattr(ov.Type, _HINTS[settings.precision])
             # One stream per core gives the most texts per second: no core waits for another inside a pass.
             compiled = core.compile_model(
@@ -65,6 +65,8 @@ class OpenvinoBackend(TokenBackend):
             raise ConfigError(f"OpenVINO computes in {found} although {wanted} was asked for")
         self.machine = f"{processor()} {settings.threads}"
         self.detail = f"openvino {ov.get_version().split('-')[0]}, {settings.threads} streams"
+        if space.is_int8:
+            self.detail += f", quantized by nncf {library_version('nncf')}"
         # Requests of our own, not OpenVINO's queue of them: there, nobody learns which pass of several has failed.
         self._idle: queue.SimpleQueue[ov.InferRequest] = queue.SimpleQueue()
         for _ in range(settings.threads):

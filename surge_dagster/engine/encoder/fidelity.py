@@ -22,14 +22,16 @@ class Fidelity:
 
 def compare(vectors: np.ndarray, reference: np.ndarray, texts: list[str]) -> Fidelity:
     """The fidelity of `vectors` to `reference`, row by row."""
-    close = cosines(vectors.astype(np.float32), reference.astype(np.float32))
+    close = cosines(vectors, reference)
     return Fidelity(float(close.min()), float(close.mean()), equal_neighbours(vectors, reference, texts))
 
 
 def cosines(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Cosine of each row of one matrix to the same row of the other."""
+    """Cosine of each row of one matrix to the same row of the other; 1 for two rows of zeros."""
+    ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
     lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
-    return np.einsum("ij,ij->i", ours, theirs) / lengths
+    products = np.einsum("ij,ij->i", ours, theirs)
+    return np.where(lengths > 0, products / np.where(lengths > 0, lengths, 1), ours.any(1) == theirs.any(1))
 
 
 def equal_neighbours(ours: np.ndarray, theirs: np.ndarray, texts: list[str]) -> float | None:
@@ -48,7 +50,7 @@ def equal_neighbours(ours: np.ndarray, theirs: np.ndarray, texts: list[str]) -> 
 
 def _unit(matrix: np.ndarray) -> np.ndarray:
     matrix = matrix.astype(np.float32)
-    return matrix / np.linalg.norm(matrix, axis=1, keepdims=True)
+    return matrix / np.maximum(np.linalg.norm(matrix, axis=1, keepdims=True), np.finfo(np.float32).tiny)
 
 
 def _nearest(matrix: np.ndarray, queries: np.ndarray) -> np.ndarray:
