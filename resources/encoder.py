@@ -28,6 +28,7 @@ class Encoder(dg.ConfigurableResource):
     devices: str = Field("auto", description='"auto", "cpu", "cuda" or a comma-separated list')
     precision: str = Field("auto", description="arithmetic: auto, fp32, fp16, bf16 or int8")
     backend: str = Field("auto", description="auto, torch or openvino")
+    check_parity: bool = Field(True, description="refuse to start when vectors differ from sentence-transformers'")
     b_min: int | None = Field(None, description="texts of a SuperBatch, at least; none: from the measured speed")
     b_max: int | None = Field(None, description="texts of a SuperBatch, at most")
     b_min_bytes: int | None = None
@@ -57,4 +58,10 @@ class Encoder(dg.ConfigurableResource):
     def start(self) -> EncoderPool:
         """Start the worker processes; to be used in a `with` statement, which ends them."""
         devices = self.devices.split(",") if "," in self.devices else self.devices
-        return EncoderPool(self.spec(), devices=devices, precision=self.precision, backend=self.backend)
+        return EncoderPool(
+            self.spec(),
+            devices=devices,
+            precision=self.precision,
+            backend=self.backend,
+            check_parity=self.check_parity,
+        )

@@ -342,7 +342,7 @@ def _pool(settings: Settings, space: Space | None = None) -> EncoderPool:
     if space is not None:
         spec = replace(spec, arithmetic=space.requested.arithmetic)
     with messages.status(f"starting the encoder for {spec.model}"):
-        return EncoderPool(spec, devices=settings.devices, precision=settings.precision, backend=settings.backend)
+        return settings.start_pool(spec)
 
 
 def _existing_space(settings: Settings, store: Store) -> Space:

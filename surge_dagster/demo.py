@@ -24,7 +24,6 @@ from surge_dagster.assets.superbatches import SUPERBATCHES
 from surge_dagster.automation import catalog_check
 from surge_dagster.catalogs.demo import build_demo_catalog
 from surge_dagster.definitions import build_definitions
-from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.search import search
 from surge_dagster.engine.urls import local_path
 from surge_dagster.in_process import execute, local_instance
@@ -90,9 +89,7 @@ def _embed_and_search(instance: dg.DagsterInstance, settings: Settings, say: Con
     store = settings.open_store()
     say.print(f"Files       {store.location(str(figures['space']))}")
     say.print(f"Dagster     run {refreshed.run_id}; open it with: make ui")
-    with EncoderPool(
-        settings.encoding_spec(), devices=settings.devices, precision=settings.precision, backend=settings.backend
-    ) as pool:
+    with settings.start_pool() as pool:
         for query, hits in zip(QUERIES, search(store, pool, QUERIES, _HITS), strict=True):
             say.print(f"Search      {query!r}", markup=False)
             for hit in hits:

@@ -24,6 +24,7 @@ from pydantic_settings import (
 from yaml import YAMLError
 
 from surge_dagster.engine.encoder.model_files import DEFAULT_MODEL
+from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec, arithmetic_of
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output import open_store
@@ -59,6 +60,7 @@ class Settings(BaseSettings):
     devices: str = Field("auto", description='"auto", "cpu", "cuda" or a comma-separated list such as "cuda:0,cuda:1"')
     precision: str = Field("auto", description="arithmetic: auto, fp32, fp16, bf16 or int8")
     backend: str = Field("auto", description="auto, torch or openvino")
+    check_parity: bool = Field(True, description="refuse to start when vectors differ from sentence-transformers'")
     b_min: int | None = Field(None, ge=1, description="texts of a SuperBatch, at least")
     b_max: int | None = Field(None, ge=1, description="texts of a SuperBatch, at most")
     b_min_bytes: int | None = Field(None, ge=1)
@@ -100,6 +102,16 @@ class Settings(BaseSettings):
         """The bounds of a SuperBatch, as far as they are given."""
         return Thresholds(
             b_min=self.b_min, b_max=self.b_max, b_min_bytes=self.b_min_bytes, b_max_bytes=self.b_max_bytes
+        )
+
+    def start_pool(self, spec: EncodingSpec | None = None) -> EncoderPool:
+        """A pool for these settings, or for another spec on the same devices; close it, or use `with`."""
+        return EncoderPool(
+            spec or self.encoding_spec(),
+            devices=self.devices,
+            precision=self.precision,
+            backend=self.backend,
+            check_parity=self.check_parity,
         )
 
     def open_source(self) -> ParquetCatalog:

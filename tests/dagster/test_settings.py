@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,9 +29,9 @@ def test_an_argument_wins_over_the_environment_and_that_over_the_file(monkeypatc
 
 
 def test_the_precision_int8_asks_for_a_space_of_its_own_also_inside_dagster() -> None:
-    spec = EncodingSpec(arithmetic="int8")
-    assert Encoder(precision="int8").spec() == load_settings(precision="int8").encoding_spec() == spec
-    assert Encoder(precision="bf16").spec() == load_settings(precision="bf16").encoding_spec() == EncodingSpec()
+    for precision, spec in (("int8", EncodingSpec(arithmetic="int8")), ("bf16", EncodingSpec())):
+        inside: dict[str, Any] = {"precision": precision}
+        assert Encoder(**inside).spec() == load_settings(**inside).encoding_spec() == spec
 
 
 def test_the_file_is_where_surge_config_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,6 +215,8 @@ def main(arguments: list[str]) -> int:
     connection, lifeline, parent = (int(argument) for argument in arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # OpenVINO and NNCF report their use to their makers through this package, and do without it where it is missing.
+    sys.modules["openvino_telemetry"] = None  # pyright: ignore[reportArgumentType]
     threading.Thread(target=_end_with_parent, args=(lifeline, parent), daemon=True).start()
     code = Worker(socket.socket(fileno=connection)).run()
     sys.stdout.flush()

@@ -10,6 +10,7 @@ the text survives. `die always`, `hang always` and `fail always` do so every tim
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import sys
@@ -71,6 +72,14 @@ class FaultyBackend(HashBackend):
 class RefusingBackend(HashBackend):
     def __init__(self, space: Space, settings: BackendSettings) -> None:
         raise DeviceLost("no such device")
+
+
+class ReportingBackend(FaultyBackend):
+    """Cannot start unless it may report to somebody."""
+
+    def __init__(self, space: Space, settings: BackendSettings) -> None:
+        super().__init__(space, settings)
+        importlib.import_module("openvino_telemetry")
 
 
 class OnceBackend(FaultyBackend):

@@ -257,6 +257,11 @@ def test_a_worker_that_cannot_start_says_why_and_leaves_nothing() -> None:
         EncoderPool(SPEC, devices="cpu,cpu", backend="faults:RefusingBackend")
 
 
+def test_a_worker_cannot_report_its_use_to_anybody() -> None:
+    with pytest.raises(EncoderError, match="openvino_telemetry"):
+        EncoderPool(SPEC, devices="cpu", backend="faults:ReportingBackend")
+
+
 def test_closing_while_a_worker_hangs_ends_it_and_the_waiting_call(tmp_path: Path) -> None:
     pool = _faulty_pool()
     outcome: list[str] = []
