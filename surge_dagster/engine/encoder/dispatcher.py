@@ -78,6 +78,7 @@ class Dispatcher:
         self._rates: dict[int, float] = {}  # weight per second of each seat, once it has finished a chunk
         self._budgets: dict[int, int] = {}  # token budgets that a lack of memory has lowered
         self._numbers = itertools.count()
+        self._backend: str | None = None  # what "auto" has chosen
         self._gauge = GpuGauge([seat.device for seat in seats])
         self._jobs: deque[Job] = deque()
         self._arenas: dict[int, tuple[int, Arena]] = {}
@@ -179,7 +180,7 @@ class Dispatcher:
             request()
 
     def _spawn(self, seat: WorkerSeat) -> None:
-        worker = WorkerProcess(seat, self._budgets.get(seat.index))
+        worker = WorkerProcess(seat, self._budgets.get(seat.index), self._backend)
         self._workers[seat.index] = worker
         self._selector.register(worker.connection, selectors.EVENT_READ, worker)
         self._selector.register(worker.output, selectors.EVENT_READ, worker)
@@ -191,6 +192,7 @@ class Dispatcher:
         worker.note_progress()
         if message["op"] == "ready":
             worker.ready = True
+            self._backend = self._backend or message["backend"]
             self.ready_messages.setdefault(worker.seat.index, message)
             if len(self.ready_messages) == len(self._seats):
                 self.started.set()

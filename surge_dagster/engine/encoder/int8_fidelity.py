@@ -7,7 +7,8 @@ little without any search noticing, so the share of equal nearest neighbours sta
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import math
+from dataclasses import asdict, fields
 
 from surge_dagster.engine.encoder import disk_cache, parity
 from surge_dagster.engine.encoder.backends.base import Backend, BackendSettings
@@ -16,18 +17,19 @@ from surge_dagster.engine.encoder.fidelity import Fidelity, compare
 from surge_dagster.engine.encoder.spec import Space
 
 _TEXTS = 300
-NOT_MEASURED = "int8 vectors are not those of fp32; how near they are was not measured (check_parity=False)"
 
 
 def int8_fidelity(space: Space, backend: Backend, settings: BackendSettings) -> Fidelity:
     """The fidelity to sentence-transformers in fp32 on built-in texts, from disk where it is known."""
     name = parity.parity_name(space, backend, settings)
-    kept = disk_cache.read_json(name)
-    try:
-        if kept is not None:
-            return Fidelity(kept["lowest_cosine"], kept["mean_cosine"], kept["equal_neighbours"])
-    except KeyError:
-        pass
+    kept = disk_cache.read_json(name) or {}
+    figures = [
+        float(figure)
+        for figure in (kept.get(field.name) for field in fields(Fidelity))
+        if isinstance(figure, int | float) and math.isfinite(figure)
+    ]
+    if len(figures) == len(fields(Fidelity)):
+        return Fidelity(*figures)
     found = _measure(space, backend, settings)
     disk_cache.write_json(name, {**asdict(found), "space": space.name, "backend": backend.detail})
     return found

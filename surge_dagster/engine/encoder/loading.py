@@ -15,11 +15,14 @@ from pathlib import Path
 
 from surge_dagster.engine.encoder import parity
 from surge_dagster.engine.encoder.backends.base import Backend, BackendSettings
-from surge_dagster.engine.encoder.int8_fidelity import NOT_MEASURED, fidelity_note, int8_fidelity
+from surge_dagster.engine.encoder.int8_fidelity import fidelity_note, int8_fidelity
 from surge_dagster.engine.encoder.model_files import describe_model
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.encoder.token_budget import settle_token_budget
 from surge_dagster.engine.errors import ConfigError
+
+_NOT_COMPARED = "vectors were not compared with sentence-transformers' own (check_parity is off)"
+_LONGEST_REASON = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +62,16 @@ def load_backend(space: Space, settings: BackendSettings, backend: str, check_pa
                 notes.append(fidelity_note(fidelity))
             elif check_parity:
                 lowest = _parity(space, made, settings)
-            elif space.is_int8:
-                notes.append(NOT_MEASURED)
+            else:
+                notes.append(_NOT_COMPARED)
             settle_token_budget(space, made, settings)
             return Loaded(made, lowest, notes)
         except Exception as error:
             if candidate == candidates[-1]:
                 raise
             reason = str(error).strip().splitlines() or [type(error).__name__]
-            notes.append(f"{candidate} stepped aside for {candidates[candidates.index(candidate) + 1]}: {reason[0]}")
+            next_one = candidates[candidates.index(candidate) + 1]
+            notes.append(f"{candidate} stepped aside for {next_one}: {reason[0][:_LONGEST_REASON]}")
     raise AssertionError("there is always a last candidate")
 
 

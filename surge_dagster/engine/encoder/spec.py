@@ -198,6 +198,11 @@ def space_from_json(document: dict[str, Any]) -> Space:
         space = Space(name=document["name"], requested=EncodingSpec(**asked), model_path="", **resolved)
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"space.json is incomplete ({error!r}); restore it or use another output") from error
+    if space.requested.arithmetic != space.arithmetic.partition("-")[0]:
+        raise ConfigError(
+            f"space.json of {space.name} was changed by hand: its vectors are {space.arithmetic}, and "
+            f"{space.requested.arithmetic} was asked for; restore it"
+        )
     if space.spec_sha256 != document.get("spec_sha256") or not space.name.endswith(space.spec_sha256[:12]):
         raise ConfigError(f"space.json of {space.name} was changed by hand: its checksum differs; restore it")
     return space

@@ -84,6 +84,7 @@ class Worker:
                 if self._begin(work.chunk):
                     figures = self._forward(backend, work)
                     self._send({"op": "done", "chunk": work.chunk, "figures": figures})
+                work = None  # while it waits for more it must not hold an arena that the pool has closed
         except BaseException as failure:
             # What is left of the device's state is unknown: a fresh process takes over.
             self._send(_report(failure) | {"op": "failed"})
@@ -130,29 +131,31 @@ class Worker:
         self._prepared.put(end)
 
     def _read_all(self, backend: Backend) -> None:
-        while (received := wire.receive(self._connection)) is not None:
-            message, descriptors = received
-            if message["op"] == "arena":
-                layout = SlotLayout(**message["layout"])
-                memory = mmap.mmap(descriptors[0], message["slots"] * layout.slot_bytes)
-                os.close(descriptors[0])
-                self._arenas[message["arena"]] = [slot_arrays(memory, layout, i) for i in range(message["slots"])]
-            elif message["op"] == "drop":
-                self._arenas.pop(message["arena"], None)
-            elif message["op"] == "return":
-                self._give_back(message["chunk"])
-            elif message["op"] == "encode":
-                arrays = self._arenas[message["arena"]][message["slot"]]
-                work = _Work(message["chunk"], slice(message["start"], message["stop"]), arrays)
-                self._waiting.add(work.chunk)
-                # An error of this chunk's texts must not be told before the answers to the chunks ahead of it.
-                try:
-                    work.prepared = backend.prepare(_texts(work), self._tick)
-                except BaseException as error:  # a panic of the tokenizer's Rust code is no Exception
-                    work.error = error
-                self._prepared.put(work)
-            else:
-                break
+        while (received := wire.receive(self._connection)) is not None and self._take(backend, *received):
+            pass
+
+    def _take(self, backend: Backend, message: wire.Message, descriptors: list[int]) -> bool:
+        """Does what a message says; False when it says stop."""
+        if message["op"] == "arena":
+            layout = SlotLayout(**message["layout"])
+            memory = mmap.mmap(descriptors[0], message["slots"] * layout.slot_bytes)
+            os.close(descriptors[0])
+            self._arenas[message["arena"]] = [slot_arrays(memory, layout, i) for i in range(message["slots"])]
+        elif message["op"] == "drop":
+            self._arenas.pop(message["arena"], None)
+        elif message["op"] == "return":
+            self._give_back(message["chunk"])
+        elif message["op"] == "encode":
+            arrays = self._arenas[message["arena"]][message["slot"]]
+            work = _Work(message["chunk"], slice(message["start"], message["stop"]), arrays)
+            self._waiting.add(work.chunk)
+            # An error of this chunk's texts must not be told before the answers to the chunks ahead of it.
+            try:
+                work.prepared = backend.prepare(_texts(work), self._tick)
+            except BaseException as error:  # a panic of the tokenizer's Rust code is no Exception
+                work.error = error
+            self._prepared.put(work)
+        return message["op"] != "stop"
 
     def _give_back(self, chunk: int) -> None:
         """Returns a chunk that waits, and says nothing where that is too late."""

@@ -42,9 +42,10 @@ class WorkerProcess:
     Args:
         seat: what it is to load, and where.
         token_budget: the one that its predecessor found to fit the device's memory; None is the seat's own.
+        backend: what "auto" means by now: whoever replaces a worker must not choose another one.
     """
 
-    def __init__(self, seat: WorkerSeat, token_budget: int | None = None) -> None:
+    def __init__(self, seat: WorkerSeat, token_budget: int | None = None, backend: str | None = None) -> None:
         self.seat = seat
         self.ready = False
         self.assigned: list[Chunk] = []
@@ -80,7 +81,7 @@ class WorkerProcess:
         os.set_blocking(self.output.fileno(), False)
         # A process that died at once is noticed where every other death is: at the end of its connection.
         with contextlib.suppress(OSError):
-            wire.send(self.connection, _with_budget(seat.load_message, token_budget))
+            wire.send(self.connection, _load_message(seat, token_budget, backend))
 
     @property
     def pid(self) -> int:
@@ -152,7 +153,10 @@ def _environment(seat: WorkerSeat) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", **seat.environment}
 
 
-def _with_budget(message: wire.Message, token_budget: int | None) -> wire.Message:
-    if token_budget is None:
-        return message
-    return message | {"settings": message["settings"] | {"token_budget": token_budget}}
+def _load_message(seat: WorkerSeat, token_budget: int | None, backend: str | None) -> wire.Message:
+    message = dict(seat.load_message)
+    if token_budget is not None:
+        message["settings"] = message["settings"] | {"token_budget": token_budget}
+    if backend is not None and message["backend"] == "auto":
+        message["backend"] = backend
+    return message

@@ -88,7 +88,7 @@ class LocalStore:
                 name = f"{folder}/{entry.name}" if folder else entry.name
                 if entry.name.startswith("."):
                     continue
-                if deep and entry.is_dir():
+                if deep and entry.is_dir(follow_symlinks=False):
                     yield from self.list(name, deep=True)
                 elif entry.is_file():
                     # It may be replaced or removed while the folder is being listed.

@@ -250,6 +250,45 @@ def test_an_arena_may_be_closed_while_workers_hold_chunks_of_an_abandoned_call(t
         gate.touch()
         assert np.array_equal(encode(pool, ["harmless"]), hash_vectors(["harmless"], 16))
         assert (pool.worker_pids, pool.replays) == (pids, 0)
+        assert call.encoded == [(0, LARGEST_CHUNK_TEXTS)], "what was waiting is not encoded any more"
+
+
+def test_an_arena_may_be_closed_while_a_worker_holds_a_chunk_of_it(tmp_path: Path) -> None:
+    seen, gate = tmp_path / "seen", tmp_path / "gate"
+    texts = [f"wait {gate}", *(f"harmless {row}" for row in range(20_000))]
+    texts[LARGEST_CHUNK_TEXTS + 1] = f"seen {seen}"
+    with EncoderPool(SPEC, devices="cpu", backend="faults:FaultyBackend", max_respawns=0) as pool:
+        arena = pool.arena(slots=1, max_texts=len(texts), max_bytes=1 << 20)
+        slot = arena.acquire()
+        slot.append(column(texts))
+        call = pool.submit(slot)
+        while not seen.exists():
+            assert call.result(0.01) is None
+        arena.close()
+        gate.touch()
+        with pytest.raises(EncoderError, match="arena was closed"):
+            call.result()
+        assert np.array_equal(encode(pool, ["harmless"]), hash_vectors(["harmless"], 16))
+        both = 2 * LARGEST_CHUNK_TEXTS
+        assert call.encoded[-1] == (LARGEST_CHUNK_TEXTS, both), "the chunk that waited was encoded, too"
+        assert np.array_equal(slot.matrix(0, both), hash_vectors(texts[:both], 16))
+        assert pool.replays == 0
+
+
+def test_the_slot_of_a_call_that_ended_with_the_pool_is_free_again(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    texts = [f"wait {gate}", *["x" * 60] * 2_000, "die always", *["y" * 60] * 2_000]
+    with (
+        _faulty_pool(max_respawns=0) as pool,
+        pool.arena(slots=1, max_texts=len(texts), max_bytes=1 << 20) as arena,
+    ):
+        slot = arena.acquire()
+        slot.append(column(texts))
+        with pytest.raises(EncoderError, match="giving up"):
+            pool.submit(slot).result()
+        pool.close()  # its thread has ended by now, so nothing gives a slot back later
+        slot.release()
+        arena.acquire(lambda: True)
 
 
 def test_a_worker_that_cannot_start_says_why_and_leaves_nothing() -> None:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from surge_dagster.engine.encoder.backends.kept_models import kept_model
+from surge_dagster.engine.encoder.backends.kept_models import kept_model, save_model
 from surge_dagster.engine.encoder.fingerprint import cache_key
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import ConfigError
@@ -44,6 +44,6 @@ def _convert(space: Space, folder: Path) -> dict[str, Any]:
         mask[0, 5:] = 0
         converted = ov.convert_model(module, example_input={"input_ids": example, "attention_mask": mask})
     converted.reshape({place: ov.PartialShape([-1, -1]) for place in range(2)})
-    ov.save_model(converted, folder / "model.xml", compress_to_fp16=False)
+    save_model(converted, folder)
     (folder / "tokenizer.json").write_text(facts.tokenizer_json)
     return {"truncation_side": facts.truncation_side, "pad_id": facts.pad_id}

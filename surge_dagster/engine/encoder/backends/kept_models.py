@@ -36,6 +36,10 @@ _LONGEST_REASON = 2_000
 MakeModel = Callable[[Path], dict[str, Any]]
 
 
+class KeptRefusal(ConfigError):
+    """A model cannot be made, and that is remembered."""
+
+
 @contextlib.contextmanager
 def kept_model(kind: str, key: str, space_name: str, make: MakeModel) -> Iterator[Path]:
     """A folder with a model: from the cache, or made now, in the cache where that can be written.
@@ -47,7 +51,7 @@ def kept_model(kind: str, key: str, space_name: str, make: MakeModel) -> Iterato
         make: called when there is no usable model.
 
     Raises:
-        ConfigError: the model cannot be made; the reason is the same on every start.
+        KeptRefusal: the model cannot be made; the reason is the same on every start.
     """
     folder = disk_cache.cache_root() / kind / key
     refusal = f"{kind}/{key}{_REFUSED}"
@@ -66,6 +70,20 @@ def kept_model(kind: str, key: str, space_name: str, make: MakeModel) -> Iterato
     yield folder
 
 
+def save_model(model: Any, folder: Path) -> None:
+    """Writes an OpenVINO model into a folder.
+
+    Raises:
+        OSError: the disk did not take it; OpenVINO's own error does not tell this from a model that is wrong.
+    """
+    import openvino as ov
+
+    try:
+        ov.save_model(model, folder / "model.xml", compress_to_fp16=False)
+    except RuntimeError as error:
+        raise OSError(f"cannot write the converted model to {str(folder)!r}: {error}") from error
+
+
 def kept_tokenizer(folder: Path) -> TokenizerFacts:
     """The tokenizer that lies beside a kept model."""
     facts = read_document(folder / _FACTS) or {}
@@ -82,11 +100,12 @@ def _make(make: MakeModel, folder: Path, refusal: str, space_name: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         aside.replace(folder)
     except Exception as error:
-        if isinstance(error, OSError | ImportError) or is_out_of_memory(error):
+        # What one model is made of is remembered where it belongs, and not here as well.
+        if isinstance(error, OSError | ImportError | KeptRefusal) or is_out_of_memory(error):
             raise
         reason = (str(error).strip() or type(error).__name__)[:_LONGEST_REASON]
         disk_cache.write_json(refusal, {"reason": reason, "space": space_name})
-        raise ConfigError(reason) from error
+        raise KeptRefusal(reason) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -104,7 +123,7 @@ def _make_files(make: MakeModel, folder: Path, space_name: str) -> None:
 def _raise_kept_refusal(name: str) -> None:
     kept = disk_cache.read_json(name)
     if kept is not None and isinstance(kept.get("reason"), str):
-        raise ConfigError(kept["reason"])
+        raise KeptRefusal(kept["reason"])
 
 
 def _forget_unused(root: Path) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 
 from surge_dagster.engine.encoder.backends.calibration_texts import calibration_texts
 from surge_dagster.engine.encoder.backends.converted_models import converted_model
-from surge_dagster.engine.encoder.backends.kept_models import kept_model, kept_tokenizer
+from surge_dagster.engine.encoder.backends.kept_models import kept_model, kept_tokenizer, save_model
 from surge_dagster.engine.encoder.fingerprint import cache_key, library_version, processor
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.encoder.tokenization import TextTokenizer
@@ -60,7 +60,7 @@ def _quantize(space: Space, folder: Path) -> dict[str, Any]:
             subset_size=_CALIBRATION_TEXTS,
             advanced_parameters=AdvancedQuantizationParameters(overflow_fix=OverflowFix.ENABLE),
         )
-    ov.save_model(quantized, folder / "model.xml", compress_to_fp16=False)
+    save_model(quantized, folder)
     return {"truncation_side": facts.truncation_side, "pad_id": facts.pad_id}
 
 
