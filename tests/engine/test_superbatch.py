@@ -117,8 +117,7 @@ class Gathering:
             assert aggregator.held_texts <= self.bounds.b_max
             assert aggregator.held_bytes <= self.bounds.b_max_bytes
         if partition.refused:
-            self.released += aggregator.discard()
-            assert opened.refused
+            self.released += aggregator.discard()[1]
         else:
             self.take(aggregator, aggregator.close())
         assert aggregator.held_texts < self.bounds.b_min
