@@ -1,16 +1,22 @@
-"""Split partitions survive: a run that ends early leaves its segments staged, and the next one encodes the others alone.
+"""Split partitions survive: a run that ends early leaves its segments staged, and the next one encodes the others.
 
 Runs end early here in the gentlest way, a source that does not answer; `test_resume.py` kills them.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import random
+import re
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -29,6 +35,7 @@ from surge_dagster.engine.verify import Violation, verify
 from tests.engine.runs import SMALL, assert_nothing_is_held, failures, finish, make_run, receipts
 from tests.small_catalogs import Rows, assert_embedded, numbered_rows, partition_of, published_files, write_catalog
 
+ROOT = Path(__file__).parents[2]
 BIG = numbered_rows("big", 450)
 
 
@@ -43,7 +50,7 @@ def cut_off(key: str, rows: Rows, at: int, *, version: str = "v1", batch_rows: i
 
 
 def leave_staged(
-    pool: EncoderPool, output: Path, rows: Rows, at: int, b_max: int = 100, *, version: str = "v1", **options: bool
+    pool: EncoderPool, output: Path, rows: Rows, at: int, b_max: int = 100, *, version: str = "v1", **options: Any
 ) -> list[tuple[int, int]]:
     """Run until the partition's storage stops to answer; gives the rows that are staged then."""
     run = make_run(pool, [cut_off("big", rows, at, version=version)], output, Thresholds(1, b_max), **options)
@@ -58,7 +65,7 @@ def staged(output: Path) -> dict[tuple[int, int], Path]:
     return {(int(path.stem.split("-")[0]), int(path.stem.split("-")[1])): path for path in paths}
 
 
-def resume(pool: EncoderPool, output: Path, rows: Rows = BIG, **options: bool) -> EmbeddingRun:
+def resume(pool: EncoderPool, output: Path, rows: Rows = BIG, **options: Any) -> EmbeddingRun:
     """A run to the end, after which the partition is there and nothing is staged."""
     run = make_run(pool, [partition_of("big", rows)], output, **options)
     events = finish(run)
@@ -97,8 +104,8 @@ class TestWhatIsEncodedAgain:
         hash_pool: EncoderPool,
         tmp_path_factory: pytest.TempPathFactory,
         ends: list[tuple[int, int]],
-        removed,
-        b_max,
+        removed: random.Random,
+        b_max: int,
     ) -> None:
         output = tmp_path_factory.mktemp("any")
         for at, earlier in ends:
@@ -277,6 +284,63 @@ class TestWhatIsLeftBehind:
         assert [violation for violation in found if isinstance(violation, Violation)] == []
 
 
+ON_A_SMALL_DISK = """
+import json, subprocess, sys
+from pathlib import Path
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.spec import EncodingSpec
+from tests.engine.runs import finish, in_memory, make_run
+from tests.small_catalogs import assert_embedded, numbered_rows
+disk = Path(sys.argv[1])
+catalog = {"small": numbered_rows("small", 40), "big": numbered_rows("big", 3_000)}
+with EncoderPool(EncodingSpec("hash://16")) as pool:
+    for size in sys.argv[2:]:
+        subprocess.run(["mount", "-o", f"remount,size={size}", str(disk)], check=True)
+        run = make_run(pool, in_memory(catalog), disk / "out")
+        finish(run)
+        report = run.report
+        left = [str(path.relative_to(disk / "out")) for path in (disk / "out").rglob("*")]
+        reasons = [failure.reason for failure in report.partitions_failed]
+        print(json.dumps([reasons, report.texts_encoded, report.texts_reused, left]))
+    for key, rows in catalog.items():
+        assert_embedded(disk / "out", run.space.name, key, rows)
+"""
+
+
+def own_mounts() -> list[str]:
+    """The command before a command that may mount; empty where that is not possible."""
+    command = ["unshare", "--mount", "--map-root-user"]
+    able = (
+        shutil.which("unshare") and subprocess.run([*command, "mount", "-t", "tmpfs", "none", "/mnt"]).returncode == 0
+    )
+    return command if able else []
+
+
+def test_a_full_disk_costs_what_does_not_fit_until_there_is_room(tmp_path: Path, cache_folder: Path) -> None:
+    """First the segments do not fit, then the file does not fit beside them, then there is room."""
+    if not own_mounts():
+        pytest.skip("a small disk can only be had where user namespaces may mount")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["sh", "-c", 'mount -t tmpfs none "$2" && exec "$0" -c "$@"']
+    arguments = [sys.executable, ON_A_SMALL_DISK, str(disk), "160k", "450k", "9m"]
+    environment = {**os.environ, "SURGE_CACHE_DIR": str(cache_folder)}
+    ran = subprocess.run(
+        [*own_mounts(), *command, *arguments], capture_output=True, text=True, timeout=100, cwd=ROOT, env=environment
+    )
+    assert ran.returncode == 0, ran.stderr
+    segments, file, room = (json.loads(line) for line in ran.stdout.splitlines())
+    for reasons, _, _, left in (segments, file):  # failures, texts encoded, texts reused, names on the disk
+        assert len(reasons) == 1
+        assert re.search(r"big.* No space left on device.* Make room on .* disk, then run again", reasons[0])
+        assert not [name for name in left if ".tmp-" in name], "no half file"
+        assert [name for name in left if name.endswith("/small.parquet")]
+        assert not [name for name in left if name.endswith("/big.parquet")]
+    assert 0 < file[1] < 3_000, "what was staged before the disk was full is not encoded again"
+    assert room[:3] == [[], 0, 3_000], "all of it was staged"
+    assert not [name for name in room[3] if name.startswith(STAGING)]
+
+
 class TestTwoRunsAtOnce:
     def test_the_second_one_to_finish_never_publishes_other_rows(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         """The other run publishes the partition, and removes what is staged, just before this one would."""
@@ -297,7 +361,7 @@ class TestTwoRunsAtOnce:
 
     def test_both_may_stage_the_same_segments(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         runs = [make_run(hash_pool, [partition_of("big", BIG)], tmp_path, SMALL) for _ in range(2)]
-        found: list[list] = [[], []]
+        found: list[list[Any]] = [[], []]
         threads = [
             threading.Thread(target=lambda n=n: found[n].extend(runs[n].events()), name=f"run-{n}") for n in range(2)
         ]

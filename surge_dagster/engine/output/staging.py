@@ -40,7 +40,7 @@ from surge_dagster.engine.output.embedding_file import (
     read_guarded,
     read_rows,
 )
-from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.output.store import Store, Upload
 from surge_dagster.engine.output.validation import invalid_row
 from surge_dagster.engine.superbatch import OpenPartition, StagedRows, row_bytes
 from surge_dagster.engine.unreadable import UNREADABLE, first_line
@@ -178,10 +178,7 @@ class Staging:
         )
         folder = self._folder(source)
         with contextlib.ExitStack() as cleanup:
-            with self._lock:
-                self._known.add(encode_key(source.key))
-                self._prepare(folder)
-                upload = cleanup.enter_context(self._store.create(self._name(source, start, start + facts.rows)))
+            upload = cleanup.enter_context(self._create(source, start, start + facts.rows))
             writer = cleanup.enter_context(self._writer(upload.sink, id_type))
             writer.append(pa.chunked_array(list(ids), type=id_type), texts if self._include_text else None, matrix)
             writer.close(facts)
@@ -244,12 +241,20 @@ class Staging:
         version = desired_version(partition.source_version, self._space.name)
         return f"{self._root}/{encode_key(partition.key)}/{version}"
 
+    def _create(self, partition: Partition, start: int, stop: int) -> Upload:
+        folder, name = self._folder(partition), self._name(partition, start, stop)
+        with self._lock:
+            self._known.add(encode_key(partition.key))
+            if folder in self._prepared:
+                with contextlib.suppress(TransientError):  # another run may have removed the folder while it was empty
+                    return self._store.create(name)
+            self._prepare(folder)
+            return self._store.create(name)
+
     def _prepare(self, folder: str) -> None:
-        if folder in self._prepared:
-            return
         try:
             self._store.prepare(folder)
-        except ConfigError as error:  # another run may be removing it at this moment; a disk at fault says so again
+        except ConfigError as error:  # what was to be refused before the run began would have been
             raise TransientError(str(error)) from error
         parts = folder.split("/")
         for depth in range(len(parts)):
