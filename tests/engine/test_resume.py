@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Collection
 from pathlib import Path
+from random import Random
 
 import psutil
 import pytest
@@ -19,6 +20,7 @@ from surge_dagster.engine.output import open_store
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.staging import STAGING
 from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.superbatch import Thresholds
 from tests.engine.killed_run import POINTS, SPLIT_POINTS, THRESHOLDS
 from tests.engine.runs import finish, make_run, receipts
 from tests.small_catalogs import Rows, assert_embedded, keys_of, numbered_rows, published_files, write_catalog
@@ -81,6 +83,35 @@ def test_a_killed_run_is_taken_up_where_it_was(
         assert assert_embedded(output, space, key, rows) == assert_embedded(uninterrupted, space, key, rows)
     [workers] = [[int(pid) for pid in line[1:]] for line in lines if line[0] == "workers"]
     assert all_gone(workers)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(30))
+def test_wherever_a_run_is_killed_a_run_with_other_thresholds_finishes_it(
+    hash_pool: EncoderPool, tmp_path: Path, catalog: Path, seed: int
+) -> None:
+    """Takes minutes: two kills at steps drawn from all of them, the second while the first one's work is taken up."""
+    random = Random(seed)
+    output, space = tmp_path / "out", hash_pool.space.name
+    for number in range(2):
+        point = random.choice((*POINTS, *SPLIT_POINTS))
+        log = tmp_path / f"log{number}"
+        command = [sys.executable, "-m", "tests.engine.killed_run", *map(str, (catalog, output, log)), point]
+        ran = subprocess.run([*command, str(random.randint(1, 8))], cwd=ROOT, timeout=100, capture_output=True)
+        assert ran.returncode in (0, -signal.SIGKILL)
+    left = OutputState(open_store(output), space)
+    missing = {key for key in CATALOG if not left.facts(key)}
+    staged = staged_rows(output, missing)
+    thresholds = Thresholds(b_min=random.randint(1, 40), b_max=random.randint(40, 400))
+    run = make_run(hash_pool, open_source(catalog), output, thresholds)
+    finish(run)
+    assert run.report.texts_reused == staged
+    assert run.report.texts_encoded == sum(len(CATALOG[key]) for key in missing) - staged
+    assert published_files(output, space) == {f"{key}.parquet" for key in CATALOG}
+    assert not (output / STAGING).exists()
+    for key, rows in CATALOG.items():
+        assert_embedded(output, space, key, rows)
 
 
 def staged_rows(output: Path, keys: Collection[str]) -> int:
