@@ -9,7 +9,7 @@ from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.spec import EncodingSpec, Space
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.output.publisher import receipt_of
+from surge_dagster.engine.output.receipts import receipt_of
 from surge_dagster.engine.output.spaces import find_space, list_spaces
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.telemetry import Receipt

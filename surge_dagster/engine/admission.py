@@ -3,7 +3,8 @@
 A partition is refused as a whole and before anything of it is published: every check on its rows has passed when its
 last row was read, and only then is it closed. A partition that is fresh is skipped without being opened. One whose
 source version moved is read once for its digest alone: if the content is what it was, its file is rewritten with the
-new version and nothing is encoded.
+new version and nothing is encoded. Of one that an earlier run left staged in part, all rows are read and checked, and
+those without vectors are gathered.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from surge_dagster.engine.ledger import Ledger
 from surge_dagster.engine.memory import MemoryPlan
 from surge_dagster.engine.output.embedding_file import InvalidFile
 from surge_dagster.engine.output.freshness import OutputState, PublishedFile
-from surge_dagster.engine.output.publisher import receipt_of, require_unchanged
+from surge_dagster.engine.output.receipts import receipt_of, require_unchanged
 from surge_dagster.engine.output.republish import republish
+from surge_dagster.engine.output.staging import Staging
 from surge_dagster.engine.output.store import Store
-from surge_dagster.engine.superbatch import Aggregator, OpenPartition, SuperBatch
+from surge_dagster.engine.staged_rows import OtherRows, StagedRowsCheck
+from surge_dagster.engine.superbatch import Aggregator, OpenPartition, StagedRows, SuperBatch
 from surge_dagster.engine.telemetry import Failure, InFlight, Receipt
 
 log = logging.getLogger(__name__)
@@ -34,6 +37,7 @@ class Admission:
     Args:
         aggregator: gathers the rows.
         outputs: what was published before this run.
+        staging: what is staged of partitions that were not.
         store, space: for files that are only rewritten.
         ledger, memory: the account, and the shares it is divided into.
         in_flight: counts texts admitted.
@@ -41,7 +45,7 @@ class Admission:
         stopped: becomes true when the run is stopping.
         hand_over: takes each SuperBatch that became ready.
         report: takes receipts of partitions that need no encoding, and failures.
-        abandon: told of a partition that was refused after parts of it were handed over.
+        abandon: told of a partition whose rows were refused, of which parts may be staged or on their way.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class Admission:
         *,
         aggregator: Aggregator,
         outputs: OutputState,
+        staging: Staging,
         store: Store,
         space: Space,
         ledger: Ledger,
@@ -62,6 +67,7 @@ class Admission:
     ) -> None:
         self._aggregator = aggregator
         self._outputs = outputs
+        self._staging = staging
         self._store = store
         self._space = space
         self._ledger = ledger
@@ -82,7 +88,9 @@ class Admission:
         """
         try:
             self._require_new(partition)
-            if not self._settled(partition):
+            if self._settled(partition):
+                self._staging.remove(partition.key)
+            else:
                 self._gather(partition)
         except DataError as error:
             self._report(self._refusal(partition, error))
@@ -161,8 +169,35 @@ class Admission:
         return digest.hexdigest()
 
     def _gather(self, partition: Partition) -> None:
+        staged = self._staged(partition)
+        try:
+            self._gather_unstaged(partition, staged)
+        except OtherRows as error:
+            log.warning("partition %r: what was staged of it is not used: %s", partition.key, error)
+            self._staging.remove(partition.key)
+            self._gather_unstaged(partition, [])
+
+    def _staged(self, partition: Partition) -> list[StagedRows]:
+        """What an earlier run staged of the partition and can be used; what cannot is removed."""
+        if not self._staging.knows(partition.key):
+            return []
+        if self._force:
+            self._staging.remove(partition.key)
+            return []
+        self._ledger.reserve(self._memory.reader, self._stopped)
+        try:
+            return self._staging.usable(partition)
+        finally:
+            self._ledger.release(self._memory.reader)
+
+    def _gather_unstaged(self, partition: Partition, staged: list[StagedRows]) -> None:
+        """Read all rows, and gather those that are not staged.
+
+        Raises:
+            OtherRows: what is staged is not what is read; nothing of the partition is held any more.
+        """
         opened = OpenPartition(partition)
-        digest, ids = ContentDigest(), IdSet()
+        digest, ids, seam = ContentDigest(), IdSet(), StagedRowsCheck(staged)
         self._aggregator.open(opened)
         try:
             for batch in self._batches(partition):
@@ -171,10 +206,15 @@ class Admission:
                 digest.update(batch)
                 self._grow(partition, ids, len(batch))
                 ids.add(batch.ids)
-                taken = self._aggregator.add(batch)
-                self._in_flight.add(len(batch))
-                for ready in taken:
-                    self._hand_over(ready)
+                for rows, are_staged in seam.cut(batch):
+                    if are_staged:
+                        self._aggregator.skip(rows)
+                        continue
+                    taken = self._aggregator.add(rows)
+                    self._in_flight.add(len(rows))
+                    for ready in taken:
+                        self._hand_over(ready)
+            seam.finish()
             if partition.rows not in (None, opened.rows):
                 raise TransientError(
                     f"partition {partition.key!r}: {partition.rows:,} rows were announced and {opened.rows:,} came. "
@@ -182,18 +222,27 @@ class Admission:
                     partition.key,
                 )
             refuse_repeated_id(partition, ids.repeated())
+            opened.reused += staged
             opened.content_digest = digest.hexdigest()
+        except OtherRows:
+            opened.refused = True
+            raise
+        except DataError:
+            opened.refused = True
+            self._abandon(opened)
+            raise
         finally:
             self._ledger.release(ids.bytes)
             if opened.content_digest is None:
-                self._drop(opened)
+                self._drop()
         for ready in self._aggregator.close():
             self._hand_over(ready)
 
-    def _drop(self, opened: OpenPartition) -> None:
-        self._ledger.release(self._aggregator.discard())
-        self._in_flight.remove(opened.rows)
-        self._abandon(opened)
+    def _drop(self) -> None:
+        """What was handed over already is not lost unless it was refused: its segments are staged."""
+        texts, size = self._aggregator.discard()
+        self._ledger.release(size)
+        self._in_flight.remove(texts)
 
     def _grow(self, partition: Partition, ids: IdSet, rows: int) -> None:
         wanted = ids.bytes_after(rows)

@@ -1,13 +1,15 @@
 """How much data a run may hold, and why that is enough for it never to wait for itself.
 
-    reader        batches on their way from the source, raw and canonical
+    reader        batches on their way from the source, raw and canonical; as much again, when there is room for it, for
+                  what is on its way from the staged segments of a partition to its file
     slot          texts and ids of one SuperBatch, B_max of them; twice, since a partition's first rows lie in two
                   slots from when they move on until the slot they came from is released
     result        its embeddings, and what its largest pieces take while they are written
     id set        eight bytes per row of the partition being read
 
 One SuperBatch needs reader + slot + result at once; that much is always available to it, because everything beyond
-belongs to SuperBatches that are further on and give it back without needing more. Lemma 3 of the SURGE paper counts
+belongs to SuperBatches that are further on, or to a file that is being put together, and comes back without needing
+more. Lemma 3 of the SURGE paper counts
 texts and embeddings of one SuperBatch; this counts every one that is alive, and what carries them in and out.
 """
 
@@ -16,11 +18,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 
+from surge_dagster.engine.columns import value_lengths
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.output.embedding_file import STRING_COPIES, levels_bytes, piece_bytes
-from surge_dagster.engine.superbatch import PARTITION_OVERHEAD_BYTES, Bounds
+from surge_dagster.engine.output.embedding_file import STRING_COPIES, levels_bytes, page_window_bytes, piece_bytes
+from surge_dagster.engine.superbatch import PARTITION_OVERHEAD_BYTES, Bounds, SuperBatch
 
 SLOTS = 3  # one filling, one encoding, one whose slices storage still holds
 _READER_BYTES = 32 * 1024 * 1024
@@ -84,3 +88,20 @@ def _pieces(bounds: Bounds, dimension: int, itemsize: int, threads: int) -> int:
     all_values = bounds.b_max * dimension * (levels_bytes(itemsize) + 2 * itemsize)
     books = threads * piece_bytes(0, dimension, itemsize, 0)
     return min(threads * each, all_values + books) + STRING_COPIES * bounds.b_max_bytes
+
+
+def largest_pieces(batch: SuperBatch, space: Space, threads: int) -> int:
+    """Memory that writing a SuperBatch can take at once: that of its `threads` largest pieces, in bytes."""
+    itemsize = np.dtype(space.dtype).itemsize
+    offsets = batch.slot.offsets
+    sizes = []
+    for segment in batch.segments:
+        widest = _window(np.diff(offsets[segment.start : segment.stop + 1]))
+        if segment.ids and not pa.types.is_int64(segment.ids[0].type):
+            widest = max(widest, _window(np.concatenate([value_lengths(ids) for ids in segment.ids])))
+        sizes.append(piece_bytes(segment.stop - segment.start, space.dimension, itemsize, widest))
+    return sum(sorted(sizes)[-threads:])
+
+
+def _window(lengths: np.ndarray) -> int:
+    return page_window_bytes(int(lengths.sum()), int(lengths.max(initial=0)))

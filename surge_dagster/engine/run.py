@@ -27,12 +27,13 @@ from surge_dagster.engine.encoder.calls import EncodeCall, EncodeFigures
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import Cancelled, EncoderError
 from surge_dagster.engine.ledger import Ledger
-from surge_dagster.engine.memory import MemoryPlan, plan_memory
+from surge_dagster.engine.memory import MemoryPlan, largest_pieces, plan_memory
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.output.publisher import EncodedSuperBatch, PublishedSuperBatch, Publisher, largest_pieces
+from surge_dagster.engine.output.publisher import EncodedSuperBatch, PublishedSuperBatch, Publisher
 from surge_dagster.engine.output.spaces import claim_space
+from surge_dagster.engine.output.staging import Staging
 from surge_dagster.engine.output.store import Store
-from surge_dagster.engine.superbatch import Aggregator, OpenPartition, SuperBatch, Thresholds
+from surge_dagster.engine.superbatch import Aggregator, SuperBatch, Thresholds
 from surge_dagster.engine.telemetry import (
     SLOW_PACE,
     Failure,
@@ -89,7 +90,7 @@ class EmbeddingRun:
     ) -> None:
         self._threads = publish_threads or max(8, 4 * len(pool.worker_pids))
         self.bounds = (thresholds or Thresholds()).resolve(pool.texts_per_second)
-        self._memory: MemoryPlan = plan_memory(self.bounds, pool.space, self._pieces_at_once, memory_limit)
+        self._memory: MemoryPlan = plan_memory(self.bounds, pool.space, self._threads, memory_limit)
         self.space = claim_space(store, pool.space)
         self.report = RunReport(
             space=self.space.name,
@@ -121,10 +122,6 @@ class EmbeddingRun:
         self._encoded_at: float | None = None
         self._pace = Pace()
         self._idle_since: float | None = None  # when the encoder began to wait for a SuperBatch
-
-    @property
-    def _pieces_at_once(self) -> int:
-        return self._threads + 1  # the segments of split partitions have a thread of their own
 
     @property
     def failed(self) -> bool:
@@ -169,7 +166,8 @@ class EmbeddingRun:
 
     def _commit(self, arena: Arena) -> Generator[Event]:
         self._begun = time.perf_counter()
-        engine = threading.Thread(target=self._run, args=(arena,), name="surge-run", daemon=True)
+        staging = Staging(self._store, self.space, precision=self._pool.precision, include_text=self._include_text)
+        engine = threading.Thread(target=self._run, args=(arena, staging), name="surge-run", daemon=True)
         engine.start()
         try:
             while (event := self._events.get()) is not None:
@@ -184,19 +182,25 @@ class EmbeddingRun:
                     self._events.get(timeout=0.05)
             engine.join()
 
-    def _run(self, arena: Arena) -> None:
+    def _run(self, arena: Arena, staging: Staging) -> None:
         """Encode what the reader hands over until it has no more; always ends with None in the event queue."""
         publisher = Publisher(
             self._store,
             self.space,
+            staging,
             precision=self._pool.precision,
             include_text=self._include_text,
             b_min=self.bounds.b_min,
             threads=self._threads,
+            ledger=self._ledger,
+            assembly_bytes=self._memory.reader,
             done=self._superbatch_done,
+            report=self._report_event,
         )
         ready: queue.Queue[SuperBatch | BaseException | None] = queue.Queue(1)
-        reader = threading.Thread(target=self._read, args=(arena, publisher, ready), name="surge-read", daemon=True)
+        reader = threading.Thread(
+            target=self._read, args=(arena, publisher, staging, ready), name="surge-read", daemon=True
+        )
         error: BaseException | None = None
         try:
             reader.start()
@@ -273,7 +277,6 @@ class EmbeddingRun:
     ) -> None:
         """The run ends early: what is encoded by now, or shortly after, is not lost."""
         deadline = (self._stopped_at or time.monotonic()) + _ENCODE_SHARE * self._grace_seconds
-        incomplete: set[OpenPartition] = set()
         for batch, call in calls:
             if call is None:
                 continue
@@ -282,8 +285,7 @@ class EmbeddingRun:
                 if call.result(max(0.0, deadline - time.monotonic())) is None:
                     call.abandon()
             encoded = call.encoded
-            incomplete.update(part.partition for part in batch.segments if not _covers(encoded, part.start, part.stop))
-            whole = tuple(part for part in batch.segments if part.partition not in incomplete)
+            whole = tuple(part for part in batch.segments if _covers(encoded, part.start, part.stop))
             if whole:
                 publisher.submit(replace(batch, segments=whole), EncodedSuperBatch(call.figures))
 
@@ -293,9 +295,15 @@ class EmbeddingRun:
             return None
         return max(0.0, self._stopped_at + self._grace_seconds - time.monotonic())
 
-    def _read(self, arena: Arena, publisher: Publisher, ready: queue.Queue[SuperBatch | BaseException | None]) -> None:
+    def _read(
+        self,
+        arena: Arena,
+        publisher: Publisher,
+        staging: Staging,
+        ready: queue.Queue[SuperBatch | BaseException | None],
+    ) -> None:
         def hand_over(batch: SuperBatch) -> None:
-            pieces = largest_pieces(batch, self.space, self._pieces_at_once)
+            pieces = largest_pieces(batch, self.space, self._threads)
             self._result_bytes[batch.index] = self._memory.result_bytes(batch.texts, pieces)
             self._reserve(self._result_bytes[batch.index])
             self._put(ready, batch)
@@ -308,6 +316,7 @@ class EmbeddingRun:
                     self._reserve,
                 ),
                 outputs=OutputState(self._store, self.space.name),
+                staging=staging,
                 store=self._store,
                 space=self.space,
                 ledger=self._ledger,
@@ -352,7 +361,7 @@ class EmbeddingRun:
     def _superbatch_done(self, batch: SuperBatch, published: PublishedSuperBatch) -> None:
         batch.slot.release(keep_pages=self._memory.keep_pages)
         self._ledger.release(batch.held_bytes + self._result_bytes.pop(batch.index))
-        self._in_flight.remove(published.ended_texts)
+        self._in_flight.remove(published.report.texts)
         with self._lock:
             self.report.count_superbatch(published.report)
         self._report_event(published.report)
@@ -372,6 +381,7 @@ class EmbeddingRun:
                 report.partitions_skipped += 1
             elif isinstance(event, Receipt):
                 report.partitions_written += 1
+                report.texts_reused += event.texts_reused
                 report.partitions_republished += event.action == "republished"
                 report.truncated += event.truncated if event.action == "encoded" else 0
                 report.wall_seconds = now

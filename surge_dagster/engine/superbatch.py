@@ -5,6 +5,7 @@ are *pending*; the one being read is *current*. When pending and current togethe
 and current moves to an empty slot. When current alone would pass B_max it is oversized: what is held of it is emitted
 as a segment, and so on until its tail, which is batched with what follows. At a partition's end, pending texts at or
 past B_min are flushed. So a partition that fits is never split, and no SuperBatch ever holds more than B_max.
+Rows whose vectors are there already are passed over (`skip`): the rows on either side are segments of their own.
 
 Both thresholds exist in texts and in bytes (SURGE, section 3.2 and lemma 3, counts texts alone, which says nothing
 about memory when texts are long, and gathers a partition whole before it is counted).
@@ -105,19 +106,34 @@ def stepped_b_min(b_min: int, first: int | None, index: int) -> int:
     return b_min if first is None else min(b_min, first << min(index, 32))
 
 
+@dataclass(frozen=True, slots=True)
+class StagedRows:
+    """Rows start..stop of one partition, with their vectors, in an object of their own.
+
+    Attributes:
+        digest: content digest over the (id, text) rows.
+    """
+
+    start: int
+    stop: int
+    digest: str
+
+
 @dataclass(slots=True, eq=False)
 class OpenPartition:
     """A partition on its way through a run; written by the reader alone until it is closed.
 
     Attributes:
         source: the partition as it was listed.
-        rows: rows admitted so far.
+        rows: rows read so far, those that were passed over included.
+        reused: rows that an earlier run had staged and that were passed over.
         content_digest: known once the last row was read and every check on the rows has passed.
-        refused: set when the partition failed while it was read; later stages drop what they hold of it.
+        refused: set when the partition failed; other stages drop what they hold of it.
     """
 
     source: Partition
     rows: int = 0
+    reused: list[StagedRows] = field(default_factory=list)
     id_type: pa.DataType | None = None
     content_digest: str | None = None
     refused: bool = False
@@ -135,7 +151,7 @@ class Segment:
         start, stop: the rows' places in the SuperBatch.
         first_row: the place of the first one in its partition.
         ids: the rows' ids, in order.
-        last: whether the partition ends here.
+        last: whether the partition ends here; such a segment has no rows where the partition's last ones were skipped.
     """
 
     partition: OpenPartition
@@ -176,9 +192,10 @@ class _Held:
     bytes: int = PARTITION_OVERHEAD_BYTES  # counted once per partition, with its first rows
     rows: int = 0
     ids: list[pa.Array] = field(default_factory=list)
+    last: bool = False
 
-    def segment(self, *, last: bool) -> Segment:
-        return Segment(self.partition, self.start, self.start + self.rows, self.first_row, tuple(self.ids), last)
+    def segment(self) -> Segment:
+        return Segment(self.partition, self.start, self.start + self.rows, self.first_row, tuple(self.ids), self.last)
 
 
 class Aggregator:
@@ -190,9 +207,9 @@ class Aggregator:
         reserve: told of bytes before they are held; it may wait until there is room. Whoever receives a SuperBatch
             releases its `held_bytes`, and whoever discards a partition what `discard` returns.
 
-    Call `open`, then `add` for each row batch, then `close` (or `discard` when the partition is refused), and `finish`
-    after the last partition. `add`, `close` and `finish` are generators of the SuperBatches that became ready; each
-    must be run to its end. A SuperBatch's slot belongs to whoever receives it.
+    Call `open`, then `add` (or `skip`) for each row batch, then `close` (or `discard` when the partition is refused),
+    and `finish` after the last partition. `add`, `close` and `finish` are generators of the SuperBatches that became
+    ready; each must be run to its end. A SuperBatch's slot belongs to whoever receives it.
     """
 
     def __init__(
@@ -260,30 +277,40 @@ class Aggregator:
             else:
                 yield self._emit_segment()
 
+    def skip(self, batch: RowBatch) -> None:
+        """Pass over the next rows of the open partition: they need no encoding."""
+        current = self._require_open()
+        partition = current.partition
+        partition.id_type = batch.ids.type
+        partition.rows += len(batch)
+        if current.rows:
+            self._set_aside(current)
+            self._current = _Held(partition, start=self._pending_texts, first_row=partition.rows, bytes=0)
+        else:
+            current.first_row = partition.rows
+
     def close(self) -> Iterator[SuperBatch]:
         """End the open partition: all its rows were added and none was refused."""
         current = self._require_open()
         if self.held_bytes > self.bounds.b_max_bytes and self._pending:
-            yield self._flush_pending()  # only a partition without rows can get here: its books alone did not fit
-        self._pending.append(current)
-        self._pending_texts += current.rows
-        self._pending_bytes += current.bytes
+            yield self._flush_pending()  # only one without rows can get here: its books alone did not fit
+        current.last = True
+        self._set_aside(current)
         self._current = None
         if self.held_texts >= self.bounds.b_min_of(self._emitted) or self.held_bytes >= self.bounds.b_min_bytes:
             yield self._flush_pending()
 
-    def discard(self) -> int:
-        """Drop what is held of the open partition and mark it refused, for segments that were emitted already.
+    def discard(self) -> tuple[int, int]:
+        """Drop the rows of the open partition that were gathered last; what was set aside of it is still emitted.
 
         Returns:
-            Bytes no longer held.
+            Texts and bytes no longer held.
         """
         current = self._require_open()
-        current.partition.refused = True
         self._current = None
         if self._slot is not None and current.rows:
             self._slot.truncate(current.start)
-        return current.bytes
+        return current.rows, current.bytes
 
     def finish(self) -> Iterator[SuperBatch]:
         """Flush what is left after the last partition."""
@@ -297,6 +324,11 @@ class Aggregator:
             raise RuntimeError("no partition is open")
         return self._current
 
+    def _set_aside(self, held: _Held) -> None:
+        self._pending.append(held)
+        self._pending_texts += held.rows
+        self._pending_bytes += held.bytes
+
     def _append(self, current: _Held, batch: RowBatch, start: int, stop: int, size: int) -> None:
         # Only what fits is asked for: a reader that waited with more than a SuperBatch in hand could wait for itself.
         self._reserve(size)
@@ -309,7 +341,7 @@ class Aggregator:
         current.partition.rows += stop - start
 
     def _flush_pending(self) -> SuperBatch:
-        segments, size = tuple(held.segment(last=True) for held in self._pending), self._pending_bytes
+        segments, size = tuple(held.segment() for held in self._pending), self._pending_bytes
         full = self._slot if self._slot is not None else self._acquire()
         self._pending, self._pending_texts, self._pending_bytes = [], 0, 0
         self._slot = None
@@ -329,7 +361,7 @@ class Aggregator:
             raise RuntimeError("a segment without rows")
         self._slot = None
         self._current = _Held(current.partition, start=0, first_row=current.first_row + current.rows, bytes=0)
-        return self._emit(full, (current.segment(last=False),), current.bytes)
+        return self._emit(full, (current.segment(),), current.bytes)
 
     def _emit(self, slot: Slot, segments: tuple[Segment, ...], size: int) -> SuperBatch:
         self._emitted += 1

@@ -89,6 +89,7 @@ class Receipt:
         truncated: texts of which the model saw only the first tokens.
         superbatch: index of the SuperBatch that completed it, None unless it was encoded.
         texts_per_second: throughput of that SuperBatch.
+        texts_reused: rows whose vectors an earlier run had staged.
     """
 
     key: str
@@ -105,6 +106,7 @@ class Receipt:
     space: str
     superbatch: int | None = None
     texts_per_second: float | None = None
+    texts_reused: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,7 @@ class RunReport:
     partitions_republished: int = 0
     partitions_failed: list[Failure] = field(default_factory=list)
     texts_encoded: int = 0
+    texts_reused: int = 0
     tokens: int = 0
     padded_tokens: int = 0
     truncated: int = 0
@@ -242,7 +245,7 @@ class Pace:
 
 
 class InFlight:
-    """Counts texts that were admitted and are not yet published, and remembers the most there were."""
+    """Counts texts that were admitted and are neither published nor staged, and remembers the most there were."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec
 from surge_dagster.engine.output.local_store import LocalStore, LocalUpload
+from surge_dagster.engine.output.staging import STAGING
 from surge_dagster.engine.output.store import StoredObject
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import open_source
@@ -30,6 +32,8 @@ from surge_dagster.engine.telemetry import Receipt
 from tests.small_catalogs import DIMENSION
 
 POINTS = ("encode", "encoded", "create", "publish", "still wanted", "published", "sync", "synced", "receipt")
+# Of split partitions: a segment is begun, complete, durable; the file is begun, complete; a segment is removed.
+SPLIT_POINTS = ("stage", "staged", "kept", "assemble", "assembled", "remove", "removed")
 THRESHOLDS = Thresholds(b_min=50, b_max=100)
 
 
@@ -84,12 +88,25 @@ class MortalStore(LocalStore):
         upload = MortalUpload(self.root, name)
         upload.reaper = self._reaper
         self._reaper("create")
+        if name.startswith(STAGING):
+            self._reaper("stage")
+        elif in_the_thread_for_split_files():
+            self._reaper("assemble")
         return upload
 
     def sync(self, folder: str) -> None:
         self._reaper("sync")
         super().sync(folder)
         self._reaper("synced")
+        if folder.startswith(STAGING) and any(self.list(folder)):
+            self._reaper("kept")
+
+    def delete(self, name: str) -> None:
+        if in_the_thread_for_split_files():
+            self._reaper("remove")
+        super().delete(name)
+        if in_the_thread_for_split_files():
+            self._reaper("removed")
 
 
 class MortalUpload(LocalUpload):
@@ -103,7 +120,15 @@ class MortalUpload(LocalUpload):
         self.reaper("publish")
         stored = super().publish(look)
         self.reaper("published")
+        if self._name.startswith(STAGING):
+            self.reaper("staged")
+        elif in_the_thread_for_split_files():
+            self.reaper("assembled")
         return stored
+
+
+def in_the_thread_for_split_files() -> bool:
+    return threading.current_thread().name.startswith("surge-publish-split")
 
 
 def main(catalog: str, output: str, log: str, point: str, count: str) -> None:

@@ -24,9 +24,8 @@ from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.memory import plan_memory
+from surge_dagster.engine.memory import largest_pieces, plan_memory
 from surge_dagster.engine.output.local_store import LocalStore, LocalUpload
-from surge_dagster.engine.output.publisher import largest_pieces
 from surge_dagster.engine.superbatch import Bounds, OpenPartition, Segment, SuperBatch, Thresholds
 from surge_dagster.engine.telemetry import InFlight
 from tests.engine.runs import DoorPool, finish, finish_receipts, in_memory, make_run

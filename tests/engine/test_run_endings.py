@@ -16,6 +16,7 @@ import pytest
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec
 from surge_dagster.engine.output.local_store import LocalStore, LocalUpload
+from surge_dagster.engine.output.staging import STAGING
 from surge_dagster.engine.output.store import StoredObject
 from surge_dagster.engine.superbatch import Thresholds
 from surge_dagster.engine.telemetry import Pace
@@ -62,6 +63,7 @@ def test_a_text_that_ends_workers_fails_a_split_partition_as_a_whole(faulty_pool
     [failure] = failures(finish(run))
     assert "partition 'split', row 450: its text ends every worker" in failure.reason
     assert published_files(tmp_path, run.space.name) == {"p.parquet"}
+    assert not (tmp_path / STAGING).exists()
 
 
 def _kill_now_and_then(pool: EncoderPool, rng: np.random.Generator, kills: int, over: threading.Event) -> int:

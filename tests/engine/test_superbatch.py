@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from random import Random
 
 import pyarrow as pa
 import pytest
@@ -117,8 +118,7 @@ class Gathering:
             assert aggregator.held_texts <= self.bounds.b_max
             assert aggregator.held_bytes <= self.bounds.b_max_bytes
         if partition.refused:
-            self.released += aggregator.discard()
-            assert opened.refused
+            self.released += aggregator.discard()[1]
         else:
             self.take(aggregator, aggregator.close())
         assert aggregator.held_texts < self.bounds.b_min
@@ -272,6 +272,45 @@ def test_calls_out_of_order_are_refused() -> None:
             aggregator.open(OpenPartition(partition_of("other", [])))
         with pytest.raises(RuntimeError, match="'k' is still open"):
             list(aggregator.finish())
+
+
+@given(arrivals(), bounds_of(), st.randoms(use_true_random=False))
+def test_rows_that_are_skipped_leave_the_others_in_their_places(
+    partitions: list[Incoming], bounds: Bounds, random: Random
+) -> None:
+    """Every partition is closed once, and its segments hold exactly the rows that were added, under their numbers."""
+    with Arena(slots=2, max_texts=bounds.b_max, max_bytes=bounds.b_max_bytes, dimension=1, dtype="float32") as arena:
+        reserved: list[int] = []
+        aggregator = Aggregator(bounds, lambda: arena.acquire(cancelled=lambda: True), reserved.append)
+        found: dict[tuple[str, int], str] = {}
+        ended: list[tuple[str, int]] = []
+
+        def take(batches: Iterator[SuperBatch]) -> None:
+            for batch in batches:
+                for segment in batch.segments:
+                    key, texts = segment.partition.key, batch.slot.texts(segment.start, segment.stop).to_pylist()
+                    found.update({(key, segment.first_row + n): text for n, text in enumerate(texts)})
+                    ended.extend([(key, segment.first_row + len(texts))] * segment.last)
+                assert batch.held_bytes <= 2 * bounds.b_max_bytes
+                reserved.append(-batch.held_bytes)
+                batch.slot.release()
+
+        expected: dict[tuple[str, int], str] = {}
+        for partition in partitions:
+            aggregator.open(OpenPartition(partition_of(partition.key, partition.rows)))
+            for start in range(0, len(partition.rows), partition.batch_rows):
+                rows = partition.rows[start : start + partition.batch_rows]
+                if random.random() < 0.4:
+                    aggregator.skip(row_batch_of(rows))
+                else:
+                    take(aggregator.add(row_batch_of(rows)))
+                    expected |= {(partition.key, start + n): row[1] for n, row in enumerate(rows)}
+                assert aggregator.held_texts <= bounds.b_max
+            take(aggregator.close())
+        take(aggregator.finish())
+        assert found == expected
+        assert ended == [(partition.key, len(partition.rows)) for partition in partitions]
+        assert sum(reserved) == 0
 
 
 def test_the_type_of_ids_is_known_even_without_rows() -> None:

@@ -16,7 +16,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from types import TracebackType
-from typing import Self
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +38,20 @@ _DTYPES = {"float32": pa.float32(), "float16": pa.float16()}
 
 class InvalidFile(Exception):
     """A file in the output is not a complete, valid embedding file; the text says what is wrong with it."""
+
+
+class Facts(Protocol):
+    """What a Parquet file says of itself in its footer: a dataclass of strings and whole numbers."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def rows(self) -> int: ...
+
+    def to_metadata(self) -> dict[str, str]: ...
+
+
+AnyFacts = TypeVar("AnyFacts", bound=Facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +80,7 @@ class FileFacts:
 
     def to_metadata(self) -> dict[str, str]:
         """The footer metadata, with the digest that guards it."""
-        entries = {"surge.format": FORMAT} | {f"surge.{f.name}": str(getattr(self, f.name)) for f in fields(self)}
-        return entries | {"surge.metadata_digest": _metadata_digest(entries)}
+        return guarded_metadata(self, FORMAT)
 
 
 def desired_version(content: str, space: str) -> str:
@@ -81,25 +94,35 @@ def read_facts(footer: pq.FileMetaData) -> FileFacts:
     Raises:
         InvalidFile: the footer was not written by this format, or was changed since.
     """
+    return read_guarded(footer, FileFacts, FORMAT)
+
+
+def guarded_metadata(facts: Facts, file_format: str) -> dict[str, str]:
+    """Facts as `surge.*` entries, with the digest that guards them."""
+    entries = {"surge.format": file_format} | {f"surge.{f.name}": str(getattr(facts, f.name)) for f in fields(facts)}
+    return entries | {"surge.metadata_digest": _metadata_digest(entries)}
+
+
+def read_guarded(footer: pq.FileMetaData, kind: type[AnyFacts], file_format: str) -> AnyFacts:
+    """The facts of one format in a footer.
+
+    Raises:
+        InvalidFile: the footer was not written by this format, or was changed since.
+    """
     entries = {
         key.decode("utf-8", "replace"): value.decode("utf-8", "replace")
         for key, value in (footer.metadata or {}).items()
         if key.startswith(b"surge.")
     }
-    if entries.get("surge.format") != FORMAT:
-        raise InvalidFile(f"its metadata name the format {entries.get('surge.format')!r}; expected {FORMAT!r}")
+    if entries.get("surge.format") != file_format:
+        raise InvalidFile(f"its metadata name the format {entries.get('surge.format')!r}; expected {file_format!r}")
     digest = entries.pop("surge.metadata_digest", None)
     if digest != _metadata_digest(entries):
         raise InvalidFile("its metadata do not match their own digest: the footer was changed after it was written")
     try:
-        values = {f.name: entries.pop(f"surge.{f.name}") for f in fields(FileFacts)}
-        entries.pop("surge.format")
-        facts = FileFacts(
-            **{
-                name: int(value) if name in ("rows", "dimension", "truncated") else value
-                for name, value in values.items()
-            }  # pyright: ignore[reportArgumentType]
-        )
+        values = {f.name: entries[f"surge.{f.name}"] for f in fields(kind)}
+        numbers = {f.name for f in fields(kind) if f.type == "int"}
+        facts = kind(**{name: int(value) if name in numbers else value for name, value in values.items()})
     except (KeyError, ValueError) as error:
         raise InvalidFile(f"its metadata are incomplete ({error})") from error
     if footer.num_rows != facts.rows:
@@ -216,7 +239,7 @@ class EmbeddingFileWriter:
             self._writer.write_table(table, row_group_size=self.row_group_rows)
         self.rows += table.num_rows
 
-    def close(self, facts: FileFacts) -> None:
+    def close(self, facts: Facts) -> None:
         """Write the footer, with the facts that are known only now."""
         self._writer.add_key_value_metadata(facts.to_metadata())
         self._writer.close()

@@ -122,9 +122,19 @@ class LocalStore:
         return LocalUpload(self.root, name)
 
     def delete(self, name: str) -> None:
-        """Remove an object; harmless when there is none."""
-        with _storage_errors(self.root / name):
-            (self.root / name).unlink(missing_ok=True)
+        """Remove an object; harmless when there is none.
+
+        Below a hidden folder, folders that are empty go with it, and what dead writers left in them.
+        """
+        path = self.root / name
+        with _storage_errors(path):
+            with contextlib.suppress(NotADirectoryError):
+                path.unlink(missing_ok=True)
+            parts = name.split("/")[:-1]
+            hidden = next((depth for depth, part in enumerate(parts) if part.startswith(".")), len(parts))
+            for depth in range(len(parts), hidden, -1):
+                if not _remove_if_empty(self.root.joinpath(*parts[:depth])):
+                    break
 
     def sync(self, folder: str) -> None:
         """Make the names of the files published in a folder durable."""
@@ -201,6 +211,29 @@ def _remove_if_abandoned(path: Path) -> None:
         pass  # its writer lives
     finally:
         os.close(descriptor)
+
+
+def _remove_if_empty(folder: Path) -> bool:
+    """Remove a folder without objects, and those below it, with what dead writers left; gives whether it is gone."""
+    try:
+        entries = list(os.scandir(folder))
+        below = [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+        if any(not entry.name.startswith(".") and entry not in below for entry in entries):
+            return False
+        if [entry for entry in below if not _remove_if_empty(Path(entry))]:
+            return False
+        with _locked(folder / _LOCK_NAME):
+            for entry in folder.glob(f"{_TEMP_PREFIX}*"):
+                _remove_if_abandoned(entry)
+            if [entry.name for entry in os.scandir(folder)] == [_LOCK_NAME]:
+                (folder / _LOCK_NAME).unlink()
+                folder.rmdir()
+    except (FileNotFoundError, NotADirectoryError):
+        return True  # somebody else did it
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
+    return not folder.exists()
 
 
 @contextlib.contextmanager

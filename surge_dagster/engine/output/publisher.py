@@ -1,53 +1,57 @@
 """From an encoded SuperBatch to files: threads that slice, serialize and publish it while the next one is encoded.
 
-A partition that lies in one SuperBatch is one task. The segments of a split partition are appended to one open file by
-a thread of their own, in order. When the last piece of a SuperBatch is written, its folder is flushed once, its memory
-is given back, and only then are its receipts reported. What fails here fails its partition and nothing else.
+A partition that lies in one SuperBatch is one task. A segment of a split partition is one too: it is staged, as an
+object of its own, the last one like the others, so that no SuperBatch's memory waits for a long file. When the last
+piece of a SuperBatch is written, its folder is flushed once, its memory is given back, and only then are its receipts
+reported. The file of a split partition is written after that, from what is staged, by a thread that does nothing else.
+What fails here fails its partition and nothing else.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.catalog import Partition
-from surge_dagster.engine.columns import value_lengths
 from surge_dagster.engine.encoder.calls import EncodeFigures
 from surge_dagster.engine.encoder.isolation import FailedRow
 from surge_dagster.engine.encoder.spec import Space
-from surge_dagster.engine.errors import DataError, SurgeError, TransientError
+from surge_dagster.engine.errors import Cancelled, DataError, SurgeError, TransientError
+from surge_dagster.engine.ledger import Ledger
+from surge_dagster.engine.output.assembly import assemble
 from surge_dagster.engine.output.embedding_file import (
     EmbeddingFileWriter,
     FileFacts,
     desired_version,
-    page_window_bytes,
-    piece_bytes,
 )
 from surge_dagster.engine.output.freshness import file_name
-from surge_dagster.engine.output.store import Store, StoredObject, Upload
+from surge_dagster.engine.output.receipts import receipt_of, require_unchanged
+from surge_dagster.engine.output.split_partitions import Complete, SplitPartitions, Spoilt
+from surge_dagster.engine.output.staging import Staging
+from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.output.validation import invalid_row
-from surge_dagster.engine.superbatch import OpenPartition, Segment, SuperBatch
+from surge_dagster.engine.superbatch import OpenPartition, Segment, StagedRows, SuperBatch
 from surge_dagster.engine.telemetry import Failure, Receipt, SuperBatchReport, overlap_ratio, worker_idle_ratio
 
 log = logging.getLogger(__name__)
 
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
 
 @dataclass(frozen=True, slots=True)
 class PublishedSuperBatch:
-    """What became of one SuperBatch; `ended_texts` are the texts of partitions that ended in it, well or badly."""
+    """What became of one SuperBatch."""
 
     report: SuperBatchReport
     receipts: tuple[Receipt, ...]
     failures: tuple[Failure, ...]
-    ended_texts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +81,16 @@ class _Publication:
     started: float = field(default_factory=time.perf_counter)
     receipts: list[Receipt] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    staged: dict[int, StagedRows] = field(default_factory=dict)  # by the segment's start
     serialize_seconds: float = 0.0
     upload_seconds: float = 0.0
     truncated: int = 0
 
-
-@dataclass(slots=True)
-class _OpenFile:
-    """A file to which segments are being appended."""
-
-    upload: Upload
-    writer: EmbeddingFileWriter
-    cleanup: ExitStack
-    truncated: int = 0
+    @property
+    def texts_per_second(self) -> float | None:
+        """Of the encode call."""
+        seconds = self.encoded.figures.encode_seconds
+        return len(self.batch.slot) / seconds if seconds > 0 else None
 
 
 class Publisher:
@@ -97,37 +98,51 @@ class Publisher:
 
     Args:
         store, space: where to.
+        staging: where segments of split partitions wait for the others.
         precision: recorded in each file.
         include_text: whether files have a text column.
         b_min: for the fill ratio.
-        threads: pieces written at a time; the segments of split partitions have one more thread.
+        threads: pieces written at a time; one more writes the files of split partitions.
+        ledger, assembly_bytes: the account, and what writing such a file is booked with.
         done: called, from a publishing thread, when a SuperBatch is out; its slot is free by then.
+        report: told, likewise, what became of a split partition that was complete.
     """
 
     def __init__(
         self,
         store: Store,
         space: Space,
+        staging: Staging,
         *,
         precision: str,
         include_text: bool,
         b_min: int,
         threads: int,
+        ledger: Ledger,
+        assembly_bytes: int,
         done: Callable[[SuperBatch, PublishedSuperBatch], None],
+        report: Callable[[Receipt | Failure], None],
     ) -> None:
         self._store = store
         self._space = space
+        self._staging = staging
         self._precision = precision
         self._include_text = include_text
         self._b_min = b_min
+        self._ledger = ledger
+        self._assembly_bytes = assembly_bytes
         self._done = done
+        self._report = report
         self._lock = threading.Lock()
         self._pieces = ThreadPoolExecutor(threads, thread_name_prefix="surge-publish")
-        self._split_lane = ThreadPoolExecutor(1, thread_name_prefix="surge-publish-split")
-        self._open: dict[str, _OpenFile] = {}  # touched by the split lane alone
+        self._files = ThreadPoolExecutor(1, thread_name_prefix="surge-publish-split")
+        self._split = SplitPartitions()
         self._fatal: BaseException | None = None
-        self._unfinished = 0
+        self._unfinished = 0  # SuperBatches
+        self._files_unfinished = 0
         self._finished = threading.Condition(self._lock)
+        self._closing = False
+        self._given_up = False
 
     def submit(self, batch: SuperBatch, encoded: EncodedSuperBatch) -> None:
         """Write every segment of an encoded SuperBatch; returns at once.
@@ -140,32 +155,35 @@ class Publisher:
         with self._lock:
             self._unfinished += 1
         for segment in batch.segments:
-            whole = segment.first_row == 0 and segment.last
-            lane: Executor = self._pieces if whole else self._split_lane
-            lane.submit(self._guarded, publication, segment, self._write_whole if whole else self._append_segment)
+            if not _is_whole(segment):
+                self._split.begin(segment.partition)
+        for segment in batch.segments:
+            self._pieces.submit(self._guarded, publication, segment)
 
     def abandon(self, partition: OpenPartition) -> None:
-        """Throw away what was written of a split partition that was refused while it was read."""
-        self._split_lane.submit(self._discard_open, partition.key)
+        """Throw away what is staged of a partition whose rows were refused."""
+        self._follow(self._split.spoil(partition))
 
     def close(self, timeout_seconds: float | None = None) -> None:
-        """Wait until everything submitted is out, and throw away files that can no longer be completed.
+        """Wait until everything submitted is out. Segments of a partition that is not complete stay staged.
 
         Args:
             timeout_seconds: how long to wait; what is not out by then is left to the next run.
         """
         with self._finished:
-            drained = self._finished.wait_for(lambda: not self._unfinished, timeout_seconds)
+            self._closing = True
+            drained = self._finished.wait_for(
+                lambda: not self._unfinished and not self._files_unfinished, timeout_seconds
+            )
+            self._given_up = not drained
         if not drained:
             log.warning(
-                "%d SuperBatches were not published within the grace time; the next run does them again",
-                self._unfinished,
+                "%d SuperBatches and %d files of split partitions were not published within the grace time; the next "
+                "run does them again",
+                *(self._unfinished, self._files_unfinished),
             )
         self._pieces.shutdown(wait=drained, cancel_futures=not drained)
-        self._split_lane.shutdown(wait=drained, cancel_futures=not drained)
-        if drained:
-            for key in list(self._open):
-                self._discard_open(key)
+        self._files.shutdown(wait=drained, cancel_futures=not drained)
         self.require_alive()
 
     def require_alive(self) -> None:
@@ -173,31 +191,13 @@ class Publisher:
         if self._fatal is not None:
             raise self._fatal
 
-    def _guarded(
-        self, publication: _Publication, segment: Segment, write: Callable[[_Publication, Segment], Receipt | None]
-    ) -> None:
-        failure: Failure | None = None
-        receipt: Receipt | None = None
-        key = segment.partition.key
-        try:
-            if not segment.partition.refused:
-                receipt = write(publication, segment)
-        except SurgeError as error:
-            failure = Failure(key, str(error), transient=isinstance(error, TransientError))
-        except OSError as error:
-            failure = Failure(key, f"partition {key!r}: cannot be written: {error}. Run again.", transient=True)
-        except BaseException as error:
-            self._fatal = error
-            failure = Failure(key, f"partition {key!r}: {type(error).__name__}: {error}", transient=True)
-        if failure is not None:
-            segment.partition.refused = True
-            if write == self._append_segment:  # then this is the split lane, which alone may touch open files
-                self._discard_open(key)
-        with self._lock:
+    def _guarded(self, publication: _Publication, segment: Segment) -> None:
+        if not segment.partition.refused:
+            failure = self._failure(segment.partition, lambda: self._write(publication, segment))
             if failure is not None:
-                publication.failures.append(failure)
-            if receipt is not None:
-                publication.receipts.append(receipt)
+                with self._lock:
+                    publication.failures.append(failure)
+        with self._lock:
             publication.remaining -= 1
             last = publication.remaining == 0
         if last:
@@ -209,41 +209,102 @@ class Publisher:
                 self._unfinished -= 1
                 self._finished.notify_all()
 
-    def _write_whole(self, publication: _Publication, segment: Segment) -> Receipt:
-        with ExitStack() as cleanup:
-            opened = self._begin(segment, cleanup)
-            self._append(publication, segment, opened)
-            return self._publish(publication, segment, opened)
-
-    def _append_segment(self, publication: _Publication, segment: Segment) -> Receipt | None:
-        key = segment.partition.key
-        opened = self._open.get(key)
-        if opened is None:
-            with ExitStack() as cleanup:
-                opened = self._open[key] = self._begin(segment, cleanup)
-                opened.cleanup = cleanup.pop_all()
-        self._append(publication, segment, opened)
-        if not segment.last:
+    def _failure(self, partition: OpenPartition, work: Callable[[], None]) -> Failure | None:
+        """Do something for a partition; what goes wrong refuses it."""
+        key = partition.key
+        try:
+            work()
             return None
-        receipt = self._publish(publication, segment, opened)
-        del self._open[key]
-        opened.cleanup.close()
-        return receipt
+        except Cancelled:
+            return None
+        except DataError as error:
+            failure = Failure(key, str(error))
+        except SurgeError as error:
+            failure = Failure(key, str(error), transient=isinstance(error, TransientError))
+        except OSError as error:
+            remedy = "Make room on its disk, then run again" if error.errno in _DISK_FULL else "Run again"
+            failure = Failure(key, f"partition {key!r}: cannot be written: {error}. {remedy}.", transient=True)
+        except BaseException as error:
+            self._fatal = error
+            failure = Failure(key, f"partition {key!r}: {type(error).__name__}: {error}", transient=True)
+        partition.refused = True
+        if not failure.transient:
+            self._follow(self._split.spoil(partition))
+        return failure
 
-    def _begin(self, segment: Segment, cleanup: ExitStack) -> _OpenFile:
-        upload = cleanup.enter_context(self._store.create(file_name(self._space.name, segment.partition.key)))
-        writer = EmbeddingFileWriter(
-            upload.sink,
-            segment.partition.id_type or pa.string(),
-            self._space.dimension,
-            self._space.dtype,
-            include_text=self._include_text,
-        )
-        return _OpenFile(upload, cleanup.enter_context(writer), cleanup)
+    def _write(self, publication: _Publication, segment: Segment) -> None:
+        if _is_whole(segment):
+            receipt = self._publish(publication, segment)
+            with self._lock:
+                publication.receipts.append(receipt)
+        elif segment.start < segment.stop:
+            self._stage(publication, segment)
 
-    def _append(self, publication: _Publication, segment: Segment, opened: _OpenFile) -> None:
+    def _publish(self, publication: _Publication, segment: Segment) -> Receipt:
+        partition, slot = segment.partition, publication.batch.slot
+        if partition.content_digest is None:
+            raise RuntimeError(f"partition {partition.key!r} reached its end without a content digest")
+        id_type = partition.id_type or pa.string()
         begun = time.perf_counter()
+        matrix = self._sound_vectors(publication, segment)
+        with (
+            self._store.create(file_name(self._space.name, partition.key)) as upload,
+            EmbeddingFileWriter(
+                upload.sink, id_type, self._space.dimension, self._space.dtype, include_text=self._include_text
+            ) as writer,
+        ):
+            texts = slot.texts(segment.start, segment.stop) if self._include_text else None
+            truncated = slot.truncated(segment.start, segment.stop)
+            writer.append(pa.chunked_array(list(segment.ids), type=id_type), texts, matrix)
+            serialized = time.perf_counter()
+            facts = FileFacts(
+                partition_key=partition.key,
+                space=self._space.name,
+                model=self._space.requested.model,
+                precision=self._precision,
+                source_version=partition.source.source_version,
+                content_digest=partition.content_digest,
+                desired_version=desired_version(partition.content_digest, self._space.name),
+                rows=writer.rows,
+                dimension=self._space.dimension,
+                truncated=truncated,
+            )
+            writer.close(facts)
+            stored = upload.publish(lambda: require_unchanged(partition.source))
+        with self._lock:
+            publication.truncated += truncated
+            publication.serialize_seconds += serialized - begun
+            publication.upload_seconds += time.perf_counter() - serialized
+        return receipt_of(
+            facts,
+            stored,
+            self._store.location(stored.name),
+            superbatch=publication.batch.index,
+            texts_per_second=publication.texts_per_second,
+        )
+
+    def _stage(self, publication: _Publication, segment: Segment) -> None:
         slot = publication.batch.slot
+        begun = time.perf_counter()
+        matrix = self._sound_vectors(publication, segment)
+        truncated = slot.truncated(segment.start, segment.stop)
+        checked = time.perf_counter()
+        staged = self._staging.write(
+            segment.partition,
+            segment.first_row,
+            segment.ids,
+            slot.texts(segment.start, segment.stop),
+            matrix,
+            truncated=truncated,
+        )
+        with self._lock:
+            publication.staged[segment.start] = staged
+            publication.truncated += truncated
+            publication.serialize_seconds += checked - begun
+            publication.upload_seconds += time.perf_counter() - checked
+
+    def _sound_vectors(self, publication: _Publication, segment: Segment) -> np.ndarray:
+        """A segment's vectors, [rows, dimension]; refuses its partition if one of them is no embedding."""
         failed = publication.encoded.failed_row(segment.start, segment.stop)
         if failed is not None:
             raise DataError(
@@ -252,7 +313,7 @@ class Publisher:
                 "Look at this text, shorten it or take it out, and run again.",
                 segment.first_row + failed.row - segment.start,
             )
-        matrix = slot.matrix(segment.start, segment.stop)
+        matrix = publication.batch.slot.matrix(segment.start, segment.stop)
         wrong = invalid_row(matrix, normalized=self._space.normalize)
         if wrong is not None:
             raise DataError(
@@ -261,52 +322,71 @@ class Publisher:
                 "Look at the text of this row; if it is ordinary, the model or the device is at fault.",
                 segment.first_row + wrong[0],
             )
-        ids = pa.chunked_array(list(segment.ids), type=segment.partition.id_type or pa.string())
-        texts = slot.texts(segment.start, segment.stop) if self._include_text else None
-        truncated = slot.truncated(segment.start, segment.stop)
-        opened.writer.append(ids, texts, matrix)
-        opened.truncated += truncated
-        with self._lock:
-            publication.truncated += truncated
-            publication.serialize_seconds += time.perf_counter() - begun
+        return matrix
 
-    def _publish(self, publication: _Publication, segment: Segment, opened: _OpenFile) -> Receipt:
-        partition = segment.partition
-        if partition.content_digest is None:
-            raise RuntimeError(f"partition {partition.key!r} reached its end without a content digest")
-        begun = time.perf_counter()
-        facts = FileFacts(
-            partition_key=partition.key,
-            space=self._space.name,
-            model=self._space.requested.model,
-            precision=self._precision,
-            source_version=partition.source.source_version,
-            content_digest=partition.content_digest,
-            desired_version=desired_version(partition.content_digest, self._space.name),
-            rows=opened.writer.rows,
-            dimension=self._space.dimension,
-            truncated=opened.truncated,
-        )
-        opened.writer.close(facts)
-        stored = opened.upload.publish(lambda: require_unchanged(partition.source))
+    def _follow(self, what: Complete | Spoilt | None) -> None:
+        """Do what follows from the books of a split partition, in the thread for their files."""
+        if what is None or (isinstance(what, Spoilt) and not self._staging.knows(what.partition.key)):
+            return
         with self._lock:
-            publication.upload_seconds += time.perf_counter() - begun
-        encode_seconds = publication.encoded.figures.encode_seconds
-        return receipt_of(
-            facts,
-            stored,
-            self._store.location(stored.name),
-            superbatch=publication.batch.index,
-            texts_per_second=len(publication.batch.slot) / encode_seconds if encode_seconds > 0 else None,
+            self._files_unfinished += 1
+        try:
+            self._files.submit(self._tidied, what)
+        except RuntimeError:  # the run was given up; the next one finds what is staged
+            self._file_done()
+
+    def _tidied(self, what: Complete | Spoilt) -> None:
+        try:
+            if isinstance(what, Spoilt):
+                self._staging.remove(what.partition.key)
+                return
+            failure = self._failure(what.partition, lambda: self._assemble(what))
+            if failure is not None:
+                self._report(failure)
+        except BaseException as error:  # a thread pool would keep it to itself
+            self._fatal = error
+        finally:
+            self._file_done()
+
+    def _file_done(self) -> None:
+        with self._finished:
+            self._files_unfinished -= 1
+            self._finished.notify_all()
+
+    def _assemble(self, complete: Complete) -> None:
+        self._ledger.reserve(self._assembly_bytes, self._nothing_will_be_released)
+        try:
+            published = assemble(
+                self._store,
+                self._space,
+                self._staging,
+                complete.partition,
+                complete.segments,
+                precision=self._precision,
+                include_text=self._include_text,
+                going_on=self._require_going_on,
+            )
+            self._store.sync(self._space.name)
+        finally:
+            self._ledger.release(self._assembly_bytes)
+        self._staging.remove(complete.partition.key)
+        self._report(
+            receipt_of(
+                published.facts,
+                published.stored,
+                self._store.location(published.stored.name),
+                superbatch=complete.superbatch,
+                texts_per_second=complete.texts_per_second,
+                texts_reused=sum(rows.stop - rows.start for rows in complete.partition.reused),
+            )
         )
 
-    def _discard_open(self, key: str) -> None:
-        opened = self._open.pop(key, None)
-        if opened is not None:
-            try:
-                opened.cleanup.__exit__(RuntimeError, RuntimeError("abandoned"), None)
-            except Exception as error:  # the partition's own failure counts, and the others go on
-                log.warning("cannot clean up after partition %r: %s", key, error)
+    def _nothing_will_be_released(self) -> bool:
+        return self._given_up or (self._closing and not self._unfinished)
+
+    def _require_going_on(self) -> None:
+        if self._given_up:
+            raise Cancelled
 
     def _finish(self, publication: _Publication) -> None:
         try:
@@ -347,68 +427,14 @@ class Publisher:
             gpu_utilisation=figures.gpu_utilisation,
             gpu_memory_bytes=figures.gpu_memory_bytes,
         )
-        ended = sum(segment.first_row + segment.stop - segment.start for segment in batch.segments if segment.last)
         order = {segment.partition.key: place for place, segment in enumerate(batch.segments)}
         receipts = tuple(sorted(publication.receipts, key=lambda receipt: order[receipt.key]))
-        self._done(batch, PublishedSuperBatch(report, receipts, tuple(publication.failures), ended))
+        self._done(batch, PublishedSuperBatch(report, receipts, tuple(publication.failures)))
+        for segment in batch.segments:
+            if not _is_whole(segment):
+                staged = publication.staged.get(segment.start) if segment.start < segment.stop else None
+                self._follow(self._split.end(segment, staged, batch.index, publication.texts_per_second))
 
 
-def require_unchanged(partition: Partition) -> None:
-    """Look the source version up once more, so that of two writers the one with the newer source wins.
-
-    Raises:
-        TransientError: the source has changed, or has gone, since the partition was listed.
-    """
-    current = partition.current_source_version()
-    if current != partition.source_version:
-        came = "it has gone" if current is None else f"it is {current!r} now"
-        raise TransientError(
-            f"partition {partition.key!r}: its source changed while it was encoded (source version "
-            f"{partition.source_version!r} was read, {came}). The result was thrown away; run again.",
-            partition.key,
-        )
-
-
-def receipt_of(
-    facts: FileFacts,
-    stored: StoredObject,
-    location: str,
-    *,
-    superbatch: int | None = None,
-    texts_per_second: float | None = None,
-    action: str = "encoded",
-) -> Receipt:
-    """The receipt of a published file."""
-    return Receipt(
-        key=facts.partition_key,
-        action=action,  # pyright: ignore[reportArgumentType]
-        path=location,
-        rows=facts.rows,
-        dimension=facts.dimension,
-        bytes=stored.size,
-        etag=stored.etag,
-        truncated=facts.truncated,
-        source_version=facts.source_version,
-        content_digest=facts.content_digest,
-        desired_version=facts.desired_version,
-        space=facts.space,
-        superbatch=superbatch,
-        texts_per_second=texts_per_second,
-    )
-
-
-def largest_pieces(batch: SuperBatch, space: Space, threads: int) -> int:
-    """Memory that writing a SuperBatch can take at once: that of its `threads` largest pieces, in bytes."""
-    itemsize = np.dtype(space.dtype).itemsize
-    offsets = batch.slot.offsets
-    sizes = []
-    for segment in batch.segments:
-        widest = _window(np.diff(offsets[segment.start : segment.stop + 1]))
-        if segment.ids and not pa.types.is_int64(segment.ids[0].type):
-            widest = max(widest, _window(np.concatenate([value_lengths(ids) for ids in segment.ids])))
-        sizes.append(piece_bytes(segment.stop - segment.start, space.dimension, itemsize, widest))
-    return sum(sorted(sizes)[-threads:])
-
-
-def _window(lengths: np.ndarray) -> int:
-    return page_window_bytes(int(lengths.sum()), int(lengths.max(initial=0)))
+def _is_whole(segment: Segment) -> bool:
+    return segment.first_row == 0 and segment.last

@@ -17,7 +17,7 @@ from surge_dagster.engine.output.embedding_file import (
     read_rows,
 )
 from surge_dagster.engine.output.freshness import PublishedFile
-from surge_dagster.engine.output.publisher import require_unchanged
+from surge_dagster.engine.output.receipts import require_unchanged
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.unreadable import first_line
 

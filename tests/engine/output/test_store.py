@@ -209,6 +209,34 @@ class TestListing:
         store.delete("space/a.parquet")
         assert visible(store) == set()
 
+    def test_below_a_hidden_folder_the_last_object_takes_its_folders_along(self, store: LocalStore) -> None:
+        for name in (".hidden/a/b/x", ".hidden/a/c/y", ".hidden/d/z"):
+            store.prepare(name.rpartition("/")[0])
+            put(store, name, b"x")
+        (store.root / ".hidden" / "a" / "b" / ".tmp-1-dead").touch()
+        store.delete(".hidden/a/b/x")
+        assert not (store.root / ".hidden" / "a" / "b").exists()
+        store.delete(".hidden/d/z")
+        assert [found.name for found in store.list(".hidden", deep=True)] == [".hidden/a/c/y"]
+        store.delete(".hidden/a/c/y")
+        store.delete(".hidden/a/c/y")
+        assert not (store.root / ".hidden").exists()
+
+    def test_a_folder_in_which_somebody_is_writing_stays(self, store: LocalStore) -> None:
+        store.prepare(".hidden/a")
+        put(store, ".hidden/a/x", b"x")
+        with store.create(".hidden/a/y") as upload:
+            store.delete(".hidden/a/x")
+            upload.sink.write(b"y")
+            upload.publish(lambda: None)
+        assert [found.name for found in store.list(".hidden", deep=True)] == [".hidden/a/y"]
+
+    def test_other_folders_stay_when_they_are_empty(self, store: LocalStore) -> None:
+        put(store, "space/a.parquet", b"a")
+        store.delete("space/a.parquet")
+        store.delete("none/a.parquet")
+        assert store.folders() == ["space"]
+
     def test_a_changed_file_has_another_tag(self, store: LocalStore) -> None:
         put(store, "space/a.parquet", b"x")
         [before] = store.list("space")

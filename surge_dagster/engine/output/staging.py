@@ -1,0 +1,292 @@
+"""Segments of partitions that are larger than a SuperBatch, kept until the whole file can be written.
+
+    .staging/<space>/<encoded key>/<desired version>/<start>-<stop>.parquet
+
+Each is a complete object that says which rows it holds, in which space and of which source version, with a digest over
+its (id, text) rows. So a run that dies loses the segments that were not staged yet and no other, and a later one,
+whatever its thresholds, encodes only the rows that no segment covers. The content digest is unknown while a partition
+streams in, so the desired version is the one of the source version.
+
+Two runs may stage the same partition: their objects appear whole and under names that say their rows, so either one's
+will do. Whoever has published the partition removes them all; the other one then finds nothing to write its file from
+and says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from surge_dagster.engine.catalog import Partition, RowBatch, encode_key
+from surge_dagster.engine.content import ContentDigest
+from surge_dagster.engine.encoder.spec import Space
+from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
+from surge_dagster.engine.output.embedding_file import (
+    WRITER,
+    EmbeddingFileWriter,
+    InvalidFile,
+    check_schema,
+    desired_version,
+    guarded_metadata,
+    matrix_of,
+    read_guarded,
+    read_rows,
+)
+from surge_dagster.engine.output.store import Store, Upload
+from surge_dagster.engine.output.validation import invalid_row
+from surge_dagster.engine.superbatch import OpenPartition, StagedRows, row_bytes
+from surge_dagster.engine.unreadable import UNREADABLE, first_line
+
+log = logging.getLogger(__name__)
+
+STAGING = ".staging"
+SEGMENT_FORMAT = "segment 1"
+_NAME = re.compile(r"(?P<start>\d{1,18})-(?P<stop>\d{1,18})\.parquet")
+_BUFFER_BYTES = 1024 * 1024
+_READ_BYTES = 1024 * 1024
+_MOST_ROWS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFacts:
+    """What a staged segment says of itself in its footer.
+
+    Attributes:
+        source_version: of the partition when it was read.
+        content_digest: over the segment's own (id, text) rows.
+        first_row: place of its first row in the partition.
+        widest_row: most bytes of id and text that a row has.
+    """
+
+    partition_key: str
+    space: str
+    precision: str
+    source_version: str
+    content_digest: str
+    first_row: int
+    rows: int
+    truncated: int
+    widest_row: int
+    writer: str = WRITER
+
+    def to_metadata(self) -> dict[str, str]:
+        """The footer metadata, with the digest that guards it."""
+        return guarded_metadata(self, SEGMENT_FORMAT)
+
+
+class Staging:
+    """The staged segments of one space, as one run sees them; used by its reader and its publishing threads.
+
+    Args:
+        store, space: the output.
+        precision: of this run; a segment of another one is not used.
+        include_text: likewise.
+    """
+
+    def __init__(self, store: Store, space: Space, *, precision: str, include_text: bool) -> None:
+        self._store = store
+        self._space = space
+        self._precision = precision
+        self._include_text = include_text
+        self._root = f"{STAGING}/{space.name}"
+        self._lock = threading.Lock()  # folders appear with their first object and go with their last
+        self._prepared: set[str] = set()
+        self._found: dict[str, list[str]] = {}  # left by earlier runs, names by encoded key
+        self._known: set[str] = set()  # encoded keys with anything staged
+        store.delete(f"{self._root}/none")  # no such object: on a disk it removes folders whose writers died early
+        for stored in store.list(self._root, deep=True):
+            folder = stored.name.removeprefix(f"{self._root}/").partition("/")[0]
+            self._found.setdefault(folder, []).append(stored.name)
+        self._known.update(self._found)
+
+    def knows(self, key: str) -> bool:
+        """Whether anything of a partition was found staged, or was staged since."""
+        return encode_key(key) in self._known
+
+    def usable(self, partition: Partition) -> list[StagedRows]:
+        """What earlier runs staged of this very source version, read in full and found whole: ascending, no overlap.
+
+        Everything else that is staged of the partition is removed.
+        """
+        folder = self._folder(partition)
+        candidates: list[tuple[int, int, str]] = []
+        for name in self._found.pop(encode_key(partition.key), []):
+            match = _NAME.fullmatch(name.removeprefix(f"{folder}/"))
+            if match is not None and int(match["start"]) < int(match["stop"]):
+                candidates.append((int(match["start"]), int(match["stop"]), name))
+            else:
+                self._delete(name)
+        chosen: list[StagedRows] = []
+        for start, stop, name in sorted(candidates, key=lambda found: (found[0], -found[1])):
+            if chosen and start < chosen[-1].stop:
+                continue
+            try:
+                chosen.append(self._checked(partition, start, stop))
+            except (InvalidFile, FileNotFoundError) as error:
+                log.warning("%s is encoded again: %s", self._store.location(name), error)
+                self._delete(name)
+        return chosen
+
+    def write(
+        self,
+        partition: OpenPartition,
+        start: int,
+        ids: Sequence[pa.Array],
+        texts: pa.LargeStringArray,
+        matrix: np.ndarray,
+        *,
+        truncated: int,
+    ) -> StagedRows:
+        """Stage rows of a partition; they are durable when this returns.
+
+        Args:
+            start: place of the first row in its partition.
+            ids: in as many pieces as they came; together as long as `texts`.
+            matrix: [rows, dimension].
+
+        Raises:
+            TransientError: the store does not take it.
+            OSError: likewise.
+        """
+        digest = ContentDigest()
+        row = widest = 0
+        for piece in ids:
+            batch = RowBatch(piece, texts[row : row + len(piece)])  # pyright: ignore[reportArgumentType]
+            digest.update(batch)
+            widest = max(widest, int(row_bytes(batch).max(initial=0)))
+            row += len(piece)
+        source = partition.source
+        id_type = partition.id_type or pa.string()
+        facts = SegmentFacts(
+            partition_key=source.key,
+            space=self._space.name,
+            precision=self._precision,
+            source_version=source.source_version,
+            content_digest=digest.hexdigest(),
+            first_row=start,
+            rows=len(matrix),
+            truncated=truncated,
+            widest_row=widest,
+        )
+        folder = self._folder(source)
+        with contextlib.ExitStack() as cleanup:
+            upload = cleanup.enter_context(self._create(source, start, start + facts.rows))
+            writer = cleanup.enter_context(self._writer(upload.sink, id_type))
+            writer.append(pa.chunked_array(list(ids), type=id_type), texts if self._include_text else None, matrix)
+            writer.close(facts)
+            upload.publish(lambda: None)
+        self._store.sync(folder)
+        return StagedRows(start, start + len(matrix), facts.content_digest)
+
+    @contextlib.contextmanager
+    def open(
+        self, partition: Partition, start: int, stop: int
+    ) -> Iterator[tuple[SegmentFacts, Iterator[pa.RecordBatch]]]:
+        """A staged segment: what it says of itself, and its rows in batches of about a megabyte.
+
+        Raises:
+            FileNotFoundError: there is none.
+            InvalidFile: it is damaged, or is not what its name says; also while its rows are read.
+        """
+        with contextlib.ExitStack() as opened:
+            source = opened.enter_context(self._store.open(self._name(partition, start, stop)))
+            try:
+                reader = opened.enter_context(
+                    pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER_BYTES, page_checksum_verification=True)
+                )
+                columns = reader.schema_arrow
+            except UNREADABLE as error:
+                raise InvalidFile(f"it cannot be read ({first_line(error)})") from error
+            facts = read_guarded(reader.metadata, SegmentFacts, SEGMENT_FORMAT)
+            self._require(facts, partition, start, stop)
+            check_schema(columns, dimension=self._space.dimension, dtype=self._space.dtype)
+            if ("text" in columns.names) != self._include_text:
+                raise InvalidFile(f"its columns are {columns.names}, which are not those of the files of this run")
+            row = facts.widest_row + self._space.dimension * np.dtype(self._space.dtype).itemsize
+            yield facts, read_rows(reader, batch_rows=max(1, min(_MOST_ROWS, _READ_BYTES // row)))
+
+    def remove(self, key: str) -> None:
+        """Remove whatever is staged of a partition, by this run or another; harmless when that is nothing."""
+        if not self.knows(key):
+            return
+        folder = encode_key(key)
+        try:
+            for stored in list(self._store.list(f"{self._root}/{folder}", deep=True)):
+                self._delete(stored.name)
+            self._known.discard(folder)
+        except (SurgeError, OSError) as error:  # it is in nobody's way, and the next run tries again
+            log.warning("what is staged of partition %r could not be removed: %s", key, error)
+
+    def discard(self, partition: Partition, rows: StagedRows) -> None:
+        """Remove one segment; harmless when there is none."""
+        self._delete(self._name(partition, rows.start, rows.stop))
+
+    def _delete(self, name: str) -> None:
+        with self._lock:
+            self._store.delete(name)
+            self._prepared.clear()  # on a disk its folder may have gone with it, and others that were empty
+
+    def _name(self, partition: Partition, start: int, stop: int) -> str:
+        return f"{self._folder(partition)}/{start}-{stop}.parquet"
+
+    def _folder(self, partition: Partition) -> str:
+        version = desired_version(partition.source_version, self._space.name)
+        return f"{self._root}/{encode_key(partition.key)}/{version}"
+
+    def _create(self, partition: Partition, start: int, stop: int) -> Upload:
+        folder, name = self._folder(partition), self._name(partition, start, stop)
+        with self._lock:
+            self._known.add(encode_key(partition.key))
+            if folder in self._prepared:
+                with contextlib.suppress(TransientError):  # another run may have removed the folder while it was empty
+                    return self._store.create(name)
+            self._prepare(folder)
+            return self._store.create(name)
+
+    def _prepare(self, folder: str) -> None:
+        try:
+            self._store.prepare(folder)
+        except ConfigError as error:  # what was to be refused before the run began would have been
+            raise TransientError(str(error)) from error
+        parts = folder.split("/")
+        for depth in range(len(parts)):
+            self._store.sync("/".join(parts[:depth]))
+        self._prepared.add(folder)
+
+    def _writer(self, sink: pa.NativeFile, id_type: pa.DataType) -> EmbeddingFileWriter:
+        return EmbeddingFileWriter(
+            sink, id_type, self._space.dimension, self._space.dtype, include_text=self._include_text
+        )
+
+    def _checked(self, partition: Partition, start: int, stop: int) -> StagedRows:
+        with self.open(partition, start, stop) as (facts, batches):
+            rows = 0
+            for batch in batches:
+                wrong = invalid_row(matrix_of(batch), normalized=self._space.normalize)
+                if wrong is not None:
+                    raise InvalidFile(f"row {rows + wrong[0]}: {wrong[1]}")
+                rows += batch.num_rows
+        if rows != facts.rows:
+            raise InvalidFile(f"{rows:,} rows could be read of {facts.rows:,}")
+        return StagedRows(start, stop, facts.content_digest)
+
+    def _require(self, facts: SegmentFacts, partition: Partition, start: int, stop: int) -> None:
+        expected = {
+            "partition_key": partition.key,
+            "space": self._space.name,
+            "precision": self._precision,
+            "source_version": partition.source_version,
+            "first_row": start,
+            "rows": stop - start,
+        }
+        for name, value in expected.items():
+            if getattr(facts, name) != value:
+                raise InvalidFile(f"its {name} is {getattr(facts, name)!r}; expected {value!r}")

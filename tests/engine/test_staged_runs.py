@@ -1,0 +1,384 @@
+"""Split partitions survive: a run that ends early leaves its segments staged, and the next one encodes the others.
+
+Runs end early here in the gentlest way, a source that does not answer; `test_resume.py` kills them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from surge_dagster.engine.catalog import Partition, RowBatch
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.output.local_store import LocalStore, LocalUpload
+from surge_dagster.engine.output.staging import STAGING
+from surge_dagster.engine.run import EmbeddingRun
+from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.superbatch import Thresholds
+from surge_dagster.engine.telemetry import SuperBatchReport
+from surge_dagster.engine.verify import Violation, verify
+from tests.engine.runs import SMALL, assert_nothing_is_held, failures, finish, make_run, receipts
+from tests.small_catalogs import Rows, assert_embedded, numbered_rows, partition_of, published_files, write_catalog
+
+ROOT = Path(__file__).parents[2]
+BIG = numbered_rows("big", 450)
+
+
+def cut_off(key: str, rows: Rows, at: int, *, version: str = "v1", batch_rows: int = 7) -> Partition:
+    """A partition whose storage stops to answer at a row."""
+
+    def read() -> Iterator[RowBatch]:
+        yield from partition_of(key, rows[:at], version=version, batch_rows=batch_rows).read()
+        raise OSError("the storage does not answer")
+
+    return Partition(key, version, read, lambda: version)
+
+
+def leave_staged(
+    pool: EncoderPool, output: Path, rows: Rows, at: int, b_max: int = 100, *, version: str = "v1", **options: Any
+) -> list[tuple[int, int]]:
+    """Run until the partition's storage stops to answer; gives the rows that are staged then."""
+    run = make_run(pool, [cut_off("big", rows, at, version=version)], output, Thresholds(1, b_max), **options)
+    [failure] = failures(finish(run))
+    assert failure.transient
+    return sorted(staged(output))
+
+
+def staged(output: Path) -> dict[tuple[int, int], Path]:
+    """Paths of the staged segments of the one partition, by their rows."""
+    paths = (output / STAGING).glob("*/big/*/*.parquet")
+    return {(int(path.stem.split("-")[0]), int(path.stem.split("-")[1])): path for path in paths}
+
+
+def resume(pool: EncoderPool, output: Path, rows: Rows = BIG, **options: Any) -> EmbeddingRun:
+    """A run to the end, after which the partition is there and nothing is staged."""
+    run = make_run(pool, [partition_of("big", rows)], output, **options)
+    events = finish(run)
+    assert failures(events) == []
+    assert_embedded(output, run.space.name, "big", rows)
+    assert not (output / STAGING).exists()
+    assert run.report.texts_encoded + run.report.texts_reused == len(rows)
+    return run
+
+
+class TestWhatIsEncodedAgain:
+    def test_only_what_is_missing(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+        assert leave_staged(hash_pool, tmp_path, BIG, 270) == [(0, 100), (100, 200)]
+        run = resume(hash_pool, tmp_path)
+        assert (run.report.texts_encoded, run.report.texts_reused) == (250, 200)
+        assert run.report.max_in_flight_texts <= 250
+
+    @pytest.mark.parametrize("missing", [(0, 100), (100, 200), (400, 450)])
+    def test_a_gap_anywhere_is_filled(self, hash_pool: EncoderPool, tmp_path: Path, missing: tuple[int, int]) -> None:
+        leave_complete(hash_pool, tmp_path)
+        staged(tmp_path)[missing].unlink()
+        assert resume(hash_pool, tmp_path).report.texts_encoded == missing[1] - missing[0]
+
+    def test_nothing_when_all_of_it_is_staged(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+        leave_complete(hash_pool, tmp_path)
+        assert resume(hash_pool, tmp_path).report.texts_encoded == 0
+
+    @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(
+        ends=st.lists(st.tuples(st.integers(0, 449), st.integers(20, 200)), max_size=3),
+        removed=st.randoms(use_true_random=False),
+        b_max=st.integers(20, 600),
+    )
+    def test_whatever_was_staged_by_whatever_thresholds_the_file_is_the_same(
+        self,
+        hash_pool: EncoderPool,
+        tmp_path_factory: pytest.TempPathFactory,
+        ends: list[tuple[int, int]],
+        removed: random.Random,
+        b_max: int,
+    ) -> None:
+        output = tmp_path_factory.mktemp("any")
+        for at, earlier in ends:
+            leave_staged(hash_pool, output, BIG, at, earlier)
+        for path in staged(output).values():
+            if removed.random() < 0.3:
+                path.unlink()
+        left = sum(stop - start for start, stop in staged(output))
+        run = make_run(hash_pool, [partition_of("big", BIG)], output, Thresholds(1, b_max))
+        finish(run)
+        assert_embedded(output, run.space.name, "big", BIG)
+        assert (run.report.texts_reused, run.report.texts_encoded) == (left, 450 - left)
+        assert not (output / STAGING).exists()
+
+    def test_segments_of_other_lengths_are_filled_up(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+        leave_staged(hash_pool, tmp_path, BIG, 270)
+        assert leave_staged(hash_pool, tmp_path, BIG, 390, b_max=70) == [
+            *((0, 100), (100, 200), (200, 270), (270, 340))
+        ]
+        assert resume(hash_pool, tmp_path).report.texts_encoded == 110
+
+    def test_everything_when_that_is_asked_for(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+        leave_staged(hash_pool, tmp_path, BIG, 270)
+        assert resume(hash_pool, tmp_path, force=True).report.texts_reused == 0
+
+    def test_a_large_partition_is_in_flight_in_parts(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+        run = resume(hash_pool, tmp_path, numbered_rows("big", 3_000))
+        assert run.report.max_in_flight_texts <= 3 * 100 + 2 * 7
+
+    def test_what_was_read_of_a_stopped_run_and_encoded_stays_staged(
+        self, hash_pool: EncoderPool, tmp_path: Path
+    ) -> None:
+        out = threading.Event()
+
+        def read() -> Iterator[RowBatch]:
+            for row, batch in enumerate(partition_of("big", BIG, batch_rows=1).read()):
+                if row == 350:
+                    assert out.wait(60)
+                    run.stop()
+                yield batch
+
+        run = make_run(hash_pool, [Partition("big", "v1", read, lambda: "v1")], tmp_path)
+        for event in run.events():
+            if isinstance(event, SuperBatchReport) and event.index == 1:
+                out.set()
+        left = sum(stop - start for start, stop in staged(tmp_path))
+        assert left >= 200
+        assert published_files(tmp_path, run.space.name) == set()
+        assert resume(hash_pool, tmp_path).report.texts_encoded == 450 - left
+
+
+class FullStore(LocalStore):
+    """A disk that takes segments, and no file."""
+
+    def create(self, name: str) -> LocalUpload:
+        if name.endswith("/big.parquet"):
+            raise TransientError("no room for a large file")
+        return super().create(name)
+
+
+def leave_complete(pool: EncoderPool, output: Path) -> None:
+    """All segments are staged, and the file is not there."""
+    run = make_run(pool, [partition_of("big", BIG)], FullStore(output))
+    [failure] = failures(finish(run))
+    assert failure.transient
+    assert len(staged(output)) == 5
+
+
+class TestWhatIsNotUsed:
+    def test_another_source_version(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+        leave_staged(hash_pool, tmp_path, BIG, 270)
+        changed = numbered_rows("changed", 450)
+        run = make_run(hash_pool, [partition_of("big", changed, version="v2")], tmp_path)
+        finish(run)
+        assert run.report.texts_reused == 0
+        assert assert_embedded(tmp_path, run.space.name, "big", changed).source_version == "v2"
+        assert not (tmp_path / STAGING).exists()
+
+    def test_other_rows_under_the_same_version(
+        self, hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        leave_staged(hash_pool, tmp_path, BIG, 270)
+        changed = [*BIG[:150], ("id-150", "another text"), *BIG[151:]]
+        with caplog.at_level(logging.WARNING):
+            assert resume(hash_pool, tmp_path, changed).report.texts_reused == 0
+        assert "its rows 100 to 200 are not those that were staged" in caplog.text
+
+    def test_rows_that_the_source_no_longer_has(
+        self, hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        leave_staged(hash_pool, tmp_path, BIG, 270)
+        with caplog.at_level(logging.WARNING):
+            assert resume(hash_pool, tmp_path, BIG[:190]).report.texts_reused == 0
+        assert "it has 190 rows, and 200 were there when it was staged" in caplog.text
+
+    @pytest.mark.parametrize("harm", ["a bit", "the end", "all"])
+    def test_a_damaged_segment(
+        self, hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: str
+    ) -> None:
+        leave_staged(hash_pool, tmp_path, BIG, 270)
+        path = staged(tmp_path)[100, 200]
+        content = bytearray(path.read_bytes())
+        content[len(content) // 3] ^= 1
+        path.write_bytes({"a bit": content, "the end": content[:-1], "all": b""}[harm])
+        with caplog.at_level(logging.WARNING):
+            run = resume(hash_pool, tmp_path)
+        assert (run.report.texts_encoded, run.report.texts_reused) == (350, 100)
+        assert f"{path} is encoded again: it" in caplog.text
+
+    def test_a_segment_under_the_name_of_other_rows(
+        self, hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        leave_staged(hash_pool, tmp_path, BIG, 270)
+        path = staged(tmp_path)[100, 200]
+        path.rename(path.with_name("150-250.parquet"))
+        (path.parent / "notes.parquet").touch()
+        with caplog.at_level(logging.WARNING):
+            assert resume(hash_pool, tmp_path).report.texts_reused == 100
+        assert "its first_row is 100; expected 150" in caplog.text
+
+    def test_segments_with_other_columns(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+        leave_staged(hash_pool, tmp_path, BIG, 270, include_text=False)
+        assert resume(hash_pool, tmp_path).report.texts_reused == 0
+
+    def test_a_segment_that_is_damaged_after_it_was_looked_at(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+        leave_staged(hash_pool, tmp_path, BIG, 270)
+        path = staged(tmp_path)[100, 200]
+
+        def read() -> Iterator[RowBatch]:
+            os.truncate(path, 1000)
+            yield from partition_of("big", BIG).read()
+
+        run = make_run(hash_pool, [Partition("big", "v1", read, lambda: "v1")], tmp_path)
+        [failure] = failures(finish(run))
+        assert failure.transient
+        assert "its staged rows 100 to 200 cannot be used: it cannot be read" in failure.reason
+        assert published_files(tmp_path, run.space.name) == set()
+        assert resume(hash_pool, tmp_path).report.texts_encoded == 100
+
+
+class TestWhatIsLeftBehind:
+    def test_nothing_of_a_partition_whose_rows_are_refused(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+        repeated = [*BIG[:440], ("id-7", "once more"), *BIG[441:]]
+        leave_staged(hash_pool, tmp_path, repeated, 270)
+        run = make_run(hash_pool, [partition_of("big", repeated)], tmp_path)
+        [failure] = failures(finish(run))
+        assert "row 440: the id 'id-7' stands at row 7 already" in failure.reason
+        assert published_files(tmp_path, run.space.name) == set()
+        assert not (tmp_path / STAGING).exists()
+
+    def test_nothing_of_a_partition_that_is_fresh(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+        leave_staged(hash_pool, tmp_path, BIG, 270)
+        shutil.copytree(tmp_path / STAGING, tmp_path / "kept")
+        resume(hash_pool, tmp_path)
+        (tmp_path / "kept").rename(tmp_path / STAGING)
+        run = make_run(hash_pool, [partition_of("big", BIG)], tmp_path)
+        assert [receipt.action for receipt in receipts(finish(run))] == ["fresh"]
+        assert not (tmp_path / STAGING).exists()
+
+    def test_what_is_staged_of_partitions_that_a_run_does_not_see_is_left_alone(
+        self, hash_pool: EncoderPool, tmp_path: Path
+    ) -> None:
+        leave_staged(hash_pool, tmp_path, BIG, 270)
+        finish(make_run(hash_pool, [partition_of("other", numbered_rows("other", 250))], tmp_path))
+        assert sorted(staged(tmp_path)) == [(0, 100), (100, 200)]
+        assert not (tmp_path / STAGING / hash_pool.space.name / "other").exists()
+
+    def test_verify_finds_no_fault_with_a_file_from_two_runs(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+        source = open_source(write_catalog(tmp_path / "c", {"big": BIG}))
+        [partition] = source
+        leave_staged(hash_pool, tmp_path / "o", BIG, 270, version=partition.source_version)
+        run = make_run(hash_pool, source, tmp_path / "o")
+        finish(run)
+        assert run.report.texts_reused == 200
+        found = verify(source, LocalStore(tmp_path / "o"), run.space, pool=hash_pool, reencode=None)
+        assert [violation for violation in found if isinstance(violation, Violation)] == []
+
+
+ON_A_SMALL_DISK = """
+import json, subprocess, sys
+from pathlib import Path
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.spec import EncodingSpec
+from tests.engine.runs import finish, in_memory, make_run
+from tests.small_catalogs import assert_embedded, numbered_rows
+disk = Path(sys.argv[1])
+catalog = {"small": numbered_rows("small", 40), "big": numbered_rows("big", 3_000)}
+with EncoderPool(EncodingSpec("hash://16")) as pool:
+    for size in sys.argv[2:]:
+        subprocess.run(["mount", "-o", f"remount,size={size}", str(disk)], check=True)
+        run = make_run(pool, in_memory(catalog), disk / "out")
+        finish(run)
+        report = run.report
+        left = [str(path.relative_to(disk / "out")) for path in (disk / "out").rglob("*")]
+        reasons = [failure.reason for failure in report.partitions_failed]
+        print(json.dumps([reasons, report.texts_encoded, report.texts_reused, left]))
+    for key, rows in catalog.items():
+        assert_embedded(disk / "out", run.space.name, key, rows)
+"""
+
+
+def own_mounts() -> list[str]:
+    """The command before a command that may mount; empty where that is not possible."""
+    command = ["unshare", "--mount", "--map-root-user"]
+    able = (
+        shutil.which("unshare") and subprocess.run([*command, "mount", "-t", "tmpfs", "none", "/mnt"]).returncode == 0
+    )
+    return command if able else []
+
+
+def test_a_full_disk_costs_what_does_not_fit_until_there_is_room(tmp_path: Path, cache_folder: Path) -> None:
+    """First the segments do not fit, then the file does not fit beside them, then there is room."""
+    if not own_mounts():
+        pytest.skip("a small disk can only be had where user namespaces may mount")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["sh", "-c", 'mount -t tmpfs none "$2" && exec "$0" -c "$@"']
+    arguments = [sys.executable, ON_A_SMALL_DISK, str(disk), "160k", "450k", "9m"]
+    environment = {**os.environ, "SURGE_CACHE_DIR": str(cache_folder)}
+    ran = subprocess.run(
+        [*own_mounts(), *command, *arguments], capture_output=True, text=True, timeout=100, cwd=ROOT, env=environment
+    )
+    assert ran.returncode == 0, ran.stderr
+    segments, file, room = (json.loads(line) for line in ran.stdout.splitlines())
+    for reasons, _, _, left in (segments, file):  # failures, texts encoded, texts reused, names on the disk
+        assert len(reasons) == 1
+        assert re.search(r"big.* No space left on device.* Make room on .* disk, then run again", reasons[0])
+        assert not [name for name in left if ".tmp-" in name], "no half file"
+        assert [name for name in left if name.endswith("/small.parquet")]
+        assert not [name for name in left if name.endswith("/big.parquet")]
+    assert 0 < file[1] < 3_000, "what was staged before the disk was full is not encoded again"
+    assert room[:3] == [[], 0, 3_000], "all of it was staged"
+    assert not [name for name in room[3] if name.startswith(STAGING)]
+
+
+class TestTwoRunsAtOnce:
+    def test_the_second_one_to_finish_never_publishes_other_rows(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+        """The other run publishes the partition, and removes what is staged, just before this one would."""
+
+        class OvertakenStore(LocalStore):
+            def create(self, name: str) -> LocalUpload:
+                if name.endswith("/big.parquet"):
+                    finish_all_but_threads(make_run(hash_pool, [partition_of("big", BIG)], tmp_path))
+                return super().create(name)
+
+        run = make_run(hash_pool, [partition_of("big", BIG)], OvertakenStore(tmp_path))
+        [failure] = failures(finish(run))
+        assert failure.transient
+        assert "it has gone; another run may have published the partition" in failure.reason
+        assert published_files(tmp_path, run.space.name) == {"big.parquet"}
+        assert_embedded(tmp_path, run.space.name, "big", BIG)
+        assert not (tmp_path / STAGING).exists()
+
+    def test_both_may_stage_the_same_segments(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+        runs = [make_run(hash_pool, [partition_of("big", BIG)], tmp_path, SMALL) for _ in range(2)]
+        found: list[list[Any]] = [[], []]
+        threads = [
+            threading.Thread(target=lambda n=n: found[n].extend(runs[n].events()), name=f"run-{n}") for n in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        failed = [failure for events in found for failure in failures(events)]
+        assert all(failure.transient for failure in failed)
+        assert len(failed) < 2
+        assert_embedded(tmp_path, runs[0].space.name, "big", BIG)
+        for run in runs:
+            assert_nothing_is_held(run)
+        finish(make_run(hash_pool, [partition_of("big", BIG)], tmp_path))
+        assert not (tmp_path / STAGING).exists()
+
+
+def finish_all_but_threads(run: EmbeddingRun) -> None:
+    """A run within a thread of another one."""
+    assert failures(list(run.events())) == []
