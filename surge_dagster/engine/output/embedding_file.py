@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -67,7 +67,19 @@ class FileFacts:
     def to_metadata(self) -> dict[str, str]:
         """The footer metadata, with the digest that guards it."""
         entries = {"surge.format": FORMAT} | {f"surge.{f.name}": str(getattr(self, f.name)) for f in fields(self)}
-        return entries | {"surge.metadata_digest": _metadata_digest(entries)}
+        raw = {key.encode(): value.encode("utf-8", "surrogatepass") for key, value in entries.items()}
+        return entries | {"surge.metadata_digest": _metadata_digest(raw).decode()}
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
+
+
+# A run reads a footer per partition before it begins, so what can be prepared once is.
+_FACTS: list[tuple[bytes, Callable[[bytes], Any]]] = [
+    (f"surge.{f.name}".encode(), int if f.name in ("rows", "dimension", "truncated") else _text)
+    for f in fields(FileFacts)
+]
 
 
 def desired_version(content: str, space: str) -> str:
@@ -81,25 +93,16 @@ def read_facts(footer: pq.FileMetaData) -> FileFacts:
     Raises:
         InvalidFile: the footer was not written by this format, or was changed since.
     """
-    entries = {
-        key.decode("utf-8", "replace"): value.decode("utf-8", "replace")
-        for key, value in (footer.metadata or {}).items()
-        if key.startswith(b"surge.")
-    }
-    if entries.get("surge.format") != FORMAT:
-        raise InvalidFile(f"its metadata name the format {entries.get('surge.format')!r}; expected {FORMAT!r}")
-    digest = entries.pop("surge.metadata_digest", None)
+    entries = {key: value for key, value in (footer.metadata or {}).items() if key.startswith(b"surge.")}
+    written_as = entries.get(b"surge.format")
+    if written_as != FORMAT.encode():
+        found = None if written_as is None else written_as.decode("utf-8", "replace")
+        raise InvalidFile(f"its metadata name the format {found!r}; expected {FORMAT!r}")
+    digest = entries.pop(b"surge.metadata_digest", None)
     if digest != _metadata_digest(entries):
         raise InvalidFile("its metadata do not match their own digest: the footer was changed after it was written")
     try:
-        values = {f.name: entries.pop(f"surge.{f.name}") for f in fields(FileFacts)}
-        entries.pop("surge.format")
-        facts = FileFacts(
-            **{
-                name: int(value) if name in ("rows", "dimension", "truncated") else value
-                for name, value in values.items()
-            }  # pyright: ignore[reportArgumentType]
-        )
+        facts = FileFacts(*[read(entries[key]) for key, read in _FACTS])
     except (KeyError, ValueError) as error:
         raise InvalidFile(f"its metadata are incomplete ({error})") from error
     if footer.num_rows != facts.rows:
@@ -250,6 +253,6 @@ def _flat(found: pa.Schema) -> str:
     return ", ".join(f"{column.name}: {column.type}{'' if column.nullable else ' not null'}" for column in found)
 
 
-def _metadata_digest(entries: Mapping[str, str]) -> str:
-    lines = "".join(f"{key}\0{entries[key]}\n" for key in sorted(entries))
-    return hashlib.sha256(lines.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+def _metadata_digest(entries: Mapping[bytes, bytes]) -> bytes:
+    lines = b"".join(b"%b\0%b\n" % (key, entries[key]) for key in sorted(entries))
+    return hashlib.sha256(lines).hexdigest()[:32].encode()

@@ -43,9 +43,19 @@ def read_file_facts(store: Store, name: str) -> FileFacts:
         InvalidFile: it is not a complete embedding file.
         FileNotFoundError: there is none.
     """
+    return read_facts(read_footer(store, name))
+
+
+def read_footer(store: Store, name: str) -> pq.FileMetaData:
+    """Read one file's footer; whether it is that of an embedding file, `read_facts` tells.
+
+    Raises:
+        InvalidFile: it is not a complete Parquet file.
+        FileNotFoundError: there is none.
+    """
     try:
         with store.open(name) as source:
-            return read_facts(pq.read_metadata(source))
+            return pq.read_metadata(source)
     except FileNotFoundError:
         raise
     except UNREADABLE as error:
