@@ -68,7 +68,7 @@ class FileFacts:
         """The footer metadata, with the digest that guards it."""
         entries = {"surge.format": FORMAT} | {f"surge.{f.name}": str(getattr(self, f.name)) for f in fields(self)}
         raw = {key.encode(): value.encode("utf-8", "surrogatepass") for key, value in entries.items()}
-        return entries | {"surge.metadata_digest": _metadata_digest(raw).decode()}
+        return entries | {DIGEST_ENTRY.decode(): _metadata_digest(raw).decode()}
 
 
 def _text(raw: bytes) -> str:
@@ -80,6 +80,8 @@ _FACTS: list[tuple[bytes, Callable[[bytes], Any]]] = [
     (f"surge.{f.name}".encode(), int if f.name in ("rows", "dimension", "truncated") else _text)
     for f in fields(FileFacts)
 ]
+DIGEST_ENTRY = b"surge.metadata_digest"
+ENTRIES = (b"surge.format", *(key for key, _ in _FACTS), DIGEST_ENTRY)
 
 
 def desired_version(content: str, space: str) -> str:
@@ -93,21 +95,28 @@ def read_facts(footer: pq.FileMetaData) -> FileFacts:
     Raises:
         InvalidFile: the footer was not written by this format, or was changed since.
     """
-    entries = {key: value for key, value in (footer.metadata or {}).items() if key.startswith(b"surge.")}
+    facts = facts_of({key: value for key, value in (footer.metadata or {}).items() if key.startswith(b"surge.")})
+    if footer.num_rows != facts.rows:
+        raise InvalidFile(f"its metadata promise {facts.rows:,} rows and it has {footer.num_rows:,}")
+    return facts
+
+
+def facts_of(entries: Mapping[bytes, bytes]) -> FileFacts:
+    """The facts in a footer's `surge.*` entries, once their digest is right.
+
+    Raises:
+        InvalidFile: they were not written by this format, or were changed since.
+    """
     written_as = entries.get(b"surge.format")
     if written_as != FORMAT.encode():
         found = None if written_as is None else written_as.decode("utf-8", "replace")
         raise InvalidFile(f"its metadata name the format {found!r}; expected {FORMAT!r}")
-    digest = entries.pop(b"surge.metadata_digest", None)
-    if digest != _metadata_digest(entries):
+    if entries.get(DIGEST_ENTRY) != _metadata_digest(entries):
         raise InvalidFile("its metadata do not match their own digest: the footer was changed after it was written")
     try:
-        facts = FileFacts(*[read(entries[key]) for key, read in _FACTS])
+        return FileFacts(*[read(entries[key]) for key, read in _FACTS])
     except (KeyError, ValueError) as error:
         raise InvalidFile(f"its metadata are incomplete ({error})") from error
-    if footer.num_rows != facts.rows:
-        raise InvalidFile(f"its metadata promise {facts.rows:,} rows and it has {footer.num_rows:,}")
-    return facts
 
 
 def schema(id_type: pa.DataType, dimension: int, dtype: str, *, include_text: bool) -> pa.Schema:
@@ -254,5 +263,5 @@ def _flat(found: pa.Schema) -> str:
 
 
 def _metadata_digest(entries: Mapping[bytes, bytes]) -> bytes:
-    lines = b"".join(b"%b\0%b\n" % (key, entries[key]) for key in sorted(entries))
-    return hashlib.sha256(lines).hexdigest()[:32].encode()
+    guarded = [part for key in sorted(entries) if key != DIGEST_ENTRY for part in (key, b"\0", entries[key], b"\n")]
+    return hashlib.sha256(b"".join(guarded)).hexdigest()[:32].encode()
