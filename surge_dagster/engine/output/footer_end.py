@@ -25,26 +25,29 @@ def facts_at_end(end: bytes) -> FileFacts | None:
     length = int.from_bytes(end[-8:-4], "little")
     if end[-4:] != _MAGIC or len(end) < 12:
         return None
-    footer = end[max(0, len(end) - 8 - length) : -8]
+    footer = end[max(0, len(end) - 8 - length) :]
     entries = {}
     for key, pattern in _PATTERNS:
-        place = footer.find(pattern)
-        if place < 0:
+        found = footer.find(pattern)
+        if found < 0:
             return None
-        start, size = _length(footer, place + len(pattern))
-        entries[key] = footer[start : start + size]
+        place = found + len(pattern)
+        size = footer[place]
+        if size > 0x7F:  # rare, and worth the difference: this is the loop that a run's start consists of
+            place, size = _long_length(footer, place)
+        entries[key] = footer[place + 1 : place + 1 + size]
     try:
         return facts_of(entries)
     except InvalidFile:
         return None
 
 
-def _length(footer: bytes, place: int) -> tuple[int, int]:
-    """Where the string begins whose length stands at `place`, and that length; what is cut off the digest refuses."""
+def _long_length(footer: bytes, place: int) -> tuple[int, int]:
+    """Last byte and value of the length that begins at `place`; what is cut off the digest refuses."""
     size = shift = 0
     for index in range(place, len(footer)):
         size |= (footer[index] & 0x7F) << shift
         if footer[index] < 0x80:
-            return index + 1, size
+            return index, size
         shift += 7
     return len(footer), 0
