@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from benchmarks import resume
 from benchmarks.call_cost import BACKEND, measure_calls, pool_call_cost
 from benchmarks.encode import parse, slower
 from benchmarks.inputs import load_tokenizer, long_workload, short_workload, token_lengths
@@ -229,6 +230,23 @@ def test_unknown_names_on_the_command_line_are_refused_with_the_known_ones(capsy
         parse(["--inputs", "short,middling"])
     assert "middling: choose from demo, short, long" in capsys.readouterr().err
     assert parse(["--peers", "daft"]).peers == ["daft"]
+
+
+def test_a_small_resume_gives_the_promised_document_and_decides_rightly() -> None:
+    document = json.loads(json.dumps(resume.measure(outputs=30, rounds=1, seed=0)))
+    assert [row["side"] for row in document["rows"]] == list(resume.SIDES)
+    for row in document["rows"]:
+        assert row["decided"] == {"fresh": 27, "stale": 3, "missing": 0}
+        assert 0 < row["list_seconds"] < row["seconds"] and row["cpu_seconds"] > 0
+    assert not resume.decided_wrongly(document)
+    [aim] = document["targets"]
+    assert (aim["target"], aim["met"], aim["note"]) == (5.0, None, "30 outputs")
+    printed = "\n".join(resume.lines(document))
+    assert "not measured here: 30 outputs" in printed and "whole footer" in printed
+    document["settings"]["outputs"] = 40_000
+    assert resume.targets(document)[0].met is True
+    document["rows"][0]["decided"]["stale"] = 0
+    assert resume.decided_wrongly(document)
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from types import TracebackType
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
@@ -34,6 +35,9 @@ _ROW_GROUP_BYTES = 16 * 1024 * 1024
 _PAGE_BYTES = 1024 * 1024
 _PIECE_BYTES = 64 * 1024
 _DTYPES = {"float32": pa.float32(), "float16": pa.float16()}
+
+_FORMAT_ENTRY = b"surge.format"
+_DIGEST_ENTRY = b"surge.metadata_digest"
 
 
 class InvalidFile(Exception):
@@ -100,7 +104,8 @@ def read_facts(footer: pq.FileMetaData) -> FileFacts:
 def guarded_metadata(facts: Facts, file_format: str) -> dict[str, str]:
     """Facts as `surge.*` entries, with the digest that guards them."""
     entries = {"surge.format": file_format} | {f"surge.{f.name}": str(getattr(facts, f.name)) for f in fields(facts)}
-    return entries | {"surge.metadata_digest": _metadata_digest(entries)}
+    raw = {key.encode(): value.encode("utf-8", "surrogatepass") for key, value in entries.items()}
+    return entries | {_DIGEST_ENTRY.decode(): _metadata_digest(raw).decode()}
 
 
 def read_guarded(footer: pq.FileMetaData, kind: type[AnyFacts], file_format: str) -> AnyFacts:
@@ -109,25 +114,43 @@ def read_guarded(footer: pq.FileMetaData, kind: type[AnyFacts], file_format: str
     Raises:
         InvalidFile: the footer was not written by this format, or was changed since.
     """
-    entries = {
-        key.decode("utf-8", "replace"): value.decode("utf-8", "replace")
-        for key, value in (footer.metadata or {}).items()
-        if key.startswith(b"surge.")
-    }
-    if entries.get("surge.format") != file_format:
-        raise InvalidFile(f"its metadata name the format {entries.get('surge.format')!r}; expected {file_format!r}")
-    digest = entries.pop("surge.metadata_digest", None)
-    if digest != _metadata_digest(entries):
-        raise InvalidFile("its metadata do not match their own digest: the footer was changed after it was written")
-    try:
-        values = {f.name: entries[f"surge.{f.name}"] for f in fields(kind)}
-        numbers = {f.name for f in fields(kind) if f.type == "int"}
-        facts = kind(**{name: int(value) if name in numbers else value for name, value in values.items()})
-    except (KeyError, ValueError) as error:
-        raise InvalidFile(f"its metadata are incomplete ({error})") from error
+    entries = {key: value for key, value in (footer.metadata or {}).items() if key.startswith(b"surge.")}
+    facts = facts_of(entries, kind, file_format)
     if footer.num_rows != facts.rows:
         raise InvalidFile(f"its metadata promise {facts.rows:,} rows and it has {footer.num_rows:,}")
     return facts
+
+
+def facts_of(entries: Mapping[bytes, bytes], kind: type[AnyFacts], file_format: str) -> AnyFacts:
+    """The facts in a footer's `surge.*` entries, once their digest is right.
+
+    Raises:
+        InvalidFile: they were not written by this format, or were changed since.
+    """
+    written_as = entries.get(_FORMAT_ENTRY)
+    if written_as != file_format.encode():
+        found = None if written_as is None else written_as.decode("utf-8", "replace")
+        raise InvalidFile(f"its metadata name the format {found!r}; expected {file_format!r}")
+    if entries.get(_DIGEST_ENTRY) != _metadata_digest(entries):
+        raise InvalidFile("its metadata do not match their own digest: the footer was changed after it was written")
+    try:
+        return kind(*[read(entries[key]) for key, read in _readers(kind)])
+    except (KeyError, ValueError) as error:
+        raise InvalidFile(f"its metadata are incomplete ({error})") from error
+
+
+def entry_names(kind: type[Facts]) -> tuple[bytes, ...]:
+    """Names of all entries that facts of this kind have in a footer."""
+    return (_FORMAT_ENTRY, *(key for key, _ in _readers(kind)), _DIGEST_ENTRY)
+
+
+@cache  # a run reads a footer per partition before it begins
+def _readers(kind: type[Facts]) -> list[tuple[bytes, Callable[[bytes], Any]]]:
+    return [(f"surge.{f.name}".encode(), int if f.type == "int" else _text) for f in fields(kind)]
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
 
 
 def schema(id_type: pa.DataType, dimension: int, dtype: str, *, include_text: bool) -> pa.Schema:
@@ -273,6 +296,6 @@ def _flat(found: pa.Schema) -> str:
     return ", ".join(f"{column.name}: {column.type}{'' if column.nullable else ' not null'}" for column in found)
 
 
-def _metadata_digest(entries: Mapping[str, str]) -> str:
-    lines = "".join(f"{key}\0{entries[key]}\n" for key in sorted(entries))
-    return hashlib.sha256(lines.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+def _metadata_digest(entries: Mapping[bytes, bytes]) -> bytes:
+    guarded = [part for key in sorted(entries) if key != _DIGEST_ENTRY for part in (key, b"\0", entries[key], b"\n")]
+    return hashlib.sha256(b"".join(guarded)).hexdigest()[:32].encode()

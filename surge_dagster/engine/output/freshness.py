@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from surge_dagster.engine.catalog import Partition, encode_key
 from surge_dagster.engine.output.embedding_file import FileFacts, InvalidFile, read_facts
+from surge_dagster.engine.output.footer_end import END_BYTES, facts_at_end
 from surge_dagster.engine.output.store import Store, StoredObject
 from surge_dagster.engine.unreadable import UNREADABLE, first_line
 
@@ -37,7 +38,7 @@ def file_name(space: str, key: str) -> str:
 
 
 def read_file_facts(store: Store, name: str) -> FileFacts:
-    """Read and check one file's footer.
+    """What one file says of itself, from one read of its end where that is enough.
 
     Raises:
         InvalidFile: it is not a complete embedding file.
@@ -45,7 +46,25 @@ def read_file_facts(store: Store, name: str) -> FileFacts:
     """
     try:
         with store.open(name) as source:
-            return read_facts(pq.read_metadata(source))
+            size = source.size()
+            facts = facts_at_end(source.read_at(min(size, END_BYTES), max(0, size - END_BYTES)))
+    except FileNotFoundError:
+        raise
+    except UNREADABLE as error:
+        raise InvalidFile(f"its end cannot be read ({first_line(error)})") from error
+    return read_facts(read_footer(store, name)) if facts is None else facts
+
+
+def read_footer(store: Store, name: str) -> pq.FileMetaData:
+    """Read one file's footer; whether it is that of an embedding file, `read_facts` tells.
+
+    Raises:
+        InvalidFile: it is not a complete Parquet file.
+        FileNotFoundError: there is none.
+    """
+    try:
+        with store.open(name) as source:
+            return pq.read_metadata(source)
     except FileNotFoundError:
         raise
     except UNREADABLE as error:

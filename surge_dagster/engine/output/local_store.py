@@ -115,7 +115,7 @@ class LocalStore:
         Raises:
             FileNotFoundError: there is no such object.
         """
-        return pa.OSFile(str(self.root / name), "rb")
+        return pa.OSFile(f"{self.root}/{name}", "rb")
 
     def create(self, name: str) -> LocalUpload:
         """Begin an object; its folder must exist (see `prepare`)."""

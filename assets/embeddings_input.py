@@ -1,0 +1,102 @@
+"""Embeddings as the input of other assets.
+
+An asset that wants vectors names `embeddings_input` as the input manager of its argument, and gets those of its run's
+partitions; an asset without partitions gets all there are:
+
+    @dg.asset(ins={"embeddings": dg.AssetIn(input_manager_key="embeddings_input")})
+    def near_duplicates(embeddings: pl.LazyFrame) -> None: ...
+
+The argument's type decides what it is: a `polars.LazyFrame`, a `pyarrow.dataset.Dataset`, or the `Embeddings` that give
+both. Nothing is read before the asset asks for it, except footers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import dagster as dg
+import polars as pl
+import pyarrow.dataset as ds
+
+from surge_dagster.assets.partition_keys import from_partition_key
+from surge_dagster.engine.errors import ConfigError, DataError
+from surge_dagster.engine.output.loading import Embeddings, open_embeddings
+from surge_dagster.engine.output.spaces import find_space
+from surge_dagster.engine.output.store import Store
+from surge_dagster.resources import Encoder, OutputStore
+
+_NAMED = 10
+
+
+class EmbeddingsInput(dg.ConfigurableIOManager):
+    """Loads embeddings; writing is not its business.
+
+    Where neither `space` nor `encoder` is given, the output must hold one space only.
+    """
+
+    output: OutputStore
+    encoder: Encoder | None = None  # its settings name the space
+    space: str | None = None  # weighs more than the encoder's settings
+
+    def load_input(self, context: dg.InputContext) -> Any:
+        """The partitions of the run, as the type that the asset's argument has.
+
+        Raises:
+            dagster.Failure: partitions are missing or damaged, or it is not clear which space is meant. Not retried.
+        """
+        wanted = context.dagster_type.typing_type
+        if not isinstance(wanted, type) or not issubclass(wanted, (pl.LazyFrame, ds.Dataset, Embeddings)):
+            if wanted is not Any:
+                raise dg.Failure(
+                    f"the input {context.name!r} is of type {wanted}; embeddings come as polars.LazyFrame, "
+                    "pyarrow.dataset.Dataset or surge_dagster.Embeddings. Change its annotation.",
+                    allow_retries=False,
+                )
+            wanted = pl.LazyFrame
+        try:
+            store = self.output.open()
+            opened = open_embeddings(store, self._space_name(store))
+            partitions = self._partitions(context, opened)
+            context.log.info(
+                f"{len(opened.keys() if partitions is None else partitions):,} partitions of {opened.space.name}"
+            )
+            if issubclass(wanted, pl.LazyFrame):
+                return opened.lazy(partitions)
+            if issubclass(wanted, ds.Dataset):
+                return opened.dataset(partitions)
+            return opened
+        except (ConfigError, DataError) as error:
+            raise dg.Failure(str(error), allow_retries=False) from error
+
+    def handle_output(self, context: dg.OutputContext, obj: Any) -> NoReturn:
+        """Refused: embeddings are written by the asset `embeddings` alone."""
+        raise dg.Failure(
+            f"{context.name!r} cannot be written by embeddings_input, which only reads. Give the asset another "
+            "io_manager_key; embeddings_input is for AssetIn(input_manager_key=...).",
+            allow_retries=False,
+        )
+
+    def _space_name(self, store: Store) -> str | None:
+        if self.space is not None or self.encoder is None:
+            return self.space
+        found = find_space(store, self.encoder.spec())
+        if found is not None:
+            return found.name
+        opened = open_embeddings(store)  # says when there are none or several
+        raise ConfigError(
+            f"{store.url!r} has no space for the model {self.encoder.model!r} with these settings; it holds "
+            f"{opened.space.name}. Launch catalog_refresh, or name the space in embeddings_input."
+        )
+
+    def _partitions(self, context: dg.InputContext, opened: Embeddings) -> list[str] | None:
+        """Keys of the run's partitions; None is all, for an asset without partitions of its own."""
+        if not context.has_asset_partitions:
+            return None
+        keys = [from_partition_key(key) for key in context.asset_partition_keys]
+        if context.step_context.entity_partitions_def is not None:
+            return keys
+        there = set(opened.keys())
+        if missing := [key for key in keys if key not in there]:
+            named = ", ".join(map(repr, missing[:_NAMED])) + (" and others" if len(missing) > _NAMED else "")
+            context.log.warning(f"{len(missing):,} partitions have no embeddings and are left out: {named}")
+        return None

@@ -1,0 +1,157 @@
+"""Assets that take embeddings as an input get those of their run, and clear words when they cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+import polars as pl
+import pyarrow.dataset as ds
+import pytest
+
+from surge_dagster import Embeddings
+from surge_dagster.assets.embeddings_input import EmbeddingsInput
+from surge_dagster.assets.lineage import EMBEDDINGS
+from surge_dagster.assets.source_partitions import CATALOG_PARTITIONS
+from surge_dagster.engine.output import open_store
+from surge_dagster.engine.output.spaces import list_spaces
+from surge_dagster.resources import OutputStore
+from tests.dagster.conftest import Ran, Workbench
+
+INS = {"embeddings": dg.AssetIn(key=EMBEDDINGS, input_manager_key="embeddings_input")}
+
+
+class Downstream:
+    """An asset after `embeddings`, with or without the catalog's partitions; keeps what it was given."""
+
+    def __init__(self, bench: Workbench, annotation: Any = pl.LazyFrame, *, partitioned: bool = False) -> None:
+        self.given: list[Any] = []
+        self._bench = bench
+
+        def near_duplicates(embeddings: Any) -> dg.MaterializeResult:
+            self.given.append(self.rows_in(embeddings))
+            return dg.MaterializeResult(metadata={"rows": len(self.given[-1])})
+
+        near_duplicates.__annotations__["embeddings"] = annotation
+        self.asset = dg.asset(
+            ins=INS,
+            partitions_def=CATALOG_PARTITIONS if partitioned else None,
+            backfill_policy=dg.BackfillPolicy.single_run() if partitioned else None,
+        )(near_duplicates)
+
+    @staticmethod
+    def rows_in(embeddings: Any) -> list[tuple[str, str]]:
+        """Partition and id of each row."""
+        if isinstance(embeddings, Embeddings):
+            embeddings = embeddings.lazy()
+        if isinstance(embeddings, ds.Dataset):
+            return [(row["partition"], row["id"]) for row in embeddings.to_table().to_pylist()]
+        return embeddings.select("partition", "id").collect().rows()
+
+    def run(self, tags: dict[str, str] | None = None, **resources: Any) -> Ran:
+        """Materialize it in a run of its own."""
+        job = dg.define_asset_job("downstream", selection=dg.AssetSelection.assets("near_duplicates"))
+        mine = dg.Definitions(assets=[self.asset], jobs=[job])
+        definitions = dg.Definitions.merge(self._bench.definitions, mine)
+        if resources:
+            given = {**(definitions.resources or {}), **resources}
+            definitions = dg.Definitions(assets=definitions.assets, jobs=[job], resources=given)
+        result = definitions.resolve_job_def("downstream").execute_in_process(
+            instance=self._bench.instance,
+            run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
+            tags=tags or {},
+            raise_on_error=False,
+        )
+        return Ran(self._bench.instance, result.run_id, result.success)
+
+
+def span(first: str, last: str) -> dict[str, str]:
+    return {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last}
+
+
+@pytest.fixture
+def embedded(bench: Workbench) -> Workbench:
+    """Three partitions of two rows, embedded; one has a key that Dagster does not take as it is."""
+    for key in ("a", "b, 50%", "c"):
+        bench.write(key, 2)
+    assert bench.refresh().success
+    return bench
+
+
+EVERYTHING = [(key, f"id-{row}") for key in ("a", "b, 50%", "c") for row in (0, 1)]
+
+
+def test_an_asset_without_partitions_gets_everything_as_the_type_it_names(embedded: Workbench) -> None:
+    for annotation in (pl.LazyFrame, ds.Dataset, Embeddings, Any):
+        downstream = Downstream(embedded, annotation)
+        assert downstream.run().success
+        assert [sorted(rows) for rows in downstream.given] == [EVERYTHING]
+
+
+def test_an_asset_with_the_catalogs_partitions_gets_those_of_its_run(embedded: Workbench) -> None:
+    downstream = Downstream(embedded, partitioned=True)
+    registered = embedded.instance.get_dynamic_partitions("catalog")
+    assert downstream.run({"dagster/partition": "b%2C 50%25"}).success
+    assert downstream.run(span(registered[0], registered[1])).success
+    assert downstream.given[0] == [("b, 50%", "id-0"), ("b, 50%", "id-1")]
+    assert len(downstream.given[1]) == 4
+    assert len({partition for partition, _ in downstream.given[1]}) == 2
+
+
+def test_a_partition_without_embeddings_ends_its_own_run_and_a_damaged_one_every_run(
+    embedded: Workbench,
+) -> None:
+    embedded.file("a").unlink()
+    refused = Downstream(embedded, partitioned=True).run({"dagster/partition": "a"})
+    assert not refused.success
+    assert "no embeddings of 'a'. Embed them first" in refused.failure()
+    assert refused.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 0
+    everything = Downstream(embedded)
+    assert everything.run().success
+    assert everything.given == [EVERYTHING[2:]]
+    embedded.file("c").write_bytes(b"x")
+    damaged = everything.run()
+    assert not damaged.success
+    assert "partition 'c'" in damaged.failure() and "cannot be loaded" in damaged.failure()
+
+
+def test_of_several_spaces_the_one_that_the_settings_mean_is_loaded(embedded: Workbench) -> None:
+    """And another one when it is named; without either the output must hold one only."""
+    first = list_spaces(open_store(embedded.output))[0].name
+    embedded.settings["max_length"] = 7
+    embedded.write("a", 5)
+    assert embedded.refresh().success
+    second = next(space.name for space in list_spaces(open_store(embedded.output)) if space.name != first)
+    downstream = Downstream(embedded)
+    assert downstream.run().success
+    output = OutputStore(url=str(embedded.output), include_text=True)
+    assert downstream.run(embeddings_input=EmbeddingsInput(output=output, space=first)).success
+    assert [len(rows) for rows in downstream.given] == [9, 6]
+    unclear = downstream.run(embeddings_input=EmbeddingsInput(output=output))
+    assert not unclear.success
+    assert first in unclear.failure() and second in unclear.failure()
+
+
+def test_a_model_that_was_never_embedded_with_is_not_replaced_by_another(bench: Workbench) -> None:
+    nothing = Downstream(bench).run()
+    assert not nothing.success and "holds no embeddings" in nothing.failure()
+    bench.write("a")
+    assert bench.refresh().success
+    bench.settings["max_length"] = 8
+    ran = Downstream(bench).run()
+    assert not ran.success
+    assert "has no space for the model 'hash://16' with these settings; it holds hash-16-" in ran.failure()
+
+
+def test_a_type_that_cannot_be_given_and_an_output_that_cannot_be_taken_are_refused(bench: Workbench) -> None:
+    frame = Downstream(bench, pl.DataFrame).run()
+    assert not frame.success
+    assert "come as polars.LazyFrame, pyarrow.dataset.Dataset or surge_dagster.Embeddings" in frame.failure()
+
+    def near_duplicates() -> int:
+        return 1
+
+    writing = Downstream(bench)
+    writing.asset = dg.asset(io_manager_key="embeddings_input")(near_duplicates)
+    written = writing.run()
+    assert not written.success and "which only reads" in written.failure()
