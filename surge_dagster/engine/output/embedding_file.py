@@ -1,7 +1,8 @@
 """The output file, format 1: one Parquet file per partition with id, text and embedding, and its facts in the footer.
 
 Embeddings go from the result matrix to the file without passing through Python objects: a contiguous slice becomes a
-fixed-size list by reference, stored plain (they do not compress) and without statistics. Texts are zstd-compressed.
+fixed-size list by reference, stored plain (they do not compress) and without statistics. Texts are zstd-compressed,
+except in files too small to gain from it.
 Page checksums are on, since an unnoticed bit flip in a vector is a wrong vector; the facts in the footer, which page
 checksums do not cover, carry a digest of their own.
 
@@ -15,6 +16,7 @@ import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from types import TracebackType
 from typing import Self
 
@@ -33,7 +35,11 @@ STRING_COPIES = 3
 _ROW_GROUP_BYTES = 16 * 1024 * 1024
 _PAGE_BYTES = 1024 * 1024
 _PIECE_BYTES = 64 * 1024
-_DTYPES = {"float32": pa.float32(), "float16": pa.float16()}
+# By numpy's types, not by their names: asking one for its name takes longer than some columns of a small file.
+# Strings of less are stored as they are: they save no block of a disk, and compressing them takes a quarter of the time
+# that a file of ten texts does.
+LEAST_COMPRESSED_BYTES = 4096
+_DTYPES = {np.dtype("float32"): pa.float32(), np.dtype("float16"): pa.float16()}
 
 
 class InvalidFile(Exception):
@@ -66,8 +72,14 @@ class FileFacts:
 
     def to_metadata(self) -> dict[str, str]:
         """The footer metadata, with the digest that guards it."""
-        entries = {"surge.format": FORMAT} | {f"surge.{f.name}": str(getattr(self, f.name)) for f in fields(self)}
-        return entries | {"surge.metadata_digest": _metadata_digest(entries)}
+        entries = {"surge.format": FORMAT}
+        for name, entry in _ENTRIES:
+            entries[entry] = str(getattr(self, name))
+        entries["surge.metadata_digest"] = _metadata_digest(entries)
+        return entries
+
+
+_ENTRIES = [(f.name, f"surge.{f.name}") for f in fields(FileFacts)]
 
 
 def desired_version(content: str, space: str) -> str:
@@ -107,13 +119,16 @@ def read_facts(footer: pq.FileMetaData) -> FileFacts:
     return facts
 
 
+@lru_cache(maxsize=64)
 def schema(id_type: pa.DataType, dimension: int, dtype: str, *, include_text: bool) -> pa.Schema:
     """The columns of format 1."""
     columns = [pa.field("id", id_type, nullable=False)]
     if include_text:
         columns.append(pa.field("text", pa.large_string(), nullable=False))
     columns.append(
-        pa.field("embedding", pa.list_(pa.field("item", _DTYPES[dtype], nullable=False), dimension), nullable=False)
+        pa.field(
+            "embedding", pa.list_(pa.field("item", _DTYPES[np.dtype(dtype)], nullable=False), dimension), nullable=False
+        )
     )
     return pa.schema(columns)
 
@@ -162,6 +177,9 @@ def row_group_rows(dimension: int, itemsize: int) -> int:
     return max(1, min(MAX_ROW_GROUP_ROWS, _ROW_GROUP_BYTES // (dimension * itemsize)))
 
 
+_COMPRESSED = {"id": "zstd", "text": "zstd", "embedding.list.item": "none"}
+
+
 class EmbeddingFileWriter:
     """Writes one partition, in one piece or in several, as row groups.
 
@@ -170,10 +188,18 @@ class EmbeddingFileWriter:
         id_type: string, int64 or binary.
         dimension, dtype: of the vectors.
         include_text: whether the file has a text column.
+        compress: whether ids and texts are compressed.
     """
 
     def __init__(
-        self, sink: pa.NativeFile, id_type: pa.DataType, dimension: int, dtype: str, *, include_text: bool
+        self,
+        sink: pa.NativeFile,
+        id_type: pa.DataType,
+        dimension: int,
+        dtype: str,
+        *,
+        include_text: bool,
+        compress: bool = True,
     ) -> None:
         self.schema = schema(id_type, dimension, dtype, include_text=include_text)
         self.row_group_rows = row_group_rows(dimension, np.dtype(dtype).itemsize)
@@ -183,7 +209,7 @@ class EmbeddingFileWriter:
             version="2.6",
             use_dictionary=False,
             write_statistics=False,
-            compression={"id": "zstd", "text": "zstd", "embedding.list.item": "none"},  # pyright: ignore[reportArgumentType]
+            compression=_COMPRESSED if compress else "none",  # pyright: ignore[reportArgumentType]
             write_page_checksum=True,
             write_batch_size=WRITE_BATCH_ROWS,
             data_page_size=_PAGE_BYTES,
@@ -243,7 +269,7 @@ def matrix_of(batch: pa.RecordBatch) -> np.ndarray:
 
 
 def _arrow_type(matrix: np.ndarray) -> pa.DataType:
-    return _DTYPES[str(matrix.dtype)]
+    return _DTYPES[matrix.dtype]
 
 
 def _flat(found: pa.Schema) -> str:
@@ -251,5 +277,5 @@ def _flat(found: pa.Schema) -> str:
 
 
 def _metadata_digest(entries: Mapping[str, str]) -> str:
-    lines = "".join(f"{key}\0{entries[key]}\n" for key in sorted(entries))
+    lines = "".join([f"{key}\0{value}\n" for key, value in sorted(entries.items())])
     return hashlib.sha256(lines.encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -1,8 +1,9 @@
 """From an encoded SuperBatch to files: threads that slice, serialize and publish it while the next one is encoded.
 
-A partition that lies in one SuperBatch is one task. The segments of a split partition are appended to one open file by
-a thread of their own, in order. When the last piece of a SuperBatch is written, its folder is flushed once, its memory
-is given back, and only then are its receipts reported. What fails here fails its partition and nothing else.
+Partitions that lie in one SuperBatch are written by several threads, each taking the next one. The segments of a split
+partition are appended to one open file by a thread of their own, in order. When the last piece of a SuperBatch is
+written, its folder is flushed once, its memory is given back, and only then are its receipts reported. What fails here
+fails its partition and nothing else.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -19,12 +21,13 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.catalog import Partition
-from surge_dagster.engine.columns import value_lengths
+from surge_dagster.engine.columns import value_offsets
 from surge_dagster.engine.encoder.calls import EncodeFigures
 from surge_dagster.engine.encoder.isolation import FailedRow
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import DataError, SurgeError, TransientError
 from surge_dagster.engine.output.embedding_file import (
+    LEAST_COMPRESSED_BYTES,
     EmbeddingFileWriter,
     FileFacts,
     desired_version,
@@ -122,6 +125,8 @@ class Publisher:
         self._b_min = b_min
         self._done = done
         self._lock = threading.Lock()
+        self._threads = threads
+        self._given_up = False
         self._pieces = ThreadPoolExecutor(threads, thread_name_prefix="surge-publish")
         self._split_lane = ThreadPoolExecutor(1, thread_name_prefix="surge-publish-split")
         self._open: dict[str, _OpenFile] = {}  # touched by the split lane alone
@@ -139,10 +144,14 @@ class Publisher:
         publication = _Publication(batch, encoded, remaining=len(batch.segments))
         with self._lock:
             self._unfinished += 1
+        waiting: deque[Segment] = deque()
         for segment in batch.segments:
-            whole = segment.first_row == 0 and segment.last
-            lane: Executor = self._pieces if whole else self._split_lane
-            lane.submit(self._guarded, publication, segment, self._write_whole if whole else self._append_segment)
+            if segment.first_row == 0 and segment.last:
+                waiting.append(segment)
+            else:
+                self._split_lane.submit(self._guarded, publication, segment, self._append_segment)
+        for _ in range(min(self._threads, len(waiting))):
+            self._pieces.submit(self._write_waiting, publication, waiting)
 
     def abandon(self, partition: OpenPartition) -> None:
         """Throw away what was written of a split partition that was refused while it was read."""
@@ -161,6 +170,7 @@ class Publisher:
                 "%d SuperBatches were not published within the grace time; the next run does them again",
                 self._unfinished,
             )
+        self._given_up = not drained
         self._pieces.shutdown(wait=drained, cancel_futures=not drained)
         self._split_lane.shutdown(wait=drained, cancel_futures=not drained)
         if drained:
@@ -172,6 +182,15 @@ class Publisher:
         """Raise what ended an earlier piece unexpectedly, if anything did."""
         if self._fatal is not None:
             raise self._fatal
+
+    def _write_waiting(self, publication: _Publication, waiting: deque[Segment]) -> None:
+        """One thread's share of a SuperBatch: a task for each of thousands of tiny partitions would cost as they do."""
+        while not self._given_up:
+            try:
+                segment = waiting.popleft()
+            except IndexError:
+                return
+            self._guarded(publication, segment, self._write_whole)
 
     def _guarded(
         self, publication: _Publication, segment: Segment, write: Callable[[_Publication, Segment], Receipt | None]
@@ -211,7 +230,9 @@ class Publisher:
 
     def _write_whole(self, publication: _Publication, segment: Segment) -> Receipt:
         with ExitStack() as cleanup:
-            opened = self._begin(segment, cleanup)
+            slot = publication.batch.slot
+            string_bytes = int(slot.offsets[segment.stop] - slot.offsets[segment.start])
+            opened = self._begin(segment, cleanup, compress=string_bytes >= LEAST_COMPRESSED_BYTES)
             self._append(publication, segment, opened)
             return self._publish(publication, segment, opened)
 
@@ -230,7 +251,7 @@ class Publisher:
         opened.cleanup.close()
         return receipt
 
-    def _begin(self, segment: Segment, cleanup: ExitStack) -> _OpenFile:
+    def _begin(self, segment: Segment, cleanup: ExitStack, *, compress: bool = True) -> _OpenFile:
         upload = cleanup.enter_context(self._store.create(file_name(self._space.name, segment.partition.key)))
         writer = EmbeddingFileWriter(
             upload.sink,
@@ -238,6 +259,7 @@ class Publisher:
             self._space.dimension,
             self._space.dtype,
             include_text=self._include_text,
+            compress=compress,
         )
         return _OpenFile(upload, cleanup.enter_context(writer), cleanup)
 
@@ -403,12 +425,16 @@ def largest_pieces(batch: SuperBatch, space: Space, threads: int) -> int:
     offsets = batch.slot.offsets
     sizes = []
     for segment in batch.segments:
-        widest = _window(np.diff(offsets[segment.start : segment.stop + 1]))
+        widest = _window([offsets[segment.start : segment.stop + 1]])
         if segment.ids and not pa.types.is_int64(segment.ids[0].type):
-            widest = max(widest, _window(np.concatenate([value_lengths(ids) for ids in segment.ids])))
+            widest = max(widest, _window([value_offsets(ids) for ids in segment.ids]))
         sizes.append(piece_bytes(segment.stop - segment.start, space.dimension, itemsize, widest))
     return sum(sorted(sizes)[-threads:])
 
 
-def _window(lengths: np.ndarray) -> int:
-    return page_window_bytes(int(lengths.sum()), int(lengths.max(initial=0)))
+def _window(columns: list[np.ndarray]) -> int:
+    """`page_window_bytes` of strings that lie in several columns, given by their offsets."""
+    total = sum(int(offsets[-1] - offsets[0]) for offsets in columns)
+    if page_window_bytes(total, 0) == total:
+        return total  # as nearly always; then the longest one does not matter
+    return page_window_bytes(total, max(int(np.diff(offsets).max(initial=0)) for offsets in columns))
