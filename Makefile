@@ -25,10 +25,10 @@ else ifneq ($(filter-out cuda,$(TORCH)),)
   $(error TORCH is "$(TORCH)"; it can be cpu or cuda)
 endif
 
-.PHONY: help venv demo ui test soak lint bench clean
+.PHONY: help venv demo ui test soak lint bench bench-output clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=python3.12  interpreter for the environment    VENV=.venv      where the environment is"
 	@echo "  TORCH=cpu|cuda     torch's build, when it is made     PORT=3000       of make ui"
@@ -68,6 +68,9 @@ lint: $(STAMP) ## ruff and pyright
 
 bench: $(BENCH_STAMP) ## this engine beside sentence-transformers and whatever other peers install
 	@$(BIN)/python -m benchmarks.encode $(ARGS)
+
+bench-output: $(STAMP) ## serialization, slow stores, tiny partitions and the bound on memory
+	@$(BIN)/python -m benchmarks.output $(ARGS)
 
 # The peers are not needed: one that is missing is a line in the table that says so.
 $(BENCH_STAMP): $(STAMP)

@@ -17,7 +17,7 @@ from surge_dagster.engine.encoder.spec import Space
 BACKEND = "benchmarks.paced_backend:PacedBackend"
 # Read in the worker when it starts: a worker inherits the environment of the process that starts the pool.
 SECONDS_PER_TEXT = "SURGE_BENCH_SECONDS_PER_TEXT"
-_BEHIND_SECONDS = 0.05  # that a late chunk may make up for; more would be a burst
+_BEHIND_SECONDS = 0.005  # that a late chunk may make up for; more would hide what held it up
 
 
 class PacedBackend:

@@ -7,7 +7,7 @@ Page checksums are on, since an unnoticed bit flip in a vector is a wrong vector
 checksums do not cover, carry a digest of their own.
 
 Parquet stores repetition and definition levels of a list, which pyarrow builds for a whole row group at once, so a row
-group's embeddings are kept to 16 MiB to bound what writing costs.
+group's embeddings are kept to 4 MiB to bound what writing costs: 16 MiB are no faster and take three times the memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WRITER = f"surge-dagster {__version__}"
 MAX_ROW_GROUP_ROWS = 65_536
 WRITE_BATCH_ROWS = 1024
 STRING_COPIES = 3
-_ROW_GROUP_BYTES = 16 * 1024 * 1024
+_ROW_GROUP_BYTES = 4 * 1024 * 1024
 _PAGE_BYTES = 1024 * 1024
 _PIECE_BYTES = 64 * 1024
 # By numpy's types, not by their names: asking one for its name takes longer than some columns of a small file.
@@ -173,7 +173,7 @@ def page_window_bytes(total: int, longest: int) -> int:
 
 
 def row_group_rows(dimension: int, itemsize: int) -> int:
-    """Rows of a full row group: at most 65,536, and at most 16 MiB of embeddings."""
+    """Rows of a full row group: at most 65,536, and at most 4 MiB of embeddings."""
     return max(1, min(MAX_ROW_GROUP_ROWS, _ROW_GROUP_BYTES // (dimension * itemsize)))
 
 
