@@ -147,7 +147,7 @@ def _write(side: str, path: Path, ids: pa.Array, texts: pa.Array, matrix: np.nda
 
 
 def _write_raw(path: Path, matrix: np.ndarray) -> None:
-    path.write_bytes(memoryview(matrix).cast("B"))
+    matrix.tofile(path)
     _flush(path)
 
 
