@@ -25,10 +25,10 @@ else ifneq ($(filter-out cuda,$(TORCH)),)
   $(error TORCH is "$(TORCH)"; it can be cpu or cuda)
 endif
 
-.PHONY: help venv demo ui test soak lint bench bench-resume clean
+.PHONY: help venv demo ui test soak lint bench bench-output bench-resume clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=python3.12  interpreter for the environment    VENV=.venv      where the environment is"
 	@echo "  TORCH=cpu|cuda     torch's build, when it is made     PORT=3000       of make ui"
@@ -72,6 +72,9 @@ bench: $(BENCH_STAMP) ## this engine beside sentence-transformers and whatever o
 
 bench-resume: $(STAMP) ## how long a run takes to find 40,000 outputs up to date
 	@$(BIN)/python -m benchmarks.resume $(ARGS)
+
+bench-output: $(STAMP) ## serialization, slow stores, tiny partitions and the bound on memory
+	@$(BIN)/python -m benchmarks.output $(ARGS)
 
 # The peers are not needed: one that is missing is a line in the table that says so.
 $(BENCH_STAMP): $(STAMP)

@@ -13,15 +13,15 @@ import argparse
 import json
 import logging
 import os
-import platform
 import shutil
 import sys
 import tempfile
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arguments import names_of
 from benchmarks.call_cost import call_cost_document
+from benchmarks.environment import library_versions, machine_facts
 from benchmarks.inputs import INPUTS, Workload, demo_workload, load_tokenizer, long_workload, short_workload
 from benchmarks.merge_threshold import merge_document
 from benchmarks.regression import Line
@@ -30,12 +30,10 @@ from benchmarks.shapes import SHAPES, write_model
 from benchmarks.start_cost import start_document
 from benchmarks.table import lines
 from benchmarks.targets import targets
-from benchmarks.throughput import PEERS, Plan, cpu_instructions, measure_workload
-from surge_dagster.engine.encoder.fingerprint import usable_cores
+from benchmarks.throughput import PEERS, Plan, measure_workload
 from surge_dagster.engine.encoder.spec import EncodingSpec
 
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
-INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm")
 _LIBRARIES = (
     *("torch", "sentence-transformers", "transformers", "tokenizers", "openvino", "pyarrow", "numpy"),
     *("onnxruntime", "fastembed", "daft", "flash-attn"),
@@ -74,8 +72,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         shutil.rmtree(scratch, ignore_errors=True)
     document: dict[str, Any] = {
         "benchmark": "encode",
-        "machine": _machine(device, gpu),
-        "versions": _versions(),
+        "machine": machine_facts(device, gpu),
+        "versions": library_versions(_LIBRARIES),
         "settings": {"texts": texts, "rounds": plan.rounds, "seed": plan.seed, "quick": quick},
         "workloads": workloads,
         "call_cost": call,
@@ -130,42 +128,6 @@ def _device() -> tuple[str, str | None]:
     return "cpu", None
 
 
-def _machine(device: str, gpu: str | None) -> dict[str, Any]:
-    facts = Path("/proc/cpuinfo").read_text().splitlines()
-    return {
-        "device": device,
-        "gpu": gpu,
-        "processor": next(
-            (line.split(":", 1)[1].strip() for line in facts if line.startswith("model name")), "unknown"
-        ),
-        "cores": usable_cores(),
-        "instructions": [name for name in INSTRUCTIONS if name in cpu_instructions()],
-        "python": platform.python_version(),
-    }
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in _LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def _names(known: tuple[str, ...]) -> Any:
-    """A comma-separated list of known names, as an argument's type."""
-
-    def parse(text: str) -> list[str]:
-        names = [name.strip() for name in text.split(",") if name.strip()]
-        if unknown := [name for name in names if name not in known]:
-            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: choose from {', '.join(known)}")
-        return names
-
-    return parse
-
-
 def parse(words: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -173,10 +135,10 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     add("--texts", type=int, help="texts of a short workload (1,500; 200,000 on a GPU); long ones get a tenth")
     add("--rounds", type=int, help="times that the sides take turns (3)")
     add("--seed", type=int, default=0, help="of every draw")
-    add("--inputs", type=_names(INPUTS), default=list(INPUTS), help=f"of {','.join(INPUTS)}")
-    add("--peers", type=_names(tuple(PEERS)), default=list(PEERS), help=f"of {','.join(PEERS)}")
-    add("--precisions", type=_names(PRECISIONS), help=f"of {','.join(PRECISIONS)}")
-    add("--models", type=_names(("default", *SHAPES)), help=f"of default,{','.join(SHAPES)} (random weights)")
+    add("--inputs", type=names_of(INPUTS), default=list(INPUTS), help=f"of {','.join(INPUTS)}")
+    add("--peers", type=names_of(tuple(PEERS)), default=list(PEERS), help=f"of {','.join(PEERS)}")
+    add("--precisions", type=names_of(PRECISIONS), help=f"of {','.join(PRECISIONS)}")
+    add("--models", type=names_of(("default", *SHAPES)), help=f"of default,{','.join(SHAPES)} (random weights)")
     add("--superbatch", type=int, help="texts of the one large call (100,000)")
     add("--quick", action="store_true", help="tiny sizes: shows that everything runs, measures nothing")
     return parser.parse_args(words)

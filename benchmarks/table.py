@@ -18,6 +18,11 @@ def lines(document: Document, aims: list[Target]) -> Iterator[str]:
     for workload in document["workloads"]:
         yield from _workload(workload, document["settings"]["rounds"])
     yield from _costs(document)
+    yield from aim_lines(aims)
+
+
+def aim_lines(aims: list[Target]) -> Iterator[str]:
+    """What was wanted beside what was measured."""
     yield from ("", f"{'aim':58}{'target':>12}{'measured':>12}")
     for aim in aims:
         sign = ">=" if aim.at_least else "<="

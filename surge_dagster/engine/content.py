@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.catalog import Partition, RowBatch
-from surge_dagster.engine.columns import value_bytes, value_lengths
+from surge_dagster.engine.columns import value_bytes, value_offsets
 from surge_dagster.engine.errors import DataError
 
 # Repeated ids looked for in one reading: a partition may hold each of its ids twice, and one is enough to refuse it.
@@ -40,8 +40,9 @@ class ContentDigest:
         self._update_strings(batch.texts, 2)
 
     def _update_strings(self, column: pa.Array, stream: int) -> None:
-        self._streams[stream].update(value_lengths(column).astype("<u4").data)
-        self._streams[stream + 1].update(value_bytes(column))
+        offsets = value_offsets(column)
+        self._streams[stream].update((offsets[1:] - offsets[:-1]).astype("<u4").data)
+        self._streams[stream + 1].update(value_bytes(column, offsets))
 
     def hexdigest(self) -> str:
         """The digest so far, 32 hex digits."""
@@ -77,7 +78,8 @@ class IdSet:
         """Hashes that came twice, sorted; sorts in place, so nothing can be added afterwards."""
         known = self._hashes[: self._rows]
         known.sort()
-        return np.unique(known[1:][known[1:] == known[:-1]])
+        again = known[1:] == known[:-1]
+        return np.unique(known[1:][again]) if again.any() else known[:0]
 
 
 def refuse_repeated_id(partition: Partition, repeated: np.ndarray) -> None:

@@ -24,7 +24,9 @@ class Ledger:
         self.limit = limit
         self.held = 0
         self.peak = 0
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._waiting = 0  # who reserves for every tiny partition shall not wake a condition on which nobody waits
 
     def reserve(self, size: int, cancelled: Callable[[], bool] = lambda: False) -> None:
         """Hold `size` bytes, waiting until they fit.
@@ -35,17 +37,19 @@ class Ledger:
         """
         if size > self.limit:
             raise ValueError(f"cannot reserve {size:,} bytes under a limit of {self.limit:,}")
-        with self._changed:
+        with self._lock:
             while self.held + size > self.limit:
                 if cancelled():
                     raise Cancelled
+                self._waiting += 1
                 self._changed.wait(0.1)
+                self._waiting -= 1
             self.held += size
             self.peak = max(self.peak, self.held)
 
     def try_reserve(self, size: int) -> bool:
         """Hold `size` bytes if they fit now."""
-        with self._changed:
+        with self._lock:
             if self.held + size > self.limit:
                 return False
             self.held += size
@@ -54,8 +58,9 @@ class Ledger:
 
     def release(self, size: int) -> None:
         """Let go of bytes that were reserved."""
-        with self._changed:
+        with self._lock:
             if size > self.held:
                 raise ValueError(f"cannot release {size:,} bytes: only {self.held:,} are held")
             self.held -= size
-            self._changed.notify_all()
+            if self._waiting:
+                self._changed.notify_all()

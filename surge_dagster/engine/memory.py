@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.columns import value_lengths
+from surge_dagster.engine.columns import value_offsets
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output.embedding_file import STRING_COPIES, levels_bytes, page_window_bytes, piece_bytes
@@ -96,12 +96,16 @@ def largest_pieces(batch: SuperBatch, space: Space, threads: int) -> int:
     offsets = batch.slot.offsets
     sizes = []
     for segment in batch.segments:
-        widest = _window(np.diff(offsets[segment.start : segment.stop + 1]))
+        widest = _window([offsets[segment.start : segment.stop + 1]])
         if segment.ids and not pa.types.is_int64(segment.ids[0].type):
-            widest = max(widest, _window(np.concatenate([value_lengths(ids) for ids in segment.ids])))
+            widest = max(widest, _window([value_offsets(ids) for ids in segment.ids]))
         sizes.append(piece_bytes(segment.stop - segment.start, space.dimension, itemsize, widest))
     return sum(sorted(sizes)[-threads:])
 
 
-def _window(lengths: np.ndarray) -> int:
-    return page_window_bytes(int(lengths.sum()), int(lengths.max(initial=0)))
+def _window(columns: list[np.ndarray]) -> int:
+    """`page_window_bytes` of strings that lie in several columns, given by their offsets."""
+    total = sum(int(offsets[-1] - offsets[0]) for offsets in columns)
+    if page_window_bytes(total, 0) == total:
+        return total  # as nearly always; then the longest one does not matter
+    return page_window_bytes(total, max(int(np.diff(offsets).max(initial=0)) for offsets in columns))

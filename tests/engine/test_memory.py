@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -138,6 +140,20 @@ class WatchingPool:
         return size
 
 
+class SlowStore(LocalStore):
+    """A local store that takes its time over some objects, by their place in the order of their beginning."""
+
+    def __init__(self, root: Path, slow: set[int]) -> None:
+        super().__init__(root)
+        self._slow = slow
+        self._begun = itertools.count()
+
+    def create(self, name: str) -> LocalUpload:
+        if next(self._begun) in self._slow:
+            time.sleep(0.02)
+        return super().create(name)
+
+
 class TestRuns:
     def test_the_smallest_limit_really_works(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         thresholds = Thresholds(b_min=2_000, b_max=4_000, b_max_bytes=4_000_000)
@@ -171,8 +187,9 @@ class TestRuns:
         text_bytes=st.integers(0, 2_000),
         batch_rows=st.integers(1, 80),
         b_max=st.integers(1, 120),
+        slow=st.sets(st.integers(0, 12), max_size=4),
     )
-    def test_under_the_smallest_limit_every_catalog_comes_through_within_it(
+    def test_under_the_smallest_limit_every_catalog_comes_through_within_it_however_slow_the_store(
         self,
         hash_pool: EncoderPool,
         tmp_path_factory: pytest.TempPathFactory,
@@ -180,6 +197,7 @@ class TestRuns:
         text_bytes: int,
         batch_rows: int,
         b_max: int,
+        slow: set[int],
     ) -> None:
         output = tmp_path_factory.mktemp("tight")
         rows = [[(f"{row}", f"{n}/{row}".ljust(text_bytes)) for row in range(size)] for n, size in enumerate(sizes)]
@@ -190,7 +208,8 @@ class TestRuns:
             patch.setattr(memory, "_LEAST_ID_SET_BYTES", 1024 * 8)
             least = smallest_limit(lambda limit: make_run(hash_pool, [], output, thresholds, memory_limit=limit))
             partitions = [partition_of(f"p{n}", found, batch_rows=batch_rows) for n, found in enumerate(rows)]
-            run = make_run(hash_pool, partitions, output, thresholds, memory_limit=least)
+            store = SlowStore(output, slow)
+            run = make_run(hash_pool, partitions, store, thresholds, memory_limit=least)
         assert keys_of(finish_receipts(run)) == sorted(f"p{n}" for n in range(len(rows)))
         assert run._ledger.peak <= least
 

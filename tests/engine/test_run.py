@@ -428,3 +428,13 @@ class TestStopping:
         for number, catalog in enumerate(catalogs):
             for key, rows in catalog.items():
                 assert_embedded(tmp_path / str(number), runs[number].space.name, key, rows)
+
+
+def test_only_strings_that_fill_a_block_of_a_disk_are_compressed(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    catalog = {"tiny": numbered_rows("tiny", 10), "larger": numbered_rows("larger", 500)}
+    run = make_run(hash_pool, in_memory(catalog), tmp_path, Thresholds(b_min=600, b_max=600))
+    finish(run)
+    for key, compression in (("tiny", "UNCOMPRESSED"), ("larger", "ZSTD")):
+        group = pq.read_metadata(tmp_path / file_name(run.space.name, key)).row_group(0)
+        assert [group.column(place).compression for place in (0, 1)] == [compression] * 2
+        assert_embedded(tmp_path, run.space.name, key, catalog[key])

@@ -1,10 +1,10 @@
 """From an encoded SuperBatch to files: threads that slice, serialize and publish it while the next one is encoded.
 
-A partition that lies in one SuperBatch is one task. A segment of a split partition is one too: it is staged, as an
-object of its own, the last one like the others, so that no SuperBatch's memory waits for a long file. When the last
-piece of a SuperBatch is written, its folder is flushed once, its memory is given back, and only then are its receipts
-reported. The file of a split partition is written after that, from what is staged, by a thread that does nothing else.
-What fails here fails its partition and nothing else.
+Partitions that lie in one SuperBatch are written by several threads, each taking the next one. A segment of a split
+partition is taken like them: it is staged, as an object of its own, the last one like the others, so that no
+SuperBatch's memory waits for a long file. When the last piece of a SuperBatch is written, its folder is flushed once,
+its memory is given back, and only then are its receipts reported. The file of a split partition is written after that,
+from what is staged, by a thread that does nothing else. What fails here fails its partition and nothing else.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import errno
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from surge_dagster.engine.errors import Cancelled, DataError, SurgeError, Transi
 from surge_dagster.engine.ledger import Ledger
 from surge_dagster.engine.output.assembly import assemble
 from surge_dagster.engine.output.embedding_file import (
+    LEAST_COMPRESSED_BYTES,
     EmbeddingFileWriter,
     FileFacts,
     desired_version,
@@ -134,6 +136,7 @@ class Publisher:
         self._done = done
         self._report = report
         self._lock = threading.Lock()
+        self._threads = threads
         self._pieces = ThreadPoolExecutor(threads, thread_name_prefix="surge-publish")
         self._files = ThreadPoolExecutor(1, thread_name_prefix="surge-publish-split")
         self._split = SplitPartitions()
@@ -157,8 +160,9 @@ class Publisher:
         for segment in batch.segments:
             if not _is_whole(segment):
                 self._split.begin(segment.partition)
-        for segment in batch.segments:
-            self._pieces.submit(self._guarded, publication, segment)
+        waiting = deque(batch.segments)
+        for _ in range(min(self._threads, len(waiting))):
+            self._pieces.submit(self._write_waiting, publication, waiting)
 
     def abandon(self, partition: OpenPartition) -> None:
         """Throw away what is staged of a partition whose rows were refused."""
@@ -190,6 +194,15 @@ class Publisher:
         """Raise what ended an earlier piece unexpectedly, if anything did."""
         if self._fatal is not None:
             raise self._fatal
+
+    def _write_waiting(self, publication: _Publication, waiting: deque[Segment]) -> None:
+        """One thread's share of a SuperBatch: a task for each of thousands of tiny partitions would cost as they do."""
+        while not self._given_up:
+            try:
+                segment = waiting.popleft()
+            except IndexError:
+                return
+            self._guarded(publication, segment)
 
     def _guarded(self, publication: _Publication, segment: Segment) -> None:
         if not segment.partition.refused:
@@ -245,12 +258,18 @@ class Publisher:
         if partition.content_digest is None:
             raise RuntimeError(f"partition {partition.key!r} reached its end without a content digest")
         id_type = partition.id_type or pa.string()
+        string_bytes = int(slot.offsets[segment.stop] - slot.offsets[segment.start])
         begun = time.perf_counter()
         matrix = self._sound_vectors(publication, segment)
         with (
             self._store.create(file_name(self._space.name, partition.key)) as upload,
             EmbeddingFileWriter(
-                upload.sink, id_type, self._space.dimension, self._space.dtype, include_text=self._include_text
+                upload.sink,
+                id_type,
+                self._space.dimension,
+                self._space.dtype,
+                include_text=self._include_text,
+                compress=string_bytes >= LEAST_COMPRESSED_BYTES,
             ) as writer,
         ):
             texts = slot.texts(segment.start, segment.stop) if self._include_text else None

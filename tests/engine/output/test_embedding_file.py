@@ -108,7 +108,7 @@ class TestFormat:
         assert len(sizes) > 1
         assert sum(sizes) == rows
         assert max(sizes) == row_group_rows(dimension, 4) <= MAX_ROW_GROUP_ROWS
-        assert max(sizes) * dimension * 4 <= 16 * 1024 * 1024
+        assert max(sizes) * dimension * 4 <= 4 * 1024 * 1024
 
     def test_several_pieces_make_the_same_rows_as_one(self, tmp_path: Path) -> None:
         matrix = unit_vectors(100, 16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -157,6 +158,22 @@ class TestTempFiles:
         with store.create("space/b.parquet"):
             open_store(store.root).prepare("space")
             assert len(temps(store)) == 1, "this process lives too; the other one went without tidying up"
+
+    def test_one_that_a_beginning_run_took_for_abandoned_is_made_again(
+        self, store: LocalStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Between making a temp file and locking it, a run may begin that finds it unlocked."""
+        lock = fcntl.flock
+
+        def begin_before(descriptor: int, how: int) -> None:
+            monkeypatch.setattr("surge_dagster.engine.output.local_store.fcntl.flock", lock)
+            open_store(store.root).prepare("space")
+            lock(descriptor, how)
+
+        monkeypatch.setattr("surge_dagster.engine.output.local_store.fcntl.flock", begin_before)
+        put(store, "space/a.parquet", b"x")
+        assert store.open("space/a.parquet").read() == b"x"
+        assert temps(store) == []
 
     def test_many_runs_may_begin_at_once(self, store: LocalStore) -> None:
         failures: list[Exception] = []

@@ -1,0 +1,193 @@
+"""Storage profiles: what a slow store costs a run that publishes while it encodes, and one that does not.
+
+The encoder has a fixed speed, and an object takes its profile's latency and its bytes over the profile's bandwidth
+before it appears in a store of main memory. *Synchronous* is what the published system is compared with: a SuperBatch
+is published, object by object, before the next one is encoded. It is built here around the engine, which has no such
+mode. The published gains of asynchronous publishing stand beside the measured ones.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.output_runs import embed, paced_pool, ready_partitions
+from benchmarks.rounds import say
+from surge_dagster.engine.catalog import Partition
+from surge_dagster.engine.encoder.arena import Slot
+from surge_dagster.engine.encoder.calls import EncodeCall
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.output.local_store import LocalStore
+from surge_dagster.engine.output.store import StoredObject, Upload
+from surge_dagster.engine.run import Event
+from surge_dagster.engine.superbatch import Thresholds
+from surge_dagster.engine.telemetry import RunReport, SuperBatchReport
+
+DIMENSION = 384
+# The paper's encoder does 26,400 texts/s in partitions of 2,500. Here both, and with them the bandwidths, are scaled
+# down alike, so that two shared cores serialize in time what the encoder gives: an object still takes as long, beside
+# its encoding, as it does there.
+PUBLISHED_TEXTS_PER_SECOND = 26_413
+PUBLISHED_TEXTS_PER_PARTITION = 2_500
+PARTITIONS_PER_SUPERBATCH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class StorageProfile:
+    """A store's latency per object in seconds and its bandwidth per object in bytes per second (None: no limit).
+
+    `published_gain` is what the paper gives for asynchronous over synchronous publishing, less one.
+    """
+
+    name: str
+    latency_seconds: float
+    bytes_per_second: float | None
+    published_gain: float
+
+
+# Latencies, and the bandwidth of GCS, are the paper's; the other bandwidths are chosen.
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        StorageProfile("null", 0.0, None, -0.007),
+        StorageProfile("hdfs", 0.002, 1_000e6, 0.055),
+        StorageProfile("gcs", 0.010, 200e6, 0.201),
+        StorageProfile("s3", 0.020, 200e6, 0.286),
+        StorageProfile("cross-region", 0.050, 100e6, 0.923),
+    )
+}
+
+
+class DelayedStore(LocalStore):
+    """A local store whose objects take their time to appear."""
+
+    def __init__(self, root: Path, profile: StorageProfile, scale: float = 1.0) -> None:
+        super().__init__(root)
+        self._latency = profile.latency_seconds
+        self._rate = profile.bytes_per_second and scale * profile.bytes_per_second
+
+    def create(self, name: str) -> Upload:  # pyright: ignore[reportIncompatibleMethodOverride]
+        upload = super().create(name)
+        return upload if name.endswith(".json") else _DelayedUpload(upload, self._latency, self._rate)
+
+
+class _DelayedUpload:
+    def __init__(self, upload: Upload, latency: float, rate: float | None) -> None:
+        self._upload = upload
+        self._latency = latency
+        self._rate = rate
+
+    @property
+    def sink(self) -> pa.NativeFile:
+        return self._upload.sink
+
+    def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
+        """Wait as long as the object would be on its way, then publish it."""
+        time.sleep(self._latency + (self.sink.tell() / self._rate if self._rate else 0.0))
+        return self._upload.publish(still_wanted)
+
+    def __enter__(self) -> Self:
+        self._upload.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._upload.__exit__(kind, error, trace)
+
+
+class OneAtATime:
+    """Stands in front of a pool and encodes nothing before all that was encoded is published."""
+
+    def __init__(self, pool: EncoderPool) -> None:
+        self._pool = pool
+        self._may_encode = threading.Semaphore(1)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def submit(self, slot: Slot, borders: np.ndarray | None = None) -> EncodeCall:
+        """Wait for the publication of the SuperBatch before, then encode; the call given back has ended."""
+        self._may_encode.acquire()
+        call = self._pool.submit(slot, borders)
+        call.result()
+        return call
+
+    def seen(self, event: Event) -> None:
+        """Told of every event of the run."""
+        if isinstance(event, SuperBatchReport):
+            self._may_encode.release()
+
+
+def profiles_document(
+    names: list[str], partitions: int, texts_per_second: float, rounds: int, folder: Path
+) -> dict[str, Any]:
+    """Both ways of publishing on each profile, by turns; ratios are within a round."""
+    scale = texts_per_second / PUBLISHED_TEXTS_PER_SECOND
+    work = ready_partitions(partitions, round(scale * PUBLISHED_TEXTS_PER_PARTITION))
+    few = work[:PARTITIONS_PER_SUPERBATCH]
+    runs: dict[tuple[str, str], list[RunReport]] = {(name, way): [] for name in names for way in ("sync", "async")}
+    with paced_pool(DIMENSION, texts_per_second) as pool:
+        _run(pool, "async", PROFILES["null"], scale, few, folder)  # warms up
+        for index in range(rounds):
+            say(f"  round {index + 1} of {rounds}")
+            first = index % len(runs)
+            order = list(runs)
+            for name, way in order[first:] + order[:first]:
+                runs[name, way].append(_run(pool, way, PROFILES[name], scale, work, folder))
+    reference = runs[names[0], "async"]
+    rows = []
+    for name in names:
+        ours, theirs = runs[name, "async"], runs[name, "sync"]
+        rows.append(
+            asdict(PROFILES[name])
+            | {
+                "async_texts_per_second": statistics.median(run.texts_per_second for run in ours),
+                "sync_texts_per_second": statistics.median(run.texts_per_second for run in theirs),
+                "gain": _ratio(ours, theirs) - 1,
+                "async_to_first": _ratio(ours, reference),
+                "async_overlap_ratio": statistics.median(run.overlap_ratio for run in ours),
+                "sync_overlap_ratio": statistics.median(run.overlap_ratio for run in theirs),
+            }
+        )
+    constant = [row["async_to_first"] for row in rows]
+    return {
+        "profiles": rows,
+        "partitions": partitions,
+        "texts_per_partition": round(scale * PUBLISHED_TEXTS_PER_PARTITION),
+        "partitions_per_superbatch": PARTITIONS_PER_SUPERBATCH,
+        "bandwidth_scale": scale,
+        "encoder_texts_per_second": texts_per_second,
+        "rounds": rounds,
+        "async_spread": (max(constant) - min(constant)) / max(constant),
+    }
+
+
+def _ratio(ours: list[RunReport], theirs: list[RunReport]) -> float:
+    return statistics.median(a.texts_per_second / b.texts_per_second for a, b in zip(ours, theirs, strict=True))
+
+
+def _run(
+    pool: EncoderPool, way: str, profile: StorageProfile, scale: float, work: list[Partition], folder: Path
+) -> RunReport:
+    output = folder / "profiles"
+    wanted = PARTITIONS_PER_SUPERBATCH * round(scale * PUBLISHED_TEXTS_PER_PARTITION)
+    thresholds = Thresholds(b_min=wanted, b_max=5 * wanted)
+    store = DelayedStore(output, profile, scale)
+    try:
+        if way == "async":
+            return embed(pool, work, store, thresholds)
+        front: Any = OneAtATime(pool)
+        return embed(front, work, store, thresholds, seen=front.seen, publish_threads=1)
+    finally:
+        shutil.rmtree(output, ignore_errors=True)
