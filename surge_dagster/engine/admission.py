@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from surge_dagster.engine.catalog import Partition, RowBatch, encode_key
 from surge_dagster.engine.content import ContentDigest, IdSet, refuse_repeated_id
 from surge_dagster.engine.encoder.spec import Space
-from surge_dagster.engine.errors import Cancelled, DataError, SurgeError, TransientError
+from surge_dagster.engine.errors import Cancelled, DataError, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.ledger import Ledger
 from surge_dagster.engine.memory import MemoryPlan
 from surge_dagster.engine.output.embedding_file import InvalidFile
@@ -86,6 +86,8 @@ class Admission:
                 self._gather(partition)
         except DataError as error:
             self._report(self._refusal(partition, error))
+        except StoreUnavailable:
+            raise
         except SurgeError as error:
             self._report(Failure(partition.key, str(error), transient=isinstance(error, TransientError)))
         except OSError as error:

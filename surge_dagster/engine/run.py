@@ -89,7 +89,10 @@ class EmbeddingRun:
     ) -> None:
         self._threads = publish_threads or max(8, 4 * len(pool.worker_pids))
         self.bounds = (thresholds or Thresholds()).resolve(pool.texts_per_second)
-        self._memory: MemoryPlan = plan_memory(self.bounds, pool.space, self._pieces_at_once, memory_limit)
+        self._memory: MemoryPlan = plan_memory(
+            self.bounds, pool.space, self._pieces_at_once, memory_limit, store.upload_bytes
+        )
+        self._retries_before = dict(store.retries)
         self.space = claim_space(store, pool.space)
         self.report = RunReport(
             space=self.space.name,
@@ -159,6 +162,7 @@ class EmbeddingRun:
                 yield from self._commit(arena)
         finally:
             self.report.peak_rss_bytes = gauge.peak_bytes
+            self._count_retries()
 
     def stop(self) -> None:
         """Ask the run to end early, from any thread: as if `events()` were closed, except that it yields the rest."""
@@ -295,7 +299,7 @@ class EmbeddingRun:
     def _read(self, arena: Arena, publisher: Publisher, ready: queue.Queue[SuperBatch | BaseException | None]) -> None:
         def hand_over(batch: SuperBatch) -> None:
             pieces = largest_pieces(batch, self.space, self._pieces_at_once)
-            self._result_bytes[batch.index] = self._memory.result_bytes(batch.texts, pieces)
+            self._result_bytes[batch.index] = self._memory.result_bytes(batch.texts, pieces, batch.held_bytes)
             self._reserve(self._result_bytes[batch.index])
             self._put(ready, batch)
 
@@ -378,7 +382,13 @@ class EmbeddingRun:
                     report.time_to_first_output_seconds = now
             report.max_in_flight_texts = self._in_flight.most
             report.peak_resident_bytes = self._ledger.peak
+            self._count_retries()
         self._events.put(event)
+
+    def _count_retries(self) -> None:
+        before = self._retries_before
+        now = {cause: count - before.get(cause, 0) for cause, count in self._store.retries.items()}
+        self.report.storage_retries = {cause: count for cause, count in sorted(now.items()) if count}
 
     def _put(
         self, target: queue.Queue[SuperBatch | BaseException | None], item: SuperBatch | BaseException | None

@@ -23,7 +23,7 @@ from surge_dagster.engine.columns import value_lengths
 from surge_dagster.engine.encoder.calls import EncodeFigures
 from surge_dagster.engine.encoder.isolation import FailedRow
 from surge_dagster.engine.encoder.spec import Space
-from surge_dagster.engine.errors import DataError, SurgeError, TransientError
+from surge_dagster.engine.errors import DataError, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.output.embedding_file import (
     EmbeddingFileWriter,
     FileFacts,
@@ -182,6 +182,9 @@ class Publisher:
         try:
             if not segment.partition.refused:
                 receipt = write(publication, segment)
+        except StoreUnavailable as error:
+            self._fatal = error
+            failure = Failure(key, str(error), transient=True)
         except SurgeError as error:
             failure = Failure(key, str(error), transient=isinstance(error, TransientError))
         except OSError as error:
