@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.engine.output.object_server import ObjectServer
+if TYPE_CHECKING:
+    from tests.engine.output.object_server import ObjectServer
 
 
 @pytest.fixture(scope="session")
 def running_object_server() -> Iterator[ObjectServer]:
+    from tests.engine.output.object_server import ObjectServer  # most tests need none of what it imports
+
     with ObjectServer() as server:
         yield server
 
