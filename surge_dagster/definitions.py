@@ -24,7 +24,11 @@ def build_definitions(settings: Settings) -> dg.Definitions:
         resources={
             "catalog": CatalogSource(url=settings.source, **_named(CatalogSource, values)),
             "encoder": Encoder(**_named(Encoder, values)),
-            "output": OutputStore(url=settings.output, **_named(OutputStore, values)),
+            "output": OutputStore(
+                url=settings.output,
+                storage=settings.storage_options.options(),  # pyright: ignore[reportArgumentType]
+                **_named(OutputStore, values),
+            ),
         },
         # The encoder pool lives in the run's own process; a process per step would only add one.
         executor=dg.in_process_executor,
