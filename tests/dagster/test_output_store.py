@@ -22,7 +22,8 @@ def emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[GCSResource]:
     """dagster-gcp's resource, and a server that it believes to be Google's."""
     server = create_server("127.0.0.1", 0, in_memory=True, default_bucket="vectors")
     server.start()
-    host, port = server._api._httpd.socket.getsockname()
+    listening: Any = server._api._httpd
+    host, port = listening.socket.getsockname()
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://{host}:{port}")
     try:
         yield GCSResource(project="test")
@@ -48,16 +49,17 @@ def open_in_a_run(output: OutputStore) -> Any:
 
 def test_a_gcs_resource_lends_its_credentials(emulator: GCSResource, monkeypatch: pytest.MonkeyPatch) -> None:
     assert emulator.get_client().bucket("vectors").exists(), "the resource talks to the emulator"
-    credentials = emulator.get_client()._credentials
+    credentials: Any = emulator.get_client()._credentials
     credentials.token = "token-of-the-resource"
     monkeypatch.setattr(GCSResource, "get_client", lambda self: type("Client", (), {"_credentials": credentials}))
-    store = open_in_a_run(OutputStore(url="gs://vectors/out", gcs=emulator))
+    store = open_in_a_run(OutputStore(url="gs://vectors/out", include_text=True, gcs=emulator))
     headers = store._client._sign("GET", "https://h/", {}, b"")
     assert headers["Authorization"] == "Bearer token-of-the-resource"
 
 
 def test_options_reach_the_store_and_no_view_of_dagsters() -> None:
-    options = StorageSettings(access_key_id="hunter1", secret_access_key="hunter2", endpoint="http://127.0.0.1:9")  # pyright: ignore[reportArgumentType]
+    given = {"access_key_id": "hunter1", "secret_access_key": "hunter2", "endpoint": "http://127.0.0.1:9"}
+    options = StorageSettings.model_validate(given)
     settings = load_settings(output="s3://vectors/out", storage_options=options)
     definitions = build_definitions(settings)
     output = definitions.resources["output"] if definitions.resources else None
