@@ -1,20 +1,35 @@
-"""The output as a Dagster resource."""
+"""The output as a Dagster resource.
 
-from __future__ import annotations
+How a bucket is reached is a dependency, not a field: fields are configuration, which Dagster's UI shows and its event
+log keeps, and these options hold secrets. Dagster finds dependencies by looking at annotations while the class is made,
+so they must not be strings here.
+"""
+
+from dataclasses import replace
 
 import dagster as dg
+from dagster_gcp import GCSResource
 from pydantic import Field
 
-from surge_dagster.engine.output import open_store
+from surge_dagster.engine.output import StorageOptions, open_store
 from surge_dagster.engine.output.store import Store
 
 
 class OutputStore(dg.ConfigurableResource):
-    """Where embedding files go: `<url>/<space>/<encoded key>.parquet`."""
+    """Where embedding files go: `<url>/<space>/<encoded key>.parquet`.
+
+    `storage` holds the options of a bucket. With `gcs`, a GCS bucket is reached with the credentials of that resource.
+    """
 
     url: str = Field(description="a path or URL; the folder need not exist yet")
     include_text: bool = Field(True, description="whether files carry the texts beside the vectors")
+    storage: dg.ResourceDependency[StorageOptions] = StorageOptions()  # pyright: ignore[reportAssignmentType]
+    gcs: dg.ResourceDependency[GCSResource] = None  # pyright: ignore[reportAssignmentType]
 
     def open(self) -> Store:
         """The store; `ConfigError` when the place cannot be one."""
-        return open_store(self.url)
+        options = self.storage
+        gcs = self.gcs
+        if gcs is not None:
+            options = replace(options, credentials=lambda: gcs.get_client()._credentials)
+        return open_store(self.url, options)

@@ -16,7 +16,11 @@ def build_definitions(settings: Settings) -> dg.Definitions:
     """Everything Dagster needs to know, for one catalog and one output; neither needs to exist yet."""
     values = settings.model_dump()
     encoder = Encoder(**_named(Encoder, values))
-    output = OutputStore(url=settings.output, **_named(OutputStore, values))
+    output = OutputStore(
+        url=settings.output,
+        storage=settings.storage_options.options(),  # pyright: ignore[reportArgumentType]
+        **_named(OutputStore, values),
+    )
     return dg.Definitions(
         assets=[source_partitions.source_partitions, superbatches.superbatches, embeddings.embeddings],
         asset_checks=[catalog_check.catalog_checks],

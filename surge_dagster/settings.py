@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -21,13 +21,13 @@ from pydantic_settings import (
     SettingsError,
     YamlConfigSettingsSource,
 )
-from yaml import YAMLError
+from yaml import MarkedYAMLError, YAMLError
 
 from surge_dagster.engine.encoder.model_files import DEFAULT_MODEL
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec, arithmetic_of
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.output import open_store
+from surge_dagster.engine.output import StorageOptions, open_store
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, ParquetCatalog, open_source
 from surge_dagster.engine.superbatch import Thresholds
@@ -38,13 +38,45 @@ CONFIG_VARIABLE = "SURGE_CONFIG"
 CONFIG_FILE = "surge.yaml"
 
 
+class StorageSettings(BaseModel):
+    """How a bucket is reached; see `StorageOptions`. Secrets are never shown, not even in errors about them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    endpoint: str | None = None
+    region: str | None = None
+    access_key_id: SecretStr | None = None
+    secret_access_key: SecretStr | None = None
+    session_token: SecretStr | None = None
+    token: SecretStr | None = None
+    service_account: str | None = None
+    timeout_seconds: float = Field(60.0, gt=0)
+    connect_timeout_seconds: float = Field(10.0, gt=0)
+    part_bytes: int = Field(16 * 1024 * 1024, ge=5 * 1024 * 1024)
+    abandoned_after_seconds: float = Field(24 * 3600.0, ge=0)
+
+    def options(self) -> StorageOptions:
+        """The same for the engine."""
+        values: dict[str, Any] = {name: getattr(self, name) for name in type(self).model_fields}
+        for name, value in values.items():
+            if isinstance(value, SecretStr):
+                values[name] = value.get_secret_value()
+        return StorageOptions(**values)
+
+
 class Settings(BaseSettings):
     """What a run is asked to do; use `load_settings` to get one with errors written for people."""
 
-    model_config = SettingsConfigDict(env_prefix="SURGE_", extra="forbid", frozen=True, protected_namespaces=())
+    model_config = SettingsConfigDict(
+        env_prefix="SURGE_", extra="forbid", frozen=True, protected_namespaces=(), hide_input_in_errors=True
+    )
 
     source: str = Field("data/catalog", description="the catalog: a path or URL")
     output: str = Field("data/embeddings", description="where embedding files go: a path or URL")
+    storage_options: StorageSettings = Field(
+        default_factory=StorageSettings,  # pyright: ignore[reportArgumentType]
+        description="how a bucket is reached, where the cloud's own environment variables do not say",
+    )
     id_column: str = "id"
     text_column: str = "text"
     max_text_bytes: int = Field(DEFAULT_MAX_TEXT_BYTES, ge=1, description="a longer text refuses its partition")
@@ -122,7 +154,7 @@ class Settings(BaseSettings):
 
     def open_store(self) -> Store:
         """The output; it need not exist yet."""
-        return open_store(self.output)
+        return open_store(self.output, self.storage_options.options())
 
 
 def load_settings(**arguments: Any) -> Settings:
@@ -139,10 +171,11 @@ def load_settings(**arguments: Any) -> Settings:
     try:
         return Settings(**given)
     except ValidationError as error:
-        raise ConfigError("\n".join(_problem(detail, arguments) for detail in error.errors())) from error
+        # Without its cause, which quotes every value, secrets too.
+        raise ConfigError("\n".join(_problem(detail, arguments) for detail in error.errors())) from None
     except (SettingsError, YAMLError, OSError, TypeError, ValueError) as error:  # the last two: not a mapping
         where = _config_file() or "the SURGE_… environment variables"
-        raise ConfigError(f"the settings in {where} cannot be read: {error}") from error
+        raise ConfigError(f"the settings in {where} cannot be read: {_without_quotes(error)}") from None
 
 
 def require_text(name: str, value: str) -> None:
@@ -186,7 +219,22 @@ def _problem(detail: Any, arguments: dict[str, Any]) -> str:
         origin = f"SURGE_{name.upper()}"
     else:
         origin = f"{name} in {_config_file()}"
+    message = f"{detail['msg'][0].lower()}{detail['msg'][1:]}"
+    if name == "storage_options":
+        inner = ".".join(map(str, place[1:]))
+        known = ", ".join(StorageSettings.model_fields)
+        if detail["type"] == "extra_forbidden":
+            return f"setting {origin} names {inner!r}, which is unknown; there are {known}"
+        return f"setting {origin}{'.' if inner else ''}{inner}: {message}"  # the value may be a secret
     if detail["type"] == "extra_forbidden":
         known = ", ".join(Settings.model_fields)
         return f"setting {origin} is unknown; there are {known}"
-    return f"setting {origin} is {detail['input']!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+    return f"setting {origin} is {detail['input']!r}: {message}"
+
+
+def _without_quotes(error: Exception) -> str:
+    """What went wrong and where; YAML's messages also quote the line, which may hold a secret."""
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"{error.problem or 'it is not YAML'} (line {mark.line + 1}, column {mark.column + 1})"
+    return str(error)

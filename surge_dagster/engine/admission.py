@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from surge_dagster.engine.catalog import Partition, RowBatch, encode_key
 from surge_dagster.engine.content import ContentDigest, IdSet, refuse_repeated_id
 from surge_dagster.engine.encoder.spec import Space
-from surge_dagster.engine.errors import Cancelled, DataError, SurgeError, TransientError
+from surge_dagster.engine.errors import Cancelled, DataError, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.ledger import Ledger
 from surge_dagster.engine.memory import MemoryPlan
 from surge_dagster.engine.output.embedding_file import InvalidFile
@@ -94,6 +94,8 @@ class Admission:
                 self._gather(partition)
         except DataError as error:
             self._report(self._refusal(partition, error))
+        except StoreUnavailable:
+            raise
         except SurgeError as error:
             self._report(Failure(partition.key, str(error), transient=isinstance(error, TransientError)))
         except OSError as error:
@@ -147,14 +149,14 @@ class Admission:
             return True
         if self._content_digest(partition) != published.facts.content_digest:
             return False
-        self._ledger.reserve(self._memory.reader, self._stopped)
+        self._ledger.reserve(self._memory.reader + self._store.upload_bytes, self._stopped)
         try:
             rewritten = republish(self._store, published, partition, self._space)
         except InvalidFile as error:
             log.warning("%s is encoded again: %s", self._store.location(published.stored.name), error)
             return False
         finally:
-            self._ledger.release(self._memory.reader)
+            self._ledger.release(self._memory.reader + self._store.upload_bytes)
         self._report_settled(rewritten, "republished")
         return True
 

@@ -48,6 +48,10 @@ class TransientError(SurgeError):
         super().__init__(message)
 
 
+class StoreUnavailable(TransientError):
+    """The output's store answers nobody: the run ends, what was published stays, and a later run goes on."""
+
+
 class EncoderError(SurgeError):
     """The encoder pool failed for good; the text carries the last words of the worker that failed."""
 

@@ -5,6 +5,7 @@
     slot          texts and ids of one SuperBatch, B_max of them; twice, since a partition's first rows lie in two
                   slots from when they move on until the slot they came from is released
     result        its embeddings, and what its largest pieces take while they are written
+    uploads       what of those pieces waits in memory for an object store; nothing where the output is a local disk
     id set        eight bytes per row of the partition being read
 
 One SuperBatch needs reader + slot + result at once; that much is always available to it, because everything beyond
@@ -47,17 +48,20 @@ class MemoryPlan:
     id_set: int
     row: int
     keep_pages: bool
+    threads: int = 0
+    upload_bytes: int = 0
 
-    def result_bytes(self, rows: int, pieces: int) -> int:
-        """What a SuperBatch of `rows` rows needs from the moment it is flushed."""
-        return rows * self.row + pieces
+    def result_bytes(self, rows: int, pieces: int, text_bytes: int = 0) -> int:
+        """What a SuperBatch of `rows` rows with so many bytes of ids and texts needs from the moment it is flushed."""
+        return rows * self.row + pieces + _uploads(rows * self.row + text_bytes, self.threads, self.upload_bytes)
 
 
-def plan_memory(bounds: Bounds, space: Space, threads: int, limit: int | None) -> MemoryPlan:
+def plan_memory(bounds: Bounds, space: Space, threads: int, limit: int | None, upload_bytes: int = 0) -> MemoryPlan:
     """Divide a limit, or derive one that lets three SuperBatches be alive at once.
 
     Args:
         threads: pieces that are written at a time.
+        upload_bytes: what the store holds of each of them.
 
     Raises:
         ConfigError: the limit cannot hold one SuperBatch; the text names the smallest that can.
@@ -68,18 +72,19 @@ def plan_memory(bounds: Bounds, space: Space, threads: int, limit: int | None) -
         2 * (bounds.b_max_bytes + PARTITION_OVERHEAD_BYTES)
         + bounds.b_max * row
         + _pieces(bounds, space.dimension, itemsize, threads)
+        + _uploads(bounds.b_max * row + bounds.b_max_bytes, threads, upload_bytes)
     )
     least = _READER_BYTES + superbatch + _LEAST_ID_SET_BYTES
     wanted = _READER_BYTES + SLOTS * superbatch + _ID_SET_BYTES
     if limit is None:
-        return MemoryPlan(wanted, SLOTS, _READER_BYTES, _ID_SET_BYTES, row, keep_pages=True)
+        return MemoryPlan(wanted, SLOTS, _READER_BYTES, _ID_SET_BYTES, row, True, threads, upload_bytes)
     if limit < least:
         raise ConfigError(
             f"a memory limit of {limit:,} bytes cannot hold one SuperBatch of {bounds.b_max:,} texts: "
             f"the smallest that works is {least:,}. Raise the limit, or lower b_max and b_max_bytes."
         )
     id_set = limit - least + _LEAST_ID_SET_BYTES
-    return MemoryPlan(limit, SLOTS, _READER_BYTES, id_set, row, keep_pages=limit >= wanted)
+    return MemoryPlan(limit, SLOTS, _READER_BYTES, id_set, row, limit >= wanted, threads, upload_bytes)
 
 
 def _pieces(bounds: Bounds, dimension: int, itemsize: int, threads: int) -> int:
@@ -109,3 +114,11 @@ def _window(columns: list[np.ndarray]) -> int:
     if page_window_bytes(total, 0) == total:
         return total  # as nearly always; then the longest one does not matter
     return page_window_bytes(total, max(int(np.diff(offsets).max(initial=0)) for offsets in columns))
+
+
+def _uploads(content: int, threads: int, upload_bytes: int) -> int:
+    """What waits for storage of pieces that hold `content` bytes together, and of a split partition's piece before."""
+    if not upload_bytes:
+        return 0
+    books = threads * piece_bytes(0, 1, 1, 0)
+    return min(threads * upload_bytes, content + books + upload_bytes)

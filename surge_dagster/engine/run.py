@@ -90,7 +90,8 @@ class EmbeddingRun:
     ) -> None:
         self._threads = publish_threads or max(8, 4 * len(pool.worker_pids))
         self.bounds = (thresholds or Thresholds()).resolve(pool.texts_per_second)
-        self._memory: MemoryPlan = plan_memory(self.bounds, pool.space, self._threads, memory_limit)
+        self._memory: MemoryPlan = plan_memory(self.bounds, pool.space, self._threads, memory_limit, store.upload_bytes)
+        self._retries_before = dict(store.retries)
         self.space = claim_space(store, pool.space)
         self.report = RunReport(
             space=self.space.name,
@@ -157,6 +158,7 @@ class EmbeddingRun:
                 yield from self._commit(arena)
         finally:
             self.report.peak_rss_bytes = gauge.peak_bytes
+            self._count_retries()
 
     def stop(self) -> None:
         """Ask the run to end early, from any thread: as if `events()` were closed, except that it yields the rest."""
@@ -193,7 +195,7 @@ class EmbeddingRun:
             b_min=self.bounds.b_min,
             threads=self._threads,
             ledger=self._ledger,
-            assembly_bytes=self._memory.reader,
+            assembly_bytes=self._memory.reader + self._store.upload_bytes,
             done=self._superbatch_done,
             report=self._report_event,
         )
@@ -304,7 +306,7 @@ class EmbeddingRun:
     ) -> None:
         def hand_over(batch: SuperBatch) -> None:
             pieces = largest_pieces(batch, self.space, self._threads)
-            self._result_bytes[batch.index] = self._memory.result_bytes(batch.texts, pieces)
+            self._result_bytes[batch.index] = self._memory.result_bytes(batch.texts, pieces, batch.held_bytes)
             self._reserve(self._result_bytes[batch.index])
             self._put(ready, batch)
 
@@ -389,7 +391,13 @@ class EmbeddingRun:
                     report.time_to_first_output_seconds = now
             report.max_in_flight_texts = self._in_flight.most
             report.peak_resident_bytes = self._ledger.peak
+            self._count_retries()
         self._events.put(event)
+
+    def _count_retries(self) -> None:
+        before = self._retries_before
+        now = {cause: count - before.get(cause, 0) for cause, count in self._store.retries.items()}
+        self.report.storage_retries = {cause: count for cause, count in sorted(now.items()) if count}
 
     def _put(
         self, target: queue.Queue[SuperBatch | BaseException | None], item: SuperBatch | BaseException | None

@@ -153,6 +153,7 @@ class RunReport:
     max_in_flight_texts: int = 0
     peak_resident_bytes: int = 0
     peak_rss_bytes: int = 0
+    storage_retries: dict[str, int] = field(default_factory=dict)  # requests sent again, by cause
     b_min: int = 0
     b_max: int = 0
 

@@ -7,6 +7,14 @@ from urllib.parse import unquote, urlsplit
 
 from surge_dagster.engine.errors import ConfigError
 
+# Those that obstore opens by their URL; each has a host that names the bucket.
+OBJECT_STORE_SCHEMES = frozenset({"s3", "s3a", "gs", "gcs", "az", "azure", "adl", "memory"})
+
+
+def is_object_store(url: str | Path) -> bool:
+    """Whether an argument names a bucket, and not a local folder."""
+    return urlsplit(str(url)).scheme in OBJECT_STORE_SCHEMES and "://" in str(url)
+
 
 def local_path(url: str | Path, *, what: str) -> Path:
     """The absolute local path behind a path or `file://` URL.
@@ -20,7 +28,8 @@ def local_path(url: str | Path, *, what: str) -> Path:
     parts = urlsplit(text)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return Path(unquote(parts.path))
+    shown = f"{parts.scheme}://{parts.hostname or ''}{parts.path}"  # what is left out may be a password
     raise ConfigError(
-        f"cannot open {what} {text!r}: expected a local path or a file:// URL. "
-        "Object stores are not supported yet; mount the bucket or copy the files to a local folder."
+        f"cannot open {what} {shown!r}: expected a local path or a file:// URL"
+        + (", or a bucket: s3://, gs:// or az://." if what == "output" else ". Copy the files to a local folder.")
     )

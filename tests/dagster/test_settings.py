@@ -66,3 +66,30 @@ def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SURGE_B_MIN", "0")
     with pytest.raises(ConfigError, match="setting SURGE_B_MIN is '0'"):
         load_settings()
+
+
+class TestStorageOptions:
+    def test_they_come_from_the_environment_as_one_document(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("SURGE_STORAGE_OPTIONS", '{"endpoint": "http://h:1", "secret_access_key": "hunter2"}')
+        settings = load_settings()
+        options = settings.storage_options.options()
+        assert (options.endpoint, options.secret_access_key, options.token) == ("http://h:1", "hunter2", None)
+        for shown in (repr(settings), str(settings), repr(options), str(settings.model_dump())):
+            assert "hunter2" not in shown
+
+    @pytest.mark.parametrize(
+        "document",
+        [
+            "storage_options: {secret_access_key: [hunter2]}",
+            "storage_options: {secret: hunter2}",
+            "storage_options: hunter2",
+            "storage_options: {token: hunter2, part_bytes: 5}",
+            "storage_options: {token: hunter2",
+            "storage_options:\n  token: 'hunter2\n",
+        ],
+    )
+    def test_a_mistake_in_them_is_told_without_what_they_say(self, document: str) -> None:
+        Path("surge.yaml").write_text(document)
+        with pytest.raises(ConfigError) as caught:
+            load_settings()
+        assert "hunter2" not in str(caught.getrepr(style="native"))

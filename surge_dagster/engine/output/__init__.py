@@ -6,18 +6,27 @@ from pathlib import Path
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output.local_store import LocalStore
+from surge_dagster.engine.output.storage_options import StorageOptions
 from surge_dagster.engine.output.store import Store
-from surge_dagster.engine.urls import local_path
+from surge_dagster.engine.urls import is_object_store, local_path
 
-__all__ = ["open_store"]
+__all__ = ["StorageOptions", "open_store"]
 
 
-def open_store(url: str | Path) -> Store:
-    """Open an output: a local path or `file://` URL; it need not exist yet.
+def open_store(url: str | Path, options: StorageOptions | None = None) -> Store:
+    """Open an output: a local path, a `file://` URL, or a bucket (`s3://`, `gs://`, `az://`); it need not exist yet.
+
+    Args:
+        options: how an object store is reached; a local output takes none.
 
     Raises:
-        ConfigError: the path is a file, or lies on a storage that is not supported.
+        ConfigError: the path is a file, lies on a storage that is not supported, or there are no credentials for it.
     """
+    if is_object_store(url):
+        # Here, since a run on a local disk needs no client of any cloud.
+        from surge_dagster.engine.output.object_store import open_object_store
+
+        return open_object_store(str(url), options)
     root = local_path(url, what="output")
     try:
         is_file = root.exists() and not root.is_dir()

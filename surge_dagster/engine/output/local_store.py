@@ -16,7 +16,7 @@ import errno
 import fcntl
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -39,6 +39,16 @@ class LocalStore:
     @property
     def url(self) -> str:
         return str(self.root)
+
+    @property
+    def retries(self) -> Mapping[str, int]:
+        """Nothing is tried again: what a disk refuses once it refuses twice."""
+        return {}
+
+    @property
+    def upload_bytes(self) -> int:
+        """None: what is written goes to the disk's own buffers."""
+        return 0
 
     def location(self, name: str) -> str:
         """Where a person finds the object."""

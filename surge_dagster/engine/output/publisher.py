@@ -24,7 +24,7 @@ import pyarrow as pa
 from surge_dagster.engine.encoder.calls import EncodeFigures
 from surge_dagster.engine.encoder.isolation import FailedRow
 from surge_dagster.engine.encoder.spec import Space
-from surge_dagster.engine.errors import Cancelled, DataError, SurgeError, TransientError
+from surge_dagster.engine.errors import Cancelled, DataError, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.ledger import Ledger
 from surge_dagster.engine.output.assembly import assemble
 from surge_dagster.engine.output.embedding_file import (
@@ -232,6 +232,9 @@ class Publisher:
             return None
         except DataError as error:
             failure = Failure(key, str(error))
+        except StoreUnavailable as error:
+            self._fatal = error
+            failure = Failure(key, str(error), transient=True)
         except SurgeError as error:
             failure = Failure(key, str(error), transient=isinstance(error, TransientError))
         except OSError as error:

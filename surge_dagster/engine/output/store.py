@@ -6,7 +6,7 @@ between their parts; a part that begins with a dot hides what lies below it from
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
@@ -43,6 +43,16 @@ class Store(Protocol):
 
     @property
     def url(self) -> str: ...
+
+    @property
+    def retries(self) -> Mapping[str, int]:
+        """Requests that were sent again since the store was opened, by cause."""
+        ...
+
+    @property
+    def upload_bytes(self) -> int:
+        """Memory that an upload may hold."""
+        ...
 
     def location(self, name: str) -> str: ...
 

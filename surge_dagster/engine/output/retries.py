@@ -1,0 +1,154 @@
+"""Requests to an object store, tried again: what can help is repeated, counted and logged, what cannot is not.
+
+The clients that are used retry nothing themselves, so that every retry is seen here. A request gets three attempts; the
+waits between them are 2 and 4 seconds with jitter, or what the store asks for (`Retry-After`). A store in which
+several requests in a row came to nothing is down: then the run ends, instead of failing one partition after the other.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import logging
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from surge_dagster.engine.errors import StoreUnavailable, TransientError
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS = 3
+JITTER = 0.25
+LONGEST_WAIT_SECONDS = 300.0
+DOWN_AFTER = 4
+RETRYABLE_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+
+T = TypeVar("T")
+
+
+class RequestFailed(Exception):
+    """One attempt that failed; its text holds no secret, since it is built from codes and kinds alone.
+
+    Attributes:
+        cause: one word to count it under: "503", "reset", "timeout".
+        retryable: whether another attempt can help.
+        status: of the answer, None where there was none.
+        retry_after_seconds: what the store asks for.
+    """
+
+    def __init__(
+        self,
+        cause: str,
+        detail: str,
+        *,
+        retryable: bool,
+        status: int | None = None,
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        self.cause = cause
+        self.detail = detail
+        self.retryable = retryable
+        self.status = status
+        self.retry_after_seconds = retry_after_seconds
+        super().__init__(f"{cause}: {detail}" if detail else cause)
+
+
+@dataclass(slots=True)
+class Retrier:
+    """Calls again what failed in a way that may pass, and keeps count; one for each store, used by all threads.
+
+    Args:
+        where: the store, for messages.
+        attempts: of each request.
+        sleep, jitter: replaced by tests, which never wait for real.
+        down_after: requests that come to nothing in a row, after which the store is taken for down.
+    """
+
+    where: str
+    attempts: int = ATTEMPTS
+    sleep: Callable[[float], None] = time.sleep
+    jitter: Callable[[], float] = field(default_factory=lambda: random.Random().random)
+    down_after: int = DOWN_AFTER
+    _counts: Counter[str] = field(default_factory=Counter)
+    _lost: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Retries so far, by cause."""
+        with self._lock:
+            return dict(self._counts)
+
+    def call(self, what: str, attempt: Callable[[], T], *, attempts: int | None = None) -> T:
+        """The result of the first attempt that succeeds.
+
+        Args:
+            what: the request in words, such as "PUT a/b.parquet".
+            attempt: raises `RequestFailed`; anything else it raises is an answer too and is passed on.
+
+        Raises:
+            TransientError: every attempt failed, or the failure is final.
+            StoreUnavailable: so did those before it, of other requests.
+        """
+        limit = attempts or self.attempts
+        for number in range(1, limit + 1):
+            try:
+                result = attempt()
+            except RequestFailed as failed:
+                if not failed.retryable or number == limit:
+                    raise self._give_up(what, failed, number) from None  # a cause may quote what the store sent
+                self._wait(what, failed, number)
+            except Exception:
+                self._answered()
+                raise
+            else:
+                self._answered()
+                return result
+        raise AssertionError("unreachable")
+
+    def _wait(self, what: str, failed: RequestFailed, number: int) -> None:
+        spread = self.jitter()
+        if failed.retry_after_seconds is not None:
+            seconds = min(failed.retry_after_seconds + spread * JITTER, LONGEST_WAIT_SECONDS)
+        else:
+            seconds = 2.0**number * (1 - JITTER + 2 * JITTER * spread)
+        with self._lock:
+            self._counts[failed.cause] += 1
+        log.warning("%s: %s failed (%s); attempt %d in %.1f s", self.where, what, failed, number + 1, seconds)
+        self.sleep(seconds)
+
+    def _give_up(self, what: str, failed: RequestFailed, number: int) -> TransientError:
+        with self._lock:
+            self._lost += 1
+            lost = self._lost
+        tries = f"{number} attempts" if number > 1 else "one attempt, and another cannot help"
+        text = f"{self.where}: {what} failed ({failed}) after {tries}."
+        if lost >= self.down_after:
+            return StoreUnavailable(
+                f"{text} {lost} requests in a row came to nothing: the store is down, or refuses these credentials. "
+                "What was published stays; run again when it answers."
+            )
+        if failed.status in (401, 403):
+            return TransientError(f"{text} The credentials are missing, wrong or lack a right. Give others, run again.")
+        return TransientError(f"{text} Run again when the store answers.")
+
+    def _answered(self) -> None:
+        if self._lost:
+            with self._lock:
+                self._lost = 0
+
+
+def retry_after(value: str | None, now: Callable[[], float] = time.time) -> float | None:
+    """Seconds that a `Retry-After` header asks for, given as a number or a date; None when it asks for nothing."""
+    if not value:
+        return None
+    if value.strip().isdigit():
+        return float(value)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - now())
+    except ValueError:
+        return None

@@ -1,0 +1,288 @@
+"""A real object store on 127.0.0.1, moto's, behind a front that breaks requests on purpose.
+
+Clients are the real ones and talk to the front over sockets. It passes requests on, and where it is told to it answers
+an error instead, cuts the connection before or after the store has done its work, passes a body on in part, or lets
+the client wait until that gives up. It also adds what moto leaves out and the clouds have: GCS's generations, a
+condition on completing a multipart upload, and the true age of an upload.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+import re
+import socket
+import struct
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import moto.s3.models
+import urllib3
+from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
+from moto.moto_server.threaded_moto_server import ThreadedMotoServer
+from yarl import URL
+
+BUCKET = "vectors"
+Action = Literal["status", "reset_before", "reset_after", "truncate_up", "truncate_down", "stall"]
+_HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "upgrade", "proxy-connection", "content-length"}
+_SOMEBODY = {"Authorization": "Bearer anybody"}  # moto asks who it is and believes every answer
+_MAX_IN_A_ROW = 2  # a request has three attempts
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What happens to a request."""
+
+    action: Action
+    status: int = 503
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+Plan = Callable[[str, str], Fault | None]
+
+
+def on(method: str, path: str, *faults: Fault) -> Plan:
+    """These faults for the first requests of a method whose path and query match; then none."""
+    waiting = list(faults)
+
+    def plan(called: str, target: str) -> Fault | None:
+        return waiting.pop(0) if waiting and called == method and re.search(path, target) else None
+
+    return plan
+
+
+def always(fault: Fault, method: str | None = None, path: str = "") -> Plan:
+    """The same fault for every request, or every one of a method and path."""
+    return lambda called, target: fault if method in (None, called) and re.search(path, target) else None
+
+
+class RandomFaults:
+    """Breaks a share of the requests, of every kind, in a way that depends on the request and the seed alone.
+
+    Args:
+        rate: share of the requests.
+        stalls: at most, since each costs as long as the client waits.
+    """
+
+    def __init__(self, rate: float, seed: int, stalls: int = 3) -> None:
+        self._rate = rate
+        self._seed = seed
+        self._stalls = stalls
+        self._seen: Counter[str] = Counter()
+        self._in_a_row: Counter[str] = Counter()
+
+    def __call__(self, method: str, target: str) -> Fault | None:
+        request = f"{method} {re.sub('uploadId=[^&]*', '', target)}"
+        self._seen[request] += 1
+        chance = random.Random(f"{self._seed} {request} {self._seen[request]}")
+        if chance.random() >= self._rate or self._in_a_row[request] >= _MAX_IN_A_ROW:
+            self._in_a_row[request] = 0
+            return None
+        self._in_a_row[request] += 1
+        faults = [
+            Fault("status", 503),
+            Fault("status", 429, {"Retry-After": "7"}),
+            Fault("status", 500),
+            Fault("reset_before"),
+            Fault("reset_after"),
+        ]
+        if method == "PUT":
+            faults.append(Fault("truncate_up"))
+        if method == "GET":
+            faults.append(Fault("truncate_down"))
+        if self._stalls:
+            faults.append(Fault("stall"))
+        chosen = chance.choice(faults)
+        self._stalls -= chosen.action == "stall"
+        return chosen
+
+
+class ObjectServer:
+    """Moto and its front, each in a thread.
+
+    Attributes:
+        plan: decides what happens to each request; None lets all pass.
+        injected: how often what happened, by action.
+        log: method, target and what became of it, of every request.
+    """
+
+    def __init__(self) -> None:
+        self.plan: Plan | None = None
+        self.injected: Counter[str] = Counter()
+        self.log: list[tuple[str, str, str]] = []
+        self.before: Callable[[str, str], None] | None = None
+        self._moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name="object-server", daemon=True)
+        self._ready = threading.Event()
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._began: dict[str, datetime] = {}
+        self._generations: dict[str, str] = {}  # by etag
+        self._numbers = itertools.count(1_700_000_000_000_001)
+        self._direct = urllib3.PoolManager(headers=_SOMEBODY)
+
+    def __enter__(self) -> ObjectServer:
+        # Small parts make small tests.
+        moto.s3.models.S3_UPLOAD_PART_MIN_SIZE = 1  # pyright: ignore[reportPrivateImportUsage]
+        self._moto.start()
+        host, port = self._moto.get_host_and_port()
+        self.moto_url = f"http://{host}:{port}"
+        self._thread.start()
+        assert self._ready.wait(30)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(30)
+        self._moto.stop()
+
+    def reset(self) -> None:
+        """An empty bucket, and nothing goes wrong."""
+        self.plan = self.before = None
+        self.injected.clear()
+        self.log.clear()
+        self._direct.request("POST", f"{self.moto_url}/moto-api/reset")
+        self._direct.request("PUT", f"{self.moto_url}/{BUCKET}")
+
+    def objects(self) -> dict[str, str]:
+        """Etag by key, as the store itself sees them."""
+        answer = self._direct.request("GET", f"{self.moto_url}/{BUCKET}?max-keys=100000").data.decode()
+        return dict(re.findall(r"<Key>([^<]*)</Key>.*?<ETag>([^<]*)</ETag>", answer))
+
+    def content(self, key: str) -> bytes:
+        """An object's bytes, read past the front."""
+        return self._direct.request("GET", f"{self.moto_url}/{BUCKET}/{key.replace('%', '%25')}").data
+
+    def unfinished(self) -> list[str]:
+        """Keys of multipart uploads that are neither completed nor aborted."""
+        return re.findall(
+            r"<Key>([^<]*)</Key>", self._direct.request("GET", f"{self.moto_url}/{BUCKET}?uploads").data.decode()
+        )
+
+    def requests(self, method: str) -> list[str]:
+        """Targets of all requests of a method."""
+        return [target for called, target, _ in self.log if called == method]
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._main())
+
+    async def _main(self) -> None:
+        self._stop = asyncio.Event()
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        async with ClientSession(
+            connector=TCPConnector(limit=32), auto_decompress=False, timeout=ClientTimeout(total=120)
+        ) as self._session:
+            self._ready.set()
+            await self._stop.wait()
+        await runner.cleanup()
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        target = str(request.rel_url)
+        if self.before is not None:
+            await asyncio.to_thread(self.before, request.method, target)
+        fault = self.plan(request.method, target) if self.plan else None
+        self.log.append((request.method, target, fault.action if fault else "pass"))
+        if fault is None:
+            return _answer(*await self._pass_on(request, await request.read()))
+        self.injected[fault.action] += 1
+        if fault.action == "status":
+            await request.read()
+            body = b"<Error><Code>SlowDown</Code><Message>x</Message></Error>"
+            return web.Response(status=fault.status, headers=fault.headers, body=body)
+        if fault.action == "truncate_up":
+            await request.content.readany()  # the rest never arrives
+        elif fault.action == "stall":
+            body = await request.read()
+            while request.transport is not None and not request.transport.is_closing():
+                await asyncio.sleep(0.02)
+            await self._pass_on(request, body)  # the store gets it when nobody waits any more
+        elif fault.action in ("reset_after", "truncate_down"):
+            status, headers, body = await self._pass_on(request, await request.read())
+            if fault.action == "truncate_down":
+                out = web.StreamResponse(status=status, headers={**headers, "Content-Length": str(len(body))})
+                await out.prepare(request)
+                await out.write(body[: len(body) // 2])
+        _cut(request)
+        return web.Response(status=500)
+
+    async def _pass_on(self, request: web.Request, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
+        for name in list(headers):
+            if name.lower().startswith("x-goog-meta-"):
+                headers["x-amz-meta-" + name[12:]] = headers.pop(name)
+        generation = headers.get("x-goog-if-generation-match")
+        if generation == "0":
+            headers["If-None-Match"] = "*"
+        elif generation is not None:
+            headers["If-Match"] = next((e for e, g in self._generations.items() if g == generation), '"none"')
+        lock = self._locks.setdefault(request.path, asyncio.Lock())
+        async with lock if request.method in ("PUT", "POST") else contextlib.nullcontext():
+            if request.method == "POST" and "uploadId" in request.query and "If-Match" in headers:
+                _, current, _ = await self._ask("HEAD", request.raw_path.partition("?")[0], _SOMEBODY, b"")
+                if current.get("ETag") != headers["If-Match"]:
+                    return 412, {}, b"<Error><Code>PreconditionFailed</Code></Error>"
+            status, found, content = await self._ask(request.method, request.raw_path, headers, body)
+        return self._translated(request, status, found, content)
+
+    async def _ask(
+        self, method: str, raw_path: str, headers: dict[str, str], body: bytes
+    ) -> tuple[int, dict[str, str], bytes]:
+        url = URL(self.moto_url + raw_path, encoded=True)
+        async with self._session.request(method, url, headers=headers, data=body, allow_redirects=False) as answer:
+            found = {"ETag" if name == "Etag" else name: value for name, value in answer.headers.items()}
+            return answer.status, found, await answer.read()
+
+    def _translated(
+        self, request: web.Request, status: int, found: dict[str, str], content: bytes
+    ) -> tuple[int, dict[str, str], bytes]:
+        length = found.get("Content-Length")
+        headers = {name: value for name, value in found.items() if name.lower() not in _HOP_BY_HOP}
+        if request.method == "HEAD" and length:
+            headers["Content-Length"] = length
+        for name in list(headers):
+            if name.lower().startswith("x-amz-meta-"):
+                headers["x-goog-meta-" + name[11:]] = headers[name]
+        if etag := headers.get("ETag"):
+            headers["x-goog-generation"] = self._generations.setdefault(etag, str(next(self._numbers)))
+        if request.method == "POST" and "uploads" in request.query:
+            self._began.update((found, datetime.now(UTC)) for found in _upload_ids(content))
+        elif request.method == "GET" and "uploads" in request.query:
+            for upload_id, began in self._began.items():
+                content = re.sub(
+                    rb"(<UploadId>" + re.escape(upload_id.encode()) + rb"</UploadId>.*?<Initiated>)[^<]*",
+                    rb"\g<1>" + began.strftime("%Y-%m-%dT%H:%M:%S.%fZ").encode(),
+                    content,
+                    count=1,
+                    flags=re.DOTALL,
+                )
+        return status, headers, content
+
+
+def _upload_ids(content: bytes) -> Iterator[str]:
+    return (found.decode() for found in re.findall(rb"<UploadId>([^<]*)</UploadId>", content))
+
+
+def _answer(status: int, headers: dict[str, str], content: bytes) -> web.Response:
+    return web.Response(status=status, headers=headers, body=content or None)
+
+
+def _cut(request: web.Request) -> None:
+    """End a connection as a machine that dies does: with a reset, and no goodbye."""
+    transport: Any = request.transport
+    if transport is not None:
+        with contextlib.suppress(OSError):
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        transport.abort()

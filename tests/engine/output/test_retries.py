@@ -1,0 +1,112 @@
+"""Requests that are tried again: which, how often, how long after, and that all of it is counted and said."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from surge_dagster.engine.errors import StoreUnavailable, TransientError
+from surge_dagster.engine.output.retries import RequestFailed, Retrier, retry_after
+
+
+class Clock:
+    """Waits that are written down and not waited."""
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+
+    def retrier(self, jitter: float = 0.5) -> Retrier:
+        return Retrier("s3://b", sleep=self.waits.append, jitter=lambda: jitter)
+
+
+class Failing:
+    """Fails as it is told, then answers."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self._failures = list(failures)
+        self.calls = 0
+
+    def __call__(self) -> str:
+        self.calls += 1
+        if self._failures:
+            raise self._failures.pop(0)
+        return "done"
+
+
+def busy(cause: str = "503", retry_after_seconds: float | None = None) -> RequestFailed:
+    return RequestFailed(cause, "SlowDown", retryable=True, status=503, retry_after_seconds=retry_after_seconds)
+
+
+def test_three_attempts_two_and_four_seconds_apart(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    retrier = clock.retrier()
+    with caplog.at_level(logging.WARNING):
+        assert retrier.call("PUT a", Failing(busy(), busy("reset"))) == "done"
+    assert clock.waits == [2.0, 4.0]
+    assert retrier.counts == {"503": 1, "reset": 1}
+    assert [record.getMessage() for record in caplog.records] == [
+        "s3://b: PUT a failed (503: SlowDown); attempt 2 in 2.0 s",
+        "s3://b: PUT a failed (reset: SlowDown); attempt 3 in 4.0 s",
+    ]
+
+
+@pytest.mark.parametrize(("jitter", "expected"), [(0.0, [1.5, 3.0]), (1.0, [2.5, 5.0])])
+def test_waits_are_spread_so_that_writers_do_not_come_back_together(jitter: float, expected: list[float]) -> None:
+    clock = Clock()
+    clock.retrier(jitter).call("PUT a", Failing(busy(), busy()))
+    assert clock.waits == expected
+
+
+def test_the_store_says_how_long_to_wait() -> None:
+    clock = Clock()
+    clock.retrier(0.0).call("PUT a", Failing(busy("429", 17.0), busy("429", 1e6)))
+    assert clock.waits == [17.0, 300.0], "but not for how long a run hangs"
+
+
+def test_the_third_failure_is_the_last() -> None:
+    clock = Clock()
+    attempt = Failing(busy(), busy(), busy(), busy())
+    with pytest.raises(TransientError, match=r"PUT a failed \(503: SlowDown\) after 3 attempts"):
+        clock.retrier().call("PUT a", attempt)
+    assert (attempt.calls, len(clock.waits)) == (3, 2)
+
+
+def test_what_cannot_pass_is_not_tried_again() -> None:
+    attempt = Failing(RequestFailed("403", "AccessDenied", retryable=False, status=403))
+    clock = Clock()
+    retrier = clock.retrier()
+    with pytest.raises(TransientError, match=r"403: AccessDenied.*credentials"):
+        retrier.call("PUT a", attempt)
+    assert (attempt.calls, clock.waits, retrier.counts) == (1, [], {})
+
+
+def test_an_answer_that_is_an_error_to_the_caller_is_passed_on() -> None:
+    attempt = Failing(FileNotFoundError("a"))
+    with pytest.raises(FileNotFoundError):
+        Clock().retrier().call("GET a", attempt)
+    assert attempt.calls == 1
+
+
+def test_a_store_in_which_nothing_succeeds_any_more_is_down() -> None:
+    retrier = Clock().retrier()
+
+    def lose() -> TransientError:
+        with pytest.raises(TransientError) as caught:
+            retrier.call("PUT a", Failing(busy(), busy(), busy()))
+        return caught.value
+
+    for _ in range(3):
+        assert not isinstance(lose(), StoreUnavailable)
+    retrier.call("PUT a", Failing())
+    for _ in range(3):
+        assert not isinstance(lose(), StoreUnavailable), "one success starts the count anew"
+    assert isinstance(lose(), StoreUnavailable)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("7", 7.0), (None, None), ("", None), ("soon", None), ("Thu, 01 Jan 1970 00:01:40 GMT", 60.0)],
+)
+def test_retry_after_is_a_number_or_a_date(value: str | None, seconds: float | None) -> None:
+    assert retry_after(value, now=lambda: 40.0) == seconds

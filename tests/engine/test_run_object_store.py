@@ -1,0 +1,252 @@
+"""Whole runs into an object store, through a front that breaks requests: what is promised of a disk holds there too."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from surge_dagster.cli import app
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import StoreUnavailable
+from surge_dagster.engine.output.embedding_file import read_facts
+from surge_dagster.engine.output.freshness import file_name
+from surge_dagster.engine.output.object_store import ObjectStore, open_object_store
+from surge_dagster.engine.output.retries import Retrier
+from surge_dagster.engine.output.storage_options import StorageOptions
+from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.superbatch import Thresholds
+from surge_dagster.engine.verify import Violation, verify
+from tests.engine.output.object_server import BUCKET, Fault, ObjectServer, RandomFaults, always
+from tests.engine.runs import failures, finish, make_run, receipts
+from tests.small_catalogs import Rows, keys_of, numbered_rows, write_catalog
+
+SECRETS = (
+    "AKIA-secret-of-the-test",
+    "secret-key-of-the-test",
+    "secret-session-of-the-test",
+    "secret-token-of-the-test",
+)
+
+
+def open_bucket(server: ObjectServer, scheme: str = "s3", **changes: Any) -> ObjectStore:
+    """The store; it never waits before it tries again."""
+    given = {
+        "endpoint": server.url,
+        "access_key_id": SECRETS[0],
+        "secret_access_key": SECRETS[1],
+        "session_token": SECRETS[2],
+        "token": SECRETS[3],
+        "timeout_seconds": 5.0,
+        "part_bytes": 16 * 1024,
+    }
+    return open_object_store(
+        f"{scheme}://{BUCKET}/out",
+        StorageOptions(**(given | changes)),
+        retrier=lambda where: Retrier(where, sleep=lambda _: None),
+    )
+
+
+def catalog_of(partitions: int, *, large: int = 3) -> dict[str, Rows]:
+    """Small partitions, and a few that are split and uploaded in parts."""
+    sizes = {f"p {number}": 1 + number % 9 for number in range(partitions)}
+    sizes |= {f"large {number}": 700 for number in range(large)}
+    return {key: numbered_rows(key, size) for key, size in sizes.items()}
+
+
+class Reader(threading.Thread):
+    """Reads every object version it can see, past the front, for as long as a run goes on."""
+
+    def __init__(self, server: ObjectServer) -> None:
+        super().__init__(name="reader")
+        self._server = server
+        self._done = threading.Event()
+        self.broken: list[str] = []
+        self.looks = 0
+        self._seen: dict[str, str] = {}
+
+    def run(self) -> None:
+        while not self._done.is_set():
+            self._look()
+        self._look()
+
+    def stop(self) -> None:
+        self._done.set()
+        self.join(60)
+
+    def _look(self) -> None:
+        self.looks += 1
+        for key, etag in self._server.objects().items():
+            if self._seen.get(key) == etag:
+                continue
+            self._seen[key] = etag
+            content = self._server.content(key)
+            try:
+                if key.endswith(".json"):
+                    json.loads(content)
+                else:
+                    with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
+                        assert file.read().num_rows == read_facts(file.metadata).rows
+            except Exception as error:
+                self.broken.append(f"{key}: {error}")
+
+
+def assert_whole(server: ObjectServer, space: str, catalog: Mapping[str, Rows]) -> None:
+    """Each partition under its one name, and nothing else."""
+    expected = {f"out/{file_name(space, key)}" for key in catalog} | {f"out/{space}/space.json"}
+    assert set(server.objects()) == expected
+    assert server.unfinished() == []
+
+
+def survive(server: ObjectServer, pool: EncoderPool, root: Path, scheme: str, partitions: int) -> None:
+    """A run of which every twentieth request is broken ends as one without faults does."""
+    catalog = catalog_of(partitions)
+    source = open_source(write_catalog(root / "catalog", catalog))
+    store = open_bucket(server, scheme)
+    faults = RandomFaults(0.05, seed=partitions)
+    server.plan = faults
+    reader = Reader(server)
+    reader.start()
+    try:
+        run = make_run(pool, source, store, Thresholds(b_min=100, b_max=200))
+        events = finish(run)
+        retried = dict(run.report.storage_retries)
+        injected = server.injected.total()
+    finally:
+        server.plan = None
+        reader.stop()
+    assert failures(events) == []
+    assert keys_of(receipts(events, "encoded")) == sorted(catalog)
+    assert len({receipt.path for receipt in receipts(events)}) == len(catalog)
+    assert reader.broken == []
+    assert reader.looks > 1
+    assert injected >= partitions // 40, "the front did its work"
+    assert sum(retried.values()) == injected, (retried, server.injected)
+    assert run.report.as_dict()["storage_retries"] == retried
+    assert_whole(server, run.space.name, catalog)
+    found = list(verify(source, store, run.space, pool=pool, reencode=1))
+    assert [event for event in found if isinstance(event, Violation)] == []
+    again = make_run(pool, source, open_bucket(server, scheme), Thresholds(b_min=100, b_max=200))
+    assert finish(again)
+    assert again.report.partitions_skipped == len(catalog)
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_a_run_survives_faults_in_every_twentieth_request(
+    object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path, scheme: str
+) -> None:
+    """Over 10 s at times: some thousand requests to a server written in Python."""
+    survive(object_server, hash_pool, tmp_path, scheme, 100)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_a_long_run_survives_faults_in_every_twentieth_request(
+    object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path, scheme: str
+) -> None:
+    """Minutes: tens of thousands of requests to a server written in Python."""
+    survive(object_server, hash_pool, tmp_path, scheme, 2000)
+
+
+class TestFailures:
+    def test_a_publish_that_fails_for_good_fails_its_partition_alone(
+        self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
+    ) -> None:
+        catalog = catalog_of(20, large=1)
+        source = open_source(write_catalog(tmp_path / "catalog", catalog))
+        object_server.plan = always(Fault("status", 503), "PUT", "p%25205[.]parquet")
+        run = make_run(hash_pool, source, open_bucket(object_server), Thresholds(b_min=30, b_max=60))
+        events = finish(run)
+        assert keys_of(failures(events)) == ["p 5"]
+        assert "503" in failures(events)[0].reason
+        assert failures(events)[0].transient
+        assert keys_of(receipts(events)) == sorted(set(catalog) - {"p 5"})
+
+    def test_a_store_that_is_down_ends_the_run_and_a_later_one_completes_it(
+        self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
+    ) -> None:
+        catalog = catalog_of(60, large=0)
+        source = open_source(write_catalog(tmp_path / "catalog", catalog))
+        puts = 0
+
+        def break_down(method: str, target: str) -> Fault | None:
+            nonlocal puts
+            puts += method == "PUT"
+            return Fault("reset_before") if puts > 20 else None
+
+        object_server.plan = break_down
+        run = make_run(hash_pool, source, open_bucket(object_server), Thresholds(b_min=20, b_max=40))
+        with pytest.raises(StoreUnavailable, match=r"requests in a row came to nothing.*What was published stays"):
+            list(run.events())
+        published = set(object_server.objects())
+        assert 1 < len(published) < len(catalog)
+        object_server.plan = None
+        again = make_run(hash_pool, source, open_bucket(object_server), Thresholds(b_min=20, b_max=40))
+        events = finish(again)
+        assert again.report.partitions_skipped == len(published) - 1
+        assert keys_of(receipts(events)) == sorted(catalog)
+        assert_whole(object_server, again.space.name, catalog)
+
+    @pytest.mark.parametrize("scheme", ["s3", "gs"])
+    def test_secrets_are_shown_nowhere(
+        self,
+        object_server: ObjectServer,
+        hash_pool: EncoderPool,
+        tmp_path: Path,
+        scheme: str,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        catalog = catalog_of(12, large=1)
+        source = open_source(write_catalog(tmp_path / "catalog", catalog))
+        store = open_bucket(object_server, scheme)
+        shown = [repr(store), repr(StorageOptions(token=SECRETS[3], secret_access_key=SECRETS[1]))]
+        object_server.plan = RandomFaults(0.3, seed=1, stalls=0)
+        with caplog.at_level(logging.DEBUG):
+            run = make_run(hash_pool, source, store, Thresholds(b_min=30, b_max=60))
+            shown += map(repr, finish(run))
+            object_server.plan = always(Fault("status", 403))
+            with pytest.raises(Exception, match="403") as caught:
+                make_run(hash_pool, source, store, Thresholds(b_min=30, b_max=60))
+        shown += [json.dumps(run.report.as_dict()), str(caught.getrepr(style="native")), caplog.text]
+        shown += [repr(read_facts(pq.read_metadata(store.open(name)))) for name in self._files(object_server, store)]
+        assert len(caplog.text) > 1000
+        for secret in SECRETS[1:]:
+            assert not [text for text in shown if secret in text]
+
+    @staticmethod
+    def _files(server: ObjectServer, store: ObjectStore) -> list[str]:
+        server.plan = None
+        return [found.name for folder in store.folders() for found in store.list(folder) if "parquet" in found.name]
+
+
+def test_the_command_line_takes_buckets_and_credentials_from_the_environment(
+    object_server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_catalog(tmp_path / "catalog", catalog_of(5, large=1))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAFROMENVIRONMENT")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-from-environment")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", object_server.url)
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    monkeypatch.chdir(tmp_path)
+
+    def surge(*arguments: str) -> str:
+        done = CliRunner().invoke(app, [*arguments, "--model", "hash://16"])
+        assert done.exit_code == 0, done.output
+        assert "secret-from-environment" not in done.output
+        return done.stdout
+
+    output = f"s3://{BUCKET}/deep/out"
+    embedded = json.loads(surge("embed", "catalog", output, "--json").splitlines()[-1])
+    assert embedded["partitions_written"] == 6
+    assert embedded["storage_retries"] == {}
+    assert "no violation" in surge("verify", "catalog", output, "--reencode", "all")
+    assert "p 3" in surge("search", output, "p 3/1 p 3/1 p 3/1")
