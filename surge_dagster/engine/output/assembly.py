@@ -133,7 +133,10 @@ def _row_groups(batches: Iterable[pa.RecordBatch], writer: EmbeddingFileWriter, 
         size += values * (itemsize + levels_bytes(itemsize)) + (1 + STRING_COPIES) * strings
         rows += batch.num_rows
         if size >= _GROUP_BYTES or rows >= writer.row_group_rows:
-            yield pa.Table.from_batches(held, schema=writer.schema)
-            held, size, rows = [], 0, 0
+            table = pa.Table.from_batches(held, schema=writer.schema)
+            group = min(rows, writer.row_group_rows)
+            yield table.slice(0, group)
+            held = table.slice(group).to_batches()  # what a full row group has no room for begins the next one
+            size, rows = size * (rows - group) // rows, rows - group
     if held:
         yield pa.Table.from_batches(held, schema=writer.schema)
