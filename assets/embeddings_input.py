@@ -8,9 +8,9 @@ partitions; an asset without partitions gets all there are:
 
 The argument's type decides what it is: a `polars.LazyFrame`, a `pyarrow.dataset.Dataset`, or the `Embeddings` that give
 both. Nothing is read before the asset asks for it, except footers.
-"""
 
-from __future__ import annotations
+Dagster finds nested resources by looking at annotations while the class is made, so they must not be strings here.
+"""
 
 from typing import Any, NoReturn
 

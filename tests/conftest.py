@@ -30,6 +30,15 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_cloud() -> Iterator[None]:
+    """Whoever looks for credentials does not ask the machine's cloud for them: tests talk to this machine alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        patch.setenv("NO_GCE_CHECK", "true")
+        yield
+
+
 @pytest.fixture(scope="session")
 def hash_pool(cache_folder: Path) -> Iterator[EncoderPool]:
     """Real worker processes, shared memory and pipes; vectors come from a hash of the text."""

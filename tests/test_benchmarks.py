@@ -163,7 +163,7 @@ def test_a_workload_is_the_catalog_that_it_writes(tmp_path: Path) -> None:
 
 def test_a_small_run_gives_the_promised_document_and_table(demo_model: str, tmp_path: Path) -> None:
     """Takes some 20 s: it loads sentence-transformers and the pool with the real model."""
-    plan = Plan("cpu", ["sentence-transformers", "sentence-transformers-fp16"], ["fp32", "int8"], 2, 60, 0)
+    plan = Plan("cpu", ["sentence-transformers", "sentence-transformers-fp16"], ["fp32", "fp16"], 2, 60, 0)
     workload = short_workload(40, 0)
     found = measure_workload(workload, EncodingSpec(demo_model), plan, tmp_path, tmp_path / "model.onnx")
     document = {
@@ -178,13 +178,7 @@ def test_a_small_run_gives_the_promised_document_and_table(demo_model: str, tmp_
     assert pool["lowest_cosine"] >= 0.99999
     assert pool["equal_neighbours"] > 0.95
     assert len(pool["ratios"]) == 2
-    quantized = rows["pool int8"]
-    if "missing" in quantized:
-        assert "pip install" in quantized["missing"]
-    else:
-        assert 0.95 < quantized["mean_cosine"] < 0.99999
-        assert quantized["equal_neighbours"] > 0.7
-        assert "share_of_matmul_limit" not in quantized
+    assert "needs a GPU" in rows["pool fp16"]["missing"]
     assert pool["ratio_to"].keys() == {"sentence-transformers"}
     assert 0 <= pool["padding_ratio"] < 1
     assert 0 <= pool["worker_idle_ratio"] < 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from surge_dagster.engine.errors import ConfigError
 
@@ -13,7 +13,20 @@ OBJECT_STORE_SCHEMES = frozenset({"s3", "s3a", "gs", "gcs", "az", "azure", "adl"
 
 def is_object_store(url: str | Path) -> bool:
     """Whether an argument names a bucket, and not a local folder."""
-    return urlsplit(str(url)).scheme in OBJECT_STORE_SCHEMES and "://" in str(url)
+    scheme, mark, _ = str(url).partition("://")
+    return bool(mark) and scheme in OBJECT_STORE_SCHEMES
+
+
+def split_url(url: str, *, what: str) -> SplitResult:
+    """The parts of a URL.
+
+    Raises:
+        ConfigError: it is none; it is not shown, since it may hold a password.
+    """
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        raise ConfigError(f"the {what} is no URL ({error}); expected something like s3://bucket/path") from None
 
 
 def local_path(url: str | Path, *, what: str) -> Path:
@@ -25,7 +38,7 @@ def local_path(url: str | Path, *, what: str) -> Path:
     text = str(url)
     if "://" not in text:
         return Path(text).expanduser().absolute()
-    parts = urlsplit(text)
+    parts = split_url(text, what=what)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return Path(unquote(parts.path))
     shown = f"{parts.scheme}://{parts.hostname or ''}{parts.path}"  # what is left out may be a password

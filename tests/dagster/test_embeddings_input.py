@@ -155,3 +155,7 @@ def test_a_type_that_cannot_be_given_and_an_output_that_cannot_be_taken_are_refu
     writing.asset = dg.asset(io_manager_key="embeddings_input")(near_duplicates)
     written = writing.run()
     assert not written.success and "which only reads" in written.failure()
+
+
+def test_its_output_may_be_configured_at_launch() -> None:
+    EmbeddingsInput(output=OutputStore.configure_at_launch())  # pyright: ignore[reportCallIssue, reportArgumentType]

@@ -31,7 +31,10 @@ def living(mark: str) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize("instant", sorted(random.Random(7).sample(range(1, PARTITIONS + 1), 3)))
+INSTANTS = sorted(random.Random(7).sample(range(1, PARTITIONS + 1), 3))
+
+
+@pytest.mark.parametrize("instant", [INSTANTS[1], *(pytest.param(n, marks=pytest.mark.soak) for n in INSTANTS[::2])])
 def test_a_run_killed_at_a_random_instant_is_finished_by_the_next_one(bench: Workbench, instant: int) -> None:
     for number in range(PARTITIONS):
         bench.write(f"p{number:02}", ROWS)

@@ -17,10 +17,11 @@ from typer.testing import CliRunner
 from surge_dagster.cli import app
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import StoreUnavailable
-from surge_dagster.engine.output.embedding_file import read_facts
+from surge_dagster.engine.output.embedding_file import read_facts, read_guarded
 from surge_dagster.engine.output.freshness import file_name
 from surge_dagster.engine.output.object_store import ObjectStore, open_object_store
 from surge_dagster.engine.output.retries import Retrier
+from surge_dagster.engine.output.staging import SEGMENT_FORMAT, STAGING, SegmentFacts
 from surge_dagster.engine.output.storage_options import StorageOptions
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.superbatch import Thresholds
@@ -94,7 +95,13 @@ class Reader(threading.Thread):
                     json.loads(content)
                 else:
                     with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
-                        assert file.read().num_rows == read_facts(file.metadata).rows
+                        staged = key.startswith(f"out/{STAGING}/")
+                        facts = (
+                            read_guarded(file.metadata, SegmentFacts, SEGMENT_FORMAT)
+                            if staged
+                            else read_facts(file.metadata)
+                        )
+                        assert file.read().num_rows == facts.rows
             except Exception as error:
                 self.broken.append(f"{key}: {error}")
 

@@ -49,7 +49,7 @@ def assemble(
 
     Raises:
         TransientError: a segment is not what it was when it was staged, the file cannot be written, or the source has
-            changed. A segment at fault is removed.
+            changed.
     """
     source = partition.source
     if partition.content_digest is None:
@@ -99,7 +99,6 @@ class _Rows:
             except FileNotFoundError as error:
                 raise self._lost(segment, "it has gone; another run may have published the partition") from error
             except InvalidFile as error:
-                self._staging.discard(self._partition.source, segment)
                 raise self._lost(segment, str(error)) from error
 
     def _of(self, segment: StagedRows) -> Iterator[pa.RecordBatch]:

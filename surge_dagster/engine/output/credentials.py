@@ -38,6 +38,8 @@ class AwsCredentials:
         # At this level it would print whole requests, session tokens included.
         logging.getLogger("botocore.auth").setLevel(logging.INFO)
         session = Session()
+        if bool(options.access_key_id) != bool(options.secret_access_key):
+            raise ConfigError("of access_key_id and secret_access_key one alone was given; give both or neither")
         if options.access_key_id and options.secret_access_key:
             found = Credentials(options.access_key_id, options.secret_access_key, options.session_token)
         else:

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
-from urllib.parse import urlsplit
 
 import obstore
 import pyarrow as pa
@@ -27,6 +26,7 @@ from surge_dagster.engine.output.retries import Retrier
 from surge_dagster.engine.output.storage_options import StorageOptions
 from surge_dagster.engine.output.store import StoredObject
 from surge_dagster.engine.output.xml_client import XmlClient
+from surge_dagster.engine.urls import split_url
 
 log = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ def open_object_store(
         ConfigError: the URL or the options cannot be used, or there are no credentials.
     """
     options = options or StorageOptions()
-    parts = urlsplit(url)
+    parts = split_url(url, what="output")
     if "@" in parts.netloc or parts.query or parts.fragment:  # not shown: it is where secrets are written
         raise ConfigError(
             f"the {parts.scheme}:// output holds more than a bucket and a path. Credentials belong into the "
@@ -197,6 +197,8 @@ def open_object_store(
     prefix = f"{path}/" if path else ""
     try:
         store, client = _connect(parts.scheme, parts.netloc, options)
+    except ConfigError as error:
+        raise ConfigError(f"cannot open the output {clean!r}: {error}") from error
     except (BaseError, ValueError, TypeError) as error:
         # Its text may quote what it was given.
         raise ConfigError(

@@ -51,6 +51,8 @@ STAGING = ".staging"
 SEGMENT_FORMAT = "segment 1"
 _NAME = re.compile(r"(?P<start>\d{1,18})-(?P<stop>\d{1,18})\.parquet")
 _BUFFER_BYTES = 1024 * 1024
+_GROUP_STRING_BYTES = 4 * 1024 * 1024
+_TRIES = 3
 _READ_BYTES = 1024 * 1024
 _MOST_ROWS = 1024
 
@@ -114,7 +116,8 @@ class Staging:
     def usable(self, partition: Partition) -> list[StagedRows]:
         """What earlier runs staged of this very source version, read in full and found whole: ascending, no overlap.
 
-        Everything else that is staged of the partition is removed.
+        Everything else that is staged of the partition is left alone until the partition is published: it may be the
+        work of another run that lives.
         """
         folder = self._folder(partition)
         candidates: list[tuple[int, int, str]] = []
@@ -122,8 +125,6 @@ class Staging:
             match = _NAME.fullmatch(name.removeprefix(f"{folder}/"))
             if match is not None and int(match["start"]) < int(match["stop"]):
                 candidates.append((int(match["start"]), int(match["stop"]), name))
-            else:
-                self._delete(name)
         chosen: list[StagedRows] = []
         for start, stop, name in sorted(candidates, key=lambda found: (found[0], -found[1])):
             if chosen and start < chosen[-1].stop:
@@ -131,8 +132,8 @@ class Staging:
             try:
                 chosen.append(self._checked(partition, start, stop))
             except (InvalidFile, FileNotFoundError) as error:
+                # It stays: the disk may answer tomorrow, or another run may be able to use it.
                 log.warning("%s is encoded again: %s", self._store.location(name), error)
-                self._delete(name)
         return chosen
 
     def write(
@@ -157,11 +158,12 @@ class Staging:
             OSError: likewise.
         """
         digest = ContentDigest()
-        row = widest = 0
+        sizes: list[np.ndarray] = []
+        row = 0
         for piece in ids:
             batch = RowBatch(piece, texts[row : row + len(piece)])  # pyright: ignore[reportArgumentType]
             digest.update(batch)
-            widest = max(widest, int(row_bytes(batch).max(initial=0)))
+            sizes.append(row_bytes(batch))
             row += len(piece)
         source = partition.source
         id_type = partition.id_type or pa.string()
@@ -174,13 +176,17 @@ class Staging:
             first_row=start,
             rows=len(matrix),
             truncated=truncated,
-            widest_row=widest,
+            widest_row=max(int(piece.max(initial=0)) for piece in sizes),
         )
         folder = self._folder(source)
         with contextlib.ExitStack() as cleanup:
             upload = cleanup.enter_context(self._create(source, start, start + facts.rows))
             writer = cleanup.enter_context(self._writer(upload.sink, id_type))
-            writer.append(pa.chunked_array(list(ids), type=id_type), texts if self._include_text else None, matrix)
+            column, begun = pa.chunked_array(list(ids), type=id_type), 0
+            for end in _borders(np.concatenate(sizes)):
+                part = slice(begun, end)
+                writer.append(column[part], texts[part] if self._include_text else None, matrix[part])  # pyright: ignore[reportArgumentType]
+                begun = end
             writer.close(facts)
             upload.publish(lambda: None)
         self._store.sync(folder)
@@ -225,10 +231,6 @@ class Staging:
         except (SurgeError, OSError) as error:  # it is in nobody's way, and the next run tries again
             log.warning("what is staged of partition %r could not be removed: %s", key, error)
 
-    def discard(self, partition: Partition, rows: StagedRows) -> None:
-        """Remove one segment; harmless when there is none."""
-        self._delete(self._name(partition, rows.start, rows.stop))
-
     def _delete(self, name: str) -> None:
         with self._lock:
             self._store.delete(name)
@@ -247,6 +249,10 @@ class Staging:
             self._known.add(encode_key(partition.key))
             if folder in self._prepared:
                 with contextlib.suppress(TransientError):  # another run may have removed the folder while it was empty
+                    return self._store.create(name)
+            for _ in range(_TRIES):  # another run may remove the folder before there is anything in it
+                self._prepare(folder)
+                with contextlib.suppress(TransientError):
                     return self._store.create(name)
             self._prepare(folder)
             return self._store.create(name)
@@ -290,3 +296,15 @@ class Staging:
         for name, value in expected.items():
             if getattr(facts, name) != value:
                 raise InvalidFile(f"its {name} is {getattr(facts, name)!r}; expected {value!r}")
+
+
+def _borders(sizes: np.ndarray) -> list[int]:
+    """Where row groups end, so that each has few megabytes of strings: a reader takes a page of one at a time."""
+    ends = np.cumsum(sizes)
+    borders: list[int] = []
+    while (borders[-1] if borders else 0) < len(sizes):
+        start = borders[-1] if borders else 0
+        before = int(ends[start - 1]) if start else 0
+        stop = int(np.searchsorted(ends, before + _GROUP_STRING_BYTES, side="right"))
+        borders.append(max(stop, start + 1))
+    return borders

@@ -363,6 +363,15 @@ class TestOpening:
         with pytest.raises(ConfigError, match="names no bucket"):
             open_store("s3:///out")
 
+    @pytest.mark.parametrize("url", ["s3://[bad/x", "file://[bad/x"])
+    def test_what_is_no_url_is_refused(self, url: str) -> None:
+        with pytest.raises(ConfigError, match="is no URL"):
+            open_store(url)
+
+    def test_half_of_a_pair_of_keys_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="give both or neither"):
+            open_store("s3://bucket/out", StorageOptions(access_key_id="mine"))
+
     @pytest.mark.parametrize(("scheme", "remedy"), [("s3", "AWS_ACCESS_KEY_ID"), ("gs", "GOOGLE_APPLICATION")])
     def test_missing_credentials_are_told_before_work_starts(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scheme: str, remedy: str

@@ -80,7 +80,9 @@ class TestSegments:
         assert [(rows.start, rows.stop) for rows in found] == [(0, 30), (30, 60)]
 
     @pytest.mark.parametrize("other", ["precision", "include_text", "source_version"])
-    def test_those_of_another_making_are_removed(self, tmp_path: Path, other: str) -> None:
+    def test_those_of_another_making_are_not_used_and_stay_until_it_is_published(
+        self, tmp_path: Path, other: str
+    ) -> None:
         store, opened = LocalStore(tmp_path), opened_of(self.ROWS)
         stage(staging_of(store, self.SPACE), opened, self.ROWS, 0, vectors(20, self.SPACE))
         again = Staging(
@@ -91,6 +93,8 @@ class TestSegments:
         )
         wanted = replace(opened.source, source_version="v2") if other == "source_version" else opened.source
         assert again.usable(wanted) == []
+        assert len(staging_of(store, self.SPACE).usable(opened.source)) == 1, "the other run can go on with it"
+        again.remove(opened.key)
         assert not (tmp_path / STAGING).exists()
 
     def test_a_vector_that_cannot_be_one_is_not_used(self, tmp_path: Path) -> None:
