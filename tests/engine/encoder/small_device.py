@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from surge_dagster.engine.encoder.backends.base import ChunkFigures
+from surge_dagster.engine.encoder.backends.base import BackendSettings, ChunkFigures
 from surge_dagster.engine.encoder.backends.token_backend import ChunkPasses, TokenBackend
 from surge_dagster.engine.encoder.pass_loop import PassLoop
+from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.encoder.token_batches import TokenBatch
 from surge_dagster.engine.encoder.tokenization import TextTokenizer, Tokens
 
@@ -95,6 +96,13 @@ class SmallDeviceBackend(TokenBackend):
             return 0.0
 
         yield ChunkPasses(run_pass)
+
+
+class PooledBackend(SmallDeviceBackend):
+    """The same for a pool's worker, with a device of its own that holds 100 tokens."""
+
+    def __init__(self, space: Space, settings: BackendSettings) -> None:
+        super().__init__(Device(limit=100), token_budget=settings.token_budget or 1_000)
 
 
 def encode(backend: SmallDeviceBackend, texts: list[str]) -> tuple[np.ndarray, ChunkFigures]:

@@ -26,6 +26,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec
 from surge_dagster.engine.errors import EncoderError
 from tests.engine.encoder.conftest import column, encode, open_descriptors
+from tests.engine.encoder.small_device import expected_vectors
 
 SPEC = EncodingSpec("hash://16")
 
@@ -139,6 +140,17 @@ def test_a_token_budget_that_memory_has_lowered_outlives_its_worker(tmp_path: Pa
         os.kill(pool.worker_pids[0], signal.SIGKILL)
         encode(pool, [f"tell {told}"])
         assert told.read_text() == "250"
+
+
+def test_workers_that_run_out_of_memory_go_on_with_less_and_lose_nothing() -> None:
+    rng = np.random.default_rng(11)
+    texts = [" ".join(rng.choice(["one", "two", "three"], int(size))) for size in rng.integers(0, 60, 3_000)]
+    with EncoderPool(EncodingSpec("hash://4"), devices="cpu,cpu", backend="small_device:PooledBackend") as pool:
+        pids = pool.worker_pids
+        assert np.array_equal(encode(pool, texts), expected_vectors(texts))
+        assert (pool.worker_pids, pool.replays) == (pids, 0), "no worker had to end for it"
+        os.kill(pids[0], signal.SIGKILL)
+        assert np.array_equal(encode(pool, texts), expected_vectors(texts))
 
 
 def test_a_superbatch_that_ends_too_many_workers_is_an_error_and_the_pool_goes_on(
