@@ -15,13 +15,11 @@ from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.output.embedding_file import (
     STRING_COPIES,
     EmbeddingFileWriter,
-    FileFacts,
     InvalidFile,
-    desired_version,
     levels_bytes,
 )
 from surge_dagster.engine.output.freshness import PublishedFile, file_name
-from surge_dagster.engine.output.receipts import require_unchanged
+from surge_dagster.engine.output.receipts import facts_of_file, require_unchanged
 from surge_dagster.engine.output.staging import Staging
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.superbatch import OpenPartition, StagedRows
@@ -52,8 +50,6 @@ def assemble(
             changed.
     """
     source = partition.source
-    if partition.content_digest is None:
-        raise RuntimeError(f"partition {partition.key!r} reached its end without a content digest")
     require_unchanged(source)  # again before it is published; here it spares the work
     rows = _Rows(staging, partition, segments)
     with (
@@ -65,18 +61,7 @@ def assemble(
         for group in _row_groups(rows, writer, space):
             going_on()
             writer.append_table(group)
-        facts = FileFacts(
-            partition_key=partition.key,
-            space=space.name,
-            model=space.requested.model,
-            precision=precision,
-            source_version=source.source_version,
-            content_digest=partition.content_digest,
-            desired_version=desired_version(partition.content_digest, space.name),
-            rows=writer.rows,
-            dimension=space.dimension,
-            truncated=rows.truncated,
-        )
+        facts = facts_of_file(partition, space, precision=precision, rows=writer.rows, truncated=rows.truncated)
         if writer.rows != partition.rows:
             raise RuntimeError(f"partition {partition.key!r}: {writer.rows:,} rows are staged of {partition.rows:,}")
         writer.close(facts)

@@ -27,14 +27,9 @@ from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import Cancelled, DataError, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.ledger import Ledger
 from surge_dagster.engine.output.assembly import assemble
-from surge_dagster.engine.output.embedding_file import (
-    LEAST_COMPRESSED_BYTES,
-    EmbeddingFileWriter,
-    FileFacts,
-    desired_version,
-)
+from surge_dagster.engine.output.embedding_file import LEAST_COMPRESSED_BYTES, EmbeddingFileWriter
 from surge_dagster.engine.output.freshness import file_name
-from surge_dagster.engine.output.receipts import receipt_of, require_unchanged
+from surge_dagster.engine.output.receipts import facts_of_file, receipt_of, require_unchanged
 from surge_dagster.engine.output.split_partitions import Complete, SplitPartitions, Spoilt
 from surge_dagster.engine.output.staging import Staging
 from surge_dagster.engine.output.store import Store
@@ -258,8 +253,6 @@ class Publisher:
 
     def _publish(self, publication: _Publication, segment: Segment) -> Receipt:
         partition, slot = segment.partition, publication.batch.slot
-        if partition.content_digest is None:
-            raise RuntimeError(f"partition {partition.key!r} reached its end without a content digest")
         id_type = partition.id_type or pa.string()
         string_bytes = int(slot.offsets[segment.stop] - slot.offsets[segment.start])
         begun = time.perf_counter()
@@ -279,17 +272,8 @@ class Publisher:
             truncated = slot.truncated(segment.start, segment.stop)
             writer.append(pa.chunked_array(list(segment.ids), type=id_type), texts, matrix)
             serialized = time.perf_counter()
-            facts = FileFacts(
-                partition_key=partition.key,
-                space=self._space.name,
-                model=self._space.requested.model,
-                precision=self._precision,
-                source_version=partition.source.source_version,
-                content_digest=partition.content_digest,
-                desired_version=desired_version(partition.content_digest, self._space.name),
-                rows=writer.rows,
-                dimension=self._space.dimension,
-                truncated=truncated,
+            facts = facts_of_file(
+                partition, self._space, precision=self._precision, rows=writer.rows, truncated=truncated
             )
             writer.close(facts)
             stored = upload.publish(lambda: require_unchanged(partition.source))
