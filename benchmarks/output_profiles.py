@@ -86,14 +86,21 @@ class _DelayedUpload:
         self._upload = upload
         self._latency = latency
         self._rate = rate
+        self._written: int | None = None
 
     @property
     def sink(self) -> pa.NativeFile:
         return self._upload.sink
 
+    def write(self, data: bytes) -> None:
+        """Write a small object."""
+        self._written = len(data)
+        self._upload.write(data)
+
     def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
         """Wait as long as the object would be on its way, then publish it."""
-        time.sleep(self._latency + (self.sink.tell() / self._rate if self._rate else 0.0))
+        size = self.sink.tell() if self._written is None else self._written
+        time.sleep(self._latency + (size / self._rate if self._rate else 0.0))
         return self._upload.publish(still_wanted)
 
     def __enter__(self) -> Self:

@@ -11,10 +11,14 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 from urllib.parse import quote, unquote
 
+import numpy as np
 import pyarrow as pa
+
+from surge_dagster.engine.columns import value_offsets
 
 KEY_METADATA = b"surge.partition_key"
 SOURCE_VERSION_METADATA = b"surge.source_version"
@@ -25,7 +29,7 @@ _PLAIN = re.compile(rf"[A-Za-z0-9_-]{{1,{_REVERSIBLE_BYTES}}}", re.ASCII)
 _LONG_NAME = re.compile(r"^.{120}~[0-9a-f]{32}$", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RowBatch:
     """Consecutive rows of one partition, in the source's order.
 
@@ -37,6 +41,16 @@ class RowBatch:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @cached_property  # asked for by every stage that the rows pass, and a batch may have ten of them
+    def id_offsets(self) -> np.ndarray | None:
+        """Where each id starts in its column's data, one entry more than rows; None where ids are numbers."""
+        return None if pa.types.is_int64(self.ids.type) else value_offsets(self.ids)
+
+    @cached_property
+    def text_offsets(self) -> np.ndarray:
+        """Where each text starts in its column's data, int64, one entry more than rows."""
+        return value_offsets(self.texts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.catalog import Partition, RowBatch
-from surge_dagster.engine.columns import value_bytes, value_offsets
+from surge_dagster.engine.columns import value_bytes
 from surge_dagster.engine.errors import DataError
 
 # Repeated ids looked for in one reading: a partition may hold each of its ids twice, and one is enough to refuse it.
@@ -29,18 +29,18 @@ class ContentDigest:
 
     def update(self, batch: RowBatch) -> None:
         """Add the next rows."""
-        self._kind = str(batch.ids.type).encode()
+        if not self._kind:
+            self._kind = str(batch.ids.type).encode()
         self._rows += len(batch)
         if not len(batch):
             return
-        if pa.types.is_int64(batch.ids.type):
+        if batch.id_offsets is None:
             self._streams[1].update(np.ascontiguousarray(batch.ids.to_numpy(zero_copy_only=True)).data)
         else:
-            self._update_strings(batch.ids, 0)
-        self._update_strings(batch.texts, 2)
+            self._update_strings(batch.ids, batch.id_offsets, 0)
+        self._update_strings(batch.texts, batch.text_offsets, 2)
 
-    def _update_strings(self, column: pa.Array, stream: int) -> None:
-        offsets = value_offsets(column)
+    def _update_strings(self, column: pa.Array, offsets: np.ndarray, stream: int) -> None:
         self._streams[stream].update((offsets[1:] - offsets[:-1]).astype("<u4").data)
         self._streams[stream + 1].update(value_bytes(column, offsets))
 

@@ -49,7 +49,8 @@ log = logging.getLogger(__name__)
 
 Event = SuperBatchReport | Receipt | Failure
 
-_EVENTS_WAITING = 10_000
+_TOLD_AT_ONCE = 256
+_TELLINGS_WAITING = 64
 _CALLS_AT_ONCE = 2
 _POLL_SECONDS = 0.05
 _WORTH_A_WARNING_SECONDS = 1.0
@@ -117,7 +118,7 @@ class EmbeddingRun:
         self._in_flight = InFlight()
         self._result_bytes: dict[int, int] = {}  # reserved for each SuperBatch that was handed over
         self._failed_keys: set[str] = set()
-        self._events: queue.Queue[Event | BaseException | None] = queue.Queue(_EVENTS_WAITING)
+        self._events: queue.Queue[list[Event] | BaseException | None] = queue.Queue(_TELLINGS_WAITING)
         self._grace_seconds = grace_seconds
         self._stopped_at: float | None = None  # when somebody asked the run to end early
         self._encoded_at: float | None = None
@@ -175,7 +176,7 @@ class EmbeddingRun:
             while (event := self._events.get()) is not None:
                 if isinstance(event, BaseException):
                     raise event
-                yield event
+                yield from event
         finally:
             if engine.is_alive():
                 self.stop()
@@ -366,33 +367,41 @@ class EmbeddingRun:
         self._in_flight.remove(published.report.texts)
         with self._lock:
             self.report.count_superbatch(published.report)
-        self._report_event(published.report)
-        for event in (*published.receipts, *published.failures):
-            self._report_event(event)
+        self._report_events((published.report, *published.receipts, *published.failures))
 
     def _report_event(self, event: Event) -> None:
-        report = self.report
+        self._report_events((event,))
+
+    def _report_events(self, events: tuple[Event, ...]) -> None:
+        """Count events and tell of them, all at once: to wake who waits for each takes longer than to count it."""
         now = time.perf_counter() - self._begun
         with self._lock:
-            if isinstance(event, Failure):
-                if event.key in self._failed_keys:  # found by two stages at once; what came first is reported
-                    return
-                self._failed_keys.add(event.key)
-                report.partitions_failed.append(event)
-            elif isinstance(event, Receipt) and event.action == "fresh":
-                report.partitions_skipped += 1
-            elif isinstance(event, Receipt):
-                report.partitions_written += 1
-                report.texts_reused += event.texts_reused
-                report.partitions_republished += event.action == "republished"
-                report.truncated += event.truncated if event.action == "encoded" else 0
-                report.wall_seconds = now
-                if report.time_to_first_output_seconds is None:
-                    report.time_to_first_output_seconds = now
-            report.max_in_flight_texts = self._in_flight.most
-            report.peak_resident_bytes = self._ledger.peak
+            told = [event for event in events if self._count(event, now)]
+            self.report.max_in_flight_texts = self._in_flight.most
+            self.report.peak_resident_bytes = self._ledger.peak
             self._count_retries()
-        self._events.put(event)
+        for start in range(0, len(told), _TOLD_AT_ONCE):
+            self._events.put(told[start : start + _TOLD_AT_ONCE])
+
+    def _count(self, event: Event, now: float) -> bool:
+        """Enter an event in the report; whether it is news."""
+        report = self.report
+        if isinstance(event, Failure):
+            if event.key in self._failed_keys:  # found by two stages at once; what came first is reported
+                return False
+            self._failed_keys.add(event.key)
+            report.partitions_failed.append(event)
+        elif isinstance(event, Receipt) and event.action == "fresh":
+            report.partitions_skipped += 1
+        elif isinstance(event, Receipt):
+            report.partitions_written += 1
+            report.texts_reused += event.texts_reused
+            report.partitions_republished += event.action == "republished"
+            report.truncated += event.truncated if event.action == "encoded" else 0
+            report.wall_seconds = now
+            if report.time_to_first_output_seconds is None:
+                report.time_to_first_output_seconds = now
+        return True
 
     def _count_retries(self) -> None:
         before = self._retries_before

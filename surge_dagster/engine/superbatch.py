@@ -20,7 +20,6 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.catalog import Partition, RowBatch
-from surge_dagster.engine.columns import value_lengths
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.errors import ConfigError, DataError
 
@@ -249,8 +248,12 @@ class Aggregator:
             DataError: a single row is larger than B_max in bytes; at once, before any row was taken.
         """
         current = self._require_open()
+        current.partition.id_type = batch.ids.type
+        if not len(batch):
+            return iter(())
         costs = row_bytes(batch)
-        largest = int(costs.max(initial=0))
+        size = int(costs.sum())
+        largest = size if size + PARTITION_OVERHEAD_BYTES <= self.bounds.b_max_bytes else int(costs.max(initial=0))
         if largest + PARTITION_OVERHEAD_BYTES > self.bounds.b_max_bytes:
             raise DataError(
                 current.partition.key,
@@ -258,10 +261,13 @@ class Aggregator:
                 "Raise b_max_bytes, or shorten the row.",
                 current.partition.rows + int(costs.argmax()),
             )
-        current.partition.id_type = batch.ids.type
-        return self._take(batch, np.cumsum(costs))
+        return self._take(batch, costs, size)
 
-    def _take(self, batch: RowBatch, ends: np.ndarray) -> Iterator[SuperBatch]:
+    def _take(self, batch: RowBatch, costs: np.ndarray, size: int) -> Iterator[SuperBatch]:
+        if size <= self.bounds.b_max_bytes - self.held_bytes and len(batch) <= self.bounds.b_max - self.held_texts:
+            self._append(self._require_open(), batch, size)
+            return
+        ends = np.cumsum(costs)
         done = 0
         while done < len(batch):
             current = self._require_open()
@@ -270,7 +276,8 @@ class Aggregator:
             fitting = int(np.searchsorted(ends, before + room_bytes, side="right")) - done
             take = min(fitting, self.bounds.b_max - self.held_texts, len(batch) - done)
             if take > 0:
-                self._append(current, batch, done, done + take, int(ends[done + take - 1]) - before)
+                rows = RowBatch(batch.ids[done : done + take], batch.texts[done : done + take])  # pyright: ignore[reportArgumentType]
+                self._append(current, rows, int(ends[done + take - 1]) - before)
                 done += take
             elif self._pending:
                 yield self._flush_pending()
@@ -329,16 +336,16 @@ class Aggregator:
         self._pending_texts += held.rows
         self._pending_bytes += held.bytes
 
-    def _append(self, current: _Held, batch: RowBatch, start: int, stop: int, size: int) -> None:
+    def _append(self, current: _Held, batch: RowBatch, size: int) -> None:
         # Only what fits is asked for: a reader that waited with more than a SuperBatch in hand could wait for itself.
         self._reserve(size)
         if self._slot is None:
             self._slot = self._acquire()
-        self._slot.append(batch.texts[start:stop])
-        current.ids.append(batch.ids[start:stop])
-        current.rows += stop - start
+        self._slot.append(batch.texts)
+        current.ids.append(batch.ids)
+        current.rows += len(batch)
         current.bytes += size
-        current.partition.rows += stop - start
+        current.partition.rows += len(batch)
 
     def _flush_pending(self) -> SuperBatch:
         segments, size = tuple(held.segment() for held in self._pending), self._pending_bytes
@@ -370,5 +377,5 @@ class Aggregator:
 
 def row_bytes(batch: RowBatch) -> np.ndarray:
     """Bytes of id and text of each row, int64 [rows]: what the byte thresholds count."""
-    ids = value_lengths(batch.ids) if not pa.types.is_int64(batch.ids.type) else 8
-    return value_lengths(batch.texts) + ids
+    texts = batch.text_offsets[1:] - batch.text_offsets[:-1]
+    return texts + (8 if batch.id_offsets is None else batch.id_offsets[1:] - batch.id_offsets[:-1])

@@ -54,7 +54,7 @@ class FaultyStore(LocalStore):
         upload = FaultyUpload(self.root, name)
         if struck:
             upload.step, upload.happen = self._step, self._happen
-            upload.sink = pa.PythonFile(FaultySink(upload, upload.sink), "w")
+            upload._sink = pa.PythonFile(FaultySink(upload, upload.sink), "w")
         return upload
 
     def sync(self, folder: str) -> None:
@@ -66,6 +66,12 @@ class FaultyStore(LocalStore):
 class FaultyUpload(LocalUpload):
     step = ""
     happen: Callable[[], None] = staticmethod(lambda: None)
+
+    def write(self, data: bytes) -> None:
+        if self.step == "write":
+            super().write(data[:2000])
+            self.happen()
+        super().write(data)
 
     def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
         if self.step == "publish":

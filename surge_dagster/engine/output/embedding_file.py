@@ -57,7 +57,7 @@ class Facts(Protocol):
     @property
     def rows(self) -> int: ...
 
-    def to_metadata(self) -> dict[str, str]: ...
+    def to_metadata(self) -> dict[bytes, bytes]: ...
 
 
 AnyFacts = TypeVar("AnyFacts", bound=Facts)
@@ -87,7 +87,7 @@ class FileFacts:
     truncated: int
     writer: str = WRITER
 
-    def to_metadata(self) -> dict[str, str]:
+    def to_metadata(self) -> dict[bytes, bytes]:
         """The footer metadata, with the digest that guards it."""
         return guarded_metadata(self, FORMAT)
 
@@ -106,11 +106,13 @@ def read_facts(footer: pq.FileMetaData) -> FileFacts:
     return read_guarded(footer, FileFacts, FORMAT)
 
 
-def guarded_metadata(facts: Facts, file_format: str) -> dict[str, str]:
+def guarded_metadata(facts: Facts, file_format: str) -> dict[bytes, bytes]:
     """Facts as `surge.*` entries, with the digest that guards them."""
-    entries = {"surge.format": file_format} | {f"surge.{f.name}": str(getattr(facts, f.name)) for f in fields(facts)}
-    raw = {key.encode(): value.encode("utf-8", "surrogatepass") for key, value in entries.items()}
-    return entries | {_DIGEST_ENTRY.decode(): _metadata_digest(raw).decode()}
+    entries = {_FORMAT_ENTRY: file_format.encode()}
+    for name, key in _entry_keys(type(facts)):
+        entries[key] = str(getattr(facts, name)).encode("utf-8", "surrogatepass")
+    entries[_DIGEST_ENTRY] = _metadata_digest(entries)
+    return entries
 
 
 def read_guarded(footer: pq.FileMetaData, kind: type[AnyFacts], file_format: str) -> AnyFacts:
@@ -152,6 +154,11 @@ def entry_names(kind: type[Facts]) -> tuple[bytes, ...]:
 @cache  # a run reads a footer per partition before it begins
 def _readers(kind: type[Facts]) -> list[tuple[bytes, Callable[[bytes], Any]]]:
     return [(f"surge.{f.name}".encode(), int if f.type == "int" else _text) for f in fields(kind)]
+
+
+@cache  # and writes one
+def _entry_keys(kind: type[Facts]) -> list[tuple[str, bytes]]:
+    return [(f.name, f"surge.{f.name}".encode()) for f in fields(kind)]
 
 
 def _text(raw: bytes) -> str:

@@ -167,11 +167,26 @@ class LocalUpload:
         self._folder = self._final.rpartition("/")[0]
         with _StorageErrors(self._final):
             self._temp, self._descriptor = _open_temp(self._folder)
-            self.sink = pa.OSFile(self._temp, "wb")
+        self._sink: pa.NativeFile | None = None
         self._published = False
 
     def __enter__(self) -> Self:
         return self
+
+    @property
+    def sink(self) -> pa.NativeFile:
+        """A stream that is opened when it is asked for."""
+        if self._sink is None:
+            with _StorageErrors(self._final):
+                self._sink = pa.OSFile(self._temp, "wb")
+        return self._sink
+
+    def write(self, data: bytes) -> None:
+        """Write the whole object; instead of `sink`."""
+        with _StorageErrors(self._final):
+            left = memoryview(data)
+            while left:
+                left = left[os.write(self._descriptor, left) :]
 
     def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
         """Make the object appear under its name, complete and flushed to disk.
@@ -180,7 +195,8 @@ class LocalUpload:
             still_wanted: called last, under the folder's lock; what it raises stops the publication.
         """
         with _StorageErrors(self._final):
-            self.sink.close()
+            if self._sink is not None:
+                self._sink.close()
             os.fsync(self._descriptor)
             with _Locked(self._folder):
                 still_wanted()
@@ -192,9 +208,9 @@ class LocalUpload:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if not self.sink.closed:
+            if self._sink is not None and not self._sink.closed:
                 with contextlib.suppress(OSError):  # what a full disk could not take is thrown away
-                    self.sink.close()
+                    self._sink.close()
             if not self._published:
                 Path(self._temp).unlink(missing_ok=True)
         finally:

@@ -92,6 +92,10 @@ class ObjectUpload:
     def __enter__(self) -> Self:
         return self
 
+    def write(self, data: bytes) -> None:
+        """Write the whole object; instead of `sink`."""
+        self.sink.write(data)
+
     def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
         """Make the object appear under its name, complete.
 

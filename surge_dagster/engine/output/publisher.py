@@ -27,9 +27,9 @@ from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import Cancelled, DataError, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.ledger import Ledger
 from surge_dagster.engine.output.assembly import assemble
-from surge_dagster.engine.output.embedding_file import LEAST_COMPRESSED_BYTES, EmbeddingFileWriter
 from surge_dagster.engine.output.freshness import file_name
 from surge_dagster.engine.output.receipts import facts_of_file, receipt_of, require_unchanged
+from surge_dagster.engine.output.small_file import write_file
 from surge_dagster.engine.output.split_partitions import Complete, SplitPartitions, Spoilt
 from surge_dagster.engine.output.staging import Staging
 from surge_dagster.engine.output.store import Store
@@ -253,29 +253,14 @@ class Publisher:
 
     def _publish(self, publication: _Publication, segment: Segment) -> Receipt:
         partition, slot = segment.partition, publication.batch.slot
-        id_type = partition.id_type or pa.string()
-        string_bytes = int(slot.offsets[segment.stop] - slot.offsets[segment.start])
         begun = time.perf_counter()
         matrix = self._sound_vectors(publication, segment)
-        with (
-            self._store.create(file_name(self._space.name, partition.key)) as upload,
-            EmbeddingFileWriter(
-                upload.sink,
-                id_type,
-                self._space.dimension,
-                self._space.dtype,
-                include_text=self._include_text,
-                compress=string_bytes >= LEAST_COMPRESSED_BYTES,
-            ) as writer,
-        ):
-            texts = slot.texts(segment.start, segment.stop) if self._include_text else None
-            truncated = slot.truncated(segment.start, segment.stop)
-            writer.append(pa.chunked_array(list(segment.ids), type=id_type), texts, matrix)
+        texts = slot.texts(segment.start, segment.stop) if self._include_text else None
+        truncated = slot.truncated(segment.start, segment.stop)
+        facts = facts_of_file(partition, self._space, precision=self._precision, rows=len(matrix), truncated=truncated)
+        with self._store.create(file_name(self._space.name, partition.key)) as upload:
+            write_file(upload, segment.ids, partition.id_type or pa.string(), texts, matrix, facts)
             serialized = time.perf_counter()
-            facts = facts_of_file(
-                partition, self._space, precision=self._precision, rows=writer.rows, truncated=truncated
-            )
-            writer.close(facts)
             stored = upload.publish(lambda: require_unchanged(partition.source))
         with self._lock:
             publication.truncated += truncated

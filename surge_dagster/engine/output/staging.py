@@ -79,7 +79,7 @@ class SegmentFacts:
     widest_row: int
     writer: str = WRITER
 
-    def to_metadata(self) -> dict[str, str]:
+    def to_metadata(self) -> dict[bytes, bytes]:
         """The footer metadata, with the digest that guards it."""
         return guarded_metadata(self, SEGMENT_FORMAT)
 

@@ -170,13 +170,13 @@ class TestFacts:
     @pytest.mark.parametrize("name", ["surge.partition_key", "surge.source_version", "surge.truncated", "surge.space"])
     def test_a_changed_fact_is_noticed(self, name: str) -> None:
         entries = FACTS.to_metadata()
-        entries[name] += "1"
+        entries[name.encode()] += b"1"
         with pytest.raises(InvalidFile, match="do not match their own digest"):
             read_facts(footer_of(entries))
 
     def test_a_missing_fact_is_noticed(self) -> None:
         entries = FACTS.to_metadata()
-        del entries["surge.rows"]
+        del entries[b"surge.rows"]
         with pytest.raises(InvalidFile, match="do not match their own digest"):
             read_facts(footer_of(entries))
 
@@ -194,9 +194,9 @@ class TestFacts:
         assert all(len(version) == 32 for version in made)
 
 
-def footer_of(entries: dict[str, str], rows: int = 5) -> pq.FileMetaData:
+def footer_of(entries: dict[bytes, bytes], rows: int = 5) -> pq.FileMetaData:
     sink = pa.BufferOutputStream()
-    table = pa.table({"x": list(range(rows))}).replace_schema_metadata({k: v.encode() for k, v in entries.items()})
+    table = pa.table({"x": list(range(rows))}).replace_schema_metadata(entries)
     pq.write_table(table, sink)
     return pq.read_metadata(pa.BufferReader(sink.getvalue()))
 
