@@ -7,7 +7,8 @@ Page checksums are on, since an unnoticed bit flip in a vector is a wrong vector
 checksums do not cover, carry a digest of their own.
 
 Parquet stores repetition and definition levels of a list, which pyarrow builds for a whole row group at once, so a row
-group's embeddings are kept to 4 MiB to bound what writing costs: 16 MiB are no faster and take three times the memory.
+group's embeddings are kept to 1 MiB to bound what writing costs: 4 MiB are neither written nor read faster and take
+three times the memory.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ WRITER = f"surge-dagster {__version__}"
 MAX_ROW_GROUP_ROWS = 65_536
 WRITE_BATCH_ROWS = 1024
 STRING_COPIES = 3
-_ROW_GROUP_BYTES = 4 * 1024 * 1024
-_PAGE_BYTES = 1024 * 1024
+_ROW_GROUP_BYTES = 1024 * 1024
+_PAGE_BYTES = 256 * 1024
 _PIECE_BYTES = 64 * 1024
 # By numpy's types, not by their names: asking one for its name takes longer than some columns of a small file.
 # Strings of less are stored as they are: they save no block of a disk, and compressing them takes a quarter of the time
@@ -198,7 +199,7 @@ def piece_bytes(rows: int, dimension: int, itemsize: int, widest_text_bytes: int
 
     Columns are written one after the other. Embeddings need repetition and definition levels, four bytes per value of
     a row group, in buffers that grow by copying; float16, a fixed-size binary to Parquet, needs a pointer per value
-    too. Strings are collected by `WRITE_BATCH_ROWS` and pages of a megabyte: plain, compressed and on the way.
+    too. Strings are collected by `WRITE_BATCH_ROWS` and pages of 256 KiB: plain, compressed and on the way.
 
     Args:
         widest_text_bytes: what `page_window_bytes` gives for the ids or the texts, whichever is more.
@@ -219,7 +220,7 @@ def page_window_bytes(total: int, longest: int) -> int:
 
 
 def row_group_rows(dimension: int, itemsize: int) -> int:
-    """Rows of a full row group: at most 65,536, and at most 4 MiB of embeddings."""
+    """Rows of a full row group: at most 65,536, and at most 1 MiB of embeddings."""
     return max(1, min(MAX_ROW_GROUP_ROWS, _ROW_GROUP_BYTES // (dimension * itemsize)))
 
 

@@ -32,7 +32,7 @@ from surge_dagster.engine.output.store import Upload
 log = logging.getLogger(__name__)
 
 MAX_ROWS = 64
-_MAX_VECTOR_BYTES = 512 * 1024  # a page is cut at a megabyte
+_MAX_VECTOR_BYTES = 128 * 1024  # a page is cut at 256 KiB
 _MAX_ID_BYTES = 64 * 1024
 _LONGEST_HEADER = 64
 _ARROW_SCHEMA = b"ARROW:schema"
