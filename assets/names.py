@@ -125,6 +125,11 @@ class CatalogNames:
         return self._prefixed("nightly_refresh")
 
     @property
+    def check_schedule(self) -> str:
+        """The schedule of the job that compares, where there is one."""
+        return self._prefixed("scheduled_check")
+
+    @property
     def catalog_resource(self) -> str:
         """Key of the catalog's source."""
         return self._prefixed("catalog")

@@ -114,7 +114,8 @@ class Refresh:
 
     def _sign(self) -> None:
         """Leave on the run which process executes it, so that a run whose process died can be told."""
-        self._context.instance.add_run_tags(self._context.run_id, process_tags())
+        step = self._context.get_step_execution_context()
+        self._context.instance.add_run_tags(self._context.run_id, process_tags(step))
 
     def _select(self, partition_keys: Iterable[str] | None) -> dict[str, Partition]:
         wanted = None if partition_keys is None else {from_partition_key(key): key for key in partition_keys}

@@ -110,6 +110,23 @@ def nightly_refresh(names: CatalogNames, settings: Settings, job: dg.JobDefiniti
     return schedule
 
 
+def scheduled_check(
+    names: CatalogNames, settings: Settings, job: UnresolvedAssetJobDefinition
+) -> list[dg.ScheduleDefinition]:
+    """The schedule that compares the catalog with the output, where the settings ask for one."""
+    if settings.check_cron is None:
+        return []
+    return [
+        dg.ScheduleDefinition(
+            name=names.check_schedule,
+            job=job,
+            cron_schedule=settings.check_cron,
+            execution_timezone=settings.timezone,
+            description="Reads the whole catalog and the whole output and compares them.",
+        )
+    ]
+
+
 def _run_config(op_name: str, space: Space | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """Config of an unattended run: it may fill the space that is there, or begin the first one of an empty output."""
     expected = {"expected_space": space.name} if space else {}

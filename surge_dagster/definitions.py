@@ -40,12 +40,16 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
     names = CatalogNames(name)
     checks = catalog_checks(names)
     refresh, embed = catalog_refresh(names), automation.embed_partitions(names)
+    check = automation.catalog_check(names, checks)
     return dg.Definitions(
         assets=[source_partitions(names), superbatches(names), embeddings(names)],
         asset_checks=[checks],
-        jobs=[refresh, embed, automation.catalog_check(names, checks)],
+        jobs=[refresh, embed, check],
         sensors=[automation.new_partitions(names, settings, embed)],
-        schedules=[automation.nightly_refresh(names, settings, refresh)],
+        schedules=[
+            automation.nightly_refresh(names, settings, refresh),
+            *automation.scheduled_check(names, settings, check),
+        ],
         resources=_resources(names, settings),
     )
 
