@@ -11,11 +11,10 @@ from dataclasses import dataclass
 import dagster as dg
 
 from surge_dagster.assets.checks import failure_table
+from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import known_space
-from surge_dagster.assets.source_partitions import SOURCE_PARTITIONS
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.verify import Kind, Violation, verify
-from surge_dagster.resources import CatalogSource, Encoder, OutputStore
 
 _LISTED = 200
 
@@ -56,20 +55,33 @@ _GROUPS = (
 )
 
 
-@dg.multi_asset_check(
-    name="compare_catalog_and_output",
-    specs=[dg.AssetCheckSpec(group.name, asset=SOURCE_PARTITIONS, description=group.description) for group in _GROUPS],
-    can_subset=True,  # else the UI cannot execute them
-)
-def catalog_checks(
-    context: dg.AssetCheckExecutionContext, catalog: CatalogSource, encoder: Encoder, output: OutputStore
-) -> Iterator[dg.AssetCheckResult]:
-    """Read the whole catalog and the whole output, and say what does not hold."""
+def catalog_checks(names: CatalogNames) -> dg.AssetChecksDefinition:
+    """The checks of one catalog, all evaluated by one op that reads everything once."""
+
+    @dg.multi_asset_check(
+        name=names.compare_op,
+        specs=[
+            dg.AssetCheckSpec(group.name, asset=names.source_partitions, description=group.description)
+            for group in _GROUPS
+        ],
+        can_subset=True,  # else the UI cannot execute them
+        required_resource_keys=names.resource_keys,
+    )
+    def compare(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+        """Read the whole catalog and the whole output, and say what does not hold."""
+        yield from _compare(names, context)
+
+    return compare
+
+
+def _compare(names: CatalogNames, context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+    resources = names.resources(context.resources)
     try:
-        source, store = catalog.open(), output.open()
-        space = known_space(store, encoder.spec(), unattended=False)
+        source, store = resources.catalog.open(), resources.output.open()
+        space = known_space(names, store, resources.encoder.spec(), unattended=False)
         if space is None:
-            raise ConfigError(f"the output {store.url!r} holds nothing of {encoder.model!r} with these settings yet")
+            model = resources.encoder.model
+            raise ConfigError(f"the output {store.url!r} holds nothing of {model!r} with these settings yet")
     except ConfigError as error:
         raise dg.Failure(str(error), allow_retries=False) from error
     listed: dict[str, list[tuple[str, str]]] = {group.name: [] for group in _GROUPS}
@@ -87,10 +99,10 @@ def catalog_checks(
             rows += found.rows
     context.log.info(f"{partitions:,} partitions with {rows:,} rows were read; {sum(counts.values()):,} violations")
     for group in _GROUPS:
-        if dg.AssetCheckKey(SOURCE_PARTITIONS, group.name) not in context.selected_asset_check_keys:
+        if dg.AssetCheckKey(names.source_partitions, group.name) not in context.selected_asset_check_keys:
             continue
         yield dg.AssetCheckResult(
-            asset_key=SOURCE_PARTITIONS,
+            asset_key=names.source_partitions,
             check_name=group.name,
             passed=not counts[group.name],
             severity=group.severity,

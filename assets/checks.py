@@ -13,26 +13,27 @@ from typing import Any
 import dagster as dg
 from dagster._core.events import AssetMaterializationPlannedData, DagsterEvent
 
-from surge_dagster.assets.lineage import EMBEDDINGS
+from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.partition_keys import to_partition_key
 from surge_dagster.assets.refresh import Outcome
-
-RUN_CHECK = dg.AssetCheckKey(EMBEDDINGS, "published_partitions_are_valid")
 
 _TABLE_ROWS = 200
 _NAMED = 20
 # Each costs an event of about 10 ms just before the run ends.
 _MARKED_AS_FAILED = 1000
 
-run_check = dg.AssetCheckSpec(
-    RUN_CHECK.name,
-    asset=EMBEDDINGS,
-    blocking=True,
-    description=(
-        "Every partition of the run is published, and what was published reads back as it should: rows, ids, texts, "
-        "dimension, finite values, unit length where the space has it, one space. Lists what failed and why."
-    ),
-)
+
+def run_check(names: CatalogNames) -> dg.AssetCheckSpec:
+    """The check that ends every run."""
+    return dg.AssetCheckSpec(
+        names.run_check.name,
+        asset=names.embeddings,
+        blocking=True,
+        description=(
+            "Every partition of the run is published, and what was published reads back as it should: rows, ids, "
+            "texts, dimension, finite values, unit length where the space has it, one space. Lists what failed and why."
+        ),
+    )
 
 
 def run_check_metadata(outcome: Outcome) -> dict[str, Any]:
@@ -59,11 +60,11 @@ def failure_table(rows: Sequence[tuple[str, str]]) -> str:
     return "\n".join(lines)
 
 
-def failure_of(outcome: Outcome) -> dg.Failure:
+def failure_of(names: CatalogNames, outcome: Outcome) -> dg.Failure:
     """What a run with refused partitions ends with; nothing that went wrong in the data gets better by trying again."""
     named = [failure.reason for failure in outcome.failures[:_NAMED]]
     if len(outcome.failures) > _NAMED:
-        named.append(f"… and {len(outcome.failures) - _NAMED:,} more, listed in the check {RUN_CHECK.name}")
+        named.append(f"… and {len(outcome.failures) - _NAMED:,} more, listed in the check {names.run_check.name}")
     return dg.Failure(
         f"{len(outcome.failures):,} partitions failed; the others are published and will not be encoded again.\n"
         + "\n".join(named),
@@ -72,7 +73,7 @@ def failure_of(outcome: Outcome) -> dg.Failure:
     )
 
 
-def mark_as_failed(context: dg.OpExecutionContext, keys: Iterable[str]) -> None:
+def mark_as_failed(names: CatalogNames, context: dg.OpExecutionContext, keys: Iterable[str]) -> None:
     """Make Dagster show exactly these partitions as failed when the run has ended.
 
     Dagster shows a partition as failed when a failed run planned it and did not materialize it. Runs here plan their
@@ -80,7 +81,7 @@ def mark_as_failed(context: dg.OpExecutionContext, keys: Iterable[str]) -> None:
     """
     step = str(context.op_handle)
     for key in list(dict.fromkeys(keys))[:_MARKED_AS_FAILED]:
-        planned = AssetMaterializationPlannedData(EMBEDDINGS, partition=to_partition_key(key))
+        planned = AssetMaterializationPlannedData(names.embeddings, partition=to_partition_key(key))
         event = DagsterEvent.build_asset_materialization_planned_event(context.job_name, step, planned)
         context.instance.report_dagster_event(event, context.run_id)
 

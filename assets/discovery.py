@@ -19,6 +19,7 @@ import dagster as dg
 
 from surge_dagster.assets import lineage
 from surge_dagster.assets.lineage import Catalogued, failed_since_observed, read_catalogued
+from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import known_space, published
 from surge_dagster.assets.partition_keys import to_partition_key
 from surge_dagster.assets.source_partitions import changed, observation
@@ -61,12 +62,14 @@ class Look:
     """How to look.
 
     Attributes:
+        names: of the catalog.
         instance: whose records count.
         store, spec: the output, and the vectors it shall hold.
         refresh_stale: whether changed partitions are asked for, or new ones alone.
         limit: partitions asked for at once, at most.
     """
 
+    names: CatalogNames
     instance: dg.DagsterInstance
     store: Store
     spec: EncodingSpec
@@ -82,14 +85,17 @@ class Look:
             asked: as the last look left it.
         """
         by_key = {to_partition_key(partition.key): partition for partition in partitions}
-        catalogued = read_catalogued(self.instance)
+        catalogued = read_catalogued(self.names, self.instance)
         new = [key for key in by_key if key not in catalogued.registered]
         moved = list(changed(by_key.values(), catalogued.observed))[:_EVENTS_PER_TICK]
         found = Discovery(
-            order=[*catalogued.registered, *new], new=new, events=list(map(observation, moved)), asked=asked
+            order=[*catalogued.registered, *new],
+            new=new,
+            events=[observation(self.names, part) for part in moved],
+            asked=asked,
         )
         try:
-            found.space = known_space(self.store, self.spec, unattended=True)
+            found.space = known_space(self.names, self.store, self.spec, unattended=True)
         except ConfigError as error:
             found.summary = str(error)
             return found
@@ -100,7 +106,7 @@ class Look:
             idle = {key: partition for key, partition in free.items() if key not in wanted}
             adopted = self._adoptions(idle, outputs, catalogued)
             found.events += adopted[: _EVENTS_PER_TICK - len(found.events)]
-        self._choose(found, wanted, free, failed_since_observed(self.instance, catalogued))
+        self._choose(found, wanted, free, failed_since_observed(self.names, self.instance, catalogued))
         return found
 
     def _choose(self, found: Discovery, wanted: dict[str, str], free: dict[str, Partition], failed: set[str]) -> None:
@@ -136,7 +142,8 @@ class Look:
                 continue
             receipt = published(outputs, partition.key)
             if receipt and not catalogued.knows(partition.key, receipt.desired_version):
-                adopted.append(lineage.materialization(receipt, catalogued.observation_ids.get(key), adopted=True))
+                observed = catalogued.observation_ids.get(key)
+                adopted.append(lineage.materialization(self.names, receipt, observed, adopted=True))
         return adopted
 
 

@@ -85,7 +85,7 @@ class EmbeddingsInput(dg.ConfigurableIOManager):
         opened = open_embeddings(store)  # says when there are none or several
         raise ConfigError(
             f"{store.url!r} has no space for the model {self.encoder.model!r} with these settings; it holds "
-            f"{opened.space.name}. Launch catalog_refresh, or name the space in embeddings_input."
+            f"{opened.space.name}. Launch the job that refreshes the catalog, or name the space in embeddings_input."
         )
 
     def _partitions(self, context: dg.InputContext, opened: Embeddings) -> list[str] | None:

@@ -17,6 +17,8 @@ from typing import Any
 
 import dagster as dg
 import psutil
+from dagster._core.execution.context.system import StepExecutionContext
+from dagster._core.execution.retries import RetryMode
 from pydantic import Field
 
 from surge_dagster.engine.errors import ConfigError
@@ -109,9 +111,15 @@ def _named_keys(keys: list[str] | None, keys_file: str | None) -> list[str] | No
         ) from error
 
 
-def process_tags() -> dict[str, str]:
-    """Tags by which a run names the process that executes it."""
-    return {_HOST_TAG: _host(), _PROCESS_TAG: _process(os.getpid())}
+def process_tags(step: StepExecutionContext | None = None) -> dict[str, str]:
+    """Tags by which a run names the process that executes it.
+
+    Args:
+        step: where it is executed. An executor with a process for each step leaves retries to the process that started
+            it, and that one is the run's: a step's own is gone while its run still ends.
+    """
+    apart = step is not None and step.retry_mode is RetryMode.DEFERRED
+    return {_HOST_TAG: _host(), _PROCESS_TAG: _process(os.getppid() if apart else os.getpid())}
 
 
 def active_runs(instance: dg.DagsterInstance, concerned: Callable[[dg.DagsterRun], bool]) -> Iterator[dg.DagsterRun]:

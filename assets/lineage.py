@@ -13,19 +13,16 @@ from dataclasses import dataclass
 import dagster as dg
 from dagster._core.events import DagsterEventType
 
+from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.partition_keys import to_partition_key
-from surge_dagster.assets.source_partitions import CATALOG_PARTITIONS, DATA_VERSION_TAG, SOURCE_PARTITIONS
-from surge_dagster.assets.superbatches import SUPERBATCHES
+from surge_dagster.assets.source_partitions import DATA_VERSION_TAG
 from surge_dagster.engine.telemetry import Receipt
 
-EMBEDDINGS = dg.AssetKey("embeddings")
 # Raised by hand when the same texts in the same space would give other files.
 CODE_VERSION = "1"
 
-_SOURCE_VERSION_TAG = f"dagster/input_data_version/{SOURCE_PARTITIONS.to_user_string()}"
-_SOURCE_EVENT_TAG = f"dagster/input_event_pointer/{SOURCE_PARTITIONS.to_user_string()}"
-_SPACE_TAG = f"dagster/input_data_version/{SUPERBATCHES.to_user_string()}"
-_SUPERBATCH_EVENT_TAG = f"dagster/input_event_pointer/{SUPERBATCHES.to_user_string()}"
+_INPUT_VERSION_TAG = "dagster/input_data_version/"
+_INPUT_EVENT_TAG = "dagster/input_event_pointer/"
 _NO_EVENT = "NULL"
 
 
@@ -60,7 +57,7 @@ class Catalogued:
         )
 
 
-def read_catalogued(instance: dg.DagsterInstance) -> Catalogued:
+def read_catalogued(names: CatalogNames, instance: dg.DagsterInstance) -> Catalogued:
     """Everything on record, in five queries whatever the number of partitions."""
     storage = instance.event_log_storage
 
@@ -69,19 +66,19 @@ def read_catalogued(instance: dg.DagsterInstance) -> Catalogued:
         return {key: tagged[DATA_VERSION_TAG] for key, tagged in tags.items()}
 
     return Catalogued(
-        registered=dict.fromkeys(instance.get_dynamic_partitions(CATALOG_PARTITIONS.name or "")),
-        observed=versions(SOURCE_PARTITIONS, DagsterEventType.ASSET_OBSERVATION),
+        registered=dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name)),
+        observed=versions(names.source_partitions, DagsterEventType.ASSET_OBSERVATION),
         observation_ids=dict(
-            storage.get_latest_storage_id_by_partition(SOURCE_PARTITIONS, DagsterEventType.ASSET_OBSERVATION)
+            storage.get_latest_storage_id_by_partition(names.source_partitions, DagsterEventType.ASSET_OBSERVATION)
         ),
-        embedded=versions(EMBEDDINGS, DagsterEventType.ASSET_MATERIALIZATION),
+        embedded=versions(names.embeddings, DagsterEventType.ASSET_MATERIALIZATION),
         embedding_ids=dict(
-            storage.get_latest_storage_id_by_partition(EMBEDDINGS, DagsterEventType.ASSET_MATERIALIZATION)
+            storage.get_latest_storage_id_by_partition(names.embeddings, DagsterEventType.ASSET_MATERIALIZATION)
         ),
     )
 
 
-def failed_since_observed(instance: dg.DagsterInstance, catalogued: Catalogued) -> set[str]:
+def failed_since_observed(names: CatalogNames, instance: dg.DagsterInstance, catalogued: Catalogued) -> set[str]:
     """Partition keys whose last attempt failed on the source version observed last.
 
     Runs mark what truly failed with a planned event of its own. Where Dagster is not told to plan a run in one event,
@@ -90,11 +87,12 @@ def failed_since_observed(instance: dg.DagsterInstance, catalogued: Catalogued) 
     storage = instance.event_log_storage
     if not storage.supports_partition_subset_in_asset_materialization_planned_events:
         return set()
-    attempts = storage.get_latest_asset_partition_materialization_attempts_without_materializations(EMBEDDINGS)
+    attempts = storage.get_latest_asset_partition_materialization_attempts_without_materializations(names.embeddings)
     return {key for key, (_, event) in attempts.items() if event > catalogued.observation_ids.get(key, -1)}
 
 
 def materialization(
+    names: CatalogNames,
     receipt: Receipt,
     observation_id: int | None,
     superbatch_event_id: int | None = None,
@@ -105,6 +103,7 @@ def materialization(
     """The event of one embedded partition.
 
     Args:
+        names: of its catalog.
         receipt: of its file.
         observation_id: storage id of the observation of the source version it was made from.
         superbatch_event_id: storage id of the event of its SuperBatch, where it was encoded in this run.
@@ -131,17 +130,18 @@ def materialization(
         metadata["texts_per_second"] = dg.MetadataValue.float(round(receipt.texts_per_second, 1))
     if reused:
         metadata["reused"] = dg.MetadataValue.bool(True)
+    source, superbatch = names.source_partitions.to_user_string(), names.superbatches.to_user_string()
     return dg.AssetMaterialization(
-        EMBEDDINGS,
+        names.embeddings,
         partition=to_partition_key(receipt.key),
         metadata=metadata,
         tags={
             DATA_VERSION_TAG: receipt.desired_version,
             "dagster/data_version_is_user_provided": "true",
             "dagster/code_version": CODE_VERSION,
-            _SOURCE_VERSION_TAG: receipt.source_version,
-            _SOURCE_EVENT_TAG: _NO_EVENT if observation_id is None else str(observation_id),
-            _SPACE_TAG: receipt.space,
-            _SUPERBATCH_EVENT_TAG: _NO_EVENT if superbatch_event_id is None else str(superbatch_event_id),
+            f"{_INPUT_VERSION_TAG}{source}": receipt.source_version,
+            f"{_INPUT_EVENT_TAG}{source}": _NO_EVENT if observation_id is None else str(observation_id),
+            f"{_INPUT_VERSION_TAG}{superbatch}": receipt.space,
+            f"{_INPUT_EVENT_TAG}{superbatch}": (_NO_EVENT if superbatch_event_id is None else str(superbatch_event_id)),
         },
     )

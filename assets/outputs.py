@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from surge_dagster.assets.names import CatalogNames
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.spec import EncodingSpec, Space
 from surge_dagster.engine.errors import ConfigError
@@ -44,7 +45,7 @@ def published(outputs: OutputState, key: str) -> Receipt | None:
     return receipt_of(file.facts, file.stored, outputs.store.location(file.stored.name), action="fresh")
 
 
-def known_space(store: Store, spec: EncodingSpec, *, unattended: bool) -> Space | None:
+def known_space(names: CatalogNames, store: Store, spec: EncodingSpec, *, unattended: bool) -> Space | None:
     """The space that the output has for a spec, found without a model; None when it would have to be begun.
 
     Raises:
@@ -54,7 +55,7 @@ def known_space(store: Store, spec: EncodingSpec, *, unattended: bool) -> Space 
     if space is None and unattended and (others := [other.name for other in list_spaces(store)]):
         raise ConfigError(
             f"the output has no space for the model {spec.model!r} with these settings; it holds {', '.join(others)}. "
-            "A space is never begun unattended, since that encodes the whole catalog: launch catalog_refresh by hand "
-            "once."
+            "A space is never begun unattended, since that encodes the whole catalog: launch "
+            f"{names.refresh_job} by hand once."
         )
     return space

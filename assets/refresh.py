@@ -17,9 +17,10 @@ import dagster as dg
 from surge_dagster.assets import lineage, superbatches
 from surge_dagster.assets.launch import LaunchConfig, process_tags
 from surge_dagster.assets.lineage import read_catalogued
+from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import file_violation, known_space, published
 from surge_dagster.assets.partition_keys import from_partition_key, to_partition_key
-from surge_dagster.assets.source_partitions import CATALOG_PARTITIONS, SOURCE_PARTITIONS, in_chunks, observation
+from surge_dagster.assets.source_partitions import in_chunks, observation
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import Space
@@ -52,6 +53,7 @@ class Refresh:
     """One run over the catalog or a part of it.
 
     Args:
+        names: of the catalog.
         context: of the op; events are logged through it, from the thread that calls `run`.
         config: what the run was told at its launch.
         catalog, encoder, output: the resources.
@@ -59,12 +61,14 @@ class Refresh:
 
     def __init__(
         self,
+        names: CatalogNames,
         context: dg.OpExecutionContext,
         config: LaunchConfig,
         catalog: CatalogSource,
         encoder: Encoder,
         output: OutputStore,
     ) -> None:
+        self._names = names
         self._context = context
         self._config = config
         self._catalog = catalog
@@ -73,7 +77,7 @@ class Refresh:
         self._store = output.open()
         self._backfill = "dagster/backfill" in context.run_tags
         self._gone: list[str] = []
-        self._catalogued = read_catalogued(context.instance)
+        self._catalogued = read_catalogued(names, context.instance)
         self.outcome = Outcome()
 
     def run(self, partition_keys: Iterable[str] | None, already_refused: dict[str, str]) -> Outcome:
@@ -110,7 +114,8 @@ class Refresh:
 
     def _sign(self) -> None:
         """Leave on the run which process executes it, so that a run whose process died can be told."""
-        self._context.instance.add_run_tags(self._context.run_id, process_tags())
+        step = self._context.get_step_execution_context()
+        self._context.instance.add_run_tags(self._context.run_id, process_tags(step))
 
     def _select(self, partition_keys: Iterable[str] | None) -> dict[str, Partition]:
         wanted = None if partition_keys is None else {from_partition_key(key): key for key in partition_keys}
@@ -124,17 +129,17 @@ class Refresh:
     def _register(self, chosen: dict[str, Partition]) -> None:
         new = [key for key in map(to_partition_key, chosen) if key not in self._catalogued.registered]
         for keys in in_chunks(new):
-            self._context.instance.add_dynamic_partitions(CATALOG_PARTITIONS.name or "", keys)
+            self._context.instance.add_dynamic_partitions(self._names.partitions_name, keys)
 
     def _known_space(self) -> Space | None:
         """The space of this run as the output knows it, without loading a model; None when it is to be begun."""
-        space = known_space(self._store, self._encoder.spec(), unattended=self._config.unattended)
+        space = known_space(self._names, self._store, self._encoder.spec(), unattended=self._config.unattended)
         expected = self._config.expected_space
         if expected and (space is None or space.name != expected):
             now = repr(space.name) if space else "one that the output does not have"
             raise ConfigError(
                 f"the run was launched for the space {expected!r}, and the settings now mean {now}. "
-                "Launch catalog_refresh by hand to go on with that."
+                f"Launch {self._names.refresh_job} by hand to go on with that."
             )
         return space
 
@@ -142,7 +147,8 @@ class Refresh:
         if self._config.unattended and space and pool.space.spec_sha256 != space.spec_sha256:
             raise ConfigError(
                 f"the model {self._encoder.model!r} is not the one that made the space {space.name!r}: its content has "
-                "changed. Nothing was encoded. Launch catalog_refresh by hand to begin a space for the new one."
+                f"changed. Nothing was encoded. Launch {self._names.refresh_job} by hand to begin a space for the new "
+                "one."
             )
 
     def _split(self, candidates: list[Partition], space: Space | None) -> tuple[list[Receipt], list[Partition]]:
@@ -196,7 +202,7 @@ class Refresh:
             for event in events:
                 match event:
                     case SuperBatchReport():
-                        self._log(superbatches.materialization(event, run.space.name))
+                        self._log(superbatches.materialization(self._names, event, run.space.name))
                         superbatch_event = self._last_superbatch_event()
                     case Failure():
                         self._fail(event)
@@ -205,7 +211,8 @@ class Refresh:
                     case Receipt():
                         encoded_in = superbatch_event if event.superbatch is not None else None
                         if self._reads_back(event.key, run.space):
-                            self._log(lineage.materialization(event, self._observed(event.key), encoded_in))
+                            observed = self._observed(event.key)
+                            self._log(lineage.materialization(self._names, event, observed, encoded_in))
         return run.space, fresh
 
     def _reads_back(self, key: str, space: Space) -> bool:
@@ -236,7 +243,7 @@ class Refresh:
             if not known and not self._reads_back(receipt.key, space):
                 continue
             if not known or self._backfill:
-                self._log(lineage.materialization(receipt, observed, reused=known, adopted=not known))
+                self._log(lineage.materialization(self._names, receipt, observed, reused=known, adopted=not known))
 
     def _observed(self, key: str) -> int | None:
         """Storage id of the observation of the partition's source version, which is logged first if it has moved.
@@ -246,16 +253,16 @@ class Refresh:
         partition, partition_key = self.outcome.partitions.get(key), to_partition_key(key)
         record = self._catalogued
         if partition and record.observed.get(partition_key) != partition.source_version:
-            self._log(observation(partition))
+            self._log(observation(self._names, partition))
             stored = self._context.instance.get_latest_storage_id_by_partition(
-                SOURCE_PARTITIONS, dg.DagsterEventType.ASSET_OBSERVATION, {partition_key}
+                self._names.source_partitions, dg.DagsterEventType.ASSET_OBSERVATION, {partition_key}
             )
             record.observed[partition_key] = partition.source_version
             record.observation_ids.update(stored)
         return record.observation_ids.get(partition_key)
 
     def _last_superbatch_event(self) -> int | None:
-        records = self._context.instance.fetch_materializations(superbatches.SUPERBATCHES, limit=1).records
+        records = self._context.instance.fetch_materializations(self._names.superbatches, limit=1).records
         return records[0].storage_id if records else None
 
     def _log(self, event: dg.AssetMaterialization | dg.AssetObservation) -> None:

@@ -10,28 +10,30 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import dagster as dg
 
+from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.partition_keys import to_partition_key
 from surge_dagster.engine.catalog import Partition
 
-SOURCE_PARTITIONS = dg.AssetKey("source_partitions")
-CATALOG_PARTITIONS = dg.DynamicPartitionsDefinition(name="catalog")
 DATA_VERSION_TAG = "dagster/data_version"
 # SQLite takes 32,766 parameters.
 _KEYS_PER_STATEMENT = 10_000
 
-source_partitions = dg.AssetSpec(
-    SOURCE_PARTITIONS,
-    partitions_def=CATALOG_PARTITIONS,
-    group_name="surge",
-    kinds={"parquet"},
-    description=(
-        "The catalog: every partition is a set of texts with ids. Its data version is the source version, a token that "
-        "changes when the partition may have changed. Observed by the sensor and by each run, never executed."
-    ),
-)
+
+def source_partitions(names: CatalogNames) -> dg.AssetSpec:
+    """The asset that stands for the catalog."""
+    return dg.AssetSpec(
+        names.source_partitions,
+        partitions_def=names.partitions,
+        group_name=names.group,
+        kinds={"parquet"},
+        description=(
+            "The catalog: every partition is a set of texts with ids. Its data version is the source version, a token "
+            "that changes when the partition may have changed. Observed by the sensor and by each run, never executed."
+        ),
+    )
 
 
-def observation(partition: Partition) -> dg.AssetObservation:
+def observation(names: CatalogNames, partition: Partition) -> dg.AssetObservation:
     """The event that says which source version a partition has now."""
     metadata: dict[str, dg.MetadataValue] = {
         "key": dg.MetadataValue.text(partition.key),
@@ -40,7 +42,7 @@ def observation(partition: Partition) -> dg.AssetObservation:
     if partition.rows is not None:
         metadata["dagster/row_count"] = dg.MetadataValue.int(partition.rows)
     return dg.AssetObservation(
-        SOURCE_PARTITIONS,
+        names.source_partitions,
         partition=to_partition_key(partition.key),
         metadata=metadata,
         tags={DATA_VERSION_TAG: partition.source_version},

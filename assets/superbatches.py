@@ -9,30 +9,31 @@ from __future__ import annotations
 
 import dagster as dg
 
-from surge_dagster.assets.source_partitions import DATA_VERSION_TAG, SOURCE_PARTITIONS
+from surge_dagster.assets.names import CatalogNames
+from surge_dagster.assets.source_partitions import DATA_VERSION_TAG
 from surge_dagster.engine.telemetry import SuperBatchReport
-
-SUPERBATCHES = dg.AssetKey("superbatches")
-
-superbatches = dg.AssetSpec(
-    SUPERBATCHES,
-    deps=[SOURCE_PARTITIONS],
-    group_name="surge",
-    kinds={"arrow"},
-    description=(
-        "What went into the encoder at once: many small partitions together, or a piece of a large one. One event per "
-        "SuperBatch, with its figures; its data version is the vector space."
-    ),
-)
-
 
 _WHERE_MEASURED = ("pace_ratio", "gpu_utilisation", "gpu_memory_bytes")
 
 
-def materialization(report: SuperBatchReport, space: str) -> dg.AssetMaterialization:
+def superbatches(names: CatalogNames) -> dg.AssetSpec:
+    """The asset with an event per SuperBatch."""
+    return dg.AssetSpec(
+        names.superbatches,
+        deps=[names.source_partitions],
+        group_name=names.group,
+        kinds={"arrow"},
+        description=(
+            "What went into the encoder at once: many small partitions together, or a piece of a large one. One event "
+            "per SuperBatch, with its figures; its data version is the vector space."
+        ),
+    )
+
+
+def materialization(names: CatalogNames, report: SuperBatchReport, space: str) -> dg.AssetMaterialization:
     """The event of one SuperBatch."""
     return dg.AssetMaterialization(
-        SUPERBATCHES,
+        names.superbatches,
         description=f"SuperBatch {report.index}: {report.texts:,} texts of {report.partitions:,} partitions",
         metadata={
             "superbatch": report.index,

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from surge_dagster.component import EmbeddingCatalog
+    from surge_dagster.definitions import embedding_catalog
     from surge_dagster.engine.output.loading import Embeddings, open_embeddings
 
 __version__ = "0.1.0"
-__all__ = ["Embeddings", "__version__", "open_embeddings"]
+__all__ = ["EmbeddingCatalog", "Embeddings", "__version__", "embedding_catalog", "open_embeddings"]
+
+# Imported on first use: every process of a pool imports this package, and the engine runs where there is no Dagster.
+_HOME = {
+    "EmbeddingCatalog": "surge_dagster.component",
+    "Embeddings": "surge_dagster.engine.output.loading",
+    "embedding_catalog": "surge_dagster.definitions",
+    "open_embeddings": "surge_dagster.engine.output.loading",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # On first use: every process of a pool imports this package and loads no embeddings.
-    if name in ("Embeddings", "open_embeddings"):
-        from surge_dagster.engine.output import loading
-
-        return getattr(loading, name)
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})  # where Dagster's tools look for components

@@ -4,62 +4,68 @@ The sensor is written by hand. Dagster's declarative conditions take seconds per
 and do not see what a run is working on already; this one costs two listings and a few queries.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 
 import dagster as dg
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from surge_dagster.assets.catalog_check import catalog_checks
 from surge_dagster.assets.discovery import Look, read_cursor, write_cursor
-from surge_dagster.assets.embeddings import EMBEDDINGS_OP, REFRESH_OP, catalog_refresh
 from surge_dagster.assets.launch import active_runs, held_keys, name_keys
-from surge_dagster.assets.lineage import EMBEDDINGS
+from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import known_space
-from surge_dagster.assets.source_partitions import CATALOG_PARTITIONS, in_chunks
+from surge_dagster.assets.source_partitions import in_chunks
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import SurgeError
-from surge_dagster.resources import CatalogSource, Encoder, OutputStore
 from surge_dagster.settings import Settings
 
 _SENSOR_SECONDS = 30
 
-embed_partitions = dg.define_asset_job(
-    "embed_partitions",
-    selection=[EMBEDDINGS],
-    executor_def=dg.in_process_executor,
-    description="Partitions that the sensor found, named in the run's config.",
-)
-catalog_check = dg.define_asset_job(
-    "catalog_check",
-    selection=dg.AssetSelection.checks(catalog_checks),
-    executor_def=dg.in_process_executor,
-    description="Reads the whole catalog and the whole output and compares them.",
-)
-jobs = [catalog_refresh, embed_partitions, catalog_check]
+
+def embed_partitions(names: CatalogNames) -> UnresolvedAssetJobDefinition:
+    """The job that the sensor launches."""
+    return dg.define_asset_job(
+        names.embed_job,
+        selection=[names.embeddings],
+        executor_def=dg.in_process_executor,
+        description="Partitions that the sensor found, named in the run's config.",
+    )
 
 
-def new_partitions(settings: Settings) -> dg.SensorDefinition:
+def catalog_check(names: CatalogNames, checks: dg.AssetChecksDefinition) -> UnresolvedAssetJobDefinition:
+    """The job that evaluates the catalog's checks."""
+    return dg.define_asset_job(
+        names.check_job,
+        selection=dg.AssetSelection.checks(checks),
+        executor_def=dg.in_process_executor,
+        description="Reads the whole catalog and the whole output and compares them.",
+    )
+
+
+def new_partitions(names: CatalogNames, settings: Settings, job: UnresolvedAssetJobDefinition) -> dg.SensorDefinition:
     """The sensor that embeds what is new, and what has changed if the settings say so."""
 
     @dg.sensor(
-        name="new_partitions",
-        job=embed_partitions,
+        name=names.sensor,
+        job=job,
         minimum_interval_seconds=_SENSOR_SECONDS,
         description="Registers new partitions, observes changed ones, adopts files it finds, embeds what is missing.",
+        required_resource_keys=names.resource_keys,
     )
-    def sensor(
-        context: dg.SensorEvaluationContext, catalog: CatalogSource, encoder: Encoder, output: OutputStore
-    ) -> dg.SensorResult | dg.SkipReason:
-        instance = context.instance
+    def sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        instance, resources = context.instance, names.resources(context.resources)
         try:
             look = Look(
+                names,
                 instance,
-                output.open(),
-                encoder.spec(),
+                resources.output.open(),
+                resources.encoder.spec(),
                 refresh_stale=settings.refresh_stale,
                 limit=settings.max_partitions_per_run,
             )
-            found = look.discover(catalog.open(), _held(instance), read_cursor(context.cursor))
+            found = look.discover(resources.catalog.open(), _held(names, instance), read_cursor(context.cursor))
         except SurgeError as error:
             return dg.SkipReason(str(error))
         requests = []
@@ -69,36 +75,56 @@ def new_partitions(settings: Settings) -> dg.SensorDefinition:
                 "dagster/asset_partition_range_start": found.chosen[0],
                 "dagster/asset_partition_range_end": found.chosen[-1],
             }
-            requests.append(dg.RunRequest(run_config=_run_config(EMBEDDINGS_OP, found.space, config), tags=tags))
+            run_config = _run_config(names.embeddings_op, found.space, config)
+            requests.append(dg.RunRequest(run_config=run_config, tags=tags))
         return dg.SensorResult(
             run_requests=requests,
             skip_reason=None if requests else found.summary,
             cursor=write_cursor(found.asked),
-            dynamic_partitions_requests=[CATALOG_PARTITIONS.build_add_request(keys) for keys in in_chunks(found.new)],
+            dynamic_partitions_requests=[names.partitions.build_add_request(keys) for keys in in_chunks(found.new)],
             asset_events=found.events,
         )
 
     return sensor
 
 
-def nightly_refresh(settings: Settings) -> dg.ScheduleDefinition:
+def nightly_refresh(names: CatalogNames, settings: Settings, job: dg.JobDefinition) -> dg.ScheduleDefinition:
     """The schedule that brings everything up to date, changed partitions included."""
 
     @dg.schedule(
-        name="nightly_refresh",
-        job=catalog_refresh,
+        name=names.schedule,
+        job=job,
         cron_schedule=settings.nightly_cron,
         execution_timezone=settings.timezone,
         description="Everything that is missing or stale, once a night; never begins another vector space by itself.",
+        required_resource_keys=names.resource_keys,
     )
-    def schedule(encoder: Encoder, output: OutputStore) -> dg.RunRequest | dg.SkipReason:
+    def schedule(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        resources = names.resources(context.resources)
         try:
-            space = known_space(output.open(), encoder.spec(), unattended=True)
+            space = known_space(names, resources.output.open(), resources.encoder.spec(), unattended=True)
         except SurgeError as error:
             return dg.SkipReason(str(error))
-        return dg.RunRequest(run_config=_run_config(REFRESH_OP, space, {}))
+        return dg.RunRequest(run_config=_run_config(names.refresh_op, space, {}))
 
     return schedule
+
+
+def scheduled_check(
+    names: CatalogNames, settings: Settings, job: UnresolvedAssetJobDefinition
+) -> list[dg.ScheduleDefinition]:
+    """The schedule that compares the catalog with the output, where the settings ask for one."""
+    if settings.check_cron is None:
+        return []
+    return [
+        dg.ScheduleDefinition(
+            name=names.check_schedule,
+            job=job,
+            cron_schedule=settings.check_cron,
+            execution_timezone=settings.timezone,
+            description="Reads the whole catalog and the whole output and compares them.",
+        )
+    ]
 
 
 def _run_config(op_name: str, space: Space | None, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,16 +133,17 @@ def _run_config(op_name: str, space: Space | None, options: Mapping[str, Any]) -
     return {"ops": {op_name: {"config": {"unattended": True, **expected, **options}}}}
 
 
-def _held(instance: dg.DagsterInstance) -> set[str] | None:
-    registered = dict.fromkeys(instance.get_dynamic_partitions(CATALOG_PARTITIONS.name or ""))
+def _held(names: CatalogNames, instance: dg.DagsterInstance) -> set[str] | None:
+    """Partition keys that active runs may touch, None for all."""
+
+    def embeds(run: dg.DagsterRun) -> bool:
+        return run.job_name in (names.refresh_job, names.embed_job) or names.embeddings in (run.asset_selection or ())
+
+    registered = dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name))
     held: set[str] = set()
-    for run in list(active_runs(instance, _embeds)):
-        keys = held_keys(run, registered, (EMBEDDINGS_OP, REFRESH_OP))
+    for run in list(active_runs(instance, embeds)):
+        keys = held_keys(run, registered, (names.embeddings_op, names.refresh_op))
         if keys is None:
             return None
         held |= keys
     return held
-
-
-def _embeds(run: dg.DagsterRun) -> bool:
-    return run.job_name in (catalog_refresh.name, embed_partitions.name) or EMBEDDINGS in (run.asset_selection or ())

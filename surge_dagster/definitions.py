@@ -1,4 +1,8 @@
-"""The front door: one Definitions object, composed of settings, resources, assets, checks and automation."""
+"""The front door: definitions of one catalog, composed of settings, resources, assets, checks and automation.
+
+`embedding_catalog` makes them for one catalog, and several fit into one code location. This module loaded as a code
+location is the one catalog of `surge.yaml` and the `SURGE_…` variables.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,50 @@ from typing import Any
 import dagster as dg
 
 from surge_dagster import automation
-from surge_dagster.assets import catalog_check, embeddings, embeddings_input, source_partitions, superbatches
+from surge_dagster.assets.catalog_check import catalog_checks
+from surge_dagster.assets.embeddings import catalog_refresh, embeddings
+from surge_dagster.assets.embeddings_input import EmbeddingsInput
+from surge_dagster.assets.names import CatalogNames
+from surge_dagster.assets.source_partitions import source_partitions
+from surge_dagster.assets.superbatches import superbatches
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
 from surge_dagster.settings import Settings, load_settings
 
 
-def build_definitions(settings: Settings) -> dg.Definitions:
-    """Everything Dagster needs to know, for one catalog and one output; neither needs to exist yet."""
+def embedding_catalog(settings: Settings | None = None, *, name: str | None = None, **arguments: Any) -> dg.Definitions:
+    """Everything Dagster needs to know of one catalog and one output; neither needs to exist yet.
+
+    Args:
+        settings: all of them. Without, they are read as everywhere: `arguments`, then the environment, then the file.
+        name: tells catalogs of one code location apart: `shop` has the assets `shop/embeddings` and so on, the job
+            `shop_catalog_refresh`, the resource `shop_output`. None is for plain names.
+        arguments: settings by name, such as `source=` and `output=`.
+
+    Raises:
+        ConfigError: a setting or the name cannot be used.
+        TypeError: settings are given both ways.
+    """
+    if settings is not None and arguments:
+        raise TypeError(f"give either settings or arguments; both were given: {', '.join(arguments)}")
+    settings = settings or load_settings(**arguments)
+    names = CatalogNames(name)
+    checks = catalog_checks(names)
+    refresh, embed = catalog_refresh(names), automation.embed_partitions(names)
+    check = automation.catalog_check(names, checks)
+    return dg.Definitions(
+        assets=[source_partitions(names), superbatches(names), embeddings(names)],
+        asset_checks=[checks],
+        jobs=[refresh, embed, check],
+        sensors=[automation.new_partitions(names, settings, embed)],
+        schedules=[
+            automation.nightly_refresh(names, settings, refresh),
+            *automation.scheduled_check(names, settings, check),
+        ],
+        resources=_resources(names, settings),
+    )
+
+
+def _resources(names: CatalogNames, settings: Settings) -> dict[str, Any]:
     values = settings.model_dump()
     encoder = Encoder(**_named(Encoder, values))
     output = OutputStore(
@@ -21,21 +62,12 @@ def build_definitions(settings: Settings) -> dg.Definitions:
         storage=settings.storage_options.options(),  # pyright: ignore[reportArgumentType]
         **_named(OutputStore, values),
     )
-    return dg.Definitions(
-        assets=[source_partitions.source_partitions, superbatches.superbatches, embeddings.embeddings],
-        asset_checks=[catalog_check.catalog_checks],
-        jobs=automation.jobs,
-        sensors=[automation.new_partitions(settings)],
-        schedules=[automation.nightly_refresh(settings)],
-        resources={
-            "catalog": CatalogSource(url=settings.source, **_named(CatalogSource, values)),
-            "encoder": encoder,
-            "output": output,
-            "embeddings_input": embeddings_input.EmbeddingsInput(output=output, encoder=encoder),
-        },
-        # The encoder pool lives in the run's own process; a process per step would only add one.
-        executor=dg.in_process_executor,
-    )
+    return {
+        names.catalog_resource: CatalogSource(url=settings.source, **_named(CatalogSource, values)),
+        names.encoder_resource: encoder,
+        names.output_resource: output,
+        names.input_resource: EmbeddingsInput(output=output, encoder=encoder),
+    }
 
 
 def _named(resource: type[dg.ConfigurableResource], values: dict[str, Any]) -> dict[str, Any]:
@@ -43,4 +75,8 @@ def _named(resource: type[dg.ConfigurableResource], values: dict[str, Any]) -> d
     return {name: values[name] for name in resource.model_fields if name in values}
 
 
-defs = build_definitions(load_settings())
+@dg.definitions
+def defs() -> dg.Definitions:
+    """The one catalog of the settings; read when Dagster loads the code location, not when this module is imported."""
+    # The encoder pool lives in the run's own process; a process per step would only add one.
+    return dg.Definitions.merge(embedding_catalog(), dg.Definitions(executor=dg.in_process_executor))

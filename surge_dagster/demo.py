@@ -18,12 +18,10 @@ import dagster as dg
 from dagster._core.events import DagsterEvent
 from rich.console import Console
 
-from surge_dagster.assets.embeddings import catalog_refresh
 from surge_dagster.assets.launch import active_runs
-from surge_dagster.assets.superbatches import SUPERBATCHES
-from surge_dagster.automation import catalog_check
+from surge_dagster.assets.names import CatalogNames
 from surge_dagster.catalogs.demo import build_demo_catalog
-from surge_dagster.definitions import build_definitions
+from surge_dagster.definitions import embedding_catalog
 from surge_dagster.engine.search import search
 from surge_dagster.engine.urls import local_path
 from surge_dagster.in_process import execute, local_instance
@@ -33,6 +31,7 @@ from surge_dagster.terminal import one_line, progress_bar
 DEFAULT_LIMIT = 6_000
 QUERIES = ("parse a date string", "retry after an error")
 _HITS = 3
+_NAMES = CatalogNames()
 
 
 def run_demo(*, catalog: str | None = None, output: str | None = None, limit: int | None = None) -> int:
@@ -59,14 +58,17 @@ def run_demo(*, catalog: str | None = None, output: str | None = None, limit: in
 
 
 def _embed_and_search(instance: dg.DagsterInstance, settings: Settings, say: Console, begun: float) -> int:
-    for _ in active_runs(instance, lambda run: run.job_name == catalog_refresh.name):
+    for _ in active_runs(instance, lambda run: run.job_name == _NAMES.refresh_job):
         pass  # declares a run failed that was killed and looks as if it were going on
-    definitions = build_definitions(settings)
+    definitions = embedding_catalog(settings)
     # The run may be launched again from the UI, whose settings can be others; it shall mean the same folders.
-    resources = {"catalog": {"config": {"url": settings.source}}, "output": {"config": {"url": settings.output}}}
+    resources = {
+        _NAMES.catalog_resource: {"config": {"url": settings.source}},
+        _NAMES.output_resource: {"config": {"url": settings.output}},
+    }
     progress = _Progress(say)
 
-    refresh = definitions.resolve_job_def(catalog_refresh.name)
+    refresh = definitions.resolve_job_def(_NAMES.refresh_job)
     refreshed = execute(instance, refresh, {"resources": resources}, progress.hear)
     figures = {name: value.value for check in refreshed.checks for name, value in check.metadata.items()}
     if not refreshed.success:
@@ -76,7 +78,7 @@ def _embed_and_search(instance: dg.DagsterInstance, settings: Settings, say: Con
         return 1
     _tell_figures(figures, say)
 
-    check = definitions.resolve_job_def(catalog_check.name)
+    check = definitions.resolve_job_def(_NAMES.check_job)
     checked = execute(instance, check, {"resources": resources}, lambda event: None)
     wrong = [result.check_name for result in checked.checks if not result.passed and _is_error(result)]
     passed = checked.success and not wrong
@@ -119,7 +121,7 @@ class _Progress:
 
     def hear(self, event: DagsterEvent) -> None:
         """Take the next event of the run."""
-        if event.is_step_materialization and event.asset_key == SUPERBATCHES:
+        if event.is_step_materialization and event.asset_key == _NAMES.superbatches:
             metadata = event.step_materialization_data.materialization.metadata
             figures: dict[str, Any] = {name: value.value for name, value in metadata.items()}
             self.texts += figures["texts"]

@@ -57,11 +57,15 @@ class StorageSettings(BaseModel):
 
     def options(self) -> StorageOptions:
         """The same for the engine."""
+        return StorageOptions(**self.revealed())
+
+    def revealed(self) -> dict[str, Any]:
+        """The values by name, secrets as they are: for the engine, and for nothing that shows them."""
         values: dict[str, Any] = {name: getattr(self, name) for name in type(self).model_fields}
         for name, value in values.items():
             if isinstance(value, SecretStr):
                 values[name] = value.get_secret_value()
-        return StorageOptions(**values)
+        return values
 
 
 class Settings(BaseSettings):
@@ -104,6 +108,7 @@ class Settings(BaseSettings):
     max_partitions_per_run: int = Field(1000, ge=1, description="keys that the sensor puts into one run, at most")
     refresh_stale: bool = Field(False, description="whether the sensor also requests partitions that changed")
     nightly_cron: str = "0 2 * * *"
+    check_cron: str | None = Field(None, description="when catalog_check is run; none: by hand alone")
     timezone: str = "UTC"
 
     @classmethod

@@ -12,17 +12,15 @@ import dagster as dg
 import pytest
 from dagster._core.definitions.sensor_definition import SensorExecutionData
 
-from surge_dagster.assets.checks import RUN_CHECK
-from surge_dagster.assets.lineage import EMBEDDINGS
-from surge_dagster.assets.source_partitions import CATALOG_PARTITIONS, SOURCE_PARTITIONS
-from surge_dagster.assets.superbatches import SUPERBATCHES
-from surge_dagster.definitions import build_definitions
+from surge_dagster.assets.names import CatalogNames
+from surge_dagster.definitions import embedding_catalog
 from surge_dagster.in_process import origin_of
 from surge_dagster.settings import load_settings
 from tests.small_catalogs import DIMENSION, Rows, numbered_rows, write_partition
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
+NAMES = CatalogNames()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,7 @@ class Ran:
     def _events(self, kind: dg.DagsterEventType) -> list[Any]:
         return [e.dagster_event for e in self.instance.all_logs(self.run_id, of_type=kind) if e.dagster_event]
 
-    def materialized(self, asset: dg.AssetKey = EMBEDDINGS) -> dict[str | None, dg.AssetMaterialization]:
+    def materialized(self, asset: dg.AssetKey = NAMES.embeddings) -> dict[str | None, dg.AssetMaterialization]:
         """Materializations by partition key, in the order they were stored."""
         events = self._events(dg.DagsterEventType.ASSET_MATERIALIZATION)
         return {
@@ -48,14 +46,14 @@ class Ran:
     def superbatches(self) -> list[dict[str, Any]]:
         """Figures of each SuperBatch."""
         events = self._events(dg.DagsterEventType.ASSET_MATERIALIZATION)
-        found = [e.step_materialization_data.materialization for e in events if e.asset_key == SUPERBATCHES]
+        found = [e.step_materialization_data.materialization for e in events if e.asset_key == NAMES.superbatches]
         return [{name: value.value for name, value in event.metadata.items()} for event in found]
 
     def observed(self) -> dict[str, str]:
         """Observed source versions by partition key."""
         events = self._events(dg.DagsterEventType.ASSET_OBSERVATION)
         seen = [event.asset_observation_data.asset_observation for event in events]
-        return {o.partition: o.tags["dagster/data_version"] for o in seen if o.asset_key == SOURCE_PARTITIONS}
+        return {o.partition: o.tags["dagster/data_version"] for o in seen if o.asset_key == NAMES.source_partitions}
 
     def checks(self) -> dict[str, dg.AssetCheckEvaluation]:
         """Check results by name."""
@@ -64,7 +62,7 @@ class Ran:
 
     def figures(self) -> dict[str, Any]:
         """Metadata of the run's own check: the run report."""
-        return {name: value.value for name, value in self.checks()[RUN_CHECK.name].metadata.items()}
+        return {name: value.value for name, value in self.checks()[NAMES.run_check.name].metadata.items()}
 
     def failure(self) -> str:
         """What the run says of why it failed."""
@@ -100,7 +98,7 @@ class Workbench:
         """As a code location with the present settings would load them."""
         given = {"model": f"hash://{DIMENSION}", **self.settings}
         settings = load_settings(source=str(self.catalog), output=str(self.output), **given)
-        return self._made.setdefault(settings.model_dump_json(), build_definitions(settings))
+        return self._made.setdefault(settings.model_dump_json(), embedding_catalog(settings))
 
     def write(self, key: str, rows: Rows | int = 3, version: str = "v1") -> None:
         """Write a partition, or write it again."""
@@ -142,7 +140,7 @@ class Workbench:
         """Evaluate the sensor and do what Dagster's daemon does with the result, short of launching runs."""
         found = self.look()
         for request in found.dynamic_partitions_requests or []:
-            self.instance.add_dynamic_partitions(CATALOG_PARTITIONS.name or "", list(request.partition_keys))
+            self.instance.add_dynamic_partitions(NAMES.partitions_name, list(request.partition_keys))
         for event in found.asset_events:
             self.instance.report_runless_asset_event(event)
         self.cursor = found.cursor

@@ -11,8 +11,8 @@ import sys
 
 from dagster._core.events import DagsterEvent
 
-from surge_dagster.assets.lineage import EMBEDDINGS
-from surge_dagster.definitions import build_definitions
+from surge_dagster.assets.names import CatalogNames
+from surge_dagster.definitions import embedding_catalog
 from surge_dagster.in_process import execute, local_instance
 from surge_dagster.settings import load_settings
 
@@ -22,14 +22,14 @@ def main(catalog: str, output: str, partitions: int) -> None:
 
     def hear(event: DagsterEvent) -> None:
         nonlocal left
-        if event.is_step_materialization and event.asset_key == EMBEDDINGS:
+        if event.is_step_materialization and event.asset_key == CatalogNames().embeddings:
             left -= 1
         if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
     settings = load_settings(source=catalog, output=output, model="hash://16", b_min=30, b_max=60)
     with local_instance() as instance:
-        execute(instance, build_definitions(settings).resolve_job_def("catalog_refresh"), {}, hear)
+        execute(instance, embedding_catalog(settings).resolve_job_def("catalog_refresh"), {}, hear)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,7 @@ import dagster as dg
 import pytest
 
 from surge_dagster.assets.checks import failure_table
-from surge_dagster.assets.source_partitions import SOURCE_PARTITIONS
-from tests.dagster.conftest import Workbench
+from tests.dagster.conftest import NAMES, Workbench
 
 EVERYTHING = {
     "every_partition_is_embedded",
@@ -93,7 +92,7 @@ def test_runs_that_embed_do_not_execute_the_catalogs_checks(embedded: Workbench)
     embedded.write("a", 3, version="v2")
     assert not EVERYTHING & set(embedded.embed("a", "c").checks())
     job = embedded.definitions.resolve_job_def("catalog_check")
-    assert {key.asset_key for key in job.asset_layer.asset_graph.asset_check_keys} >= {SOURCE_PARTITIONS}
+    assert {key.asset_key for key in job.asset_layer.asset_graph.asset_check_keys} >= {NAMES.source_partitions}
 
 
 def test_a_table_survives_any_key_and_stays_readable() -> None:

@@ -11,14 +11,12 @@ import pytest
 
 from surge_dagster import Embeddings
 from surge_dagster.assets.embeddings_input import EmbeddingsInput
-from surge_dagster.assets.lineage import EMBEDDINGS
-from surge_dagster.assets.source_partitions import CATALOG_PARTITIONS
 from surge_dagster.engine.output import open_store
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.resources import OutputStore
-from tests.dagster.conftest import Ran, Workbench
+from tests.dagster.conftest import NAMES, Ran, Workbench
 
-INS = {"embeddings": dg.AssetIn(key=EMBEDDINGS, input_manager_key="embeddings_input")}
+INS = {"embeddings": dg.AssetIn(key=NAMES.embeddings, input_manager_key="embeddings_input")}
 
 
 class Downstream:
@@ -35,7 +33,7 @@ class Downstream:
         near_duplicates.__annotations__["embeddings"] = annotation
         self.asset = dg.asset(
             ins=INS,
-            partitions_def=CATALOG_PARTITIONS if partitioned else None,
+            partitions_def=NAMES.partitions if partitioned else None,
             backfill_policy=dg.BackfillPolicy.single_run() if partitioned else None,
         )(near_duplicates)
 

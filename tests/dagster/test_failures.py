@@ -10,24 +10,21 @@ import pytest
 from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
 
 from surge_dagster.assets import refresh
-from surge_dagster.assets.checks import RUN_CHECK
-from surge_dagster.assets.lineage import EMBEDDINGS
-from surge_dagster.assets.source_partitions import CATALOG_PARTITIONS
 from surge_dagster.engine.catalog import Partition, RowBatch
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.sources.parquet import ParquetCatalog
-from tests.dagster.conftest import Workbench
+from tests.dagster.conftest import NAMES, Workbench
 
 NULL_TEXT = [("x", "fine"), ("y", None)]
 
 
 def shown(bench: Workbench) -> tuple[set[str], set[str]]:
     """The partitions that Dagster shows as materialized and as failed."""
-    cached = get_and_update_asset_status_cache_value(bench.instance, EMBEDDINGS, CATALOG_PARTITIONS)
+    cached = get_and_update_asset_status_cache_value(bench.instance, NAMES.embeddings, NAMES.partitions)
     assert cached is not None
-    failed = set(cached.deserialize_failed_partition_subsets(CATALOG_PARTITIONS).get_partition_keys())
-    done = set(cached.deserialize_materialized_partition_subsets(CATALOG_PARTITIONS).get_partition_keys())
+    failed = set(cached.deserialize_failed_partition_subsets(NAMES.partitions).get_partition_keys())
+    done = set(cached.deserialize_materialized_partition_subsets(NAMES.partitions).get_partition_keys())
     return done - failed, failed
 
 
@@ -41,7 +38,7 @@ def test_a_bad_partition_fails_the_run_once_and_stops_no_other(bench: Workbench,
     assert not ran.success and set(ran.materialized()) == {"a", "b", "z"}
     assert ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 0
     assert "1 partitions failed" in ran.failure() and "partition 'bad', row 1" in ran.failure()
-    check = ran.checks()[RUN_CHECK.name]
+    check = ran.checks()[NAMES.run_check.name]
     assert not check.passed and "| `bad` |" in str(check.metadata["failed"].value)
     assert [failed["key"] for failed in ran.figures()["partitions_failed"]] == ["bad"]
     assert shown(bench) == ({"a", "b", "z"}, {"bad"})
@@ -148,4 +145,4 @@ def test_a_file_that_does_not_read_back_is_never_called_materialized(
     ran = bench.refresh()
     assert not ran.success and set(ran.materialized()) == {"a"}
     assert "partition 'b'" in ran.failure()
-    assert not ran.checks()[RUN_CHECK.name].passed
+    assert not ran.checks()[NAMES.run_check.name].passed

@@ -11,7 +11,7 @@ from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster_gcp import GCSResource
 from gcp_storage_emulator.server import create_server
 
-from surge_dagster.definitions import build_definitions
+from surge_dagster.definitions import embedding_catalog
 from surge_dagster.engine.output import StorageOptions
 from surge_dagster.resources import OutputStore
 from surge_dagster.settings import StorageSettings, load_settings
@@ -61,7 +61,7 @@ def test_options_reach_the_store_and_no_view_of_dagsters() -> None:
     given = {"access_key_id": "hunter1", "secret_access_key": "hunter2", "endpoint": "http://127.0.0.1:9"}
     options = StorageSettings.model_validate(given)
     settings = load_settings(output="s3://vectors/out", storage_options=options)
-    definitions = build_definitions(settings)
+    definitions = embedding_catalog(settings)
     output = definitions.resources["output"] if definitions.resources else None
     assert isinstance(output, OutputStore)
     store = open_in_a_run(output)

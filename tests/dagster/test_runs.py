@@ -9,23 +9,20 @@ import pytest
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
 from dagster._core.loader import LoadingContextForTest
 
-from surge_dagster.assets.checks import RUN_CHECK
-from surge_dagster.assets.lineage import CODE_VERSION, EMBEDDINGS
-from surge_dagster.assets.source_partitions import SOURCE_PARTITIONS
-from surge_dagster.assets.superbatches import SUPERBATCHES
+from surge_dagster.assets.lineage import CODE_VERSION
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec
 from surge_dagster.engine.output import open_store
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.resources import Encoder
-from tests.dagster.conftest import Workbench
+from tests.dagster.conftest import NAMES, Workbench
 from tests.small_catalogs import assert_embedded, numbered_rows
 
 
 def stale_status(bench: Workbench, key: str) -> StaleStatus:
     graph = bench.definitions.resolve_asset_graph()
     return CachingStaleStatusResolver(bench.instance, graph, LoadingContextForTest(bench.instance)).get_status(
-        EMBEDDINGS, key
+        NAMES.embeddings, key
     )
 
 
@@ -59,15 +56,17 @@ def test_each_event_tells_what_was_done(bench: Workbench) -> None:
     figures = ran.figures()
     assert (figures["partitions_written"], figures["texts_encoded"], figures["superbatches"]) == (2, 12, 1)
     assert figures["partitions_failed"] == [] and figures["device"] and figures["max_in_flight_texts"] == 12
-    assert ran.checks()[RUN_CHECK.name].passed
+    assert ran.checks()[NAMES.run_check.name].passed
 
 
 def test_lineage_points_at_the_observation_and_the_superbatch(bench: Workbench) -> None:
     bench.write("a")
     ran = bench.refresh()
     tags = ran.materialized()["a"].tags or {}
-    seen = bench.instance.get_latest_storage_id_by_partition(SOURCE_PARTITIONS, dg.DagsterEventType.ASSET_OBSERVATION)
-    [batch] = bench.instance.fetch_materializations(SUPERBATCHES, limit=9).records
+    seen = bench.instance.get_latest_storage_id_by_partition(
+        NAMES.source_partitions, dg.DagsterEventType.ASSET_OBSERVATION
+    )
+    [batch] = bench.instance.fetch_materializations(NAMES.superbatches, limit=9).records
     assert tags["dagster/code_version"] == CODE_VERSION and len(tags["dagster/data_version"]) == 32
     assert tags["dagster/input_data_version/source_partitions"] == "v1"
     assert tags["dagster/input_event_pointer/source_partitions"] == str(seen["a"])
@@ -79,7 +78,7 @@ def test_a_second_launch_succeeds_without_encoding_or_repeating_anything(bench: 
     bench.write("a")
     bench.refresh()
     again = bench.refresh()
-    assert again.success and again.checks()[RUN_CHECK.name].passed
+    assert again.success and again.checks()[NAMES.run_check.name].passed
     assert again.materialized() == {} and again.superbatches() == [] and again.observed() == {}
     assert (again.figures()["partitions_skipped"], again.figures()["pool_start_seconds"]) == (1, 0.0)
 
@@ -155,7 +154,7 @@ def test_force_encodes_what_is_fresh(bench: Workbench) -> None:
 def test_a_file_that_dagster_does_not_know_is_adopted_with_its_own_figures(bench: Workbench) -> None:
     bench.write("a", 5)
     bench.refresh()
-    bench.instance.wipe_assets([EMBEDDINGS])
+    bench.instance.wipe_assets([NAMES.embeddings])
     ran = bench.refresh()
     event = ran.materialized()["a"]
     assert ran.figures()["texts_encoded"] == 0

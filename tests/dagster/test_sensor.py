@@ -11,13 +11,12 @@ import dagster as dg
 import pytest
 
 from surge_dagster.assets.launch import process_tags
-from surge_dagster.assets.lineage import EMBEDDINGS
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output import open_store
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.settings import load_settings
-from tests.dagster.conftest import Workbench, requested
+from tests.dagster.conftest import NAMES, Workbench, requested
 
 
 def test_new_partitions_are_registered_observed_and_embedded_in_one_run(bench: Workbench) -> None:
@@ -173,7 +172,7 @@ def test_a_valid_file_that_dagster_does_not_know_is_adopted_without_a_run(bench:
     assert isinstance(event, dg.AssetMaterialization)
     assert event.metadata["rows"].value == 5 and event.metadata["action"].value == "adopted"
     assert (event.tags or {})["dagster/input_event_pointer/source_partitions"].isdigit()
-    assert bench.instance.get_materialized_partitions(EMBEDDINGS) == {"a", "b"}
+    assert bench.instance.get_materialized_partitions(NAMES.embeddings) == {"a", "b"}
     third = bench.tick()
     assert not third.asset_events and not third.run_requests
 

@@ -1,0 +1,174 @@
+"""What everything of one catalog is called in Dagster.
+
+Several catalogs fit into one code location because nothing else in the project knows a name: assets, jobs, sensors and
+resources are made by functions that take a `CatalogNames`. A catalog without a name has the plain ones.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.resources import CatalogSource, Encoder, OutputStore
+
+_GROUP = "surge"
+_VALID = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogResources:
+    """What a run, a tick or a check of one catalog works with."""
+
+    catalog: CatalogSource
+    encoder: Encoder
+    output: OutputStore
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogNames:
+    """Every name of one catalog.
+
+    Attributes:
+        name: of the catalog within its code location; the first part of its asset keys, and put before all other names
+            with an underscore, two for ops, as Dagster does. None is for the only one, or the first one, of a code
+            location.
+
+    Raises:
+        ConfigError: the name is not made of letters, digits and underscores, or does not begin with a letter.
+    """
+
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.name is not None and not _VALID.fullmatch(self.name):
+            raise ConfigError(
+                f"the catalog's name is {self.name!r}; Dagster wants letters, digits and underscores, a letter first"
+            )
+
+    @property
+    def source_partitions(self) -> dg.AssetKey:
+        """The asset that stands for the catalog."""
+        return self._key("source_partitions")
+
+    @property
+    def superbatches(self) -> dg.AssetKey:
+        """The asset with an event per encode call."""
+        return self._key("superbatches")
+
+    @property
+    def embeddings(self) -> dg.AssetKey:
+        """The asset with a file per partition."""
+        return self._key("embeddings")
+
+    @property
+    def group(self) -> str:
+        """The group of the three."""
+        return self.name or _GROUP
+
+    @property
+    def partitions(self) -> dg.DynamicPartitionsDefinition:
+        """The catalog's keys, as Dagster keeps them."""
+        return dg.DynamicPartitionsDefinition(name=self.partitions_name)
+
+    @property
+    def partitions_name(self) -> str:
+        """Under which Dagster keeps the catalog's keys."""
+        return self._prefixed("catalog")
+
+    @property
+    def run_check(self) -> dg.AssetCheckKey:
+        """The check that ends every run."""
+        return dg.AssetCheckKey(self.embeddings, "published_partitions_are_valid")
+
+    @property
+    def embeddings_op(self) -> str:
+        """The op of the asset `embeddings`."""
+        return self._op("embeddings")
+
+    @property
+    def refresh_op(self) -> str:
+        """The op of the job that refreshes the whole catalog."""
+        return self._op("refresh")
+
+    @property
+    def compare_op(self) -> str:
+        """The op that reads everything and evaluates the catalog's checks."""
+        return self._op("compare_catalog_and_output")
+
+    @property
+    def refresh_job(self) -> str:
+        """The job that brings everything up to date."""
+        return self._prefixed("catalog_refresh")
+
+    @property
+    def embed_job(self) -> str:
+        """The job that the sensor launches."""
+        return self._prefixed("embed_partitions")
+
+    @property
+    def check_job(self) -> str:
+        """The job that reads everything and compares it."""
+        return self._prefixed("catalog_check")
+
+    @property
+    def sensor(self) -> str:
+        """The sensor that sees what is new."""
+        return self._prefixed("new_partitions")
+
+    @property
+    def schedule(self) -> str:
+        """The schedule of the refresh."""
+        return self._prefixed("nightly_refresh")
+
+    @property
+    def check_schedule(self) -> str:
+        """The schedule of the job that compares, where there is one."""
+        return self._prefixed("scheduled_check")
+
+    @property
+    def catalog_resource(self) -> str:
+        """Key of the catalog's source."""
+        return self._prefixed("catalog")
+
+    @property
+    def encoder_resource(self) -> str:
+        """Key of the encoder's settings."""
+        return self._prefixed("encoder")
+
+    @property
+    def output_resource(self) -> str:
+        """Key of the output."""
+        return self._prefixed("output")
+
+    @property
+    def input_resource(self) -> str:
+        """Key of the input manager that loads embeddings into other assets."""
+        return self._prefixed("embeddings_input")
+
+    @property
+    def resource_keys(self) -> set[str]:
+        """What an op, a sensor or a schedule requires to get `resources` from its context."""
+        return {self.catalog_resource, self.encoder_resource, self.output_resource}
+
+    def resources(self, given: Any) -> CatalogResources:
+        """This catalog's own among the resources of a Dagster context."""
+        return CatalogResources(
+            catalog=getattr(given, self.catalog_resource),
+            encoder=getattr(given, self.encoder_resource),
+            output=getattr(given, self.output_resource),
+        )
+
+    def _key(self, name: str) -> dg.AssetKey:
+        return dg.AssetKey([self.name, name] if self.name else [name])
+
+    def _prefixed(self, name: str) -> str:
+        return f"{self.name}_{name}" if self.name else name
+
+    def _op(self, name: str) -> str:
+        # Dagster keeps jobs and ops apart by name: with one underscore, a catalog called "catalog" would have an op
+        # called as the plain job is.
+        return f"{self.name}__{name}" if self.name else name

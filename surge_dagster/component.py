@@ -1,0 +1,103 @@
+"""One catalog as a Dagster Component: its settings in a `defs.yaml`, under the names that they have everywhere.
+
+    type: surge_dagster.EmbeddingCatalog
+    attributes:
+      name: shop
+      source: /data/shop/catalog
+      output: gs://vectors/shop
+
+The attributes are made from `Settings`, so a new setting is an attribute at once. What the file does not say comes from
+the environment and from `surge.yaml`; a value may be a template such as `{{ env.SHOP_OUTPUT }}`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Self, Union
+
+import dagster as dg
+from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic_core import PydanticUndefined
+
+from surge_dagster.definitions import embedding_catalog
+from surge_dagster.settings import Settings, StorageSettings, load_settings
+
+_REQUIRED = ("source", "output")  # two catalogs that both took the defaults would share them
+_Template = Annotated[str, Field(pattern=r"\{\{.*\}\}")]
+
+
+class _Scaffolder(dg.Scaffolder):
+    """Begins a `defs.yaml`: the catalog is called as its folder."""
+
+    def scaffold(self, request: dg.ScaffoldRequest) -> None:
+        name = re.sub(r"\W", "_", request.target_path.name, flags=re.ASCII)
+        folder = f"data/{name}"
+        attributes = {"name": name, "source": f"{folder}/catalog", "output": f"{folder}/embeddings"}
+        dg.scaffold_component(request, attributes)
+
+
+class _Attributes(dg.Model):
+    """What every set of attributes has; the settings are added to it."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    name: str | None = Field(
+        None, description="of the catalog in its code location: put before its assets, jobs and resources"
+    )
+
+
+@cache
+def _attributes() -> type[BaseModel]:
+    """The model of the attributes; each is a setting's value or a template that gives one."""
+    fields: dict[str, Any] = {}
+    for name, setting in Settings.model_fields.items():
+        default = ... if name in _REQUIRED else None if setting.default is PydanticUndefined else setting.default
+        annotation = setting.rebuild_annotation()
+        if annotation not in (str, StorageSettings):  # text takes a template as it is, storage options take one each
+            # Written as a call: the parts are known here only, and `|` is not defined for all of them.
+            annotation = Union[annotation, _Template]  # noqa: UP007
+        fields[name] = (annotation, Field(default, description=setting.description))
+    return create_model("EmbeddingCatalogAttributes", __base__=_Attributes, **fields)
+
+
+@dg.scaffold_with(_Scaffolder)
+@dataclass(frozen=True)
+class EmbeddingCatalog(dg.Component, dg.Resolvable):
+    """Embeddings of one partitioned catalog: its assets, jobs, sensor, schedules and checks.
+
+    Attributes:
+        settings: of the catalog.
+        name: tells catalogs of one code location apart; see `embedding_catalog`.
+    """
+
+    settings: Settings
+    name: str | None = None
+
+    @classmethod
+    def model(cls) -> type[BaseModel]:
+        """What `attributes` may hold."""
+        return _attributes()
+
+    @classmethod
+    def resolve_from_model(cls, context: dg.ResolutionContext, model: BaseModel) -> Self:
+        """Read the settings from attributes whose templates are filled in first.
+
+        Raises:
+            ConfigError: what a template gave cannot be a setting's value.
+        """
+        given = {name: _plain(getattr(model, name)) for name in model.model_fields_set}
+        resolved: Mapping[str, Any] = context.resolve_value(given)
+        arguments = {name: value for name, value in resolved.items() if name != "name"}
+        return cls(load_settings(**arguments), resolved.get("name"))
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        """The same definitions that `embedding_catalog` gives."""
+        return embedding_catalog(self.settings, name=self.name)
+
+
+def _plain(value: Any) -> Any:
+    """An attribute as the settings take it, and as templates in it can be filled in."""
+    return value.revealed() if isinstance(value, StorageSettings) else value

@@ -1,0 +1,190 @@
+"""The component: a project with two catalogs in YAML, as Dagster's own command line scaffolds, checks and runs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from surge_dagster import EmbeddingCatalog
+from surge_dagster.assets.names import CatalogNames
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.settings import Settings
+from tests.dagster.conftest import Ran, Workbench
+from tests.small_catalogs import numbered_rows, write_partition
+
+DOCS = CatalogNames("docs")
+DEFINITIONS = """
+from pathlib import Path
+import dagster as dg
+
+@dg.definitions
+def defs() -> dg.Definitions:
+    return dg.load_from_defs_folder(path_within_project=Path(__file__).parent)
+"""
+PROJECT = """
+[project]
+name = "my_project"
+version = "1"
+[tool.dg]
+directory_type = "project"
+[tool.dg.project]
+root_module = "my_project"
+"""
+ATTRIBUTES: dict[str, Any] = {
+    "name": "docs",
+    "source": "{{ context.project_root }}/docs",
+    "output": "{{ context.project_root }}/vectors",
+    "model": "hash://24",
+    "b_min": "{{ env.DOCS_B_MIN }}",
+    "prompt": "passage: ",
+    "nightly_cron": "30 3 * * *",
+    "check_cron": "0 5 * * 0",
+    "timezone": "Europe/Berlin",
+    "storage_options": {"secret_access_key": "{{ env.DOCS_SECRET }}", "part_bytes": 6_000_000},
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path, bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project of `dg` without any catalog; DAGSTER_HOME is the workbench's."""
+    package = tmp_path / "src" / "my_project"
+    (package / "defs").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "definitions.py").write_text(DEFINITIONS)
+    (tmp_path / "pyproject.toml").write_text(PROJECT)
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "src"))
+    monkeypatch.setenv("DOCS_B_MIN", "10")
+    monkeypatch.setenv("DOCS_SECRET", "hunter2")
+    return tmp_path
+
+
+def run_dg(project: Path, *arguments: str) -> str:
+    """Run Dagster's command line in a project; it must succeed."""
+    # Named by the environment: the project has none of its own.
+    environment = {**os.environ, "VIRTUAL_ENV": sys.prefix, "DG_CLI_TELEMETRY_ENABLED": "false"}
+    command = [str(Path(sys.executable).with_name("dg")), *arguments]
+    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def load(**attributes: Any) -> EmbeddingCatalog:
+    """The component as a `defs.yaml` with these attributes gives it."""
+    return EmbeddingCatalog.from_attributes_dict(attributes=attributes)
+
+
+def write_defs(project: Path, name: str, attributes: dict[str, Any]) -> None:
+    """Add a catalog to a project."""
+    folder = project / "src" / "my_project" / "defs" / name
+    folder.mkdir()
+    document = {"type": "surge_dagster.EmbeddingCatalog", "attributes": attributes}
+    (folder / "defs.yaml").write_text(yaml.safe_dump(document))
+
+
+def test_two_catalogs_of_a_project_pass_dgs_checks_and_one_of_them_is_embedded(
+    project: Path, bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Takes long because `dg` loads the project in two processes."""
+    write_defs(project, "shop", {"name": "shop", "source": "data/shop", "output": "data/shop-vectors"})
+    write_defs(project, "docs", ATTRIBUTES)
+    told = run_dg(project, "check", "defs")
+    assert "All component YAML validated" in told and "All definitions loaded" in told
+
+    write_partition(project / "docs", "a", numbered_rows("a", 3))
+    monkeypatch.syspath_prepend(project / "src")
+    definitions = dg.load_from_defs_folder(path_within_project=project)
+    job = definitions.resolve_job_def(DOCS.refresh_job)
+    result = job.execute_in_process(instance=bench.instance)
+    ran = Ran(bench.instance, result.run_id, result.success)
+    assert ran.success and ran.materialized(DOCS.embeddings)["a"].metadata["dimension"].value == 24
+    assert len(list(project.glob("vectors/*/a.parquet"))) == 1 and not (project / "data").exists()
+
+
+@pytest.mark.soak
+def test_a_scaffolded_catalog_is_launched_by_dg_as_an_asset(project: Path, bench: Workbench) -> None:
+    """The project's own executor gives each step a process, which ends before the run; the one that stays signs it."""
+    run_dg(project, "scaffold", "defs", "surge_dagster.EmbeddingCatalog", "shop")
+    [written] = project.rglob("defs.yaml")
+    document = yaml.safe_load(written.read_text())
+    document["attributes"]["model"] = "hash://16"
+    written.write_text(yaml.safe_dump(document))
+    names = CatalogNames(document["attributes"]["name"])
+    assert names.name == "shop"
+
+    write_partition(project / document["attributes"]["source"], "a", numbered_rows("a", 3))
+    bench.instance.add_dynamic_partitions(names.partitions_name, ["a"])
+    run_dg(project, "launch", "--assets", "shop/embeddings", "--partition", "a")
+    [run] = bench.instance.get_runs()
+    assert run.is_success and "a" in Ran(bench.instance, run.run_id, True).materialized(names.embeddings)
+    assert len(list((project / document["attributes"]["output"]).glob("*/a.parquet"))) == 1
+    told = bench.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT)
+    pids = [entry.dagster_event.engine_event_data.metadata.get("pid") for entry in told if entry.dagster_event]
+    assert run.tags["surge/process"].partition("@")[0] == next(str(pid.value) for pid in pids if pid)
+
+
+def test_every_setting_is_an_attribute_and_nothing_else_but_the_name() -> None:
+    assert set(EmbeddingCatalog.model().model_fields) == {"name", *Settings.model_fields}
+
+
+def test_attributes_weigh_more_than_the_environment_and_templates_are_filled_in(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"SURGE_MODEL": "hash://8", "SURGE_DTYPE": "float16", "B": "7", "SECRET": "hunter2"}.items():
+        monkeypatch.setenv(name, value)
+    storage = {"secret_access_key": "{{ env.SECRET }}", "timeout_seconds": 5}
+    made = load(source="c", output="o", model="hash://24", b_min="{{ env.B }}", storage_options=storage)
+    settings = made.settings
+    assert (settings.model, settings.dtype, settings.b_min, made.name) == ("hash://24", "float16", 7, None)
+    assert settings.storage_options.options().secret_access_key == "hunter2" and "hunter2" not in repr(made)
+    assert settings.storage_options.timeout_seconds == 5
+
+
+def test_the_checks_have_a_schedule_when_it_is_set() -> None:
+    repository = (
+        load(source="c", output="o", name="a", check_cron="0 5 * * 0", timezone="Europe/Berlin")
+        .build_defs(dg.ComponentTree.for_test().load_context)
+        .get_repository_def()
+    )
+    schedule = repository.get_schedule_def("a_scheduled_check")
+    assert (schedule.job_name, schedule.cron_schedule) == ("a_catalog_check", "0 5 * * 0")
+    assert schedule.execution_timezone == "Europe/Berlin"
+
+
+@pytest.mark.parametrize(
+    ("attributes", "named"),
+    [
+        ({"bmin": 3}, "bmin"),
+        ({"b_min": "many"}, "b_min"),
+        ({"b_min": 0}, "b_min"),
+        ({"dtype": "int8"}, "dtype"),
+        ({"storage_options": {"secret": "hunter2"}}, "storage_options.secret"),
+        ({"source": None}, "source"),
+    ],
+)
+def test_a_wrong_attribute_is_refused_by_its_name(attributes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        load(**{"source": "c", "output": "o", **attributes})
+    places = {".".join(map(str, error["loc"])) for error in refused.value.errors()}
+    assert any(place.startswith(named) for place in places) and "hunter2" not in str(refused.value)
+
+
+def test_what_a_template_gives_is_checked_like_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("B", "many")
+    with pytest.raises(ConfigError, match="setting b_min is 'many'"):
+        load(source="c", output="o", b_min="{{ env.B }}")
+
+
+def test_source_and_output_are_not_guessed() -> None:
+    with pytest.raises(ValidationError) as refused:
+        load(name="shop")
+    assert [error["loc"] for error in refused.value.errors()] == [("source",), ("output",)]

@@ -1,0 +1,141 @@
+"""Two catalogs in one code location: everything of theirs has a name of its own, and neither touches the other's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import dagster as dg
+import polars as pl
+import pytest
+from dagster._core.definitions.sensor_definition import SensorExecutionData
+
+from surge_dagster import embedding_catalog
+from surge_dagster.assets.names import CatalogNames
+from surge_dagster.engine.errors import ConfigError
+from tests.dagster.conftest import Ran, Workbench
+from tests.small_catalogs import numbered_rows, write_partition
+
+SHOP, DOCS = CatalogNames("shop"), CatalogNames("docs")
+
+
+def everything_named(definitions: dg.Definitions) -> dict[str, set[str]]:
+    """The names of all that a code location has."""
+    repository = definitions.get_repository_def()
+    graph = repository.asset_graph
+    partitions = [graph.get(key).partitions_def for key in graph.get_all_asset_keys()]
+    jobs = [job for job in repository.get_all_jobs() if not job.name.startswith("__")]
+    return {
+        "assets": {key.to_user_string() for key in graph.get_all_asset_keys()},
+        "groups": {graph.get(key).group_name or "" for key in graph.get_all_asset_keys()},
+        "checks": {key.to_user_string() for key in graph.asset_check_keys},
+        "partitions": {part.name or "" for part in partitions if isinstance(part, dg.DynamicPartitionsDefinition)},
+        "jobs": {job.name for job in jobs},
+        "ops": {node.name for job in jobs for node in job.nodes},
+        "automation": {sensor.name for sensor in repository.sensor_defs} | {s.name for s in repository.schedule_defs},
+        "resources": set(definitions.resources or {}),
+    }
+
+
+@pytest.fixture
+def both(bench: Workbench) -> dg.Definitions:
+    """Two catalogs with the same partition keys and other models."""
+    for name in ("shop", "docs"):
+        for key in "ab":
+            write_partition(bench.root / name, key, numbered_rows(f"{name}-{key}", 3))
+    return dg.Definitions.merge(
+        *(
+            embedding_catalog(name=name, source=str(bench.root / name), output=str(out_of(bench, name)), model=model)
+            for name, model in (("shop", "hash://16"), ("docs", "hash://24"))
+        )
+    )
+
+
+def out_of(bench: Workbench, name: str) -> Path:
+    """A catalog's own output."""
+    return bench.root / f"{name}-vectors"
+
+
+def run(bench: Workbench, both: dg.Definitions, job: str, **tags: str) -> Ran:
+    """Execute a job in this process."""
+    result = both.resolve_job_def(job).execute_in_process(instance=bench.instance, tags=tags, raise_on_error=False)
+    return Ran(bench.instance, result.run_id, result.success)
+
+
+def look(bench: Workbench, both: dg.Definitions, names: CatalogNames) -> SensorExecutionData:
+    """One tick of a catalog's sensor, without consequences."""
+    repository = both.get_repository_def()
+    with dg.build_sensor_context(bench.instance, repository_def=repository, resources=both.resources) as context:
+        return repository.get_sensor_def(names.sensor).evaluate_tick(context)
+
+
+def read_by_an_asset(bench: Workbench, both: dg.Definitions, names: CatalogNames) -> list[int]:
+    """The dimensions of the vectors that an asset after a catalog gets."""
+    seen: list[int] = []
+
+    @dg.asset(ins={"vectors": dg.AssetIn(key=names.embeddings, input_manager_key=names.input_resource)})
+    def report(vectors: pl.LazyFrame) -> None:
+        seen.extend(map(len, vectors.collect()["embedding"]))
+
+    job = dg.define_asset_job("report_job", selection=[report])
+    assert run(bench, dg.Definitions.merge(both, dg.Definitions(assets=[report], jobs=[job])), "report_job").success
+    return seen
+
+
+def test_without_a_name_everything_is_called_plainly(bench: Workbench) -> None:
+    found = everything_named(embedding_catalog(source="c", output="o"))
+    assert found["assets"] == {"source_partitions", "superbatches", "embeddings"}
+    assert "embeddings:published_partitions_are_valid" in found["checks"]
+    assert (found["groups"], found["partitions"]) == ({"surge"}, {"catalog"})
+    assert found["jobs"] == {"catalog_refresh", "embed_partitions", "catalog_check"}
+    assert found["ops"] == {"refresh", "embeddings", "compare_catalog_and_output"}
+    assert found["automation"] == {"new_partitions", "nightly_refresh"}
+    assert found["resources"] == {"catalog", "encoder", "output", "embeddings_input"}
+
+
+def test_nothing_of_one_catalog_is_called_as_anything_of_another() -> None:
+    """One is called as a part of the plain names is, which a prefix could turn into a plain name."""
+    alone = [everything_named(embedding_catalog(source="c", output="o", name=name)) for name in (None, "a", "catalog")]
+    merged = everything_named(
+        dg.Definitions.merge(*(embedding_catalog(source="c", output="o", name=n) for n in (None, "a", "catalog")))
+    )
+    for kind, names in merged.items():
+        assert len(names) == sum(len(one[kind]) for one in alone), kind
+
+
+def test_each_catalog_is_embedded_by_itself(bench: Workbench, both: dg.Definitions) -> None:
+    ran = run(bench, both, SHOP.refresh_job)
+    assert ran.success and set(ran.materialized(SHOP.embeddings)) == {"a", "b"}
+    assert ran.checks()[SHOP.run_check.name].asset_key == SHOP.embeddings
+    assert not ran.materialized(DOCS.embeddings) and not out_of(bench, "docs").exists()
+    assert bench.instance.get_dynamic_partitions("docs_catalog") == []
+    tags = ran.materialized(SHOP.embeddings)["a"].tags or {}
+    assert tags["dagster/input_data_version/shop/source_partitions"] and not any("docs" in tag for tag in tags)
+
+    assert [len(found.run_requests or []) for found in (look(bench, both, n) for n in (SHOP, DOCS))] == [0, 1]
+    bench.instance.add_dynamic_partitions("docs_catalog", ["a", "b"])
+    first_and_last = {"dagster/asset_partition_range_start": "a", "dagster/asset_partition_range_end": "b"}
+    ran = run(bench, both, DOCS.embed_job, **first_and_last)
+    dimensions = [event.metadata["dimension"].value for event in ran.materialized(DOCS.embeddings).values()]
+    assert ran.success and dimensions == [24, 24] and not ran.materialized(SHOP.embeddings)
+    checks = run(bench, both, DOCS.check_job).checks()
+    assert len(checks) == 5 and all(check.passed for check in checks.values())
+    assert {check.asset_key for check in checks.values()} == {DOCS.source_partitions}
+
+    assert read_by_an_asset(bench, both, DOCS) == [24] * 6
+    with_another_model = embedding_catalog(
+        name="shop", source=str(bench.root / "shop"), output=str(out_of(bench, "shop")), model="hash://8"
+    )
+    assert "launch shop_catalog_refresh by hand" in (look(bench, with_another_model, SHOP).skip_message or "")
+
+
+def test_what_one_catalogs_runs_hold_the_others_sensor_may_have(bench: Workbench, both: dg.Definitions) -> None:
+    bench.instance.create_run_for_job(both.resolve_job_def(SHOP.refresh_job), status=dg.DagsterRunStatus.STARTED)
+    assert not look(bench, both, SHOP).run_requests
+    [request] = look(bench, both, DOCS).run_requests or []
+    assert request.run_config["ops"][DOCS.embeddings_op]["config"]["keys"] == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["", "my shop", "1st", "a/b", "shöp"])
+def test_a_name_that_dagster_would_not_take_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="letters, digits and underscores"):
+        embedding_catalog(name=name, source="c", output="o")
