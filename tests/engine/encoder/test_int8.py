@@ -180,10 +180,11 @@ class TestVectors:
         again.backend.forward(again.backend.prepare(texts, lambda: None), matrix, flags, lambda: None)
         assert cosines(matrix, encode(int8_pool, texts)).min() >= LOWEST_COSINE["int8"]
 
+    @pytest.mark.soak
     def test_embed_then_verify_then_search_follow_the_space_that_is_there(
         self, int8_pool: EncoderPool, demo_folder: Path, tmp_path: Path
     ) -> None:
-        """Takes some 10 s: four processes, three of which load the model."""
+        """Takes half a minute: four processes, three of which load the model."""
         for key in ("shapes", "tools"):
             folder = tmp_path / "catalog" / f"partition={key}"
             folder.mkdir(parents=True)
