@@ -311,7 +311,7 @@ from surge_dagster.engine.output.footer_cache import FooterCache
 from surge_dagster.engine.output.store import StoredObject
 
 shared, key = StoredObject("s/k.parquet", 1000, '"abc"'), sys.argv[1]
-for number in range(20):
+for number in range(10):
     cache, own = FooterCache("this", "s"), StoredObject(f"s/{key}.parquet", number, "e")
     for stored, name in ((shared, "k"), (own, key)):
         cache.add(stored, FileFacts(name, "s", "m", "fp32", "v1", "0" * 32, "1" * 32, 2, 4, 0))
