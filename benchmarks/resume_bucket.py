@@ -7,6 +7,7 @@ what a cloud takes. The requests are counted where they arrive.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import statistics
 import subprocess
@@ -31,6 +32,7 @@ def measure_bucket(folder: Path, objects: int, rounds: int) -> dict[str, Any]:
     """
     from tests.engine.output.object_server import BUCKET, ObjectServer  # needs the extra 'dev'
 
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line for every request otherwise
     say(f"writing {objects:,} objects")
     samples: dict[str, list[tuple[Decided, int, int]]] = {side: [] for side in SIDES}
     with ObjectServer() as server:
