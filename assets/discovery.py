@@ -12,7 +12,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
 import dagster as dg
@@ -25,9 +26,11 @@ from surge_dagster.assets.partition_keys import to_partition_key
 from surge_dagster.assets.source_partitions import changed, observation
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.spec import EncodingSpec, Space
-from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.errors import ConfigError, TransientError
+from surge_dagster.engine.output.freshness import OutputState, Status
 from surge_dagster.engine.output.store import Store
+
+log = logging.getLogger(__name__)
 
 # Dagster takes about 10 ms for each event of a tick and gives a tick a minute.
 _EVENTS_PER_TICK = 1000
@@ -101,12 +104,15 @@ class Look:
             return found
         free = {} if held is None else {key: part for key, part in by_key.items() if key not in held}
         outputs = OutputState(self.store, found.space.name) if found.space else None
-        wanted = self._wanted(by_key, outputs)
+        states = _states(by_key, outputs)
+        wanted = self._wanted(by_key, states)
         if outputs:
-            idle = {key: partition for key, partition in free.items() if key not in wanted}
+            idle = {key: part for key, part in free.items() if key not in wanted and states[key] == "fresh"}
             adopted = self._adoptions(idle, outputs, catalogued)
             found.events += adopted[: _EVENTS_PER_TICK - len(found.events)]
         self._choose(found, wanted, free, failed_since_observed(self.names, self.instance, catalogued))
+        if unreadable := sum(state is None for state in states.values()):
+            found.summary += f", {unreadable:,} whose files cannot be read now"
         return found
 
     def _choose(self, found: Discovery, wanted: dict[str, str], free: dict[str, Partition], failed: set[str]) -> None:
@@ -122,29 +128,44 @@ class Look:
         }
         found.summary = f"{len(found.order):,} partitions: " + ", ".join(f"{n:,} {what}" for what, n in counts.items())
 
-    def _wanted(self, by_key: dict[str, Partition], outputs: OutputState | None) -> dict[str, str]:
+    def _wanted(self, by_key: dict[str, Partition], states: Mapping[str, Status | None]) -> dict[str, str]:
         """The partitions that need work, in the catalog's order, each with a digest of the state it is in."""
         needed = ("missing", "stale") if self.refresh_stale else ("missing",)
         spec = json.dumps(asdict(self.spec), sort_keys=True)
         return {
             key: _digest(f"{key}\0{partition.source_version}\0{spec}")
             for key, partition in by_key.items()
-            if outputs is None or outputs.status(partition) in needed
+            if states[key] in needed
         }
 
     def _adoptions(
         self, idle: dict[str, Partition], outputs: OutputState, catalogued: Catalogued
     ) -> list[dg.AssetObservation | dg.AssetMaterialization]:
-        """Materializations of valid files that are not on record, once their source version is."""
+        """Materializations of fresh files that are not on record, once their source version is."""
         adopted: list[dg.AssetObservation | dg.AssetMaterialization] = []
         for key, partition in idle.items():
-            if catalogued.observed.get(key) != partition.source_version or outputs.status(partition) != "fresh":
+            if catalogued.observed.get(key) != partition.source_version:
                 continue
             receipt = published(outputs, partition.key)
             if receipt and not catalogued.knows(partition.key, receipt.desired_version):
                 observed = catalogued.observation_ids.get(key)
                 adopted.append(lineage.materialization(self.names, receipt, observed, adopted=True))
         return adopted
+
+
+def _states(by_key: dict[str, Partition], outputs: OutputState | None) -> dict[str, Status | None]:
+    """How each partition's file stands; None where it cannot be read now, so that a run would have to refuse it."""
+    states: dict[str, Status | None] = dict.fromkeys(by_key, "missing")
+    if outputs is None:
+        return states
+    outputs.look_at(partition.key for partition in by_key.values())
+    for key, partition in by_key.items():
+        try:
+            states[key] = outputs.status(partition)
+        except TransientError as error:
+            log.warning("%s", error)
+            states[key] = None
+    return states
 
 
 def write_cursor(asked: set[str]) -> str:

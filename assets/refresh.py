@@ -24,7 +24,7 @@ from surge_dagster.assets.source_partitions import in_chunks, observation
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import Space
-from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.telemetry import Failure, Receipt, RunReport, SuperBatchReport
@@ -97,14 +97,16 @@ class Refresh:
         space = self._known_space()
         self.outcome.failures += [Failure(key, reason) for key, reason in already_refused.items()]
         candidates = [partition for partition in chosen.values() if partition.key not in already_refused]
-        fresh, todo = self._split(candidates, space)
+        fresh, todo, unreadable = self._split(candidates, space)
         if todo or space is None:
             with self._encoder.start() as pool:
                 self._guard_pool(pool, space)
                 if space and pool.space.spec_sha256 != space.spec_sha256:
-                    fresh, todo = [], candidates  # the model behind the name has changed: another space
+                    fresh, todo, unreadable = [], candidates, []  # the model behind the name has changed: another space
                 space, more = self._embed(pool, todo)
                 fresh += more
+        for failure in unreadable:
+            self._fail(failure)
         self.outcome.report.space = space.name
         self.outcome.report.dimension = space.dimension
         fresh += self._keep_gone(space)
@@ -151,33 +153,46 @@ class Refresh:
                 "one."
             )
 
-    def _split(self, candidates: list[Partition], space: Space | None) -> tuple[list[Receipt], list[Partition]]:
-        """Receipts of what is fresh, and the partitions that need work."""
+    def _split(
+        self, candidates: list[Partition], space: Space | None
+    ) -> tuple[list[Receipt], list[Partition], list[Failure]]:
+        """Receipts of what is fresh, the partitions that need work, and those of which nobody can tell now."""
         if space is None or self._config.force:
-            return [], candidates
+            return [], candidates, []
         outputs = OutputState(self._store, space.name)
         fresh: list[Receipt] = []
         todo: list[Partition] = []
-        for partition in candidates:
-            receipt = published(outputs, partition.key) if outputs.status(partition) == "fresh" else None
+        unreadable: list[Failure] = []
+        for partition in outputs.looked_at(candidates):
+            try:
+                receipt = published(outputs, partition.key) if outputs.status(partition) == "fresh" else None
+            except TransientError as error:
+                unreadable.append(Failure(partition.key, str(error), transient=True))
+                continue
             if receipt:
                 fresh.append(receipt)
             else:
                 todo.append(partition)
-        return fresh, todo
+        return fresh, todo, unreadable
 
     def _keep_gone(self, space: Space) -> list[Receipt]:
         """Receipts of partitions that left the catalog and still have their file; the others count as failures."""
         if not self._gone:
             return []
         outputs = OutputState(self._store, space.name)
-        found = {key: published(outputs, key) for key in self._gone}
-        self.outcome.failures += [
-            Failure(key, f"partition {key!r} is not in the catalog any more. Delete it in Dagster, or put it back.")
-            for key, receipt in found.items()
-            if receipt is None
-        ]
-        return [receipt for receipt in found.values() if receipt]
+        outputs.look_at(self._gone)
+        kept: list[Receipt] = []
+        for key in self._gone:
+            reason = f"partition {key!r} is not in the catalog any more. Delete it in Dagster, or put it back."
+            try:
+                receipt = published(outputs, key)
+            except TransientError as error:
+                receipt, reason = None, str(error)
+            if receipt:
+                kept.append(receipt)
+            else:
+                self.outcome.failures.append(Failure(key, reason))
+        return kept
 
     def _embed(self, pool: EncoderPool, todo: list[Partition]) -> tuple[Space, list[Receipt]]:
         """Run the engine over `todo`; gives the space, and receipts of what turned out to be fresh after all."""

@@ -1,12 +1,13 @@
-"""How long a run takes to find out that there is nothing to do: every output decided by its footer, on local disk.
+"""How long a run takes to find out that there is nothing to do: every output decided by its footer.
 
-    python -m benchmarks.resume [--outputs 40000] [--rounds 5] [--quick]
+    python -m benchmarks.resume [--outputs 40000] [--objects 2000] [--rounds 5] [--quick]
 
 Writes that many small output files into a temporary folder, then lets fresh processes list them and decide for each
 partition whether it is fresh; nothing is remembered from one process to the next. Beside it stands the same with
-pyarrow reading every footer in full. Prints a table and, as the last line of standard output, one JSON document;
-docs/benchmarks.md says what the figures mean. The exit code is 1 when an output was decided wrongly, and for nothing
-else.
+pyarrow reading every footer in full. Then a bucket, served by a test server on this machine: the requests that a
+process makes cold, without anything kept on disk, and warm, after another one. Prints a table and, as the last line of
+standard output, one JSON document; docs/benchmarks.md says what the figures mean. The exit code is 1 when an output was
+decided wrongly, and for nothing else.
 """
 
 from __future__ import annotations
@@ -22,97 +23,39 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
+from benchmarks.resume_bucket import measure_bucket
+from benchmarks.resume_outputs import SPACE, Decided, decide_in, partition_key, partitions_of, write_outputs
 from benchmarks.rounds import say
 from benchmarks.targets import Target
-from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.fingerprint import usable_cores
 from surge_dagster.engine.output import open_store
-from surge_dagster.engine.output.embedding_file import EmbeddingFileWriter, FileFacts, desired_version, read_facts
-from surge_dagster.engine.output.freshness import OutputState, file_name, read_footer
+from surge_dagster.engine.output.embedding_file import read_facts
+from surge_dagster.engine.output.freshness import file_name, read_footer
 
 TARGET_OUTPUTS, TARGET_SECONDS = 40_000, 5.0
 SIDES = ("footer's end", "whole footer")
-_SPACE = "bench-000000000000"
-_DIMENSION = 384
-
-
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """One process's decisions.
-
-    Attributes:
-        list_seconds: of the listing alone; contained in `seconds`.
-        cpu_seconds: of the process while it decided. Far less than `seconds`: others were using the machine.
-    """
-
-    fresh: int
-    stale: int
-    missing: int
-    list_seconds: float
-    seconds: float
-    cpu_seconds: float
-
-
-def write_outputs(folder: Path, outputs: int, seed: int) -> None:
-    """Write small output files, of one to eight rows, that are complete and valid."""
-    random = np.random.default_rng(seed)
-    rows = random.integers(1, 9, outputs)
-    matrix = random.standard_normal((8, _DIMENSION)).astype(np.float32)
-    ids = pa.array([f"id-{row}" for row in range(8)])
-    texts = pa.array([f"a short text, number {row} of this partition" for row in range(8)], pa.large_string())
-    (folder / _SPACE).mkdir(parents=True)
-    for index, count in enumerate(rows.tolist()):
-        key, digest = partition_key(index), f"{index:032x}"
-        facts = FileFacts(
-            *(key, _SPACE, "bench", "fp32", f"v{index}", digest),
-            *(desired_version(digest, _SPACE), count, _DIMENSION, 0),
-        )
-        with (
-            pa.OSFile(str(folder / file_name(_SPACE, key)), "wb") as sink,
-            EmbeddingFileWriter(sink, ids.type, _DIMENSION, "float32", include_text=True) as writer,
-        ):
-            writer.append(ids[:count], texts[:count], matrix[:count])  # pyright: ignore[reportArgumentType]
-            writer.close(facts)
-
-
-def partition_key(index: int) -> str:
-    """The key of an output."""
-    return f"category {index:05d}"
 
 
 def decide(folder: Path, outputs: int) -> Decided:
-    """List the folder and decide for each partition, as a run does; every tenth one's source has changed."""
-    partitions = [
-        Partition(partition_key(index), f"v{index}" if index % 10 else "moved", lambda: iter(()), lambda: None)
-        for index in range(outputs)
-    ]
-    store = open_store(folder)
-    cpu, begun = time.process_time(), time.perf_counter()
-    state = OutputState(store, _SPACE)
-    listed = time.perf_counter()
-    found = [state.status(partition) for partition in partitions]
-    ended = time.perf_counter()
-    counts = {name: found.count(name) for name in ("fresh", "stale", "missing")}
-    return Decided(**counts, list_seconds=listed - begun, seconds=ended - begun, cpu_seconds=time.process_time() - cpu)
+    """List the folder and decide for each partition, as a run does."""
+    partitions = partitions_of(outputs)
+    return decide_in(open_store(folder), partitions)
 
 
 def decide_by_whole_footers(folder: Path, outputs: int) -> Decided:
     """The same with pyarrow reading every footer: what the engine's own way is compared with."""
     store = open_store(folder)
     cpu, begun = time.process_time(), time.perf_counter()
-    names = {stored.name for stored in store.list(_SPACE)}
+    names = {stored.name for stored in store.list(SPACE)}
     listed = time.perf_counter()
     counts = {"fresh": 0, "stale": 0, "missing": 0}
     for index in range(outputs):
-        name = file_name(_SPACE, partition_key(index))
+        name = file_name(SPACE, partition_key(index))
         wanted = f"v{index}" if index % 10 else "moved"
         if name not in names:
             counts["missing"] += 1
@@ -123,7 +66,7 @@ def decide_by_whole_footers(folder: Path, outputs: int) -> Decided:
     return Decided(**counts, list_seconds=listed - begun, seconds=seconds, cpu_seconds=time.process_time() - cpu)
 
 
-def measure(outputs: int, rounds: int, seed: int) -> dict[str, Any]:
+def measure(outputs: int, objects: int, rounds: int, seed: int) -> dict[str, Any]:
     """Write, decide in fresh processes, and give the document."""
     scratch = Path(tempfile.mkdtemp(prefix="surge-bench-"))
     samples: dict[str, list[Decided]] = {side: [] for side in SIDES}
@@ -134,6 +77,8 @@ def measure(outputs: int, rounds: int, seed: int) -> dict[str, Any]:
             say(f"  round {index + 1} of {rounds}")
             for side in SIDES[:: -1 if index % 2 else 1]:  # neither always follows the other
                 samples[side].append(_in_a_fresh_process(side, scratch / "out", outputs))
+        write_outputs(scratch / "objects", objects, seed)
+        bucket = measure_bucket(scratch / "objects", objects, rounds)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     document: dict[str, Any] = {
@@ -142,6 +87,7 @@ def measure(outputs: int, rounds: int, seed: int) -> dict[str, Any]:
         "versions": {"python": platform.python_version(), "pyarrow": version("pyarrow")},
         "settings": {"outputs": outputs, "rounds": rounds, "seed": seed},
         "rows": [_row(side, found, outputs) for side, found in samples.items()],
+        "bucket": bucket,
     }
     ours, theirs = ([one.seconds for one in samples[side]] for side in SIDES)
     document["speedup"] = statistics.median(slow / fast for fast, slow in zip(ours, theirs, strict=True))
@@ -150,18 +96,27 @@ def measure(outputs: int, rounds: int, seed: int) -> dict[str, Any]:
 
 def targets(document: dict[str, Any]) -> list[Target]:
     """The aim beside what was measured."""
-    row = document["rows"][0]
+    row, bucket = document["rows"][0], document["bucket"]
     asked = document["settings"]["outputs"] == TARGET_OUTPUTS
     name = f"seconds to decide {TARGET_OUTPUTS:,} outputs by their footers"
     note = f"{document['settings']['outputs']:,} outputs"
-    return [Target(name, TARGET_SECONDS, row["seconds"] if asked else None, at_least=False, note=note)]
+    objects = f"{bucket['objects']:,} objects"
+    return [
+        Target(name, TARGET_SECONDS, row["seconds"] if asked else None, at_least=False, note=note),
+        Target("reads per object of a bucket, cold", 1.0, bucket["cold"]["reads"] / bucket["objects"], False, objects),
+        Target("reads of objects of a bucket, warm", 0.0, bucket["warm"]["reads"], at_least=False, note=objects),
+    ]
 
 
 def decided_wrongly(document: dict[str, Any]) -> bool:
     """Whether any output counted as what it is not."""
-    outputs = document["settings"]["outputs"]
-    stale = -(-outputs // 10)
-    return any(row["decided"] != {"fresh": outputs - stale, "stale": stale, "missing": 0} for row in document["rows"])
+    bucket = document["bucket"]
+    found = [(row["decided"], document["settings"]["outputs"]) for row in document["rows"]]
+    found += [(bucket[side]["decided"], bucket["objects"]) for side in ("cold", "warm")]
+    return any(
+        decided != {"fresh": outputs - -(-outputs // 10), "stale": -(-outputs // 10), "missing": 0}
+        for decided, outputs in found
+    )
 
 
 def lines(document: dict[str, Any]) -> Iterator[str]:
@@ -177,6 +132,12 @@ def lines(document: dict[str, Any]) -> Iterator[str]:
             f"{row['list_seconds']:>9.2f}{row['microseconds_each']:>9.1f}"
         )
     yield f"the footer's end alone is {document['speedup']:.2f} times as fast"
+    bucket = document["bucket"]
+    yield f"{bucket['objects']:,} objects in a bucket on this machine, a fresh process each"
+    yield f"{'':24}{'seconds':>9}{'CPU seconds':>13}{'listings':>10}{'reads':>8}"
+    for side in ("cold", "warm"):
+        row = bucket[side]
+        yield f"{side:24}{row['seconds']:>9.2f}{row['cpu_seconds']:>13.2f}{row['listings']:>10}{row['reads']:>8,}"
     for aim in targets(document):
         measured = "-" if aim.measured is None else f"{aim.measured:,.2f}"
         verdict = {True: "met", False: "missed", None: f"not measured here: {aim.note}"}[aim.met]
@@ -212,12 +173,14 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--outputs", type=int, help=f"files to decide ({TARGET_OUTPUTS:,})")
+    add("--objects", type=int, help="objects in the bucket (2,000)")
     add("--rounds", type=int, help="fresh processes per side (5)")
     add("--seed", type=int, default=0, help="of the files' sizes")
     add("--quick", action="store_true", help="tiny sizes: shows that everything runs, measures nothing")
     add("--decide", nargs=2, metavar=("SIDE", "FOLDER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args(words)
     arguments.outputs = arguments.outputs or (200 if arguments.quick else TARGET_OUTPUTS)
+    arguments.objects = arguments.objects or (50 if arguments.quick else 2000)
     arguments.rounds = arguments.rounds or (1 if arguments.quick else 5)
     return arguments
 
@@ -230,7 +193,7 @@ def main() -> None:
         work = decide if side == SIDES[0] else decide_by_whole_footers
         print(json.dumps(asdict(work(Path(folder), arguments.outputs))))
         return
-    document = measure(arguments.outputs, arguments.rounds, arguments.seed)
+    document = measure(arguments.outputs, arguments.objects, arguments.rounds, arguments.seed)
     print("\n".join(lines(document)))
     print(json.dumps(document))
     sys.exit(1 if decided_wrongly(document) else 0)

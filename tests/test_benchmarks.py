@@ -227,14 +227,17 @@ def test_unknown_names_on_the_command_line_are_refused_with_the_known_ones(capsy
 
 
 def test_a_small_resume_gives_the_promised_document_and_decides_rightly() -> None:
-    document = json.loads(json.dumps(resume.measure(outputs=30, rounds=1, seed=0)))
+    document = json.loads(json.dumps(resume.measure(outputs=30, objects=20, rounds=1, seed=0)))
     assert [row["side"] for row in document["rows"]] == list(resume.SIDES)
     for row in document["rows"]:
         assert row["decided"] == {"fresh": 27, "stale": 3, "missing": 0}
         assert 0 < row["list_seconds"] < row["seconds"] and row["cpu_seconds"] > 0
     assert not resume.decided_wrongly(document)
-    [aim] = document["targets"]
+    aim, cold, warm = document["targets"]
     assert (aim["target"], aim["met"], aim["note"]) == (5.0, None, "30 outputs")
+    assert (cold["measured"], warm["measured"]) == (1.0, 0) and cold["met"] and warm["met"]
+    assert document["bucket"]["warm"]["decided"] == {"fresh": 18, "stale": 2, "missing": 0}
+    assert document["bucket"]["warm"]["listings"] == 1
     printed = "\n".join(resume.lines(document))
     assert "not measured here: 30 outputs" in printed and "whole footer" in printed
     document["settings"]["outputs"] = 40_000

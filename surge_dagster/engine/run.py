@@ -312,13 +312,14 @@ class EmbeddingRun:
             self._put(ready, batch)
 
         try:
+            outputs = OutputState(self._store, self.space.name)
             admission = Admission(
                 aggregator=Aggregator(
                     self.bounds,
                     lambda: self._acquire(arena),
                     self._reserve,
                 ),
-                outputs=OutputState(self._store, self.space.name),
+                outputs=outputs,
                 staging=staging,
                 store=self._store,
                 space=self.space,
@@ -331,7 +332,7 @@ class EmbeddingRun:
                 report=self._report_event,
                 abandon=publisher.abandon,
             )
-            for partition in self._partitions:
+            for partition in outputs.looked_at(self._partitions):
                 if self._stop.is_set():
                     raise Cancelled
                 admission.admit(partition)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 from collections.abc import Iterator
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -14,7 +17,7 @@ from surge_dagster.engine.catalog import Partition, RowBatch
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.sources.parquet import ParquetCatalog
-from tests.dagster.conftest import NAMES, Workbench
+from tests.dagster.conftest import NAMES, Workbench, requested
 
 NULL_TEXT = [("x", "fine"), ("y", None)]
 
@@ -56,6 +59,29 @@ def test_only_what_truly_failed_is_shown_as_failed_and_repair_mends_it(bench: Wo
     bench.write("b", 2, version="v3")
     assert bench.embed("a", "c").success
     assert shown(bench) == ({"a", "b", "c"}, set())
+
+
+def test_a_file_that_cannot_be_read_fails_its_partition_and_is_not_embedded_again(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in "ab":
+        bench.write(key)
+    bench.refresh()
+    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRIES", 0)
+    unreadable, opened = bench.file("a"), os.open
+
+    def bad_sector(name: Any, *arguments: Any, **options: Any) -> int:
+        if str(name) == str(unreadable):
+            raise OSError(errno.EIO, "Input/output error", name)
+        return opened(name, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", bad_sector)
+        assert requested(bench.look()) == []
+        ran = bench.refresh()
+    assert not ran.success and not ran.materialized()
+    assert "partition 'a': whether its file is up to date cannot be told" in ran.failure()
+    assert bench.refresh().success, "nothing had to be done for it but to read it again"
 
 
 def test_an_encoder_that_cannot_go_on_is_tried_again_and_what_was_published_is_kept(bench: Workbench) -> None:

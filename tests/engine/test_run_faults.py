@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -160,6 +161,28 @@ def test_a_folder_in_the_files_place_costs_that_partition_alone(
     assert (failure.key, failure.transient) == (key, True)
     assert "Nothing was left behind" in failure.reason
     assert published_files(tmp_path, run.space.name) == {f"{name}.parquet" for name in CATALOG}
+
+
+def test_a_file_that_the_disk_does_not_give_is_not_encoded_again(
+    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, source = tmp_path / "out", list(in_memory(CATALOG))
+    finish(make_run(hash_pool, source, output))
+    path = output / file_name(hash_pool.space.name, "c")
+    before, opened = path.stat(), os.open
+
+    def bad_sector(name: Any, *arguments: Any, **options: Any) -> int:
+        if str(name) == str(path):
+            raise OSError(errno.EIO, "Input/output error", name)
+        return opened(name, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", bad_sector)
+    run = make_run(hash_pool, source, output)
+    events = finish(run)
+    assert keys_of(failures(events)) == ["c"] and failures(events)[0].transient
+    assert str(path) in failures(events)[0].reason and "Input/output error" in failures(events)[0].reason
+    assert keys_of(receipts(events, "fresh")) == ["a", "big", "d"]
+    assert run.report.texts_encoded == 0 and path.stat() == before
 
 
 def test_a_store_that_fails_while_tidying_up_a_split_partition_does_not_stop_the_run(

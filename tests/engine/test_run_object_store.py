@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from surge_dagster.cli import app
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import StoreUnavailable
+from surge_dagster.engine.output import freshness
 from surge_dagster.engine.output.embedding_file import read_facts, read_guarded
 from surge_dagster.engine.output.freshness import file_name
 from surge_dagster.engine.output.object_store import ObjectStore, open_object_store
@@ -164,6 +165,23 @@ def test_a_long_run_survives_faults_in_every_twentieth_request(
     survive(object_server, hash_pool, tmp_path, scheme, 2000)
 
 
+def test_a_run_that_has_nothing_to_do_asks_for_no_file_that_an_earlier_one_looked_at(
+    object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "cache"))
+    catalog = catalog_of(80, large=0)
+    source = open_source(write_catalog(tmp_path / "catalog", catalog))
+    finish(make_run(hash_pool, source, open_bucket(object_server), Thresholds(b_min=200, b_max=400)))
+    for expected in (len(catalog), 0):
+        monkeypatch.setattr(freshness, "_known", {})  # as in another process
+        object_server.log.clear()
+        run = make_run(hash_pool, source, open_bucket(object_server))
+        finish(run)
+        assert run.report.partitions_skipped == len(catalog)
+        read = [target for target in object_server.requests("GET") if ".parquet" in target]
+        assert len(read) == expected
+
+
 class TestFailures:
     def test_a_publish_that_fails_for_good_fails_its_partition_alone(
         self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
@@ -177,6 +195,35 @@ class TestFailures:
         assert "503" in failures(events)[0].reason
         assert failures(events)[0].transient
         assert keys_of(receipts(events)) == sorted(set(catalog) - {"p 5"})
+
+    def test_a_file_that_the_store_does_not_give_is_not_encoded_again(
+        self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "cache"))
+        catalog = catalog_of(12, large=0)
+        source = open_source(write_catalog(tmp_path / "catalog", catalog))
+        finish(make_run(hash_pool, source, open_bucket(object_server)))
+        before = object_server.objects()
+        object_server.plan = always(Fault("status", 500), "GET", "p%25205[.]parquet")
+        run = make_run(hash_pool, source, open_bucket(object_server))
+        events = finish(run)
+        assert keys_of(failures(events)) == ["p 5"] and failures(events)[0].transient
+        assert "500" in failures(events)[0].reason
+        assert keys_of(receipts(events, "fresh")) == sorted(set(catalog) - {"p 5"})
+        assert run.report.texts_encoded == 0 and object_server.objects() == before
+
+    def test_a_store_that_gives_no_file_ends_the_run_and_nothing_is_encoded_again(
+        self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "cache"))
+        source = open_source(write_catalog(tmp_path / "catalog", catalog_of(12, large=0)))
+        finish(make_run(hash_pool, source, open_bucket(object_server)))
+        monkeypatch.setattr(freshness, "_known", {})
+        before = object_server.objects()
+        object_server.plan = always(Fault("status", 503), "GET", "[.]parquet")
+        with pytest.raises(StoreUnavailable, match="the store is down"):
+            list(make_run(hash_pool, source, open_bucket(object_server)).events())
+        assert object_server.objects() == before
 
     def test_a_store_that_is_down_ends_the_run_and_a_later_one_completes_it(
         self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path

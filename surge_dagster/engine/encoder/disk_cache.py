@@ -1,4 +1,4 @@
-"""Answers that are costly to get and cheap to keep: file digests, parity, speed, converted models.
+"""Answers that are costly to get and cheap to keep: file digests, parity, speed, converted models, footers.
 
 Everything here can be deleted at any time and is then computed again, and a folder that cannot be written only costs
 time. Files are written aside and renamed, so that two processes that start together never read half an answer.
@@ -30,10 +30,18 @@ def cache_root() -> Path:
 def read_json(name: str) -> dict[str, Any] | None:
     """The document kept under `name`, or None when there is none that can be read."""
     try:
-        document = json.loads((cache_root() / name).read_bytes())
-    except (OSError, ValueError):
+        document = json.loads(read_bytes(name) or b"")
+    except ValueError:
         return None
     return document if isinstance(document, dict) else None
+
+
+def read_bytes(name: str) -> bytes | None:
+    """What is kept under `name`, or None when there is nothing that can be read."""
+    try:
+        return (cache_root() / name).read_bytes()
+    except OSError:
+        return None
 
 
 @contextlib.contextmanager

@@ -2,52 +2,53 @@
 
 A run decides for every partition whether its file is fresh, from a dozen strings in the footer. Pyarrow's reader builds
 schema, columns and row groups first, which takes most of the time of the decision. So the strings are looked for where
-Parquet puts them: its metadata stand near the end of the footer, each entry as
+our writer puts them: its metadata are a list in the footer, each entry of which is
 
     0x18 length key 0x18 length value 0x00        (Thrift's compact protocol; lengths as base-128 varints)
 
-The digest among them guards all of them: what it confirms was written that way, wherever it was found. Everything else
-is left to pyarrow, which then says what is wrong.
+What is found is believed when the footer lies between two marks of its own, begins and ends as Parquet's does, and the
+digest among the strings is right: what that confirms was written that way. Everything else is left to pyarrow, which
+then says what is wrong.
 """
 
 from __future__ import annotations
 
-from surge_dagster.engine.output.embedding_file import FORMAT, FileFacts, InvalidFile, entry_names, facts_of
+import re
+
+from surge_dagster.engine.output.embedding_file import FORMAT, FileFacts, InvalidFile, entry_names, facts_of_values
 
 END_BYTES = 8 * 1024
+TRAILER_BYTES = 8
 _MAGIC = b"PAR1"
-_STRING = b"\x18"
-_PATTERNS = [(key, _STRING + bytes([len(key)]) + key + _STRING) for key in entry_names(FileFacts)]
+# The version, an i32, and the head of the schema, a list of structs: the first two fields of every footer.
+_BEGINNING = re.compile(rb"\x15[\x02\x04]\x19[\x2c\x3c\x4c\x5c\x6c\x7c\x8c\x9c\xac\xbc\xcc\xdc\xec\xfc]")
+_KEYS = [rb"\x18" + re.escape(bytes([len(key)]) + key) + rb"\x18" for key in entry_names(FileFacts)]
+_FIRST = b"\x18" + bytes([len(entry_names(FileFacts)[0])]) + entry_names(FileFacts)[0]
+_LIST = rb"\x19(?:[\x1c\x2c\x3c\x4c\x5c\x6c\x7c\x8c\x9c\xac\xbc\xcc\xdc\xec]|\xfc[\x0f-\x7f])"
+_LONGEST_LIST_HEAD = 3
+# Lengths are not looked at: a value is what lies between two entries, and the digest knows what that was. One with a
+# zero byte in it is left to pyarrow; so is whatever else does not match.
+_ENTRIES = re.compile(_LIST + b"".join(key + rb"[\x80-\xff]*+.([^\x00]*+)\x00" for key in _KEYS), re.DOTALL)
 
 
-def facts_at_end(end: bytes) -> FileFacts | None:
-    """The facts in a file's last bytes, `END_BYTES` of them or all; None when they cannot be told from these alone."""
-    length = int.from_bytes(end[-8:-4], "little")
-    if end[-4:] != _MAGIC or len(end) < 12:
+def footer_bytes(end: bytes, file_bytes: int) -> int:
+    """Length of a file's footer without its trailer, as the file's last bytes say it.
+
+    Raises:
+        InvalidFile: the bytes are no end of a Parquet file, or the footer does not fit into the file.
+    """
+    if end[-len(_MAGIC) :] != _MAGIC:
+        raise InvalidFile("it does not end as a Parquet file does: it was cut off, or is something else")
+    length = int.from_bytes(end[-TRAILER_BYTES : -len(_MAGIC)], "little")
+    if not 0 < length <= file_bytes - TRAILER_BYTES - len(_MAGIC):
+        raise InvalidFile(f"its footer is said to take {length:,} bytes of {file_bytes:,}, which cannot be")
+    return length
+
+
+def facts_in_footer(footer: bytes) -> FileFacts | None:
+    """The facts in a whole footer, without its trailer; None when they cannot be told without taking it apart."""
+    if not _BEGINNING.match(footer) or footer[-1]:
         return None
-    footer = end[max(0, len(end) - 8 - length) :]
-    entries = {}
-    for key, pattern in _PATTERNS:
-        found = footer.find(pattern)
-        if found < 0:
-            return None
-        place = found + len(pattern)
-        size = footer[place]
-        if size > 0x7F:  # rare, and worth the difference: this is the loop that a run's start consists of
-            place, size = _long_length(footer, place)
-        entries[key] = footer[place + 1 : place + 1 + size]
-    try:
-        return facts_of(entries, FileFacts, FORMAT)
-    except InvalidFile:
-        return None
-
-
-def _long_length(footer: bytes, place: int) -> tuple[int, int]:
-    """Last byte and value of the length that begins at `place`; what is cut off the digest refuses."""
-    size = shift = 0
-    for index in range(place, len(footer)):
-        size |= (footer[index] & 0x7F) << shift
-        if footer[index] < 0x80:
-            return index, size
-        shift += 7
-    return len(footer), 0
+    first = footer.find(_FIRST)
+    found = _ENTRIES.search(footer, max(0, first - _LONGEST_LIST_HEAD)) if first >= 0 else None
+    return facts_of_values(found.groups(), FileFacts, FORMAT) if found else None

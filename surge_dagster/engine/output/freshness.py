@@ -1,24 +1,38 @@
 """What lies in the output already, told from the files alone: no transaction log, nothing that can disagree with them.
 
-One listing says which files exist; the footer of each says from which source version it was made. Footers are kept by
-name, size and etag for as long as the process lives, so that looking again costs one listing.
+One listing says which files exist; the footer of each says from which source version it was made. What was read is kept
+for as long as the process lives, by name, size and tag, so that looking again costs one listing; what a bucket answered
+is kept on disk too (`footer_cache.py`).
+
+A file that is there and cannot be read for now is neither fresh nor missing: it is named, and left alone.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from surge_dagster.engine.catalog import Partition, encode_key
+from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.output.embedding_file import FileFacts, InvalidFile, read_facts
-from surge_dagster.engine.output.footer_end import END_BYTES, facts_at_end
+from surge_dagster.engine.output.footer_cache import FooterCache
+from surge_dagster.engine.output.footer_end import END_BYTES, TRAILER_BYTES, facts_in_footer, footer_bytes
 from surge_dagster.engine.output.store import Store, StoredObject
 from surge_dagster.engine.unreadable import UNREADABLE, first_line
 
 Status = Literal["fresh", "stale", "missing", "foreign"]
 SUFFIX = ".parquet"
+READS_AT_ONCE = 32
+_LOOK_AHEAD = (32, 1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +43,9 @@ class PublishedFile:
     facts: FileFacts
 
 
-_known: dict[tuple[str, StoredObject], FileFacts | str] = {}
+Found = PublishedFile | str  # or what is wrong with it
+
+_known: dict[tuple[str, str], dict[str, tuple[StoredObject, Found]]] = {}  # by output and space, then by name
 
 
 def file_name(space: str, key: str) -> str:
@@ -37,22 +53,30 @@ def file_name(space: str, key: str) -> str:
     return f"{space}/{encode_key(key)}{SUFFIX}"
 
 
-def read_file_facts(store: Store, name: str) -> FileFacts:
-    """What one file says of itself, from one read of its end where that is enough.
+def read_published_file(store: Store, name: str) -> PublishedFile:
+    """One file as it is now, from one read of its end where that is enough.
 
     Raises:
         InvalidFile: it is not a complete embedding file.
         FileNotFoundError: there is none.
+        TransientError: there is one that cannot be read now.
     """
+    end = store.read_end(name, END_BYTES)
+    length = footer_bytes(end.content, end.stored.size)
+    if length + TRAILER_BYTES <= len(end.content):
+        facts = facts_in_footer(end.content[-TRAILER_BYTES - length : -TRAILER_BYTES])
+        if facts is not None:
+            return PublishedFile(end.stored, facts)
+        whole = end
+    else:
+        whole = store.read_end(name, length + TRAILER_BYTES)
+        if whole.stored != end.stored:
+            raise TransientError(f"{store.location(name)!r} was replaced while it was read. Run again.")
     try:
-        with store.open(name) as source:
-            size = source.size()
-            facts = facts_at_end(source.read_at(min(size, END_BYTES), max(0, size - END_BYTES)))
-    except FileNotFoundError:
-        raise
+        footer = pq.read_metadata(pa.BufferReader(whole.content))
     except UNREADABLE as error:
-        raise InvalidFile(f"its end cannot be read ({first_line(error)})") from error
-    return read_facts(read_footer(store, name)) if facts is None else facts
+        raise InvalidFile(f"its footer cannot be read ({first_line(error)})") from error
+    return PublishedFile(whole.stored, read_facts(footer))
 
 
 def read_footer(store: Store, name: str) -> pq.FileMetaData:
@@ -82,36 +106,84 @@ class OutputState:
     def __init__(self, store: Store, space: str) -> None:
         self.store = store
         self.space = space
-        self._listed: dict[str, StoredObject] = {}
+        self._remembered = {} if store.identity is None else _known.setdefault((store.identity, space), {})
+        self._cache: FooterCache | None = None
         self.refresh()
 
     def refresh(self) -> None:
         """List the space's folder again."""
+        self._seen_ns = time.time_ns()
         self._listed = {stored.name: stored for stored in self.store.list(self.space) if stored.name.endswith(SUFFIX)}
-        for url, stored in list(_known):  # a copy: other threads look at other outputs
-            is_ours = url == self.store.url and stored.name.startswith(f"{self.space}/")
-            if is_ours and self._listed.get(stored.name) != stored:
-                _known.pop((url, stored), None)
+        self._found: dict[str, Found] = {}
+        self._unreadable: dict[str, TransientError] = {}
+        for name, (stored, found) in list(self._remembered.items()):  # a copy: other threads look too
+            if self._listed.get(name) == stored:
+                self._found[name] = found
+            else:
+                self._remembered.pop(name, None)
 
     def names(self) -> list[str]:
         """Names of all files listed, valid or not, sorted."""
         return sorted(self._listed)
 
+    def look_at(self, keys: Iterable[str]) -> None:
+        """Read the files of these partitions, on a bucket: many at a time, and only those that are not known.
+
+        What cannot be read is told when it is asked for.
+
+        Raises:
+            StoreUnavailable: the store does not answer at all.
+        """
+        if self.store.is_remote:
+            with self._cached():
+                self._look_at(keys)
+
+    def looked_at(self, partitions: Iterable[Partition]) -> Iterator[Partition]:
+        """The partitions as they come, once the files of up to a thousand have been looked at (see `look_at`)."""
+        if not self.store.is_remote:
+            yield from partitions
+            return
+        source, size = iter(partitions), _LOOK_AHEAD[0]
+        with self._cached() as cache:
+            while chunk := list(itertools.islice(source, size)):
+                self._look_at(partition.key for partition in chunk)
+                if cache is not None and cache.has_grown:
+                    cache.save(self._listed)
+                yield from chunk
+                size = min(2 * size, _LOOK_AHEAD[1])
+
     def file(self, key: str) -> PublishedFile | None:
-        """The valid file in the partition's place: its own, or one of another space (`foreign`); else None."""
-        stored = self._listed.get(file_name(self.space, key))
-        facts = self._facts(stored) if stored else None
-        if stored is None or facts is None or (facts.space == self.space and facts.partition_key != key):
+        """The valid file in the partition's place: its own, or one of another space (`foreign`); else None.
+
+        Raises:
+            TransientError: there is one that cannot be read now.
+        """
+        name = file_name(self.space, key)
+        if self._is_unread(name):
+            self._read(name)
+        if name in self._unreadable:
+            raise self._named(key, self._unreadable[name])
+        found = self._found.get(name)
+        if not isinstance(found, PublishedFile):
             return None
-        return PublishedFile(stored, facts)
+        facts = found.facts
+        return found if facts.partition_key == key or facts.space != self.space else None
 
     def facts(self, key: str) -> FileFacts | None:
-        """What the partition's file says of itself; None when there is no valid one of this space."""
+        """What the partition's file says of itself; None when there is no valid one of this space.
+
+        Raises:
+            TransientError: there is one that cannot be read now.
+        """
         found = self.file(key)
         return found.facts if found and found.facts.space == self.space else None
 
     def status(self, partition: Partition) -> Status:
-        """Whether a partition needs work: `fresh` alone does not, and `foreign` needs a person."""
+        """Whether a partition needs work: `fresh` alone does not, and `foreign` needs a person.
+
+        Raises:
+            TransientError: it has a file that cannot be read now, so nobody can tell.
+        """
         found = self.file(partition.key)
         if found is None:
             return "missing"
@@ -119,12 +191,70 @@ class OutputState:
             return "foreign"
         return "fresh" if found.facts.source_version == partition.source_version else "stale"
 
-    def _facts(self, stored: StoredObject) -> FileFacts | None:
-        known = _known.get((self.store.url, stored))
-        if known is None:
-            try:
-                known = read_file_facts(self.store, stored.name)
-            except (InvalidFile, FileNotFoundError) as error:
-                known = str(error)
-            _known[(self.store.url, stored)] = known
-        return known if isinstance(known, FileFacts) else None
+    @contextlib.contextmanager
+    def _cached(self) -> Iterator[FooterCache | None]:
+        """Holds what is kept on disk, and keeps there what is read meanwhile; None where nothing may be remembered."""
+        cache = self._cache = None if self.store.identity is None else FooterCache(self.store.identity, self.space)
+        try:
+            yield cache
+        finally:
+            self._cache = None  # as large as all footers together
+            if cache is not None:
+                cache.save(self._listed)
+
+    def _look_at(self, keys: Iterable[str]) -> None:
+        unread = []
+        for key in keys:
+            with contextlib.suppress(ValueError):  # no partition can be called that, as whoever reads it will say
+                name = file_name(self.space, key)
+                if not self._is_unread(name):
+                    continue
+                stored = self._listed[name]
+                facts = self._cache.facts(stored) if self._cache is not None else None
+                if facts is None:
+                    unread.append(name)
+                else:
+                    self._keep(stored, PublishedFile(stored, facts))
+        self._read_all(unread)
+
+    def _is_unread(self, name: str) -> bool:
+        return name in self._listed and name not in self._found and name not in self._unreadable
+
+    def _read_all(self, names: Sequence[str]) -> None:
+        waiting: deque[Future[None]] = deque()
+        if not names:
+            return
+        pool = ThreadPoolExecutor(min(READS_AT_ONCE, len(names)), thread_name_prefix="surge-footer")
+        try:
+            for name in names:
+                waiting.append(pool.submit(self._read, name))
+                if len(waiting) > 2 * READS_AT_ONCE:
+                    waiting.popleft().result()
+            while waiting:
+                waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _read(self, name: str) -> None:
+        try:
+            file = read_published_file(self.store, name)
+        except StoreUnavailable:
+            raise
+        except TransientError as error:
+            self._unreadable[name] = error
+        except (InvalidFile, FileNotFoundError) as error:
+            self._keep(self._listed[name], str(error))
+        else:  # it may have been replaced since it was listed
+            self._keep(file.stored, file)
+            if self._cache is not None:
+                self._cache.add(file.stored, file.facts)
+
+    def _keep(self, stored: StoredObject, found: Found) -> None:
+        self._found[stored.name] = found
+        if self.store.is_settled(stored, self._seen_ns):
+            self._remembered[stored.name] = (stored, found)
+
+    def _named(self, key: str, error: TransientError) -> TransientError:
+        return TransientError(
+            f"partition {key!r}: whether its file is up to date cannot be told, so it was left alone. {error}", key
+        )

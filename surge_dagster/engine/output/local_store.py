@@ -24,10 +24,12 @@ from typing import Self
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, TransientError
-from surge_dagster.engine.output.store import StoredObject
+from surge_dagster.engine.output.store import ObjectEnd, StoredObject
 
 _TEMP_PREFIX = ".tmp-"
 _LOCK_NAME = ".lock"
+# Far more than the grain of any disk's clock: a file replaced within the grain keeps its modification time.
+_SETTLED_NS = 2_000_000_000
 
 
 class LocalStore:
@@ -39,6 +41,15 @@ class LocalStore:
     @property
     def url(self) -> str:
         return str(self.root)
+
+    @property
+    def identity(self) -> str:
+        return str(self.root)
+
+    @property
+    def is_remote(self) -> bool:
+        """No: an end is read sooner than another thread could be asked to, or an answer on disk be looked up."""
+        return False
 
     @property
     def retries(self) -> Mapping[str, int]:
@@ -129,6 +140,33 @@ class LocalStore:
             FileNotFoundError: there is no such object.
         """
         return pa.OSFile(f"{self.root}/{name}", "rb")
+
+    def read_end(self, name: str, size: int) -> ObjectEnd:
+        """The last `size` bytes of an object, or all of it.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+            TransientError: there is one, and the disk does not give it.
+        """
+        path = f"{self.root}/{name}"
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                status = os.fstat(descriptor)
+                content = os.pread(descriptor, size, max(0, status.st_size - size))
+            finally:
+                os.close(descriptor)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise TransientError(
+                f"cannot read {path!r}: {error.strerror or error}. Check the disk and its permissions, then run again."
+            ) from error
+        return ObjectEnd(_stored(name, status), content)
+
+    def is_settled(self, stored: StoredObject, seen_ns: int) -> bool:
+        """Whether the file was old enough when it was seen for its next version to get another modification time."""
+        return seen_ns - int(stored.etag) > _SETTLED_NS
 
     def create(self, name: str) -> LocalUpload:
         """Begin an object; its folder must exist (see `prepare`)."""

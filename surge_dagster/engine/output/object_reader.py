@@ -34,23 +34,8 @@ class ObjectReader(io.RawIOBase):
         self._key = key
         self._retrier = retrier
         self._position = 0
-        self._size, self._etag, self._start, self._buffer = retrier.call(f"GET {key}", self._fetch_tail)
-
-    def _fetch_tail(self) -> tuple[int, str | None, int, bytes]:
-        try:
-            with request_errors():
-                found = obstore.get(self._store, self._key, options={"range": {"suffix": TAIL_BYTES}})
-                return found.meta["size"], found.meta["e_tag"], found.range[0], bytes(found.bytes())
-        except RequestFailed as failed:
-            if failed.cause not in (UNSUPPORTED, NOT_PARTIAL, "416"):
-                raise
-        # Azure knows no ranges from the end, and an empty object has no range at all.
-        with request_errors():
-            meta = obstore.head(self._store, self._key)
-            start = max(0, meta["size"] - TAIL_BYTES)
-            end = meta["size"]
-            content = bytes(obstore.get_range(self._store, self._key, start=start, end=end)) if end else b""
-        return end, meta["e_tag"], start, content
+        self._size, self._etag, self._buffer = fetch_end(store, key, retrier, TAIL_BYTES)
+        self._start = self._size - len(self._buffer)
 
     def readable(self) -> bool:
         return True
@@ -97,7 +82,48 @@ class ObjectReader(io.RawIOBase):
         try:
             content = self._retrier.call(f"GET {self._key}", attempt)
         except (PreconditionError, FileNotFoundError):
-            raise TransientError(f"{self._key!r} was replaced or removed while it was read. Run again.") from None
+            raise _replaced(self._key) from None
         if len(content) != length:
             raise TransientError(f"{self._key!r}: {len(content):,} bytes came of {length:,}. Run again.")
         return content
+
+
+def fetch_end(store: Any, key: str, retrier: Retrier, length: int) -> tuple[int, str | None, bytes]:
+    """Size and etag of an object as it is now, and its last `length` bytes, or all of it; one request where it can be.
+
+    Raises:
+        FileNotFoundError: there is no such object.
+        TransientError: the store does not answer, or the object was replaced while it was read.
+    """
+
+    def attempt() -> tuple[int, str | None, bytes]:
+        try:
+            with request_errors():
+                found = obstore.get(store, key, options={"range": {"suffix": length}})
+                start, end = found.range
+                return found.meta["size"], found.meta["e_tag"], _whole(bytes(found.bytes()), end - start)
+        except RequestFailed as failed:
+            if failed.cause not in (UNSUPPORTED, NOT_PARTIAL, "416"):
+                raise
+        # Azure knows no ranges from the end, and an empty object has no range at all.
+        with request_errors():
+            meta = obstore.head(store, key)
+            end, etag = meta["size"], meta["e_tag"]
+            options: Any = {"range": (max(0, end - length), end)} | ({"if_match": etag} if etag else {})
+            content = bytes(obstore.get(store, key, options=options).bytes()) if end else b""
+            return end, etag, _whole(content, min(length, end))
+
+    try:
+        return retrier.call(f"GET {key}", attempt)
+    except PreconditionError:
+        raise _replaced(key) from None
+
+
+def _whole(content: bytes, length: int) -> bytes:
+    if len(content) != length:
+        raise RequestFailed("short", f"{len(content):,} bytes came of {length:,}", retryable=True)
+    return content
+
+
+def _replaced(key: str) -> TransientError:
+    return TransientError(f"{key!r} was replaced or removed while it was read. Run again.")

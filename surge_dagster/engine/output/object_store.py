@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 import obstore
 import pyarrow as pa
@@ -18,13 +19,13 @@ from obstore.store import GCSStore, S3Store, from_url
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output.credentials import AwsCredentials, GoogleCredentials
-from surge_dagster.engine.output.object_reader import ObjectReader
+from surge_dagster.engine.output.object_reader import ObjectReader, fetch_end
 from surge_dagster.engine.output.object_upload import ObjectUpload, WriteClient
 from surge_dagster.engine.output.obstore_client import ObstoreClient
 from surge_dagster.engine.output.obstore_errors import request_errors
 from surge_dagster.engine.output.retries import Retrier
 from surge_dagster.engine.output.storage_options import StorageOptions
-from surge_dagster.engine.output.store import StoredObject
+from surge_dagster.engine.output.store import ObjectEnd, StoredObject
 from surge_dagster.engine.output.xml_client import XmlClient
 from surge_dagster.engine.urls import split_url
 
@@ -39,6 +40,7 @@ class ObjectStore:
 
     Args:
         url: without a slash at the end.
+        identity: the URL and where it is served, without secrets; None where tags may come again with other content.
         prefix: of every key, empty or with a slash at the end.
         store: an obstore store of the whole bucket, which retries nothing by itself.
         client: writes to the same bucket.
@@ -46,9 +48,17 @@ class ObjectStore:
     """
 
     def __init__(
-        self, url: str, prefix: str, store: Any, client: WriteClient, retrier: Retrier, options: StorageOptions
+        self,
+        url: str,
+        identity: str | None,
+        prefix: str,
+        store: Any,
+        client: WriteClient,
+        retrier: Retrier,
+        options: StorageOptions,
     ) -> None:
         self._url = url
+        self._identity = identity
         self._prefix = prefix
         self._store = store
         self._client = client
@@ -59,6 +69,14 @@ class ObjectStore:
     @property
     def url(self) -> str:
         return self._url
+
+    @property
+    def identity(self) -> str | None:
+        return self._identity
+
+    @property
+    def is_remote(self) -> bool:
+        return True
 
     @property
     def retries(self) -> Mapping[str, int]:
@@ -142,6 +160,20 @@ class ObjectStore:
         """
         return pa.PythonFile(ObjectReader(self._store, self._key(name), self._retrier), mode="r")
 
+    def read_end(self, name: str, size: int) -> ObjectEnd:
+        """The last `size` bytes of an object, or all of it.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+            TransientError: the store does not answer, or does not give it.
+        """
+        whole, etag, content = fetch_end(self._store, self._key(name), self._retrier, size)
+        return ObjectEnd(StoredObject(name, whole, etag or ""), content)
+
+    def is_settled(self, stored: StoredObject, seen_ns: int) -> bool:
+        """Whether the store gave an etag: it changes with the content, at any time."""
+        return bool(stored.etag)
+
     def create(self, name: str) -> ObjectUpload:
         """Begin an object."""
         return ObjectUpload(
@@ -196,7 +228,7 @@ def open_object_store(
     path = parts.path.strip("/")
     prefix = f"{path}/" if path else ""
     try:
-        store, client = _connect(parts.scheme, parts.netloc, options)
+        store, client, served_at = _connect(parts.scheme, parts.netloc, options)
     except ConfigError as error:
         raise ConfigError(f"cannot open the output {clean!r}: {error}") from error
     except (BaseError, ValueError, TypeError) as error:
@@ -204,10 +236,17 @@ def open_object_store(
         raise ConfigError(
             f"the output {clean!r} cannot be opened with these options ({type(error).__name__})."
         ) from None
-    return ObjectStore(clean, prefix, store, client, retrier(clean), options)
+    identity = None if parts.scheme == "memory" else f"{clean} at {_without_user(served_at)}"
+    return ObjectStore(clean, identity, prefix, store, client, retrier(clean), options)
 
 
-def _connect(scheme: str, bucket: str, options: StorageOptions) -> tuple[Any, WriteClient]:
+def _without_user(endpoint: str) -> str:
+    parts = urlsplit(endpoint)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def _connect(scheme: str, bucket: str, options: StorageOptions) -> tuple[Any, WriteClient, str]:
+    """Both clients of a bucket, and the base URL of its service, empty where obstore alone knows it."""
     common: dict[str, Any] = {
         "client_options": {
             "timeout": timedelta(seconds=options.timeout_seconds),
@@ -232,15 +271,16 @@ def _connect(scheme: str, bucket: str, options: StorageOptions) -> tuple[Any, Wr
             credential_provider=aws,  # pyright: ignore[reportArgumentType]
             **common,
         )
-        return store, XmlClient(bucket_url, "s3", aws.sign, **timeouts)
+        return store, XmlClient(bucket_url, "s3", aws.sign, **timeouts), endpoint
     if scheme in ("gs", "gcs"):
         google = GoogleCredentials(options)
         config: Any = {"base_url": endpoint} if endpoint else {}
         store = GCSStore(bucket, config=config, credential_provider=google, **common)  # pyright: ignore[reportArgumentType]
-        return store, XmlClient(f"{endpoint or _GCS_ENDPOINT}/{bucket}", "gcs", google.sign, **timeouts)
+        endpoint = endpoint or _GCS_ENDPOINT
+        return store, XmlClient(f"{endpoint}/{bucket}", "gcs", google.sign, **timeouts), endpoint
     if scheme == "memory":
         store = from_url("memory://")
     else:
         config = {"endpoint": endpoint} if endpoint else {}
         store = from_url(f"{scheme}://{bucket}", config=config, **common)
-    return store, ObstoreClient(store, options.part_bytes)
+    return store, ObstoreClient(store, options.part_bytes), endpoint

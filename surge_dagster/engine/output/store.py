@@ -23,6 +23,14 @@ class StoredObject:
     etag: str
 
 
+@dataclass(frozen=True, slots=True)
+class ObjectEnd:
+    """The last bytes of one version of an object, and which version that was."""
+
+    stored: StoredObject
+    content: bytes
+
+
 class Upload(Protocol):
     """One object on its way; leaving its `with` block without `publish` leaves nothing behind."""
 
@@ -49,6 +57,16 @@ class Store(Protocol):
     def url(self) -> str: ...
 
     @property
+    def identity(self) -> str | None:
+        """Tells this output from every other one, without secrets; None: nothing about it may be remembered."""
+        ...
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether a read is a request: worth sending several at a time, and worth remembering its answer on disk."""
+        ...
+
+    @property
     def retries(self) -> Mapping[str, int]:
         """Requests that were sent again since the store was opened, by cause."""
         ...
@@ -67,6 +85,12 @@ class Store(Protocol):
     def folders(self) -> list[str]: ...
 
     def open(self, name: str) -> pa.NativeFile: ...
+
+    def read_end(self, name: str, size: int) -> ObjectEnd: ...
+
+    def is_settled(self, stored: StoredObject, seen_ns: int) -> bool:
+        """Whether what had this name, size and tag at a time (Unix, ns) can never have them with other content."""
+        ...
 
     def create(self, name: str) -> Upload: ...
 

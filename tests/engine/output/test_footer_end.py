@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pyarrow as pa
@@ -13,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surge_dagster.engine.output.embedding_file import EmbeddingFileWriter, FileFacts, InvalidFile, read_facts
-from surge_dagster.engine.output.footer_end import END_BYTES, facts_at_end
-from surge_dagster.engine.output.freshness import read_file_facts
+from surge_dagster.engine.output.footer_end import END_BYTES, facts_in_footer, footer_bytes
+from surge_dagster.engine.output.freshness import read_published_file
 from surge_dagster.engine.output.local_store import LocalStore
 
 FACTS = FileFacts("Köln", "hash-16-abc", "hash://16", "fp32", "v1", "0" * 32, "1" * 32, 3, 16, 2)
@@ -37,55 +39,100 @@ def facts_in(content: bytes) -> FileFacts:
     return read_facts(pq.read_metadata(pa.BufferReader(content)))
 
 
+def footer_of(content: bytes) -> bytes:
+    return content[-8 - footer_bytes(content, len(content)) : -8]
+
+
+def facts_by_file(folder: Path, content: bytes) -> FileFacts:
+    (folder / "f").write_bytes(content)
+    return read_published_file(LocalStore(folder), "f").facts
+
+
 @settings(max_examples=25, deadline=None)
-@given(key=st.text(min_size=1, max_size=400), version=st.text(max_size=200), rows=st.integers(0, 3))
+@given(
+    key=st.text(min_size=1, max_size=400).map(lambda key: key.replace("\0", "0")),
+    version=st.text(max_size=200).map(lambda version: version.replace("\0", "0")),
+    rows=st.integers(0, 3),
+)
 def test_they_are_what_the_whole_footer_says(key: str, version: str, rows: int) -> None:
     content = file_of(replace(FACTS, partition_key=key, source_version=version, rows=rows))
-    assert facts_at_end(content[-END_BYTES:]) == facts_in(content)
+    assert facts_in_footer(footer_of(content)) == facts_in(content)
 
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 129, 5_000])
 def test_lengths_of_one_byte_and_of_several_are_understood(size: int) -> None:
-    content = file_of(replace(FACTS, source_version="v" * size))
-    found = facts_at_end(content[-END_BYTES:])
+    found = facts_in_footer(footer_of(file_of(replace(FACTS, source_version="v" * size))))
     assert found is not None and len(found.source_version) == size
 
 
-def test_a_footer_of_many_row_groups_gives_them_too() -> None:
+@pytest.mark.parametrize(
+    "facts",
+    [replace(FACTS, partition_key="a\0b"), replace(FACTS, source_version="v" * 3 * END_BYTES)],
+    ids=["a zero byte", "longer than what is read"],
+)
+def test_what_the_end_does_not_tell_the_whole_footer_does(tmp_path: Path, facts: FileFacts) -> None:
+    assert facts_by_file(tmp_path, file_of(facts)) == facts
+
+
+def test_a_footer_of_many_row_groups_gives_them_too(tmp_path: Path) -> None:
     content = file_of(replace(FACTS, rows=60), groups=60)
-    assert int.from_bytes(content[-8:-4], "little") > END_BYTES
-    assert facts_at_end(content[-END_BYTES:]) == facts_in(content)
+    assert footer_bytes(content, len(content)) > END_BYTES
+    assert facts_by_file(tmp_path, content) == facts_in(content)
 
 
-def test_no_flipped_bit_and_no_cut_gives_other_facts() -> None:
+def test_no_flipped_bit_gives_other_facts(tmp_path: Path) -> None:
     content = file_of(FACTS)
-    length = int.from_bytes(content[-8:-4], "little")
-    for place in range(len(content) - 8 - length, len(content)):
+    first = len(content) - 8 - footer_bytes(content, len(content))
+    harmless, random = 0, Random(0)
+    edges = [*range(first, first + 4), *range(len(content) - 9, len(content))]
+    for place in [*edges, *random.sample(range(first, len(content)), 400)]:
         damaged = bytearray(content)
-        damaged[place] ^= 1 << place % 8
-        assert facts_at_end(bytes(damaged)) in (None, FACTS), place
-    for size in range(0, len(content), 7):
-        assert facts_at_end(content[:size]) is None
+        damaged[place] ^= 1 << random.randrange(8)
+        try:
+            assert facts_by_file(tmp_path, bytes(damaged)) == FACTS, place
+            harmless += 1
+        except InvalidFile:
+            continue
+        assert first < place < len(content) - 8, "the footer's beginning and what follows it are never let pass"
+    assert harmless, "columns and row groups are not what this decides"
 
 
-@pytest.mark.parametrize("key", [IMITATION, f"a{IMITATION}b", "PAR1", "surge.space"])
+def test_no_damage_of_several_bytes_gives_other_facts(tmp_path: Path) -> None:
+    content, random = file_of(FACTS), Random(0)
+    first = len(content) - 8 - footer_bytes(content, len(content))
+    for _ in range(200):
+        damaged = bytearray(content)
+        start = random.randrange(first, len(content))
+        stop = min(len(content), start + random.randint(1, 60))
+        damaged[start:stop] = random.choice([bytes(stop - start), random.randbytes(stop - start)])
+        with contextlib.suppress(InvalidFile):
+            assert facts_by_file(tmp_path, bytes(damaged)) == FACTS
+
+
+def test_no_cut_is_taken_for_a_file(tmp_path: Path) -> None:
+    content = file_of(FACTS)
+    for size in range(0, len(content), 23):
+        with pytest.raises(InvalidFile):
+            facts_by_file(tmp_path, content[:size])
+
+
+@pytest.mark.parametrize("length", [0, 5_000_000, 0xFFFFFFFF])
+def test_a_footer_that_does_not_fit_into_its_file_is_refused(tmp_path: Path, length: int) -> None:
+    content = file_of(FACTS)
+    with pytest.raises(InvalidFile, match="which cannot be"):
+        facts_by_file(tmp_path, content[:-8] + length.to_bytes(4, "little") + content[-4:])
+
+
+@pytest.mark.parametrize("key", [IMITATION, f"a{IMITATION}b", "PAR1", "surge.space", "\x18\x0csurge.format\x18\x011"])
 def test_a_key_that_looks_like_an_entry_misleads_nobody(tmp_path: Path, key: str) -> None:
     facts = replace(FACTS, partition_key=key)
-    assert facts_at_end(file_of(facts)[-END_BYTES:]) in (None, facts)
-    (tmp_path / "f").write_bytes(file_of(facts))
-    assert read_file_facts(LocalStore(tmp_path), "f") == facts
-
-
-def test_what_the_end_does_not_tell_the_whole_footer_does(tmp_path: Path) -> None:
-    facts = replace(FACTS, source_version="v" * 3 * END_BYTES)
-    (tmp_path / "f").write_bytes(file_of(facts))
-    assert facts_at_end((tmp_path / "f").read_bytes()[-END_BYTES:]) is None
-    assert read_file_facts(LocalStore(tmp_path), "f") == facts
+    assert facts_in_footer(footer_of(file_of(facts))) in (None, facts)
+    assert facts_by_file(tmp_path, file_of(facts)) == facts
 
 
 def test_a_file_of_somebody_else_is_refused_with_the_reason(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": ["a"]}), tmp_path / "f")
     with pytest.raises(InvalidFile, match="name the format None"):
-        read_file_facts(LocalStore(tmp_path), "f")
+        read_published_file(LocalStore(tmp_path), "f")
     with pytest.raises(FileNotFoundError):
-        read_file_facts(LocalStore(tmp_path), "g")
+        read_published_file(LocalStore(tmp_path), "g")

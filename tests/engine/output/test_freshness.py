@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.output.embedding_file import EmbeddingFileWriter, FileFacts
 from surge_dagster.engine.output.freshness import OutputState, file_name
 from surge_dagster.engine.output.local_store import LocalStore
@@ -111,13 +113,52 @@ def test_a_replaced_file_is_read_again(store: LocalStore) -> None:
     assert status(store) == "missing"
 
 
+def overwrite(path: Path, content: bytes, *, modified_ns: int) -> None:
+    path.write_bytes(content)
+    os.utime(path, ns=(modified_ns, modified_ns))
+
+
 def test_a_file_that_did_not_change_is_read_once(store: LocalStore) -> None:
+    path, long_ago = publish(store, "k"), time.time_ns() - 3600 * 10**9
+    overwrite(path, path.read_bytes(), modified_ns=long_ago)
+    assert status(store) == "fresh"
+    overwrite(path, b"x" * path.stat().st_size, modified_ns=long_ago)  # unnoticed by size and mtime
+    assert status(store) == "fresh"
+
+
+def test_a_file_that_is_replaced_within_the_grain_of_the_clock_is_read_again(store: LocalStore) -> None:
+    other = publish(store, "k", version="v2").read_bytes()
+    path, modified = publish(store, "k"), time.time_ns() + 3600 * 10**9  # as young as can be, however slow this is
+    overwrite(path, path.read_bytes(), modified_ns=modified)
+    assert status(store) == "fresh"
+    assert len(other) == path.stat().st_size
+    overwrite(path, other, modified_ns=modified)
+    assert status(store) == "stale"
+
+
+def test_a_file_that_cannot_be_read_is_named_and_neither_fresh_nor_missing(store: LocalStore) -> None:
     path = publish(store, "k")
-    assert status(store) == "fresh"
-    before = path.stat()
-    path.write_bytes(b"x" * before.st_size)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # unnoticed by size and mtime, as a reader is told
-    assert status(store) == "fresh"
+    publish(store, "j")
+    state = OutputState(store, "s")
+    path.unlink()
+    path.mkdir()  # a disk's error, of those that can be had at will
+    for ask in (state.file, state.facts, lambda key: state.status(partition_of(key, []))):
+        with pytest.raises(TransientError, match=rf"partition 'k': .*{path}.*Is a directory") as raised:
+            ask("k")
+        assert raised.value.key == "k"
+    assert state.status(partition_of("j", [])) == "fresh"
+    path.rmdir()
+    state.refresh()
+    assert state.status(partition_of("k", [])) == "missing"
+
+
+def test_a_file_that_was_replaced_since_it_was_listed_counts_as_it_is_read(store: LocalStore) -> None:
+    publish(store, "k")
+    state = OutputState(store, "s")
+    path = publish(store, "k", version="version 2, which makes the file longer")
+    found = state.file("k")
+    assert found is not None and found.facts.source_version.startswith("version 2")
+    assert (found.stored.size, found.stored.etag) == (path.stat().st_size, str(path.stat().st_mtime_ns))
 
 
 def test_several_threads_may_look_at_several_outputs(tmp_path: Path) -> None:

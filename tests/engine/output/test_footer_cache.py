@@ -1,0 +1,331 @@
+"""What a bucket's footers said is kept on disk: it spares requests, and decides nothing that they would not."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from surge_dagster.engine.errors import StoreUnavailable, TransientError
+from surge_dagster.engine.output import freshness
+from surge_dagster.engine.output.embedding_file import EmbeddingFileWriter, FileFacts
+from surge_dagster.engine.output.footer_cache import FooterCache
+from surge_dagster.engine.output.freshness import OutputState, file_name
+from surge_dagster.engine.output.object_store import ObjectStore, open_object_store
+from surge_dagster.engine.output.retries import Retrier
+from surge_dagster.engine.output.storage_options import StorageOptions
+from surge_dagster.engine.output.store import Store, StoredObject
+from tests.engine.output.object_server import BUCKET, Fault, ObjectServer, always
+from tests.small_catalogs import partition_of
+
+KEYS = [f"partition {number}" for number in range(6)]
+HEAD = len(b"surge footers 1\n")
+SECRETS = ("secret-key-of-the-test", "secret-session-of-the-test", "secret-of-the-endpoint")
+STORED = StoredObject("s/k.parquet", 1000, '"abc"')
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the cache lies in this test."""
+    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(freshness, "_known", {})
+    return tmp_path / "footers"
+
+
+@pytest.fixture
+def store(object_server: ObjectServer) -> ObjectStore:
+    opened = open_bucket(object_server)
+    for key in KEYS:
+        publish(opened, key)
+    object_server.log.clear()
+    return opened
+
+
+def open_bucket(server: ObjectServer, path: str = "out") -> ObjectStore:
+    options = StorageOptions(
+        endpoint=server.url,
+        access_key_id="AKIATESTKEY",
+        secret_access_key=SECRETS[0],
+        session_token=SECRETS[1],
+        timeout_seconds=5.0,
+    )
+    return open_object_store(
+        f"s3://{BUCKET}/{path}", options, retrier=lambda where: Retrier(where, sleep=lambda _: None)
+    )
+
+
+def facts_of(key: str, version: str = "v1") -> FileFacts:
+    return FileFacts(key, "s", "m", "fp32", version, "0" * 32, "1" * 32, 2, 4, 0)
+
+
+def publish(store: Store, key: str, version: str = "v1") -> StoredObject:
+    with (
+        store.create(file_name("s", key)) as upload,
+        EmbeddingFileWriter(upload.sink, pa.string(), 4, "float32", include_text=False) as writer,
+    ):
+        writer.append(pa.array(["a", "b"]), None, np.zeros((2, 4), np.float32))
+        writer.close(facts_of(key, version))
+        return upload.publish(lambda: None)
+
+
+def decide(store: Store, monkeypatch: pytest.MonkeyPatch, version: str = "v1") -> list[str]:
+    """What a process that has just begun finds."""
+    monkeypatch.setattr(freshness, "_known", {})
+    state = OutputState(store, "s")
+    partitions = [partition_of(key, [], version=version) for key in KEYS]
+    return [state.status(partition) for partition in state.looked_at(partitions)]
+
+
+def reads(server: ObjectServer) -> list[str]:
+    """Objects that were asked for, and nothing that was listed; then forgets them."""
+    found = [target for target in server.requests("GET") if "list-type" not in target]
+    server.log.clear()
+    return found
+
+
+def test_a_second_process_asks_for_one_listing_and_for_no_object(
+    store: ObjectStore, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert decide(store, monkeypatch) == ["fresh"] * len(KEYS)
+    assert len(object_server.log) == 1 + len(KEYS)
+    assert len(reads(object_server)) == len(KEYS)
+    assert decide(store, monkeypatch) == ["fresh"] * len(KEYS)
+    assert len(object_server.log) == 1
+    assert decide(store, monkeypatch, version="v2") == ["stale"] * len(KEYS)
+    assert reads(object_server) == []
+
+
+def test_an_object_that_changed_is_read_again_and_no_other(
+    store: ObjectStore, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decide(store, monkeypatch)
+    publish(store, KEYS[2], "v2")
+    object_server.log.clear()
+    assert decide(store, monkeypatch) == ["fresh", "fresh", "stale", "fresh", "fresh", "fresh"]
+    assert [target.rpartition("/")[2].split("?")[0] for target in reads(object_server)] == ["partition%25202.parquet"]
+    assert decide(store, monkeypatch)[2] == "stale"
+    assert reads(object_server) == []
+
+
+def test_an_object_that_is_replaced_after_the_listing_is_kept_as_it_was_read(
+    store: ObjectStore, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = OutputState(store, "s")
+    stored = publish(store, KEYS[0], "v2")
+    state.look_at(KEYS)
+    found = state.file(KEYS[0])
+    assert found is not None and (found.stored, found.facts.source_version) == (stored, "v2")
+    object_server.log.clear()
+    assert decide(store, monkeypatch)[0] == "stale"
+    assert reads(object_server) == []
+
+
+def with_digest(stream: bytes) -> bytes:
+    return b"surge footers 1\n" + hashlib.sha256(stream).digest() + stream
+
+
+def table_of(content: bytes) -> pa.Table:
+    return pa.ipc.open_stream(content[HEAD + 32 :]).read_all()
+
+
+def file_of(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return with_digest(sink.getvalue().to_pybytes())
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda _: b"",
+    "cut off": lambda content: content[:-1],
+    "cut to its head": lambda content: content[: HEAD + 10],
+    "a flipped bit": lambda content: content[:-40] + bytes([content[-40] ^ 4]) + content[-39:],
+    "another version": lambda content: content.replace(b"footers 1", b"footers 2", 1),
+    "no Arrow stream": lambda _: with_digest(b"x" * 1000),
+    "other columns": lambda content: file_of(table_of(content).drop_columns(["tie"])),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_or_foreign_cache_changes_nothing_but_the_time_it_takes(
+    store: ObjectStore, object_server: ObjectServer, folder: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    decide(store, monkeypatch)
+    [file] = folder.iterdir()
+    file.write_bytes(DAMAGE[damage](file.read_bytes()))
+    object_server.log.clear()
+    assert decide(store, monkeypatch) == ["fresh"] * len(KEYS)
+    assert len(reads(object_server)) == len(KEYS)
+    assert decide(store, monkeypatch) == ["fresh"] * len(KEYS)
+    assert reads(object_server) == [], "it was made anew"
+
+
+def changed(table: pa.Table, name: str, change: Callable[[Any], Any]) -> pa.Table:
+    column = pa.array([change(value) for value in table[name].to_pylist()], table.schema.field(name).type)
+    return table.set_column(table.schema.get_field_index(name), name, column)
+
+
+def rolled(table: pa.Table, names: list[str]) -> pa.Table:
+    for name in names:
+        values = table[name].to_pylist()
+        moved = pa.array(values[1:] + values[:1], table.schema.field(name).type)
+        table = table.set_column(table.schema.get_field_index(name), name, moved)
+    return table
+
+
+TAMPERING: dict[str, Callable[[pa.Table, dict[str, StoredObject]], pa.Table]] = {
+    "another source version": lambda table, _: changed(table, "surge.source_version", lambda _: b"v3"),
+    "the present objects' etags and sizes": lambda table, now: table.set_column(
+        2, "etag", pa.array([now[name].etag for name in table["name"].to_pylist()])
+    ).set_column(1, "size", pa.array([now[name].size for name in table["name"].to_pylist()])),
+    "the facts of the next one": lambda table, _: rolled(table, [n for n in table.schema.names if "surge." in n]),
+    "the facts of the next one, tied": lambda table, _: rolled(table, table.schema.names[3:]),
+}
+
+
+@pytest.mark.parametrize("tampering", TAMPERING)
+def test_no_wrong_entry_makes_a_stale_partition_fresh(
+    store: ObjectStore, object_server: ObjectServer, folder: Path, monkeypatch: pytest.MonkeyPatch, tampering: str
+) -> None:
+    decide(store, monkeypatch)
+    for key in KEYS:
+        publish(store, key, "v2")
+    now = {stored.name: stored for stored in store.list("s")}
+    if tampering != "the present objects' etags and sizes":
+        decide(store, monkeypatch)
+    [file] = folder.iterdir()
+    file.write_bytes(file_of(TAMPERING[tampering](table_of(file.read_bytes()), now)))
+    object_server.log.clear()
+    assert decide(store, monkeypatch, "v1") == ["stale"] * len(KEYS)
+    assert len(reads(object_server)) == len(KEYS), "what is doubtful is read"
+    assert decide(store, monkeypatch, "v3") == ["stale"] * len(KEYS)
+    assert decide(store, monkeypatch, "v2") == ["fresh"] * len(KEYS)
+
+
+def test_the_cache_of_another_output_or_space_is_not_used(
+    store: ObjectStore, object_server: ObjectServer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decide(store, monkeypatch)
+    [file] = folder.iterdir()
+    other = open_bucket(object_server, "other")
+    for key in KEYS:
+        publish(other, key)
+    object_server.log.clear()
+    assert decide(other, monkeypatch) == ["fresh"] * len(KEYS)
+    assert len(reads(object_server)) == len(KEYS)
+    [copied] = set(folder.iterdir()) - {file}
+    copied.write_bytes(file.read_bytes())  # the same names, sizes and etags: only the output tells them apart
+    assert decide(other, monkeypatch) == ["fresh"] * len(KEYS)
+    assert len(reads(object_server)) == len(KEYS)
+    for name, identity in (("s", "another"), ("t", "this")):
+        cache = FooterCache("this", "s")
+        cache.add(STORED, facts_of("k"))
+        cache.save({STORED.name: STORED})
+        assert FooterCache("this", "s").facts(STORED) == facts_of("k")
+        assert FooterCache(identity, name).facts(STORED) is None
+
+
+def test_what_has_no_etag_is_not_kept_and_what_is_gone_is_dropped() -> None:
+    cache = FooterCache("this", "s")
+    nameless = StoredObject("s/j.parquet", 1, "")
+    cache.add(nameless, facts_of("j"))
+    cache.add(STORED, facts_of("k"))
+    cache.save({})
+    assert FooterCache("this", "s").facts(nameless) is None
+    again = FooterCache("this", "s")
+    again.add(StoredObject("s/i.parquet", 1, "e"), facts_of("i"))
+    again.save({})
+    assert FooterCache("this", "s").facts(STORED) is None
+
+
+def test_nothing_is_remembered_of_an_output_that_ends_with_its_process(folder: Path) -> None:
+    for version in ("v1", "v2"):  # the same names, sizes and etags
+        store = open_object_store("memory://")
+        publish(store, "k", version)
+        state = OutputState(store, "s")
+        state.look_at(["k"])
+        assert state.status(partition_of("k", [], version=version)) == "fresh"
+    assert not folder.exists()
+
+
+def test_no_secret_is_written(
+    object_server: ObjectServer, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_bucket(object_server)
+    publish(store, KEYS[0])
+    decide(store, monkeypatch)
+    [file] = folder.iterdir()
+    said = file.name.encode() + file.read_bytes() + repr(table_of(file.read_bytes()).to_pylist()).encode()
+    assert not [secret for secret in SECRETS if secret.encode() in said]
+    endpoint = object_server.url.replace("://", f"://somebody:{SECRETS[2]}@")
+    options = StorageOptions(endpoint=endpoint, access_key_id="a", secret_access_key="b")
+    assert open_object_store(f"s3://{BUCKET}/out", options).identity == store.identity
+    assert file.stat().st_mode & 0o077 == 0
+
+
+def test_a_cache_folder_that_cannot_be_written_only_costs_requests(
+    store: ObjectStore, object_server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "file"))
+    for _ in range(2):
+        assert decide(store, monkeypatch) == ["fresh"] * len(KEYS)
+        assert len(reads(object_server)) == len(KEYS)
+
+
+def test_an_object_that_the_store_does_not_give_is_named_and_the_others_are_decided(
+    store: ObjectStore, object_server: ObjectServer
+) -> None:
+    object_server.plan = always(Fault("status", 500), "GET", "partition%25203")
+    state = OutputState(store, "s")
+    state.look_at(KEYS)
+    found = {}
+    for key in KEYS:
+        try:
+            found[key] = state.status(partition_of(key, []))
+        except TransientError as error:
+            found[key] = str(error)
+    assert found.pop(KEYS[3]).startswith("partition 'partition 3': whether its file is up to date cannot be told")
+    assert set(found.values()) == {"fresh"}
+
+
+def test_a_store_that_is_down_is_told_as_such(store: ObjectStore, object_server: ObjectServer) -> None:
+    state = OutputState(store, "s")
+    object_server.plan = always(Fault("status", 503), "GET")
+    with pytest.raises(StoreUnavailable):
+        state.look_at(KEYS)
+
+
+WRITER = """
+import sys
+from surge_dagster.engine.output.embedding_file import FileFacts
+from surge_dagster.engine.output.footer_cache import FooterCache
+from surge_dagster.engine.output.store import StoredObject
+
+shared, key = StoredObject("s/k.parquet", 1000, '"abc"'), sys.argv[1]
+for number in range(10):
+    cache, own = FooterCache("this", "s"), StoredObject(f"s/{key}.parquet", number, "e")
+    for stored, name in ((shared, "k"), (own, key)):
+        cache.add(stored, FileFacts(name, "s", "m", "fp32", "v1", "0" * 32, "1" * 32, 2, 4, 0))
+    cache.save({shared.name: shared, own.name: own})
+"""
+
+
+def test_of_two_processes_that_write_at_once_a_third_reads_the_one_or_the_other(folder: Path) -> None:
+    first = FooterCache("this", "s")
+    first.add(STORED, facts_of("k"))
+    first.save({STORED.name: STORED})
+    root = Path(__file__).parents[3]
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, key], cwd=root, env=os.environ) for key in "ab"]
+    while any(writer.poll() is None for writer in writers):
+        assert FooterCache("this", "s").facts(STORED) == facts_of("k")
+    assert [writer.returncode for writer in writers] == [0, 0]
+    assert len(list(folder.iterdir())) == 1, "and nothing is left aside"
