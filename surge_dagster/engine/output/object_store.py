@@ -1,7 +1,7 @@
 """Output files in an object store: one conditional PUT each, or a multipart upload that is completed at the end.
 
 Nothing is visible before it is complete, so there are no temp files. What dead writers leave are unfinished multipart
-uploads, which no listing shows but which are paid for; `prepare` aborts those that are too old to be a living writer's.
+uploads, which no listing shows but which are paid for; `sweep` aborts those that are too old to be a living writer's.
 """
 
 from __future__ import annotations
@@ -75,7 +75,13 @@ class ObjectStore:
         return f"{self._url}/{name}"
 
     def prepare(self, folder: str) -> None:
-        """Abort unfinished uploads that dead writers left in a folder.
+        """Nothing: a bucket has no folders."""
+
+    def sweep(self, folder: str) -> None:
+        """Abort the unfinished uploads of dead writers in a folder and below it.
+
+        One that is younger than `abandoned_after_seconds` by the store's own clock, or whose age the store does not
+        say, may be a living writer's and stays.
 
         Raises:
             TransientError: the store does not answer.
@@ -83,7 +89,7 @@ class ObjectStore:
         prefix = f"{self._prefix}{folder}/"
         found = self._retrier.call(f"list the uploads of {prefix}", lambda: list(self._client.unfinished(prefix)))
         for upload in found:
-            if upload.age_seconds < self._options.abandoned_after_seconds:
+            if upload.age_seconds is None or upload.age_seconds < self._options.abandoned_after_seconds:
                 continue
             log.info("removing an unfinished upload of %s, %.0f s old", upload.key, upload.age_seconds)
             self._retrier.call(

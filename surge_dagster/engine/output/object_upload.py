@@ -224,7 +224,7 @@ class ObjectUpload:
         )
 
     def _tidy_up(self) -> None:
-        """Leave no unfinished upload behind; what this cannot do, `prepare` of a later run does."""
+        """Leave no unfinished upload behind; what this cannot do, `sweep` of a later run does."""
         upload_id, self._upload_id = self._upload_id, None
         try:
             if upload_id is not None:
@@ -235,7 +235,8 @@ class ObjectUpload:
                 ):
                     # An older one is another writer's. One that began just now can be too: then that writer fails its
                     # partition as if the store had, and a later run does it again.
-                    if lost.key == self._key and lost.age_seconds <= self._age_seconds():
+                    young = lost.age_seconds is not None and lost.age_seconds <= self._age_seconds()
+                    if lost.key == self._key and young:
                         self._abort(lost.upload_id)
         except SurgeError as error:
             log.warning("%s What was sent of it stays until a later run removes it.", error)
