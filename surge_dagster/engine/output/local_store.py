@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -53,6 +54,10 @@ class LocalStore:
     def upload_bytes(self) -> int:
         """None: what is written goes to the disk's own buffers."""
         return 0
+
+    def until(self, over: threading.Event) -> Self:
+        """The same store: a disk is not waited for."""
+        return self
 
     def location(self, name: str) -> str:
         """Where a person finds the object."""
@@ -145,6 +150,18 @@ class LocalStore:
             FileNotFoundError: there is no such object.
         """
         return pa.OSFile(f"{self.root}/{name}", "rb")
+
+    def open_listed(self, listed: StoredObject) -> pa.NativeFile:
+        """Open an object as a listing showed it.
+
+        Raises:
+            FileNotFoundError: it has gone, or another one stands at its name now.
+        """
+        file = self.open(listed.name)
+        if _stored(listed.name, os.fstat(file.fileno())) == listed:
+            return file
+        file.close()
+        raise FileNotFoundError(errno.ENOENT, "another file stands in its place now", self.location(listed.name))
 
     def create(self, name: str) -> LocalUpload:
         """Begin an object; its folder must exist (see `prepare`), or is made where it is a hidden one's."""

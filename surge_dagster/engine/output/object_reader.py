@@ -36,6 +36,11 @@ class ObjectReader(io.RawIOBase):
         self._position = 0
         self._size, self._etag, self._start, self._buffer = retrier.call(f"GET {key}", self._fetch_tail)
 
+    @property
+    def etag(self) -> str | None:
+        """Of the version that is read."""
+        return self._etag
+
     def _fetch_tail(self) -> tuple[int, str | None, int, bytes]:
         try:
             with request_errors():

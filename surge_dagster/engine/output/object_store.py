@@ -6,7 +6,10 @@ uploads, which no listing shows but which are paid for; `sweep` aborts those tha
 
 from __future__ import annotations
 
+import copy
+import errno
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
@@ -69,6 +72,12 @@ class ObjectStore:
     def upload_bytes(self) -> int:
         """Memory that an upload may hold."""
         return self._options.part_bytes
+
+    def until(self, over: threading.Event) -> ObjectStore:
+        """The same store, which waits for nothing once `over` is set: what it would try again raises `Cancelled`."""
+        same = copy.copy(self)
+        same._retrier = self._retrier.until(over)
+        return same
 
     def location(self, name: str) -> str:
         """Where a person finds the object."""
@@ -147,6 +156,20 @@ class ObjectStore:
             TransientError: the store does not answer.
         """
         return pa.PythonFile(ObjectReader(self._store, self._key(name), self._retrier), mode="r")
+
+    def open_listed(self, listed: StoredObject) -> pa.NativeFile:
+        """Open an object as a listing showed it.
+
+        Raises:
+            FileNotFoundError: it has gone, or another one stands at its name now.
+            TransientError: the store does not answer.
+        """
+        reader = ObjectReader(self._store, self._key(listed.name), self._retrier)
+        # Azure's listings leave out the quotes.
+        same = not listed.etag or not reader.etag or reader.etag.strip('"') == listed.etag.strip('"')
+        if reader.size() == listed.size and same:
+            return pa.PythonFile(reader, mode="r")
+        raise FileNotFoundError(errno.ENOENT, "another object stands in its place now", self.location(listed.name))
 
     def create(self, name: str) -> ObjectUpload:
         """Begin an object."""

@@ -20,7 +20,7 @@ from typing import Any, Protocol, Self
 
 import pyarrow as pa
 
-from surge_dagster.engine.errors import SurgeError, TransientError
+from surge_dagster.engine.errors import Cancelled, SurgeError, TransientError
 from surge_dagster.engine.output.retries import RequestFailed, Retrier
 from surge_dagster.engine.output.store import StoredObject
 from surge_dagster.engine.output.xml_client import Body, ConditionFailed, NoSuchUpload, UnfinishedUpload, Version
@@ -240,6 +240,8 @@ class ObjectUpload:
                         self._abort(lost.upload_id)
         except SurgeError as error:
             log.warning("%s What was sent of it stays until a later run removes it.", error)
+        except Cancelled:
+            log.warning("What was sent of %s stays until a later run removes it.", self._key)
 
     def _abort(self, upload_id: str) -> None:
         self._retrier.call(f"abort the upload of {self._key}", lambda: self._client.abort(self._key, upload_id))

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from surge_dagster.engine.catalog import Partition, RowBatch, encode_key
 from surge_dagster.engine.content import ContentDigest
 from surge_dagster.engine.encoder.spec import Space
-from surge_dagster.engine.errors import SurgeError
+from surge_dagster.engine.errors import Cancelled, SurgeError
 from surge_dagster.engine.output.embedding_file import (
     WRITER,
     EmbeddingFileWriter,
@@ -224,7 +224,7 @@ class Staging:
             for stored in list(self._store.list(f"{self._root}/{folder}", deep=True)):
                 self._store.delete(stored.name)
             self._known.discard(folder)
-        except (SurgeError, OSError) as error:  # it is in nobody's way, and the next run tries again
+        except (SurgeError, OSError, Cancelled) as error:  # it is in nobody's way, and the next run tries again
             log.warning("what is staged of partition %r could not be removed: %s", key, error)
 
     def _name(self, partition: Partition, start: int, stop: int) -> str:

@@ -6,6 +6,7 @@ between their parts; a part that begins with a dot hides what lies below it from
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -54,6 +55,10 @@ class Store(Protocol):
         """Memory that an upload may hold."""
         ...
 
+    def until(self, over: threading.Event) -> Store:
+        """The same store, which waits for nothing once `over` is set: what it would try again raises `Cancelled`."""
+        ...
+
     def location(self, name: str) -> str: ...
 
     def prepare(self, folder: str) -> None:
@@ -69,6 +74,10 @@ class Store(Protocol):
     def folders(self) -> list[str]: ...
 
     def open(self, name: str) -> pa.NativeFile: ...
+
+    def open_listed(self, listed: StoredObject) -> pa.NativeFile:
+        """Open an object as a listing showed it; `FileNotFoundError` when another one stands at its name now."""
+        ...
 
     def create(self, name: str) -> Upload: ...
 

@@ -130,6 +130,19 @@ class TestObjects:
             with pytest.raises(TransientError, match="replaced or removed while it was read"):
                 file.read()
 
+    def test_an_object_is_opened_as_it_was_listed_or_not_at_all(self, store: ObjectStore) -> None:
+        put(store, NAME, b"old")
+        [listed] = store.list("space")
+        with store.open_listed(listed) as file:
+            assert file.read() == b"old"
+        for content in (b"new", b"longer"):
+            put(store, NAME, content)
+            with pytest.raises(FileNotFoundError, match="another object stands in its place now"):
+                store.open_listed(listed)
+        store.delete(NAME)
+        with pytest.raises(FileNotFoundError):
+            store.open_listed(listed)
+
     def test_folders_hidden_names_and_depth(self, store: ObjectStore) -> None:
         for name in ("space/a", "space/in/b", "space/.hidden/c", "space/.d", ".staged/e/f", "other/g", "top"):
             put(store, name, b"x")
