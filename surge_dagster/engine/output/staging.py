@@ -29,6 +29,7 @@ from surge_dagster.engine.content import ContentDigest
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import Cancelled, SurgeError
 from surge_dagster.engine.output.embedding_file import (
+    READ_BYTES,
     WRITER,
     EmbeddingFileWriter,
     InvalidFile,
@@ -38,6 +39,7 @@ from surge_dagster.engine.output.embedding_file import (
     matrix_of,
     read_guarded,
     read_rows,
+    rows_at_a_time,
 )
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.output.validation import invalid_row
@@ -49,10 +51,7 @@ log = logging.getLogger(__name__)
 STAGING = ".staging"
 SEGMENT_FORMAT = "segment 1"
 _NAME = re.compile(r"(?P<start>\d{1,18})-(?P<stop>\d{1,18})\.parquet")
-_BUFFER_BYTES = 1024 * 1024
 _GROUP_STRING_BYTES = 4 * 1024 * 1024
-_READ_BYTES = 1024 * 1024
-_MOST_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +201,7 @@ class Staging:
             source = opened.enter_context(self._store.open(self._name(partition, start, stop)))
             try:
                 reader = opened.enter_context(
-                    pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER_BYTES, page_checksum_verification=True)
+                    pq.ParquetFile(source, pre_buffer=False, buffer_size=READ_BYTES, page_checksum_verification=True)
                 )
                 columns = reader.schema_arrow
             except UNREADABLE as error:
@@ -212,8 +211,8 @@ class Staging:
             check_schema(columns, dimension=self._space.dimension, dtype=self._space.dtype)
             if ("text" in columns.names) != self._include_text:
                 raise InvalidFile(f"its columns are {columns.names}, which are not those of the files of this run")
-            row = facts.widest_row + self._space.dimension * np.dtype(self._space.dtype).itemsize
-            yield facts, read_rows(reader, batch_rows=max(1, min(_MOST_ROWS, _READ_BYTES // row)))
+            rows = rows_at_a_time(facts.widest_row, self._space.dimension, np.dtype(self._space.dtype).itemsize)
+            yield facts, read_rows(reader, batch_rows=rows)
 
     def remove(self, key: str) -> None:
         """Remove whatever is staged of a partition, by this run or another; harmless when that is nothing."""
