@@ -16,7 +16,7 @@ from types import TracebackType
 
 TEMP_PREFIX = ".tmp-"
 _LOCK_NAME = ".lock"
-_TRIES = 8
+_TRIES = 100
 
 
 def open_temp(folder: str) -> tuple[str, int]:
@@ -40,14 +40,17 @@ def open_temp_and_folder(root: Path, folder: str) -> tuple[str, int]:
     Raises:
         OSError: the folder cannot be made or written.
     """
-    for _ in range(_TRIES):  # another run may remove the folder before there is anything in it
-        with contextlib.suppress(FileNotFoundError):
-            return open_temp(f"{root}/{folder}")
-        with contextlib.suppress(FileNotFoundError):
-            (root / folder).mkdir(parents=True, exist_ok=True)
-            for parent in Path(folder).parents:
-                sync_folder(root / parent)
-    return open_temp(f"{root}/{folder}")
+    try:
+        return open_temp(f"{root}/{folder}")
+    except FileNotFoundError:
+        path, descriptor = _make_folder(root / folder)
+    try:
+        for parent in Path(folder).parents:  # none of them can go any more, now that there is something in it
+            sync_folder(root / parent)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return path, descriptor
 
 
 def remove_abandoned(folder: Path) -> None:
@@ -114,6 +117,16 @@ class Locked:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         os.close(self._descriptor)
+
+
+def _make_folder(folder: Path) -> tuple[str, int]:
+    """Make a folder, and a temp file in it before another run finds it empty and removes it."""
+    for _ in range(_TRIES):
+        with contextlib.suppress(FileNotFoundError):
+            folder.mkdir(parents=True, exist_ok=True)
+            return open_temp(str(folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    return open_temp(str(folder))
 
 
 def _remove_abandoned(folder: Path) -> None:

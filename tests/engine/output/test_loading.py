@@ -212,7 +212,7 @@ def test_a_file_that_changed_since_it_was_opened_is_an_error(output: Output, cha
     if change == "removed":
         output.path("a").unlink()
     else:
-        changed = {
+        changed: dict[str, Any] = {
             "replaced": {"content": "1"},
             "same tag": {"content": "1"},
             "another precision": {"precision": "bf16"},
