@@ -136,7 +136,9 @@ class MortalUpload:
         self._upload = upload
         self._name = name
         self._reaper = reaper
-        self.sink = upload.sink
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._upload, name)
 
     def __enter__(self) -> Self:
         self._upload.__enter__()
