@@ -49,7 +49,7 @@ _GROUPS = (
     _Group(
         "nothing_is_left_over",
         frozenset(("orphan",)),
-        "No file belongs to a partition that the catalog no longer has.",
+        "No file, and nothing staged, belongs to a partition that the catalog no longer has.",
         dg.AssetCheckSeverity.WARN,
     ),
 )

@@ -9,6 +9,7 @@ those without vectors are gathered.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator
 
@@ -25,10 +26,14 @@ from surge_dagster.engine.output.republish import republish
 from surge_dagster.engine.output.staging import Staging
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.staged_rows import OtherRows, StagedRowsCheck
-from surge_dagster.engine.superbatch import Aggregator, OpenPartition, StagedRows, SuperBatch
+from surge_dagster.engine.superbatch import Aggregator, OpenPartition, StagedRows, SuperBatch, row_bytes
 from surge_dagster.engine.telemetry import Failure, InFlight, Receipt
 
 log = logging.getLogger(__name__)
+
+
+class _NoRoom(Exception):
+    """The budget does not allow for reading a file."""
 
 
 class Admission:
@@ -147,16 +152,23 @@ class Admission:
         if status == "fresh":
             self._report_settled(published, "fresh")
             return True
-        if self._content_digest(partition) != published.facts.content_digest:
+        digest, widest_row = self._content(partition)
+        if digest != published.facts.content_digest:
             return False
-        self._ledger.reserve(self._memory.reader + self._store.upload_bytes, self._stopped)
+        share = self._memory.reader + self._store.upload_bytes
         try:
-            rewritten = republish(self._store, published, partition, self._space)
-        except InvalidFile as error:
+            with self._held(share):
+                rewritten = republish(
+                    self._store,
+                    published,
+                    partition,
+                    self._space,
+                    widest_row=widest_row,
+                    held=lambda size: self._held(size, beside=share),
+                )
+        except (InvalidFile, _NoRoom) as error:
             log.warning("%s is encoded again: %s", self._store.location(published.stored.name), error)
             return False
-        finally:
-            self._ledger.release(self._memory.reader + self._store.upload_bytes)
         self._report_settled(rewritten, "republished")
         return True
 
@@ -164,11 +176,26 @@ class Admission:
         location = self._store.location(published.stored.name)
         self._report(receipt_of(published.facts, published.stored, location, action=action))
 
-    def _content_digest(self, partition: Partition) -> str:
-        digest = ContentDigest()
+    def _content(self, partition: Partition) -> tuple[str, int]:
+        """The digest of a partition's rows, and the most bytes of id and text that one of them has."""
+        digest, widest = ContentDigest(), 0
         for batch in self._batches(partition):
             digest.update(batch)
-        return digest.hexdigest()
+            widest = max(widest, int(row_bytes(batch).max(initial=0)))
+        return digest.hexdigest(), widest
+
+    @contextlib.contextmanager
+    def _held(self, size: int, beside: int = 0) -> Iterator[None]:
+        if size + beside > self._memory.beside_superbatch:
+            raise _NoRoom(
+                f"reading it takes {size + beside:,} bytes at once and {self._memory.beside_superbatch:,} can be had; "
+                "a higher memory limit or b_max_bytes would spare that"
+            )
+        self._ledger.reserve(size, self._stopped)
+        try:
+            yield
+        finally:
+            self._ledger.release(size)
 
     def _gather(self, partition: Partition) -> None:
         staged = self._staged(partition)

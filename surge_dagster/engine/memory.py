@@ -39,6 +39,7 @@ class MemoryPlan:
 
     Attributes:
         row: an embedding, its truncation flag and its text's offset.
+        beside_superbatch: what is left for a stage that a SuperBatch, which is being gathered, waits for.
         keep_pages: whether released slots may keep the memory they touched; not where three full ones pass the limit.
     """
 
@@ -47,6 +48,7 @@ class MemoryPlan:
     reader: int
     id_set: int
     row: int
+    beside_superbatch: int
     keep_pages: bool
     threads: int = 0
     upload_bytes: int = 0
@@ -76,15 +78,20 @@ def plan_memory(bounds: Bounds, space: Space, threads: int, limit: int | None, u
     )
     least = _READER_BYTES + superbatch + _LEAST_ID_SET_BYTES
     wanted = _READER_BYTES + SLOTS * superbatch + _ID_SET_BYTES
+    gathered = 2 * (bounds.b_max_bytes + PARTITION_OVERHEAD_BYTES)
     if limit is None:
-        return MemoryPlan(wanted, SLOTS, _READER_BYTES, _ID_SET_BYTES, row, True, threads, upload_bytes)
+        return MemoryPlan(
+            wanted, SLOTS, _READER_BYTES, _ID_SET_BYTES, row, wanted - gathered, True, threads, upload_bytes
+        )
     if limit < least:
         raise ConfigError(
             f"a memory limit of {limit:,} bytes cannot hold one SuperBatch of {bounds.b_max:,} texts: "
             f"the smallest that works is {least:,}. Raise the limit, or lower b_max and b_max_bytes."
         )
     id_set = limit - least + _LEAST_ID_SET_BYTES
-    return MemoryPlan(limit, SLOTS, _READER_BYTES, id_set, row, limit >= wanted, threads, upload_bytes)
+    return MemoryPlan(
+        limit, SLOTS, _READER_BYTES, id_set, row, limit - gathered, limit >= wanted, threads, upload_bytes
+    )
 
 
 def _pieces(bounds: Bounds, dimension: int, itemsize: int, threads: int) -> int:

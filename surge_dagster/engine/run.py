@@ -106,7 +106,10 @@ class EmbeddingRun:
             workers=len(pool.worker_pids),
         )
         self._partitions = partitions
-        self._store = store
+        self._over = (
+            threading.Event()
+        )  # set when nothing is waited for any more, at the end of the grace time at the latest
+        self._store = store.until(self._over)
         self._pool = pool
         self._force = force
         self._include_text = include_text
@@ -197,6 +200,7 @@ class EmbeddingRun:
             threads=self._threads,
             ledger=self._ledger,
             assembly_bytes=self._memory.reader + self._store.upload_bytes,
+            over=self._over,
             done=self._superbatch_done,
             report=self._report_event,
         )
@@ -218,6 +222,7 @@ class EmbeddingRun:
             publisher.close(self._time_left())
         except BaseException as caught:
             error = error or caught
+        self._over.set()
         if error is not None:
             self._events.put(error)
         self._events.put(None)

@@ -33,6 +33,7 @@ from surge_dagster.engine.output.embedding_file import (
     read_rows,
 )
 from surge_dagster.engine.output.freshness import SUFFIX, file_name
+from surge_dagster.engine.output.staging import STAGING
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.output.validation import invalid_row
 from surge_dagster.engine.unreadable import UNREADABLE, first_line
@@ -54,7 +55,7 @@ class Violation:
     Attributes:
         key: the partition, or the file's name where its partition is unknown.
         kind: what is at fault. Two are only warnings: "refused" (a partition with bad data, which rightly has no file)
-            and "orphan" (a valid file whose partition the source no longer has).
+            and "orphan" (a valid file, or staged segments, whose partition the source no longer has).
         reason: what was expected, what was found, and what to do.
     """
 
@@ -118,6 +119,7 @@ def verify(
     for stored in sorted(store.list(space.name), key=lambda stored: stored.name):
         if stored.name not in expected and stored.name.endswith(SUFFIX):
             yield _without_source(store, space, stored.name)
+    yield from _staged_without_source(store, space, expected)
     if samples is not None:
         yield from samples.finish()
 
@@ -140,6 +142,19 @@ def _without_source(store: Store, space: Space, name: str) -> Violation:
         "orphan",
         f"{location!r} is valid, but the source has no such partition. Remove it if it has gone for good.",
     )
+
+
+def _staged_without_source(store: Store, space: Space, expected: set[str]) -> Iterator[Violation]:
+    root = f"{STAGING}/{space.name}"
+    folders = {stored.name.removeprefix(f"{root}/").partition("/")[0] for stored in store.list(root, deep=True)}
+    for folder in sorted(folders):
+        if f"{space.name}/{folder}{SUFFIX}" not in expected:
+            yield Violation(
+                f"{root}/{folder}",
+                "orphan",
+                f"{store.location(f'{root}/{folder}')!r} holds what an unfinished run staged of a partition that the "
+                "source no longer has. Remove it if it has gone for good.",
+            )
 
 
 def _verify_partition(

@@ -1,20 +1,27 @@
 """A run that kills its own process, with SIGKILL, at the n-th time it comes to a given point.
 
-    python -m tests.engine.killed_run CATALOG OUTPUT LOG POINT N
+    python -m tests.engine.killed_run CATALOG OUTPUT ENDPOINT LOG POINT N
+    python -m tests.engine.killed_run
 
-Points are steps of the run, not instants, so that the same command dies at the same place on every machine. What the
-run did until then stands in LOG, one line each, written without a buffer.
+Points are steps of the run, not instants, so that the same command dies at the same place on every machine; the point
+"any" is each of them. What the run did until then stands in LOG, one line each, written without a buffer. ENDPOINT is
+that of the object store, or empty where the output is a folder. Without arguments, each line of standard input is a
+JSON list of them and is run in a process of its own, forked from one that has imported everything; its exit status is
+a line of standard output.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 
@@ -22,9 +29,12 @@ from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec
-from surge_dagster.engine.output.local_store import LocalStore, LocalUpload
+from surge_dagster.engine.output import StorageOptions, open_store
+from surge_dagster.engine.output.object_store import ObjectStore
+from surge_dagster.engine.output.object_upload import WriteClient
 from surge_dagster.engine.output.staging import STAGING
-from surge_dagster.engine.output.store import StoredObject
+from surge_dagster.engine.output.store import Store, StoredObject, Upload
+from surge_dagster.engine.output.xml_client import Body, Version
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.superbatch import Thresholds
@@ -34,7 +44,10 @@ from tests.small_catalogs import DIMENSION
 POINTS = ("encode", "encoded", "create", "publish", "still wanted", "published", "sync", "synced", "receipt")
 # Of split partitions: a segment is begun, complete, durable; the file is begun, complete; a segment is removed.
 SPLIT_POINTS = ("stage", "staged", "kept", "assemble", "assembled", "remove", "removed")
+# Of objects that are uploaded in parts: one is begun, a part is stored, the upload is completed.
+PART_POINTS = ("begun", "part", "complete", "completed")
 THRESHOLDS = Thresholds(b_min=50, b_max=100)
+PART_BYTES = 8 * 1024  # so that segments are sent in parts, too
 
 
 class Reaper:
@@ -44,18 +57,22 @@ class Reaper:
         self._log = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         self._point = point
         self._left = count
+        self._lock = threading.Lock()
+        self.passed = 0
         self.run: EmbeddingRun | None = None
 
     def say(self, *words: object) -> None:
         os.write(self._log, (" ".join(map(str, words)) + "\n").encode())
 
     def __call__(self, point: str) -> None:
-        if point != self._point or self.run is None:
+        if self.run is None:
             return
-        self._left -= 1
-        if self._left == 0:
-            self.say("died", point, self.run._in_flight.most)
-            os.kill(os.getpid(), signal.SIGKILL)
+        with self._lock:
+            self.passed += 1
+            self._left -= self._point in (point, "any")
+            if self._left == 0:
+                self.say("died", point, self.run._in_flight.most)
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 class MortalPool:
@@ -77,16 +94,21 @@ class MortalPool:
         return call
 
 
-class MortalStore(LocalStore):
-    """A local disk on which every step of publishing is a point."""
+class MortalStore:
+    """A store on which every step of publishing is a point."""
 
-    def __init__(self, root: Path, reaper: Reaper) -> None:
-        super().__init__(root)
+    def __init__(self, store: Store, reaper: Reaper) -> None:
+        self._store = store
         self._reaper = reaper
+        if isinstance(store, ObjectStore):
+            client: Any = MortalClient(store._client, reaper)
+            store._client = client
 
-    def create(self, name: str) -> LocalUpload:
-        upload = MortalUpload(self.root, name)
-        upload.reaper = self._reaper
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def create(self, name: str) -> MortalUpload:
+        upload = MortalUpload(self._store.create(name), name, self._reaper)
         self._reaper("create")
         if name.startswith(STAGING):
             self._reaper("stage")
@@ -96,54 +118,130 @@ class MortalStore(LocalStore):
 
     def sync(self, folder: str) -> None:
         self._reaper("sync")
-        super().sync(folder)
+        self._store.sync(folder)
         self._reaper("synced")
-        if folder.startswith(STAGING) and any(self.list(folder)):
+        if folder.startswith(STAGING) and any(self._store.list(folder)):
             self._reaper("kept")
 
     def delete(self, name: str) -> None:
         if in_the_thread_for_split_files():
             self._reaper("remove")
-        super().delete(name)
+        self._store.delete(name)
         if in_the_thread_for_split_files():
             self._reaper("removed")
 
 
-class MortalUpload(LocalUpload):
-    reaper: Reaper
+class MortalUpload:
+    def __init__(self, upload: Upload, name: str, reaper: Reaper) -> None:
+        self._upload = upload
+        self._name = name
+        self._reaper = reaper
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._upload, name)
+
+    def __enter__(self) -> Self:
+        self._upload.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._upload.__exit__(kind, error, trace)
 
     def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
         def look() -> None:
             still_wanted()
-            self.reaper("still wanted")
+            self._reaper("still wanted")
 
-        self.reaper("publish")
-        stored = super().publish(look)
-        self.reaper("published")
+        self._reaper("publish")
+        stored = self._upload.publish(look)
+        self._reaper("published")
         if self._name.startswith(STAGING):
-            self.reaper("staged")
+            self._reaper("staged")
         elif in_the_thread_for_split_files():
-            self.reaper("assembled")
+            self._reaper("assembled")
         return stored
+
+
+class MortalClient:
+    """A client of an object store to which every step of an upload in parts is a point."""
+
+    def __init__(self, client: WriteClient, reaper: Reaper) -> None:
+        self._client = client
+        self._reaper = reaper
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def begin(self, key: str, mark: str) -> str:
+        upload_id = self._client.begin(key, mark)
+        self._reaper("begun")
+        return upload_id
+
+    def put_part(self, key: str, upload_id: str, number: int, body: Body) -> str:
+        etag = self._client.put_part(key, upload_id, number, body)
+        self._reaper("part")
+        return etag
+
+    def complete(self, key: str, upload_id: str, parts: list[str], replacing: Version | None) -> None:
+        self._reaper("complete")
+        self._client.complete(key, upload_id, parts, replacing)
+        self._reaper("completed")
 
 
 def in_the_thread_for_split_files() -> bool:
     return threading.current_thread().name.startswith("surge-publish-split")
 
 
-def main(catalog: str, output: str, log: str, point: str, count: str) -> None:
+def open_output(url: str, endpoint: str) -> Store:
+    """A folder, or a bucket in which whoever began an upload before now is dead."""
+    if not endpoint:
+        return open_store(url)
+    options = StorageOptions(
+        endpoint=endpoint,
+        access_key_id="AKIATESTKEY",
+        secret_access_key="secret-of-the-test",
+        part_bytes=PART_BYTES,
+        abandoned_after_seconds=-1.0,  # a server's Date is that of the second that has begun
+    )
+    return open_store(url, options)
+
+
+def main(catalog: str, output: str, endpoint: str, log: str, point: str, count: str) -> None:
     """Run until the point comes, or to the end."""
     reaper = Reaper(Path(log), point, int(count))
     with EncoderPool(EncodingSpec(model=f"hash://{DIMENSION}")) as pool:
         reaper.say("workers", *pool.worker_pids)
-        store: Any = MortalStore(Path(output), reaper)
+        store: Any = MortalStore(open_output(output, endpoint), reaper)
         front: Any = MortalPool(pool, reaper)
         reaper.run = EmbeddingRun(open_source(catalog), store, front, THRESHOLDS)
         for event in reaper.run.events():
             if isinstance(event, Receipt):
                 reaper.say("receipt", event.key)
                 reaper("receipt")
+        reaper.say("passed", reaper.passed)
+
+
+def serve() -> None:
+    """Run each line of standard input in a process of its own."""
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                main(*json.loads(line))
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1:]:
+        main(*sys.argv[1:])
+    else:
+        serve()

@@ -5,34 +5,90 @@ kill.
 
 from __future__ import annotations
 
+import json
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.output import open_store
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.staging import STAGING
+from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.superbatch import Thresholds
-from tests.engine.killed_run import POINTS, SPLIT_POINTS, THRESHOLDS
+from tests.engine.killed_run import PART_POINTS, POINTS, SPLIT_POINTS, THRESHOLDS, open_output
 from tests.engine.runs import finish, make_run, receipts
 from tests.small_catalogs import Rows, assert_embedded, keys_of, numbered_rows, published_files, write_catalog
 
+if TYPE_CHECKING:
+    from tests.engine.output.object_server import ObjectServer
+
 ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "tests.engine.killed_run"]
 SIZES = [30, 25, 0, 70, 300, 100, 1, 49, 130, 20, 350, 60, 0, 90]
 CATALOG: dict[str, Rows] = {f"p{n:02d}": numbered_rows(f"p{n}", size) for n, size in enumerate(SIZES)}
 TEXTS = sum(SIZES)
+STEPS = 225  # that an uninterrupted run to a disk passes; one to a bucket passes some sixty more
 # Where each point is passed for the n-th time: early, inside the split partitions, and late. Two are split, into
 # three and four segments.
-INSTANTS = [(point, count) for point in POINTS for count in ((2, 9) if point in ("encode", "publish") else (5,))]
-INSTANTS += [("stage", 3), ("staged", 3), ("kept", 6), ("assemble", 2), ("assembled", 1), ("remove", 2), ("removed", 6)]
+INSTANTS = [
+    ("disk", point, count) for point in POINTS for count in ((2, 9) if point in ("encode", "publish") else (5,))
+]
+INSTANTS += [("disk", *at) for at in (("stage", 3), ("staged", 3), ("kept", 6), ("assemble", 2), ("assembled", 1))]
+INSTANTS += [("disk", *at) for at in (("remove", 2), ("removed", 6))]
+# What a disk does not have, and where something of it may be left behind: segments and files, in parts and whole.
+INSTANTS += [("s3", *at) for at in (("begun", 3), ("part", 1), ("part", 13), ("complete", 2), ("completed", 5))]
+INSTANTS += [
+    ("s3", *at) for at in (("still wanted", 5), ("published", 5), ("kept", 6), ("assembled", 1), ("remove", 2))
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A folder, or a bucket whose objects are copied into one when they are to be looked at."""
+
+    url: str
+    folder: Path
+    server: ObjectServer | None
+
+    @property
+    def endpoint(self) -> str:
+        return self.server.url if self.server else ""
+
+    def open(self) -> Store:
+        return open_output(self.url, self.endpoint)
+
+    def look(self) -> Path:
+        """A folder with what lies in the output now."""
+        if self.server is None:
+            return self.folder
+        shutil.rmtree(self.folder, ignore_errors=True)
+        for key in self.server.objects():
+            path = self.folder / key
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(self.server.content(key))
+        return self.folder / "out"
+
+    def unfinished(self) -> list[str]:
+        """Uploads that nobody will complete."""
+        return self.server.unfinished() if self.server else []
+
+
+@pytest.fixture
+def output(request: pytest.FixtureRequest, tmp_path: Path, where: str) -> Output:
+    if where == "disk":
+        return Output(str(tmp_path / "out"), tmp_path / "out", None)
+    server: ObjectServer = request.getfixturevalue("object_server")
+    return Output("s3://vectors/out", tmp_path / "copy", server)
 
 
 @pytest.fixture(scope="module")
@@ -49,69 +105,109 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, catalog: Path, hash_
     return output
 
 
-def run_until_killed(catalog: Path, output: Path, log: Path, point: str, count: int) -> list[list[str]]:
-    command = [sys.executable, "-m", "tests.engine.killed_run", *map(str, (catalog, output, log)), point, str(count)]
-    ran = subprocess.run(command, cwd=ROOT, timeout=100, capture_output=True, text=True)
-    assert ran.returncode == -signal.SIGKILL, ran.stderr
-    return [line.split(" ") for line in log.read_text().splitlines()]
+Mortal = Callable[..., tuple[int, list[list[str]]]]
 
 
-@pytest.mark.parametrize(("point", "count"), INSTANTS, ids=lambda value: str(value))
+@pytest.fixture(scope="module")
+def mortal_run(tmp_path_factory: pytest.TempPathFactory, catalog: Path) -> Iterator[Mortal]:
+    """Runs in processes of their own, each to its end; gives the exit status and the lines of its log."""
+    logs = tmp_path_factory.mktemp("logs")
+    with subprocess.Popen(COMMAND, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as forking:
+        assert forking.stdin
+        assert forking.stdout
+        runs = 0
+
+        def run(output: Output, point: str, count: int) -> tuple[int, list[list[str]]]:
+            nonlocal runs
+            runs += 1
+            log = logs / str(runs)
+            arguments = [str(catalog), output.url, output.endpoint, str(log), point, str(count)]
+            print(json.dumps(arguments), file=forking.stdin, flush=True)
+            status = int(forking.stdout.readline())  # pyright: ignore[reportOptionalMemberAccess]
+            return status, [line.split(" ") for line in log.read_text().splitlines()]
+
+        yield run
+        forking.stdin.close()
+
+
+def texts_encoded(lines: list[list[str]]) -> int:
+    return sum(int(line[1]) for line in lines if line[0] == "encoded")
+
+
+def in_flight(lines: list[list[str]]) -> int:
+    """Most texts that were in flight at a time, of a run that died."""
+    [died] = [line for line in lines if line[0] == "died"]
+    return int(died[-1])
+
+
+@pytest.mark.parametrize(("where", "point", "count"), INSTANTS, ids=lambda value: str(value))
 def test_a_killed_run_is_taken_up_where_it_was(
-    hash_pool: EncoderPool, tmp_path: Path, catalog: Path, uninterrupted: Path, point: str, count: int
+    hash_pool: EncoderPool,
+    output: Output,
+    mortal_run: Mortal,
+    catalog: Path,
+    uninterrupted: Path,
+    point: str,
+    count: int,
 ) -> None:
-    output, space = tmp_path / "out", hash_pool.space.name
-    lines = run_until_killed(catalog, output, tmp_path / "log", point, count)
+    space = hash_pool.space.name
+    status, lines = mortal_run(output, point, count)
+    assert status == -signal.SIGKILL
     said = [line[1] for line in lines if line[0] == "receipt"]
-    encoded = sum(int(line[1]) for line in lines if line[0] == "encoded")
-    [in_flight] = [int(line[-1]) for line in lines if line[0] == "died"]
-    state = OutputState(open_store(output), space)
-    on_disk = {key for key in CATALOG if state.facts(key)}
-    staged = staged_rows(output, CATALOG.keys() - on_disk)
-    assert set(said) <= on_disk, "what has a receipt is on disk"
+    state = OutputState(output.open(), space)
+    published = {key for key in CATALOG if state.facts(key)}
+    staged = staged_rows(output.look(), CATALOG.keys() - published)
+    assert set(said) <= published, "what has a receipt is there"
 
-    run = make_run(hash_pool, open_source(catalog), output, THRESHOLDS)
+    run = make_run(hash_pool, open_source(catalog), output.open(), THRESHOLDS)
     events = finish(run)
-    assert keys_of(receipts(events, "fresh")) == sorted(on_disk), "what was published is not encoded again"
-    assert keys_of(receipts(events, "encoded")) == sorted(CATALOG.keys() - on_disk)
+    assert keys_of(receipts(events, "fresh")) == sorted(published), "what was published is not encoded again"
+    assert keys_of(receipts(events, "encoded")) == sorted(CATALOG.keys() - published)
     assert run.report.texts_reused == staged, "nor is what was staged"
-    assert run.report.texts_encoded == TEXTS - sum(len(CATALOG[key]) for key in on_disk) - staged
-    assert encoded + run.report.texts_encoded - TEXTS <= in_flight, "encoded twice"
-    assert published_files(output, space) == published_files(uninterrupted, space), "nor is a temp file left"
-    assert not (output / STAGING).exists()
+    assert run.report.texts_encoded == TEXTS - sum(len(CATALOG[key]) for key in published) - staged
+    assert texts_encoded(lines) + run.report.texts_encoded - TEXTS <= in_flight(lines), "encoded twice"
+    found = output.look()
+    assert published_files(found, space) == published_files(uninterrupted, space), "nor is a temp file left"
+    assert not (found / STAGING).exists()
+    assert output.unfinished() == []
     for key, rows in CATALOG.items():
-        assert assert_embedded(output, space, key, rows) == assert_embedded(uninterrupted, space, key, rows)
+        assert assert_embedded(found, space, key, rows) == assert_embedded(uninterrupted, space, key, rows)
     [workers] = [[int(pid) for pid in line[1:]] for line in lines if line[0] == "workers"]
     assert all_gone(workers)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize(
+    ("where", "seed"), [("disk", seed) for seed in range(30)] + [("s3", seed) for seed in range(50)]
+)
 def test_wherever_a_run_is_killed_a_run_with_other_thresholds_finishes_it(
-    hash_pool: EncoderPool, tmp_path: Path, catalog: Path, seed: int
+    hash_pool: EncoderPool, output: Output, mortal_run: Mortal, catalog: Path, seed: int
 ) -> None:
     """Takes minutes: two kills at steps drawn from all of them, the second while the first one's work is taken up."""
     random = Random(seed)
-    output, space = tmp_path / "out", hash_pool.space.name
-    for number in range(2):
-        point = random.choice((*POINTS, *SPLIT_POINTS))
-        log = tmp_path / f"log{number}"
-        command = [sys.executable, "-m", "tests.engine.killed_run", *map(str, (catalog, output, log)), point]
-        ran = subprocess.run([*command, str(random.randint(1, 8))], cwd=ROOT, timeout=100, capture_output=True)
-        assert ran.returncode in (0, -signal.SIGKILL)
-    left = OutputState(open_store(output), space)
+    space = hash_pool.space.name
+    encoded = lost = 0
+    for steps in (STEPS, 40):
+        status, lines = mortal_run(output, "any", random.randint(1, steps))
+        assert status in (0, -signal.SIGKILL)
+        encoded += texts_encoded(lines)
+        lost += in_flight(lines) if status else 0
+    left = OutputState(output.open(), space)
     missing = {key for key in CATALOG if not left.facts(key)}
-    staged = staged_rows(output, missing)
+    staged = staged_rows(output.look(), missing)
     thresholds = Thresholds(b_min=random.randint(1, 40), b_max=random.randint(40, 400))
-    run = make_run(hash_pool, open_source(catalog), output, thresholds)
+    run = make_run(hash_pool, open_source(catalog), output.open(), thresholds)
     finish(run)
     assert run.report.texts_reused == staged
     assert run.report.texts_encoded == sum(len(CATALOG[key]) for key in missing) - staged
-    assert published_files(output, space) == {f"{key}.parquet" for key in CATALOG}
-    assert not (output / STAGING).exists()
+    assert encoded + run.report.texts_encoded - TEXTS <= lost
+    found = output.look()
+    assert published_files(found, space) == {f"{key}.parquet" for key in CATALOG}
+    assert not (found / STAGING).exists()
+    assert output.unfinished() == []
     for key, rows in CATALOG.items():
-        assert_embedded(output, space, key, rows)
+        assert_embedded(found, space, key, rows)
 
 
 def staged_rows(output: Path, keys: Collection[str]) -> int:
@@ -120,8 +216,9 @@ def staged_rows(output: Path, keys: Collection[str]) -> int:
     return sum(int(path.stem.split("-")[1]) - int(path.stem.split("-")[0]) for path in names)
 
 
-def test_every_step_of_a_split_partition_is_among_those_at_which_runs_are_killed() -> None:
-    assert {point for point, _ in INSTANTS} == {*POINTS, *SPLIT_POINTS}
+def test_every_step_of_a_split_partition_and_of_an_upload_is_among_those_at_which_runs_are_killed() -> None:
+    assert {point for where, point, _ in INSTANTS if where == "disk"} == {*POINTS, *SPLIT_POINTS}
+    assert {point for where, point, _ in INSTANTS if where == "s3"} > set(PART_POINTS)
 
 
 def all_gone(pids: list[int]) -> bool:
@@ -138,31 +235,25 @@ def is_ours(process: psutil.Process) -> bool:
         return False
 
 
+@pytest.mark.parametrize("where", ["disk"])
 def test_a_run_that_is_killed_again_and_again_still_gets_done(
-    hash_pool: EncoderPool, tmp_path: Path, catalog: Path, uninterrupted: Path
+    hash_pool: EncoderPool, output: Output, mortal_run: Mortal, catalog: Path, uninterrupted: Path
 ) -> None:
-    output, space = tmp_path / "out", hash_pool.space.name
+    space = hash_pool.space.name
     for number in range(3):
-        run_until_killed(catalog, output, tmp_path / f"log{number}", "receipt", 3 * number + 2)
-    files = published_files(output, space)
+        assert mortal_run(output, "receipt", 3 * number + 2)[0] == -signal.SIGKILL
+    files = published_files(output.look(), space)
     assert len([name for name in files if name.endswith(".parquet")]) >= 8
-    finish(make_run(hash_pool, open_source(catalog), output, THRESHOLDS))
-    assert published_files(output, space) == published_files(uninterrupted, space)
+    finish(make_run(hash_pool, open_source(catalog), output.open(), THRESHOLDS))
+    assert published_files(output.look(), space) == published_files(uninterrupted, space)
     for key, rows in CATALOG.items():
-        assert_embedded(output, space, key, rows)
+        assert_embedded(output.look(), space, key, rows)
 
 
 def test_a_run_that_nobody_kills_dies_of_nothing(tmp_path: Path, catalog: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "tests.engine.killed_run",
-        str(catalog),
-        str(tmp_path / "o"),
-        str(tmp_path / "log"),
-    ]
-    ran = subprocess.run([*command, "receipt", "1000"], cwd=ROOT, timeout=100, capture_output=True, text=True)
+    arguments = [str(catalog), str(tmp_path / "o"), "", str(tmp_path / "log"), "receipt", "1000"]
+    ran = subprocess.run([*COMMAND, *arguments], cwd=ROOT, timeout=100, capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (0, "")
-    lines = (tmp_path / "log").read_text().splitlines()
-    assert len([line for line in lines if line.startswith("receipt")]) == len(CATALOG)
-    assert sum(int(line.split()[1]) for line in lines if line.startswith("encoded")) == TEXTS
+    lines = [line.split(" ") for line in (tmp_path / "log").read_text().splitlines()]
+    assert len([line for line in lines if line[0] == "receipt"]) == len(CATALOG)
+    assert texts_encoded(lines) == TEXTS

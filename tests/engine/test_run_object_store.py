@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -280,6 +284,75 @@ class TestFailures:
     def _files(server: ObjectServer, store: ObjectStore) -> list[str]:
         server.plan = None
         return [found.name for folder in store.folders() for found in store.list(folder) if "parquet" in found.name]
+
+
+PATIENCE = Fault("status", 503, {"Retry-After": "600"})
+
+
+class TestStopping:
+    """A store that asks for ten minutes of patience keeps nothing that ends."""
+
+    def test_a_run_that_is_stopped_leaves_no_thread_that_waits(
+        self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
+    ) -> None:
+        store = open_object_store(
+            f"s3://{BUCKET}/out",
+            StorageOptions(endpoint=object_server.url, access_key_id=SECRETS[0], secret_access_key=SECRETS[1]),
+        )
+        catalog = catalog_of(20, large=1)
+        source = open_source(write_catalog(tmp_path / "catalog", catalog))
+        run = make_run(hash_pool, source, store, Thresholds(b_min=100, b_max=200), grace_seconds=0.5)
+
+        def stop_at_the_first(method: str, target: str) -> Fault | None:
+            if method in ("PUT", "POST") and "parquet" in target:
+                run.stop()
+                return PATIENCE
+            return None
+
+        object_server.plan = stop_at_the_first
+        assert failures(list(run.events())) == []
+        for thread in threading.enumerate():
+            if thread.name.startswith(("surge-run", "surge-read", "surge-publish")):
+                thread.join(60)
+                assert not thread.is_alive(), thread.name
+        object_server.plan = None
+        again = make_run(hash_pool, source, store, Thresholds(b_min=100, b_max=200))
+        assert keys_of(receipts(finish(again), "encoded")) == sorted(catalog), "the same store serves the next run"
+
+    def test_a_process_that_is_stopped_ends(self, object_server: ObjectServer, tmp_path: Path) -> None:
+        """Up to 10 s: it imports what the command line does."""
+        write_catalog(tmp_path / "catalog", catalog_of(20, large=1))
+        put = threading.Event()
+
+        def refuse(method: str, target: str) -> Fault | None:
+            if method in ("PUT", "POST") and "parquet" in target:
+                put.set()
+                return PATIENCE
+            return None
+
+        object_server.plan = refuse
+        # Through an interpreter that takes the signal, in case whoever runs the tests ignores it.
+        listen = "import signal as s; s.signal(s.SIGINT, s.default_int_handler)"
+        command = [sys.executable, "-c", f"{listen}; from surge_dagster.cli import main; main()", "embed", "catalog"]
+        command += [f"s3://{BUCKET}/out", "--model", "hash://16"]
+        environment = {
+            "AWS_ACCESS_KEY_ID": "AKIATESTKEY",
+            "AWS_SECRET_ACCESS_KEY": "secret-of-the-test",
+            "AWS_ENDPOINT_URL": object_server.url,
+            "AWS_REGION": "eu-west-1",
+            "SURGE_GRACE_SECONDS": "1",
+        }
+        with subprocess.Popen(
+            command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=os.environ | environment
+        ) as running:
+            assert put.wait(60)
+            running.send_signal(signal.SIGINT)
+            try:
+                _, error = running.communicate(timeout=60)
+            finally:
+                running.kill()
+        assert running.returncode == 130, error
+        assert "run the command again" in error
 
 
 def test_the_command_line_takes_buckets_and_credentials_from_the_environment(

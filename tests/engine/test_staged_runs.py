@@ -273,6 +273,19 @@ class TestWhatIsLeftBehind:
         assert sorted(staged(tmp_path)) == [(0, 100), (100, 200)]
         assert not (tmp_path / STAGING / hash_pool.space.name / "other").exists()
 
+    @pytest.mark.parametrize("gone", [False, True])
+    def test_verify_names_what_is_staged_of_partitions_that_are_gone(
+        self, hash_pool: EncoderPool, tmp_path: Path, gone: bool
+    ) -> None:
+        leave_staged(hash_pool, tmp_path / "o", BIG, 270)
+        here = {"small": numbered_rows("small", 5)} | ({} if gone else {"big": BIG[:0]})
+        source = open_source(write_catalog(tmp_path / "c", here))
+        run = make_run(hash_pool, [partition for partition in source if partition.key == "small"], tmp_path / "o")
+        finish(run)
+        found = list(verify(source, LocalStore(tmp_path / "o"), run.space))
+        named = [violation for violation in found if isinstance(violation, Violation) and violation.is_warning]
+        assert [violation.key for violation in named] == ([f"{STAGING}/{run.space.name}/big"] if gone else [])
+
     def test_verify_finds_no_fault_with_a_file_from_two_runs(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         source = open_source(write_catalog(tmp_path / "c", {"big": BIG}))
         [partition] = source

@@ -58,7 +58,7 @@ def assemble(
             upload.sink, partition.id_type or pa.string(), space.dimension, space.dtype, include_text=include_text
         ) as writer,
     ):
-        for group in _row_groups(rows, writer, space):
+        for group in row_groups(rows, writer, space):
             going_on()
             writer.append_table(group)
         facts = facts_of_file(partition, space, precision=precision, rows=writer.rows, truncated=rows.truncated)
@@ -106,7 +106,8 @@ class _Rows:
         )
 
 
-def _row_groups(batches: Iterable[pa.RecordBatch], writer: EmbeddingFileWriter, space: Space) -> Iterator[pa.Table]:
+def row_groups(batches: Iterable[pa.RecordBatch], writer: EmbeddingFileWriter, space: Space) -> Iterator[pa.Table]:
+    """Small batches as row groups of a file: full ones, or as large as may be held while they are written."""
     held: list[pa.RecordBatch] = []
     size = rows = 0
     dimension, itemsize = space.dimension, np.dtype(space.dtype).itemsize

@@ -37,6 +37,8 @@ STRING_COPIES = 3
 _ROW_GROUP_BYTES = 1024 * 1024
 _PAGE_BYTES = 256 * 1024
 _PIECE_BYTES = 64 * 1024
+READ_BYTES = 1024 * 1024
+_MOST_READ_ROWS = 1024
 # By numpy's types, not by their names: asking one for its name takes longer than some columns of a small file.
 # Strings of less are stored as they are: they save no block of a disk, and compressing them takes a quarter of the time
 # that a file of ten texts does.
@@ -241,6 +243,30 @@ def levels_bytes(itemsize: int) -> int:
 def page_window_bytes(total: int, longest: int) -> int:
     """Most bytes of strings that are collected at once, of `total` bytes of which the longest string has `longest`."""
     return min(total, _PAGE_BYTES + WRITE_BATCH_ROWS * longest)
+
+
+def page_bytes(footer: pq.FileMetaData, widest_row: int) -> int:
+    """Upper estimate of the memory that a reader of a file takes for its pages of ids and texts, in bytes.
+
+    A reader holds a page of each column, as it was stored and as it was before that, however few rows it is asked for.
+
+    Args:
+        widest_row: most bytes of id and text that a row has.
+    """
+    window = _PAGE_BYTES + WRITE_BATCH_ROWS * widest_row
+    most = 0
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        chunks = [group.column(place) for place in range(group.num_columns)]
+        strings = [chunk for chunk in chunks if chunk.path_in_schema in ("id", "text")]
+        pages = [(chunk.total_uncompressed_size, chunk.total_compressed_size) for chunk in strings]
+        most = max(most, sum(min(plain, window) + min(stored, window) for plain, stored in pages))
+    return most
+
+
+def rows_at_a_time(widest_row: int, dimension: int, itemsize: int) -> int:
+    """How many rows to read at a time, so that they are about `READ_BYTES`."""
+    return max(1, min(_MOST_READ_ROWS, READ_BYTES // (widest_row + dimension * itemsize)))
 
 
 def row_group_rows(dimension: int, itemsize: int) -> int:

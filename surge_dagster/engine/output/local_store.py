@@ -1,9 +1,8 @@
 """Output files on a local disk: a temp file in the same folder, flushed to disk and renamed.
 
-The folder itself is flushed once per SuperBatch (`sync`), before its receipts are reported. A writer holds a lock on
-its temp file, so that a later run can tell the temp files of the dead from those of the living; process ids cannot,
-since containers begin counting anew. Temp files of the dead are removed under a lock on the folder. The last check
-before a rename runs under it too: of two writers, the one out of date loses.
+The folder itself is flushed once per SuperBatch (`sync`), before its receipts are reported. The last check before a
+rename runs under the folder's lock: of two writers, the one out of date loses. Hidden folders come with their first
+object and go with their last.
 
 A catalog may have tens of thousands of files of a few kilobytes, so what is done once per file is done with as few
 system calls as it takes, on paths that are strings.
@@ -13,10 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
-import secrets
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -25,9 +23,17 @@ import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.output.store import ObjectEnd, StoredObject
+from surge_dagster.engine.output.temp_files import (
+    TEMP_PREFIX,
+    Locked,
+    open_temp,
+    open_temp_and_folder,
+    remove_abandoned,
+    remove_empty_below,
+    remove_if_empty,
+    sync_folder,
+)
 
-_TEMP_PREFIX = ".tmp-"
-_LOCK_NAME = ".lock"
 # Far more than the grain of any disk's clock: a file replaced within the grain keeps its modification time.
 _SETTLED_NS = 2_000_000_000
 
@@ -61,12 +67,16 @@ class LocalStore:
         """None: what is written goes to the disk's own buffers."""
         return 0
 
+    def until(self, over: threading.Event) -> Self:
+        """The same store: a disk is not waited for."""
+        return self
+
     def location(self, name: str) -> str:
         """Where a person finds the object."""
         return f"{self.root}/{name}"
 
     def prepare(self, folder: str) -> None:
-        """Make a folder ready for writing and remove what dead writers left in it.
+        """Make a folder ready for writing.
 
         Raises:
             ConfigError: the folder cannot be written, or its disk does not tell `A` from `a`.
@@ -74,10 +84,8 @@ class LocalStore:
         path = self.root / folder
         try:
             path.mkdir(parents=True, exist_ok=True)
-            with _Locked(path):
-                for entry in list(path.glob(f"{_TEMP_PREFIX}*")):
-                    _remove_if_abandoned(entry)
-                probe = path / f"{_TEMP_PREFIX}probe"
+            with Locked(path):
+                probe = path / f"{TEMP_PREFIX}probe"
                 probe.touch()
                 folds_case = probe.with_name(probe.name.upper()).exists()
                 probe.unlink()
@@ -91,6 +99,20 @@ class LocalStore:
                 f"the disk of {str(path)!r} does not tell upper from lower case, so two partitions could share a file. "
                 "Put the output on a disk that does."
             )
+
+    def sweep(self, folder: str) -> None:
+        """Remove the temp files of dead writers; of a hidden folder, also those below it, and folders that are empty.
+
+        Raises:
+            TransientError: the disk refuses.
+        """
+        path = self.root / folder
+        with _StorageErrors(path):
+            if _hidden_depth(folder.split("/")) is None:
+                remove_abandoned(path)
+            else:
+                remove_empty_below(path)
+                self._remove_empty_above(f"{folder}/")
 
     def list(self, folder: str, *, deep: bool = False) -> Iterator[StoredObject]:
         """Yield the objects of a folder in no particular order; hidden ones are left out.
@@ -168,32 +190,45 @@ class LocalStore:
         """Whether the file was old enough when it was seen for its next version to get another modification time."""
         return seen_ns - int(stored.etag) > _SETTLED_NS
 
+    def open_listed(self, listed: StoredObject) -> pa.NativeFile:
+        """Open an object as a listing showed it.
+
+        Raises:
+            FileNotFoundError: it has gone, or another one stands at its name now.
+        """
+        file = self.open(listed.name)
+        if _stored(listed.name, os.fstat(file.fileno())) == listed:
+            return file
+        file.close()
+        raise FileNotFoundError(errno.ENOENT, "another file stands in its place now", self.location(listed.name))
+
     def create(self, name: str) -> LocalUpload:
-        """Begin an object; its folder must exist (see `prepare`)."""
+        """Begin an object; its folder must exist (see `prepare`), or is made where it is a hidden one's."""
         return LocalUpload(self.root, name)
 
     def delete(self, name: str) -> None:
         """Remove an object; harmless when there is none.
 
-        Below a hidden folder, folders that are empty go with it, and what dead writers left in them.
+        Below a hidden folder, the folders that it was the last object of go with it.
         """
         path = self.root / name
         with _StorageErrors(path):
             with contextlib.suppress(NotADirectoryError):
                 path.unlink(missing_ok=True)
-            parts = name.split("/")[:-1]
-            hidden = next((depth for depth, part in enumerate(parts) if part.startswith(".")), len(parts))
-            for depth in range(len(parts), hidden, -1):
-                if not _remove_if_empty(self.root.joinpath(*parts[:depth])):
-                    break
+            self._remove_empty_above(name)
 
     def sync(self, folder: str) -> None:
         """Make the names of the files published in a folder durable."""
-        descriptor = os.open(self.root / folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_folder(self.root / folder)
+
+    def _remove_empty_above(self, name: str) -> None:
+        parts = name.split("/")[:-1]
+        hidden = _hidden_depth(parts)
+        if hidden is None:
+            return
+        for depth in range(len(parts), hidden, -1):
+            if not remove_if_empty(self.root.joinpath(*parts[:depth])):
+                break
 
 
 class LocalUpload:
@@ -203,8 +238,10 @@ class LocalUpload:
         self._name = name
         self._final = f"{root}/{name}"
         self._folder = self._final.rpartition("/")[0]
+        folder = name.rpartition("/")[0]
+        hidden = _hidden_depth(folder.split("/")) is not None
         with _StorageErrors(self._final):
-            self._temp, self._descriptor = _open_temp(self._folder)
+            self._temp, self._descriptor = open_temp_and_folder(root, folder) if hidden else open_temp(self._folder)
         self._sink: pa.NativeFile | None = None
         self._published = False
 
@@ -236,7 +273,7 @@ class LocalUpload:
             if self._sink is not None:
                 self._sink.close()
             os.fsync(self._descriptor)
-            with _Locked(self._folder):
+            with Locked(self._folder):
                 still_wanted()
                 os.rename(self._temp, self._final)  # noqa: PTH104
         self._published = True
@@ -263,74 +300,9 @@ def _unlistable(path: Path, error: OSError) -> ConfigError:
     return ConfigError(f"cannot list the output folder {str(path)!r}: {error.strerror}. Make it readable.")
 
 
-def _open_temp(folder: str) -> tuple[str, int]:
-    """A new temp file and its descriptor, which holds the lock."""
-    while True:
-        path = f"{folder}/{_TEMP_PREFIX}{os.getpid()}-{secrets.token_hex(6)}"
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if os.fstat(descriptor).st_nlink:
-            return path, descriptor
-        os.close(descriptor)  # a run that began between the two calls took it for abandoned
-
-
-def _remove_if_abandoned(path: Path) -> None:
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except (FileNotFoundError, PermissionError):
-        return  # published or removed meanwhile, or another user's
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.unlink(missing_ok=True)
-    except BlockingIOError:
-        pass  # its writer lives
-    finally:
-        os.close(descriptor)
-
-
-def _remove_if_empty(folder: Path) -> bool:
-    """Remove a folder without objects, and those below it, with what dead writers left; gives whether it is gone."""
-    try:
-        entries = list(os.scandir(folder))
-        below = [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
-        if any(not entry.name.startswith(".") and entry not in below for entry in entries):
-            return False
-        if [entry for entry in below if not _remove_if_empty(Path(entry))]:
-            return False
-        with _Locked(folder):
-            for entry in folder.glob(f"{_TEMP_PREFIX}*"):
-                _remove_if_abandoned(entry)
-            if [entry.name for entry in os.scandir(folder)] == [_LOCK_NAME]:
-                (folder / _LOCK_NAME).unlink()
-                folder.rmdir()
-    except (FileNotFoundError, NotADirectoryError):
-        return True  # somebody else did it
-    except OSError as error:
-        if error.errno != errno.ENOTEMPTY:
-            raise
-    return not folder.exists()
-
-
-class _Locked:
-    """Holds the lock of a folder; a class, because a generator takes ten times as long to enter and to leave."""
-
-    __slots__ = ("_descriptor", "_path")
-
-    def __init__(self, folder: str | Path) -> None:
-        self._path = f"{folder}/{_LOCK_NAME}"
-
-    def __enter__(self) -> None:
-        self._descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        except BaseException:
-            os.close(self._descriptor)
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        os.close(self._descriptor)
+def _hidden_depth(parts: Sequence[str]) -> int | None:
+    """Which part of a name is the first that hides what lies below it, None when none does."""
+    return next((depth for depth, part in enumerate(parts) if part.startswith(".")), None)
 
 
 class _StorageErrors:

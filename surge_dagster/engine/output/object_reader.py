@@ -37,6 +37,11 @@ class ObjectReader(io.RawIOBase):
         self._size, self._etag, self._buffer = fetch_end(store, key, retrier, TAIL_BYTES)
         self._start = self._size - len(self._buffer)
 
+    @property
+    def etag(self) -> str | None:
+        """Of the version that is read."""
+        return self._etag
+
     def readable(self) -> bool:
         return True
 

@@ -1,12 +1,15 @@
 """Output files in an object store: one conditional PUT each, or a multipart upload that is completed at the end.
 
 Nothing is visible before it is complete, so there are no temp files. What dead writers leave are unfinished multipart
-uploads, which no listing shows but which are paid for; `prepare` aborts those that are too old to be a living writer's.
+uploads, which no listing shows but which are paid for; `sweep` aborts those that are too old to be a living writer's.
 """
 
 from __future__ import annotations
 
+import copy
+import errno
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
@@ -88,12 +91,24 @@ class ObjectStore:
         """Memory that an upload may hold."""
         return self._options.part_bytes
 
+    def until(self, over: threading.Event) -> ObjectStore:
+        """The same store, which waits for nothing once `over` is set: what it would try again raises `Cancelled`."""
+        same = copy.copy(self)
+        same._retrier = self._retrier.until(over)
+        return same
+
     def location(self, name: str) -> str:
         """Where a person finds the object."""
         return f"{self._url}/{name}"
 
     def prepare(self, folder: str) -> None:
-        """Abort unfinished uploads that dead writers left in a folder.
+        """Nothing: a bucket has no folders."""
+
+    def sweep(self, folder: str) -> None:
+        """Abort the unfinished uploads of dead writers in a folder and below it.
+
+        One that is younger than `abandoned_after_seconds` by the store's own clock, or whose age the store does not
+        say, may be a living writer's and stays.
 
         Raises:
             TransientError: the store does not answer.
@@ -101,7 +116,7 @@ class ObjectStore:
         prefix = f"{self._prefix}{folder}/"
         found = self._retrier.call(f"list the uploads of {prefix}", lambda: list(self._client.unfinished(prefix)))
         for upload in found:
-            if upload.age_seconds < self._options.abandoned_after_seconds:
+            if upload.age_seconds is None or upload.age_seconds < self._options.abandoned_after_seconds:
                 continue
             log.info("removing an unfinished upload of %s, %.0f s old", upload.key, upload.age_seconds)
             self._retrier.call(
@@ -173,6 +188,20 @@ class ObjectStore:
     def is_settled(self, stored: StoredObject, seen_ns: int) -> bool:
         """Whether the store gave an etag: it changes with the content, at any time."""
         return bool(stored.etag)
+
+    def open_listed(self, listed: StoredObject) -> pa.NativeFile:
+        """Open an object as a listing showed it.
+
+        Raises:
+            FileNotFoundError: it has gone, or another one stands at its name now.
+            TransientError: the store does not answer.
+        """
+        reader = ObjectReader(self._store, self._key(listed.name), self._retrier)
+        # Azure's listings leave out the quotes.
+        same = not listed.etag or not reader.etag or reader.etag.strip('"') == listed.etag.strip('"')
+        if reader.size() == listed.size and same:
+            return pa.PythonFile(reader, mode="r")
+        raise FileNotFoundError(errno.ENOENT, "another object stands in its place now", self.location(listed.name))
 
     def create(self, name: str) -> ObjectUpload:
         """Begin an object."""

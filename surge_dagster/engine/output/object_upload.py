@@ -20,7 +20,7 @@ from typing import Any, Protocol, Self
 
 import pyarrow as pa
 
-from surge_dagster.engine.errors import SurgeError, TransientError
+from surge_dagster.engine.errors import Cancelled, SurgeError, TransientError
 from surge_dagster.engine.output.retries import RequestFailed, Retrier
 from surge_dagster.engine.output.store import StoredObject
 from surge_dagster.engine.output.xml_client import Body, ConditionFailed, NoSuchUpload, UnfinishedUpload, Version
@@ -228,7 +228,7 @@ class ObjectUpload:
         )
 
     def _tidy_up(self) -> None:
-        """Leave no unfinished upload behind; what this cannot do, `prepare` of a later run does."""
+        """Leave no unfinished upload behind; what this cannot do, `sweep` of a later run does."""
         upload_id, self._upload_id = self._upload_id, None
         try:
             if upload_id is not None:
@@ -239,10 +239,13 @@ class ObjectUpload:
                 ):
                     # An older one is another writer's. One that began just now can be too: then that writer fails its
                     # partition as if the store had, and a later run does it again.
-                    if lost.key == self._key and lost.age_seconds <= self._age_seconds():
+                    young = lost.age_seconds is not None and lost.age_seconds <= self._age_seconds()
+                    if lost.key == self._key and young:
                         self._abort(lost.upload_id)
         except SurgeError as error:
             log.warning("%s What was sent of it stays until a later run removes it.", error)
+        except Cancelled:
+            log.warning("What was sent of %s stays until a later run removes it.", self._key)
 
     def _abort(self, upload_id: str) -> None:
         self._retrier.call(f"abort the upload of {self._key}", lambda: self._client.abort(self._key, upload_id))

@@ -101,6 +101,7 @@ class Publisher:
         b_min: for the fill ratio.
         threads: pieces written at a time; one more writes the files of split partitions.
         ledger, assembly_bytes: the account, and what writing such a file is booked with.
+        over: set by `close` when what is not out is given up; the store waits no longer than until then.
         done: called, from a publishing thread, when a SuperBatch is out; its slot is free by then.
         report: told, likewise, what became of a split partition that was complete.
     """
@@ -117,6 +118,7 @@ class Publisher:
         threads: int,
         ledger: Ledger,
         assembly_bytes: int,
+        over: threading.Event,
         done: Callable[[SuperBatch, PublishedSuperBatch], None],
         report: Callable[[Receipt | Failure], None],
     ) -> None:
@@ -140,7 +142,7 @@ class Publisher:
         self._files_unfinished = 0
         self._finished = threading.Condition(self._lock)
         self._closing = False
-        self._given_up = False
+        self._over = over
 
     def submit(self, batch: SuperBatch, encoded: EncodedSuperBatch) -> None:
         """Write every segment of an encoded SuperBatch; returns at once.
@@ -174,8 +176,8 @@ class Publisher:
             drained = self._finished.wait_for(
                 lambda: not self._unfinished and not self._files_unfinished, timeout_seconds
             )
-            self._given_up = not drained
         if not drained:
+            self._over.set()
             log.warning(
                 "%d SuperBatches and %d files of split partitions were not published within the grace time; the next "
                 "run does them again",
@@ -192,7 +194,7 @@ class Publisher:
 
     def _write_waiting(self, publication: _Publication, waiting: deque[Segment]) -> None:
         """One thread's share of a SuperBatch: a task for each of thousands of tiny partitions would cost as they do."""
-        while not self._given_up:
+        while not self._over.is_set():
             try:
                 segment = waiting.popleft()
             except IndexError:
@@ -373,10 +375,10 @@ class Publisher:
         )
 
     def _nothing_will_be_released(self) -> bool:
-        return self._given_up or (self._closing and not self._unfinished)
+        return self._over.is_set() or (self._closing and not self._unfinished)
 
     def _require_going_on(self) -> None:
-        if self._given_up:
+        if self._over.is_set():
             raise Cancelled
 
     def _finish(self, publication: _Publication) -> None:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.spec import Space
+from surge_dagster.engine.output.assembly import row_groups
 from surge_dagster.engine.output.embedding_file import (
+    READ_BYTES,
+    STRING_COPIES,
     WRITER,
     EmbeddingFileWriter,
     InvalidFile,
     check_schema,
+    page_bytes,
     read_rows,
+    rows_at_a_time,
 )
 from surge_dagster.engine.output.freshness import PublishedFile
 from surge_dagster.engine.output.receipts import require_unchanged
@@ -22,8 +30,20 @@ from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.unreadable import first_line
 
 
-def republish(store: Store, published: PublishedFile, partition: Partition, space: Space) -> PublishedFile:
+def republish(
+    store: Store,
+    published: PublishedFile,
+    partition: Partition,
+    space: Space,
+    *,
+    widest_row: int,
+    held: Callable[[int], AbstractContextManager[None]],
+) -> PublishedFile:
     """Copy a file's rows to a new one that names the partition's present source version.
+
+    Args:
+        widest_row: most bytes of id and text that a row has.
+        held: books what wide rows take at once, in bytes; what others take is the caller's to book.
 
     Raises:
         InvalidFile: the file is damaged; it is left as it is.
@@ -34,7 +54,8 @@ def republish(store: Store, published: PublishedFile, partition: Partition, spac
     try:
         with (
             store.open(name) as source,
-            pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True) as reader,
+            pq.ParquetFile(source, pre_buffer=False, buffer_size=READ_BYTES, page_checksum_verification=True) as reader,
+            held(page_bytes(reader.metadata, widest_row) + (1 + STRING_COPIES) * widest_row),
             store.create(name) as upload,
         ):
             columns = reader.schema_arrow
@@ -46,8 +67,9 @@ def republish(store: Store, published: PublishedFile, partition: Partition, spac
                 space.dtype,
                 include_text="text" in columns.names,
             ) as writer:
-                for batch in read_rows(reader, batch_rows=writer.row_group_rows // 4 or 1):
-                    writer.append_table(pa.Table.from_batches([batch], schema=writer.schema))
+                rows = rows_at_a_time(widest_row, space.dimension, np.dtype(space.dtype).itemsize)
+                for group in row_groups(read_rows(reader, batch_rows=rows), writer, space):
+                    writer.append_table(group)
                 if writer.rows != facts.rows:
                     raise InvalidFile(f"{writer.rows:,} rows could be read of {facts.rows:,}")
                 writer.close(facts)

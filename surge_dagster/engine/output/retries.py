@@ -3,6 +3,7 @@
 The clients that are used retry nothing themselves, so that every retry is seen here. A request gets three attempts; the
 waits between them are 2 and 4 seconds with jitter, or what the store asks for (`Retry-After`). A store in which
 several requests in a row came to nothing is down: then the run ends, instead of failing one partition after the other.
+A run that is over waits for nothing: what its threads would have tried again is left to the next one.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from surge_dagster.engine.errors import StoreUnavailable, TransientError
+from surge_dagster.engine.errors import Cancelled, StoreUnavailable, TransientError
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,15 @@ class RequestFailed(Exception):
 
 
 @dataclass(slots=True)
+class _Books:
+    """Retries by cause, and requests in a row that came to nothing."""
+
+    retries: Counter[str] = field(default_factory=Counter)
+    lost: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@dataclass(slots=True)
 class Retrier:
     """Calls again what failed in a way that may pass, and keeps count; one for each store, used by all threads.
 
@@ -66,22 +76,26 @@ class Retrier:
         attempts: of each request.
         sleep, jitter: replaced by tests, which never wait for real.
         down_after: requests that come to nothing in a row, after which the store is taken for down.
+        over: set when nobody wants the requests any more; see `until`.
     """
 
     where: str
     attempts: int = ATTEMPTS
-    sleep: Callable[[float], None] = time.sleep
+    sleep: Callable[[float], None] | None = None
     jitter: Callable[[], float] = field(default_factory=lambda: random.Random().random)
     down_after: int = DOWN_AFTER
-    _counts: Counter[str] = field(default_factory=Counter)
-    _lost: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    over: threading.Event = field(default_factory=threading.Event)
+    _books: _Books = field(default_factory=_Books)
 
     @property
     def counts(self) -> Mapping[str, int]:
         """Retries so far, by cause."""
-        with self._lock:
-            return dict(self._counts)
+        with self._books.lock:
+            return dict(self._books.retries)
+
+    def until(self, over: threading.Event) -> Retrier:
+        """The same, with the same count, which waits and tries again no longer than until `over` is set."""
+        return replace(self, over=over)
 
     def call(self, what: str, attempt: Callable[[], T], *, attempts: int | None = None) -> T:
         """The result of the first attempt that succeeds.
@@ -93,6 +107,7 @@ class Retrier:
         Raises:
             TransientError: every attempt failed, or the failure is final.
             StoreUnavailable: so did those before it, of other requests.
+            Cancelled: it failed, and nobody wants it any more.
         """
         limit = attempts or self.attempts
         for number in range(1, limit + 1):
@@ -116,15 +131,18 @@ class Retrier:
             seconds = min(failed.retry_after_seconds + spread * JITTER, LONGEST_WAIT_SECONDS)
         else:
             seconds = 2.0**number * (1 - JITTER + 2 * JITTER * spread)
-        with self._lock:
-            self._counts[failed.cause] += 1
-        log.warning("%s: %s failed (%s); attempt %d in %.1f s", self.where, what, failed, number + 1, seconds)
-        self.sleep(seconds)
+        if not self.over.is_set():
+            log.warning("%s: %s failed (%s); attempt %d in %.1f s", self.where, what, failed, number + 1, seconds)
+            (self.sleep or self.over.wait)(seconds)
+        if self.over.is_set():
+            raise Cancelled from None
+        with self._books.lock:
+            self._books.retries[failed.cause] += 1
 
     def _give_up(self, what: str, failed: RequestFailed, number: int) -> TransientError:
-        with self._lock:
-            self._lost += 1
-            lost = self._lost
+        with self._books.lock:
+            self._books.lost += 1
+            lost = self._books.lost
         tries = f"{number} attempts" if number > 1 else "one attempt, and another cannot help"
         text = f"{self.where}: {what} failed ({failed}) after {tries}."
         if lost >= self.down_after:
@@ -137,9 +155,9 @@ class Retrier:
         return TransientError(f"{text} Run again when the store answers.")
 
     def _answered(self) -> None:
-        if self._lost:
-            with self._lock:
-                self._lost = 0
+        if self._books.lost:
+            with self._books.lock:
+                self._books.lost = 0
 
 
 def retry_after(value: str | None, now: Callable[[], float] = time.time) -> float | None:

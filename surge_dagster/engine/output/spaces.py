@@ -62,6 +62,7 @@ def claim_space(store: Store, space: Space) -> Space:
                 "Move it away or give another output."
             )
     store.prepare(space.name)
+    store.sweep(space.name)
     asked = space.requested.as_dict()
     if document is None:
         _write(store, space, space.to_json())

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -28,8 +27,9 @@ import pyarrow.parquet as pq
 from surge_dagster.engine.catalog import Partition, RowBatch, encode_key
 from surge_dagster.engine.content import ContentDigest
 from surge_dagster.engine.encoder.spec import Space
-from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
+from surge_dagster.engine.errors import Cancelled, SurgeError
 from surge_dagster.engine.output.embedding_file import (
+    READ_BYTES,
     WRITER,
     EmbeddingFileWriter,
     InvalidFile,
@@ -39,8 +39,9 @@ from surge_dagster.engine.output.embedding_file import (
     matrix_of,
     read_guarded,
     read_rows,
+    rows_at_a_time,
 )
-from surge_dagster.engine.output.store import Store, Upload
+from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.output.validation import invalid_row
 from surge_dagster.engine.superbatch import OpenPartition, StagedRows, row_bytes
 from surge_dagster.engine.unreadable import UNREADABLE, first_line
@@ -50,11 +51,7 @@ log = logging.getLogger(__name__)
 STAGING = ".staging"
 SEGMENT_FORMAT = "segment 1"
 _NAME = re.compile(r"(?P<start>\d{1,18})-(?P<stop>\d{1,18})\.parquet")
-_BUFFER_BYTES = 1024 * 1024
 _GROUP_STRING_BYTES = 4 * 1024 * 1024
-_TRIES = 3
-_READ_BYTES = 1024 * 1024
-_MOST_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +96,9 @@ class Staging:
         self._precision = precision
         self._include_text = include_text
         self._root = f"{STAGING}/{space.name}"
-        self._lock = threading.Lock()  # folders appear with their first object and go with their last
-        self._prepared: set[str] = set()
         self._found: dict[str, list[str]] = {}  # left by earlier runs, names by encoded key
         self._known: set[str] = set()  # encoded keys with anything staged
-        store.delete(f"{self._root}/none")  # no such object: on a disk it removes folders whose writers died early
+        store.sweep(self._root)
         for stored in store.list(self._root, deep=True):
             folder = stored.name.removeprefix(f"{self._root}/").partition("/")[0]
             self._found.setdefault(folder, []).append(stored.name)
@@ -178,9 +173,9 @@ class Staging:
             truncated=truncated,
             widest_row=max(int(piece.max(initial=0)) for piece in sizes),
         )
-        folder = self._folder(source)
+        self._known.add(encode_key(source.key))
         with contextlib.ExitStack() as cleanup:
-            upload = cleanup.enter_context(self._create(source, start, start + facts.rows))
+            upload = cleanup.enter_context(self._store.create(self._name(source, start, start + facts.rows)))
             writer = cleanup.enter_context(self._writer(upload.sink, id_type))
             column, begun = pa.chunked_array(list(ids), type=id_type), 0
             for end in _borders(np.concatenate(sizes)):
@@ -189,7 +184,7 @@ class Staging:
                 begun = end
             writer.close(facts)
             upload.publish(lambda: None)
-        self._store.sync(folder)
+        self._store.sync(self._folder(source))
         return StagedRows(start, start + len(matrix), facts.content_digest)
 
     @contextlib.contextmanager
@@ -206,7 +201,7 @@ class Staging:
             source = opened.enter_context(self._store.open(self._name(partition, start, stop)))
             try:
                 reader = opened.enter_context(
-                    pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER_BYTES, page_checksum_verification=True)
+                    pq.ParquetFile(source, pre_buffer=False, buffer_size=READ_BYTES, page_checksum_verification=True)
                 )
                 columns = reader.schema_arrow
             except UNREADABLE as error:
@@ -216,8 +211,8 @@ class Staging:
             check_schema(columns, dimension=self._space.dimension, dtype=self._space.dtype)
             if ("text" in columns.names) != self._include_text:
                 raise InvalidFile(f"its columns are {columns.names}, which are not those of the files of this run")
-            row = facts.widest_row + self._space.dimension * np.dtype(self._space.dtype).itemsize
-            yield facts, read_rows(reader, batch_rows=max(1, min(_MOST_ROWS, _READ_BYTES // row)))
+            rows = rows_at_a_time(facts.widest_row, self._space.dimension, np.dtype(self._space.dtype).itemsize)
+            yield facts, read_rows(reader, batch_rows=rows)
 
     def remove(self, key: str) -> None:
         """Remove whatever is staged of a partition, by this run or another; harmless when that is nothing."""
@@ -226,15 +221,10 @@ class Staging:
         folder = encode_key(key)
         try:
             for stored in list(self._store.list(f"{self._root}/{folder}", deep=True)):
-                self._delete(stored.name)
+                self._store.delete(stored.name)
             self._known.discard(folder)
-        except (SurgeError, OSError) as error:  # it is in nobody's way, and the next run tries again
+        except (SurgeError, OSError, Cancelled) as error:  # it is in nobody's way, and the next run tries again
             log.warning("what is staged of partition %r could not be removed: %s", key, error)
-
-    def _delete(self, name: str) -> None:
-        with self._lock:
-            self._store.delete(name)
-            self._prepared.clear()  # on a disk its folder may have gone with it, and others that were empty
 
     def _name(self, partition: Partition, start: int, stop: int) -> str:
         return f"{self._folder(partition)}/{start}-{stop}.parquet"
@@ -242,30 +232,6 @@ class Staging:
     def _folder(self, partition: Partition) -> str:
         version = desired_version(partition.source_version, self._space.name)
         return f"{self._root}/{encode_key(partition.key)}/{version}"
-
-    def _create(self, partition: Partition, start: int, stop: int) -> Upload:
-        folder, name = self._folder(partition), self._name(partition, start, stop)
-        with self._lock:
-            self._known.add(encode_key(partition.key))
-            if folder in self._prepared:
-                with contextlib.suppress(TransientError):  # another run may have removed the folder while it was empty
-                    return self._store.create(name)
-            for _ in range(_TRIES):  # another run may remove the folder before there is anything in it
-                self._prepare(folder)
-                with contextlib.suppress(TransientError):
-                    return self._store.create(name)
-            self._prepare(folder)
-            return self._store.create(name)
-
-    def _prepare(self, folder: str) -> None:
-        try:
-            self._store.prepare(folder)
-        except ConfigError as error:  # what was to be refused before the run began would have been
-            raise TransientError(str(error)) from error
-        parts = folder.split("/")
-        for depth in range(len(parts)):
-            self._store.sync("/".join(parts[:depth]))
-        self._prepared.add(folder)
 
     def _writer(self, sink: pa.NativeFile, id_type: pa.DataType) -> EmbeddingFileWriter:
         return EmbeddingFileWriter(

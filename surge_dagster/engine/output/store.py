@@ -6,6 +6,7 @@ between their parts; a part that begins with a dot hides what lies below it from
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -76,9 +77,19 @@ class Store(Protocol):
         """Memory that an upload may hold."""
         ...
 
+    def until(self, over: threading.Event) -> Store:
+        """The same store, which waits for nothing once `over` is set: what it would try again raises `Cancelled`."""
+        ...
+
     def location(self, name: str) -> str: ...
 
-    def prepare(self, folder: str) -> None: ...
+    def prepare(self, folder: str) -> None:
+        """Make a folder that is not hidden ready for writing."""
+        ...
+
+    def sweep(self, folder: str) -> None:
+        """Remove what writers that died left in a folder and below it; once per run, before it writes there."""
+        ...
 
     def list(self, folder: str, *, deep: bool = False) -> Iterator[StoredObject]: ...
 
@@ -90,6 +101,10 @@ class Store(Protocol):
 
     def is_settled(self, stored: StoredObject, seen_ns: int) -> bool:
         """Whether what had this name, size and tag at a time (Unix, ns) can never have them with other content."""
+        ...
+
+    def open_listed(self, listed: StoredObject) -> pa.NativeFile:
+        """Open an object as a listing showed it; `FileNotFoundError` when another one stands at its name now."""
         ...
 
     def create(self, name: str) -> Upload: ...

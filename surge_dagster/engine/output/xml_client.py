@@ -11,7 +11,7 @@ import base64
 import hashlib
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -48,11 +48,15 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedUpload:
-    """A multipart upload that nobody has completed; `age_seconds` by the store's own clock."""
+    """A multipart upload that nobody has completed.
+
+    Attributes:
+        age_seconds: by the store's own clock; None where the store does not say when it is or when the upload began.
+    """
 
     key: str
     upload_id: str
-    age_seconds: float
+    age_seconds: float | None
 
 
 class ConditionFailed(Exception):
@@ -165,16 +169,17 @@ class XmlClient:
         while True:
             answer = self._request("GET", "", query)
             root = _parse(answer.data)
-            now = parsedate_to_datetime(answer.headers["Date"]).timestamp()
+            now = _moment(parsedate_to_datetime, answer.headers.get("Date", ""))
             for upload in root.iter("Upload"):
-                began = datetime.fromisoformat(_text(upload, "Initiated").replace("Z", "+00:00")).timestamp()
-                yield UnfinishedUpload(_text(upload, "Key"), _text(upload, "UploadId"), now - began)
-            if _text(root, "IsTruncated") != "true":
+                key, upload_id = _text(upload, "Key"), _text(upload, "UploadId")
+                began = _moment(datetime.fromisoformat, _text(upload, "Initiated"))
+                if key.startswith(prefix) and upload_id:  # not every store looks at the prefix it was given
+                    age_seconds = None if now is None or began is None else now - began
+                    yield UnfinishedUpload(key, upload_id, age_seconds)
+            after = {"key-marker": _text(root, "NextKeyMarker"), "upload-id-marker": _text(root, "NextUploadIdMarker")}
+            if _text(root, "IsTruncated") != "true" or after.items() <= query.items() or not any(after.values()):
                 return
-            query |= {
-                "key-marker": _text(root, "NextKeyMarker"),
-                "upload-id-marker": _text(root, "NextUploadIdMarker"),
-            }
+            query |= after
 
     def _condition(self, replacing: Version | None) -> dict[str, str]:
         if self._dialect == "gcs":
@@ -234,6 +239,15 @@ def _parse(document: bytes) -> ElementTree.Element:
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
     return root
+
+
+def _moment(parse: Callable[[str], datetime], value: str) -> float | None:
+    """Seconds since 1970, None where a store's time is missing, malformed or of no time zone."""
+    try:
+        moment = parse(value)
+    except (ValueError, TypeError):
+        return None
+    return moment.timestamp() if moment.tzinfo else None
 
 
 def _text(element: ElementTree.Element, tag: str) -> str:

@@ -110,6 +110,7 @@ class ObjectServer:
         plan: decides what happens to each request; None lets all pass.
         injected: how often what happened, by action.
         log: method, target and what became of it, of every request.
+        listing_of_uploads: changes headers and content of the answer to whoever asks for unfinished uploads.
     """
 
     def __init__(self) -> None:
@@ -117,6 +118,7 @@ class ObjectServer:
         self.injected: Counter[str] = Counter()
         self.log: list[tuple[str, str, str]] = []
         self.before: Callable[[str, str], None] | None = None
+        self.listing_of_uploads: Callable[[dict[str, str], bytes], tuple[dict[str, str], bytes]] | None = None
         self._moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="object-server", daemon=True)
@@ -144,7 +146,7 @@ class ObjectServer:
 
     def reset(self) -> None:
         """An empty bucket, and nothing goes wrong."""
-        self.plan = self.before = None
+        self.plan = self.before = self.listing_of_uploads = None
         self.injected.clear()
         self.log.clear()
         self._direct.request("POST", f"{self.moto_url}/moto-api/reset")
@@ -268,6 +270,8 @@ class ObjectServer:
                     count=1,
                     flags=re.DOTALL,
                 )
+            if self.listing_of_uploads is not None:
+                headers, content = self.listing_of_uploads(headers, content)
         return status, headers, content
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -50,6 +51,7 @@ class Output:
         space: str | None = None,
         content: str = "0",
         dimension: int | None = None,
+        precision: str = "fp32",
     ) -> np.ndarray:
         """Publish a partition of random vectors with the ids 0, 1, …; gives the vectors."""
         d = dimension or self.space.dimension
@@ -63,7 +65,7 @@ class Output:
             EmbeddingFileWriter(upload.sink, ids.type, d, self.space.dtype, include_text=include_text) as writer,
         ):
             writer.append(ids, texts, matrix)
-            writer.close(FileFacts(key, named, "m", "fp32", "v1", content, version, rows, d, 0))
+            writer.close(FileFacts(key, named, "m", precision, "v1", content, version, rows, d, 0))
             upload.publish(lambda: None)
         return matrix
 
@@ -202,14 +204,23 @@ def test_what_is_published_after_opening_is_not_loaded(output: Output, load: Loa
         load(opened, ["b"])
 
 
-@pytest.mark.parametrize("change", ["replaced", "removed"])
+@pytest.mark.parametrize("change", ["replaced", "removed", "same facts", "same tag", "another precision"])
 def test_a_file_that_changed_since_it_was_opened_is_an_error(output: Output, change: str) -> None:
     output.put("a", 2)
     lazy = open_embeddings(output.root).lazy()
+    before = output.path("a").stat()
     if change == "removed":
         output.path("a").unlink()
     else:
-        output.put("a", 2, content="1")
+        changed: dict[str, Any] = {
+            "replaced": {"content": "1"},
+            "same tag": {"content": "1"},
+            "another precision": {"precision": "bf16"},
+        }
+        output.put("a", 2, **changed.get(change, {}))
+        kept = before.st_mtime_ns if change != "same facts" else before.st_mtime_ns + 1
+        if change != "replaced":
+            os.utime(output.path("a"), ns=(kept, kept))
     with pytest.raises(TransientError, match=r"partition 'a': .* was replaced or removed .* Open them again"):
         lazy.collect()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -129,6 +130,19 @@ class TestObjects:
             with pytest.raises(TransientError, match="replaced or removed while it was read"):
                 file.read()
 
+    def test_an_object_is_opened_as_it_was_listed_or_not_at_all(self, store: ObjectStore) -> None:
+        put(store, NAME, b"old")
+        [listed] = store.list("space")
+        with store.open_listed(listed) as file:
+            assert file.read() == b"old"
+        for content in (b"new", b"longer"):
+            put(store, NAME, content)
+            with pytest.raises(FileNotFoundError, match="another object stands in its place now"):
+                store.open_listed(listed)
+        store.delete(NAME)
+        with pytest.raises(FileNotFoundError):
+            store.open_listed(listed)
+
     def test_folders_hidden_names_and_depth(self, store: ObjectStore) -> None:
         for name in ("space/a", "space/in/b", "space/.hidden/c", "space/.d", ".staged/e/f", "other/g", "top"):
             put(store, name, b"x")
@@ -163,6 +177,7 @@ class TestObjects:
             upload.sink.write(b"x" * 3 * PART)
         assert [found.name for found in opened.list("space")] == [NAME]
         opened.prepare("space")
+        opened.sweep("space")
 
 
 EACH_FAULT = [
@@ -341,13 +356,63 @@ class TestUnfinishedUploads:
         command = [sys.executable, "-c", DIE_IN_AN_UPLOAD, f"{scheme}://{BUCKET}/some/out", object_server.url]
         assert subprocess.run(command, timeout=60).returncode == -9
         assert object_server.unfinished() == ["some/out/space/a.parquet"]
-        open_bucket(object_server, scheme).prepare("space")
+        open_bucket(object_server, scheme).sweep("space")
         assert len(object_server.unfinished()) == 1, "it is young, and its writer may live"
         patient = open_bucket(object_server, scheme, abandoned_after_seconds=-1.0)
-        patient.prepare("other")
+        patient.sweep("other")
         assert len(object_server.unfinished()) == 1, "it is another folder's"
-        patient.prepare("space")
+        patient.sweep("space")
         assert object_server.unfinished() == []
+
+    def test_below_a_folder_too(self, object_server: ObjectServer, scheme: str) -> None:
+        store = open_bucket(object_server, scheme, abandoned_after_seconds=-1.0)
+        with store.create(".hidden/a/b/c.parquet") as upload:
+            upload.sink.write(b"x" * IN_PARTS)
+            store.sweep(".hidden/a")
+            assert object_server.unfinished() == []
+
+    @pytest.mark.parametrize("date", ["", "soon", "Sat, 21 Nov 2026 09:32:44 -0000"])
+    def test_those_whose_age_the_store_does_not_say_are_left_alone(
+        self, object_server: ObjectServer, date: str
+    ) -> None:
+        object_server.listing_of_uploads = lambda headers, content: (headers | {"Date": date}, content)
+        self._is_left_alone(object_server)
+
+    @pytest.mark.parametrize("began", ["", "soon", "2011-11-10T20:48:33", "9999-12-31T23:59:59Z"])
+    def test_nor_are_those_that_began_nobody_knows_when(self, object_server: ObjectServer, began: str) -> None:
+        object_server.listing_of_uploads = lambda headers, content: (
+            headers,
+            re.sub(rb"<Initiated>[^<]*", b"<Initiated>" + began.encode(), content),
+        )
+        self._is_left_alone(object_server)
+
+    @pytest.mark.parametrize("key", ["", "some/other/a.parquet"])
+    def test_a_store_that_names_other_uploads_than_were_asked_for_is_not_believed(
+        self, object_server: ObjectServer, key: str
+    ) -> None:
+        object_server.listing_of_uploads = lambda headers, content: (
+            headers,
+            re.sub(rb"<Key>[^<]*", b"<Key>" + key.encode(), content),
+        )
+        self._is_left_alone(object_server)
+
+    @pytest.mark.parametrize("markers", [b"", b"<NextKeyMarker>a</NextKeyMarker>"])
+    def test_a_listing_that_never_ends_ends(self, object_server: ObjectServer, markers: bytes) -> None:
+        object_server.listing_of_uploads = lambda headers, content: (
+            headers,
+            content.replace(b"<IsTruncated>false</IsTruncated>", b"<IsTruncated>true</IsTruncated>" + markers),
+        )
+        open_bucket(object_server).sweep("space")
+        assert len(object_server.requests("GET")) == (2 if markers else 1)
+
+    @staticmethod
+    def _is_left_alone(server: ObjectServer) -> None:
+        store = open_bucket(server, abandoned_after_seconds=-1.0)
+        with store.create("space/a.parquet") as upload:
+            upload.sink.write(b"x" * IN_PARTS)
+            store.sweep("space")
+            assert server.unfinished() == ["some/out/space/a.parquet"]
+            upload.publish(lambda: None)
 
 
 class TestOpening:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 import pytest
 
-from surge_dagster.engine.errors import StoreUnavailable, TransientError
+from surge_dagster.engine.errors import Cancelled, StoreUnavailable, TransientError
 from surge_dagster.engine.output.retries import RequestFailed, Retrier, retry_after
 
 
@@ -102,6 +103,41 @@ def test_a_store_in_which_nothing_succeeds_any_more_is_down() -> None:
     for _ in range(3):
         assert not isinstance(lose(), StoreUnavailable), "one success starts the count anew"
     assert isinstance(lose(), StoreUnavailable)
+
+
+def test_a_wait_ends_with_the_run_and_nothing_is_tried_again() -> None:
+    """Nobody would wait here for as long as the store asks for."""
+    retrier = Retrier("s3://b")
+    over = threading.Event()
+    view = retrier.until(over)
+    attempt = Failing(*[busy("503", 600.0)] * 3)
+    cancelled: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            view.call("PUT a", attempt)
+        except BaseException as error:
+            cancelled.append(error)
+
+    calling = threading.Thread(target=call)
+    calling.start()
+    over.set()
+    calling.join(60)
+    assert [type(error) for error in cancelled] == [Cancelled]
+    with pytest.raises(Cancelled):
+        view.call("PUT b", attempt)
+    assert (attempt.calls, retrier.counts) == (2, {})
+
+
+def test_what_one_run_no_longer_wants_another_one_still_does() -> None:
+    clock = Clock()
+    retrier = clock.retrier()
+    over = threading.Event()
+    over.set()
+    with pytest.raises(Cancelled):
+        retrier.until(over).call("PUT a", Failing(busy()))
+    assert retrier.until(threading.Event()).call("PUT a", Failing(busy())) == "done"
+    assert (clock.waits, retrier.counts) == ([2.0], {"503": 1}), "counted for both"
 
 
 @pytest.mark.parametrize(

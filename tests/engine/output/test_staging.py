@@ -19,11 +19,15 @@ from surge_dagster.engine.output.assembly import assemble
 from surge_dagster.engine.output.embedding_file import InvalidFile, matrix_of, read_facts, row_group_rows
 from surge_dagster.engine.output.freshness import PublishedFile
 from surge_dagster.engine.output.local_store import LocalStore
+from surge_dagster.engine.output.object_store import open_object_store
 from surge_dagster.engine.output.staging import STAGING, Staging
+from surge_dagster.engine.output.storage_options import StorageOptions
 from surge_dagster.engine.superbatch import OpenPartition, StagedRows
+from tests.engine.output.object_server import BUCKET, ObjectServer
 from tests.small_catalogs import Rows, numbered_rows, partition_of, row_batch_of
 
 KEY = "a key / with.signs"
+OPTIONS = StorageOptions(access_key_id="AKIATESTKEY", secret_access_key="secret-of-the-test")
 
 
 def space_of(dimension: int, dtype: str = "float32") -> Space:
@@ -118,6 +122,16 @@ class TestSegments:
         (folder / ".tmp-1-0123456789ab").write_bytes(b"half")
         staging_of(LocalStore(tmp_path), self.SPACE)
         assert not (tmp_path / STAGING).exists()
+
+    def test_a_run_asks_a_bucket_twice_before_it_stages_and_segments_are_one_request_each(
+        self, object_server: ObjectServer
+    ) -> None:
+        store = open_object_store(f"s3://{BUCKET}/out", replace(OPTIONS, endpoint=object_server.url))
+        staging, opened = Staging(store, self.SPACE, precision="fp32", include_text=True), opened_of(self.ROWS)
+        assert [method for method, _, _ in object_server.log] == ["GET", "GET"], "a sweep and a listing"
+        for start in (0, 20):
+            stage(staging, opened, self.ROWS, start, vectors(20, self.SPACE))
+        assert [method for method, _, _ in object_server.log[2:]] == ["PUT", "PUT"]
 
     def test_a_folder_that_another_run_removed_is_made_again(self, tmp_path: Path) -> None:
         store, opened = LocalStore(tmp_path), opened_of(self.ROWS)

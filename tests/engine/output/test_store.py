@@ -139,12 +139,12 @@ class TestTempFiles:
         command = [sys.executable, "-c", LEAVE_A_TEMP_FILE, str(store.root), "die"]
         assert subprocess.run(command, timeout=60).returncode == -signal.SIGKILL
         assert len(temps(store)) == 1
-        store.prepare("space")
+        store.sweep("space")
         assert temps(store) == []
 
     def test_those_of_a_dead_writer_whose_number_was_given_away_again_are_removed(self, store: LocalStore) -> None:
         (store.root / "space" / f".tmp-{os.getpid()}-0123456789ab").write_bytes(b"left by an earlier container")
-        store.prepare("space")
+        store.sweep("space")
         assert temps(store) == []
 
     def test_those_of_living_writers_are_kept(self, store: LocalStore) -> None:
@@ -152,11 +152,11 @@ class TestTempFiles:
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
             assert writer.stdout is not None
             assert writer.stdout.readline() == b"writing\n"
-            store.prepare("space")
+            store.sweep("space")
             assert len(temps(store)) == 1
             writer.communicate(b"\n", timeout=60)
         with store.create("space/b.parquet"):
-            open_store(store.root).prepare("space")
+            open_store(store.root).sweep("space")
             assert len(temps(store)) == 1, "this process lives too; the other one went without tidying up"
 
     def test_one_that_a_beginning_run_took_for_abandoned_is_made_again(
@@ -166,11 +166,11 @@ class TestTempFiles:
         lock = fcntl.flock
 
         def begin_before(descriptor: int, how: int) -> None:
-            monkeypatch.setattr("surge_dagster.engine.output.local_store.fcntl.flock", lock)
-            open_store(store.root).prepare("space")
+            monkeypatch.setattr("surge_dagster.engine.output.temp_files.fcntl.flock", lock)
+            open_store(store.root).sweep("space")
             lock(descriptor, how)
 
-        monkeypatch.setattr("surge_dagster.engine.output.local_store.fcntl.flock", begin_before)
+        monkeypatch.setattr("surge_dagster.engine.output.temp_files.fcntl.flock", begin_before)
         put(store, "space/a.parquet", b"x")
         assert store.open("space/a.parquet").read() == b"x"
         assert temps(store) == []
@@ -181,7 +181,7 @@ class TestTempFiles:
         def begin() -> None:
             for _ in range(20):
                 try:
-                    store.prepare("space")
+                    store.sweep("space")
                     put(store, "space/a.parquet", b"x")
                 except Exception as error:
                     failures.append(error)
@@ -210,8 +210,8 @@ class TestListing:
         assert not (tmp_path / "missing").exists(), "looking makes nothing"
 
     def test_a_deep_listing_goes_into_folders_and_starts_where_it_is_told(self, store: LocalStore) -> None:
+        store.prepare("space/inner")
         for folder in (".hidden/a/b", "space/inner", "space/.hidden"):
-            store.prepare(folder)
             put(store, f"{folder}/x.parquet", b"x")
         put(store, "space/y.parquet", b"y")
         assert sorted(found.name for found in store.list("space", deep=True)) == [
@@ -228,7 +228,6 @@ class TestListing:
 
     def test_below_a_hidden_folder_the_last_object_takes_its_folders_along(self, store: LocalStore) -> None:
         for name in (".hidden/a/b/x", ".hidden/a/c/y", ".hidden/d/z"):
-            store.prepare(name.rpartition("/")[0])
             put(store, name, b"x")
         (store.root / ".hidden" / "a" / "b" / ".tmp-1-dead").touch()
         store.delete(".hidden/a/b/x")
@@ -240,13 +239,59 @@ class TestListing:
         assert not (store.root / ".hidden").exists()
 
     def test_a_folder_in_which_somebody_is_writing_stays(self, store: LocalStore) -> None:
-        store.prepare(".hidden/a")
         put(store, ".hidden/a/x", b"x")
         with store.create(".hidden/a/y") as upload:
             store.delete(".hidden/a/x")
             upload.sink.write(b"y")
             upload.publish(lambda: None)
         assert [found.name for found in store.list(".hidden", deep=True)] == [".hidden/a/y"]
+
+    def test_below_a_hidden_folder_a_sweep_takes_what_is_empty_and_what_the_dead_left(self, store: LocalStore) -> None:
+        put(store, ".hidden/a/b/x", b"x")
+        for folder in (".hidden/a/b", ".hidden/a/c", ".hidden/d/e"):
+            (store.root / folder).mkdir(parents=True, exist_ok=True)
+            (store.root / folder / ".tmp-1-dead").touch()
+        with store.create(".hidden/f/y") as upload:
+            store.sweep(".hidden/a")
+            store.sweep(".hidden")
+            upload.publish(lambda: None)
+        assert {str(path.relative_to(store.root / ".hidden")) for path in store.root.glob(".hidden/**/*")} - {
+            *("a/.lock", "a/b/.lock", "f/.lock", ".lock")
+        } == {"a", "a/b", "a/b/x", "f", "f/y"}
+        for name in (".hidden/a/b/x", ".hidden/f/y"):
+            (store.root / name).unlink()
+        store.sweep(".hidden/a")
+        assert (store.root / ".hidden/f").exists()
+        store.sweep(".hidden/f")
+        assert not (store.root / ".hidden").exists()
+        store.sweep(".hidden/f")
+
+    def test_a_folder_that_goes_again_and_again_is_made_again(self, store: LocalStore) -> None:
+        """Others begin runs, and remove what is empty, between any two steps of those who write there."""
+        failures: list[Exception] = []
+        over = threading.Event()
+
+        def write(number: int) -> None:
+            try:
+                for _ in range(60):
+                    put(store, f".hidden/a/{number}", b"x")
+                    store.delete(f".hidden/a/{number}")
+            except Exception as error:
+                failures.append(error)
+
+        def sweep() -> None:
+            while not over.is_set():
+                store.sweep(".hidden/a")
+
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(3)]
+        sweeper = threading.Thread(target=sweep)
+        for thread in (*threads, sweeper):
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        over.set()
+        sweeper.join(60)
+        assert failures == []
 
     def test_other_folders_stay_when_they_are_empty(self, store: LocalStore) -> None:
         put(store, "space/a.parquet", b"a")

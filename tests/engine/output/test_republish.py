@@ -1,0 +1,68 @@
+"""A file that is only written again takes no more memory than is booked for it, however wide its texts are."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.output.embedding_file import page_bytes
+from surge_dagster.engine.run import EmbeddingRun
+from surge_dagster.engine.superbatch import Thresholds
+from tests.engine.runs import finish, make_run, receipts
+from tests.small_catalogs import Rows, assert_embedded, partition_of
+
+MIB = 1024 * 1024
+
+
+def wide_rows(count: int, size: int) -> Rows:
+    """Texts that hardly compress, so that a page counts twice."""
+    letters = np.random.default_rng(count).integers(33, 127, (count, size), dtype=np.uint8)
+    return [(f"id-{row}", letters[row].tobytes().decode("ascii")) for row in range(count)]
+
+
+def embed(pool: EncoderPool, output: Path, rows: Rows, version: str, **options: int) -> EmbeddingRun:
+    """A run over the one partition."""
+    thresholds = Thresholds(b_min=1, b_max=1000, b_max_bytes=options.pop("b_max_bytes", 64 * MIB))
+    return make_run(pool, [partition_of("wide", rows, version=version, batch_rows=1)], output, thresholds, **options)
+
+
+def test_the_ledger_covers_what_is_read_at_once(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    rows = wide_rows(40, MIB)
+    finish(embed(hash_pool, tmp_path, rows, "v1"))
+    run = embed(hash_pool, tmp_path, rows, "v2")
+    before = pa.default_memory_pool()
+    watched = pa.proxy_memory_pool(before)
+    pa.set_memory_pool(watched)
+    try:
+        [receipt] = receipts(finish(run), "republished")
+    finally:
+        pa.set_memory_pool(before)
+    assert watched.max_memory() > 40 * MIB, "a page of the file holds all of its texts"
+    assert watched.max_memory() < run.report.peak_resident_bytes
+    assert receipt.source_version == "v2"
+    assert_embedded(tmp_path, run.space.name, "wide", rows)
+    with pq.ParquetFile(tmp_path / f"{run.space.name}/wide.parquet") as file:
+        assert page_bytes(file.metadata, MIB) < 16 * MIB, "the next time it takes less"
+
+
+def test_a_file_that_cannot_be_read_within_the_budget_is_encoded_again(
+    hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = wide_rows(20, MIB)
+    finish(embed(hash_pool, tmp_path, rows, "v1"))
+    small = 2 * MIB
+    with pytest.raises(Exception, match="the smallest that works is") as refused:
+        embed(hash_pool, tmp_path, rows, "v2", b_max_bytes=small, memory_limit=1)
+    least = int(str(refused.value).split("works is ")[1].split(".")[0].replace(",", ""))
+    run = embed(hash_pool, tmp_path, rows, "v2", b_max_bytes=small, memory_limit=least)
+    with caplog.at_level(logging.WARNING):
+        [receipt] = receipts(finish(run), "encoded")
+    assert "wide.parquet is encoded again: reading it takes" in caplog.text
+    assert receipt.source_version == "v2"
+    assert_embedded(tmp_path, run.space.name, "wide", rows)
