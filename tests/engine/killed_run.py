@@ -100,12 +100,12 @@ class MortalStore:
     def __init__(self, store: Store, reaper: Reaper) -> None:
         self._store = store
         self._reaper = reaper
-        if isinstance(store, ObjectStore):
-            client: Any = MortalClient(store._client, reaper)
-            store._client = client
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
+
+    def until(self, over: threading.Event) -> MortalStore:
+        return MortalStore(self._store.until(over), self._reaper)
 
     def create(self, name: str) -> MortalUpload:
         upload = MortalUpload(self._store.create(name), name, self._reaper)
@@ -213,7 +213,11 @@ def main(catalog: str, output: str, endpoint: str, log: str, point: str, count: 
     reaper = Reaper(Path(log), point, int(count))
     with EncoderPool(EncodingSpec(model=f"hash://{DIMENSION}")) as pool:
         reaper.say("workers", *pool.worker_pids)
-        store: Any = MortalStore(open_output(output, endpoint), reaper)
+        opened = open_output(output, endpoint)
+        if isinstance(opened, ObjectStore):
+            client: Any = MortalClient(opened._client, reaper)
+            opened._client = client
+        store: Any = MortalStore(opened, reaper)
         front: Any = MortalPool(pool, reaper)
         reaper.run = EmbeddingRun(open_source(catalog), store, front, THRESHOLDS)
         for event in reaper.run.events():
