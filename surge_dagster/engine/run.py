@@ -219,7 +219,7 @@ class EmbeddingRun:
             with contextlib.suppress(queue.Empty):
                 ready.get(timeout=0.05)
         try:
-            publisher.close(self._time_left())
+            publisher.close(self._time_left)
         except BaseException as caught:
             error = error or caught
         self._over.set()

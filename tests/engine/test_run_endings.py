@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +17,10 @@ import pytest
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec
 from surge_dagster.engine.output.local_store import LocalStore, LocalUpload
+from surge_dagster.engine.output.publisher import Publisher
 from surge_dagster.engine.output.staging import STAGING
 from surge_dagster.engine.output.store import StoredObject
+from surge_dagster.engine.run import Event
 from surge_dagster.engine.superbatch import Thresholds
 from surge_dagster.engine.telemetry import Pace
 from tests.engine.runs import failures, finish, in_memory, make_run
@@ -174,6 +177,34 @@ def test_a_store_that_does_not_answer_keeps_a_stopped_run_no_longer_than_its_gra
             events.close()
         assert "were not published within the grace time" in caplog.text
         assert published_files(tmp_path, run.space.name) >= {"p0.parquet"}
+    finally:
+        go_on.set()
+
+
+def test_a_run_that_waits_for_nothing_but_storage_can_still_be_stopped(
+    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits_for_storage = threading.Event()
+    close = Publisher.close
+
+    def told(publisher: Publisher, *arguments: Any) -> None:
+        waits_for_storage.set()
+        close(publisher, *arguments)
+
+    monkeypatch.setattr(Publisher, "close", told)
+    go_on = threading.Event()
+    store = StuckStore(tmp_path, go_on)
+    run = make_run(hash_pool, in_memory({"p1": numbered_rows("p1", 60)}), store, grace_seconds=0.5)
+    events: list[Event] = []
+    consumer = threading.Thread(target=lambda: events.extend(run.events()), daemon=True)
+    consumer.start()
+    try:
+        assert waits_for_storage.wait(60)
+        assert store.stuck.wait(60)
+        run.stop()
+        consumer.join(30)
+        assert not consumer.is_alive(), "it waits for a store that does not answer"
+        assert events == []
     finally:
         go_on.set()
 

@@ -39,6 +39,7 @@ from surge_dagster.engine.telemetry import Failure, Receipt, SuperBatchReport, o
 
 log = logging.getLogger(__name__)
 
+_POLL_SECONDS = 0.1
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -165,17 +166,22 @@ class Publisher:
         """Throw away what is staged of a partition whose rows were refused."""
         self._follow(self._split.spoil(partition))
 
-    def close(self, timeout_seconds: float | None = None) -> None:
+    def close(self, time_left: Callable[[], float | None] = lambda: None) -> None:
         """Wait until everything submitted is out. Segments of a partition that is not complete stay staged.
 
         Args:
-            timeout_seconds: how long to wait; what is not out by then is left to the next run.
+            time_left: seconds to wait for that, asked again and again, since a run may be stopped while it waits; None
+                is as long as it takes. What is not out when none are left is left to the next run.
         """
         with self._finished:
             self._closing = True
-            drained = self._finished.wait_for(
-                lambda: not self._unfinished and not self._files_unfinished, timeout_seconds
-            )
+            drained, left = False, None
+            while not drained and left != 0:
+                left = time_left()
+                drained = self._finished.wait_for(
+                    lambda: not self._unfinished and not self._files_unfinished,
+                    _POLL_SECONDS if left is None else min(_POLL_SECONDS, left),
+                )
         if not drained:
             self._over.set()
             log.warning(
