@@ -14,7 +14,7 @@ export DAGSTER_HOME
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.bench-installed
-EXTRAS := cpu,demo,dev,int8
+EXTRAS := cpu,demo,dev,int8,postgres
 SOURCES := surge_dagster assets resources tests benchmarks
 
 # torch's build: PyPI has the CUDA one, PyTorch's own index also the much smaller one for the CPU.
@@ -25,7 +25,7 @@ else ifneq ($(filter-out cuda,$(TORCH)),)
   $(error TORCH is "$(TORCH)"; it can be cpu or cuda)
 endif
 
-.PHONY: help venv demo ui test soak lint bench bench-output bench-resume clean
+.PHONY: help venv demo ui test soak lint bench bench-dagster bench-output bench-resume clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ bench-resume: $(STAMP) ## how long a run takes to find 40,000 outputs up to date
 
 bench-output: $(STAMP) ## serialization, slow stores, tiny partitions and the bound on memory
 	@$(BIN)/python -m benchmarks.output $(ARGS)
+
+bench-dagster: $(STAMP) ## what Dagster's record of each partition costs, on SQLite and on Postgres
+	@$(BIN)/python -m benchmarks.dagster $(ARGS)
 
 # The peers are not needed: one that is missing is a line in the table that says so.
 $(BENCH_STAMP): $(STAMP)

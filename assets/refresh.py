@@ -1,8 +1,8 @@
 """Bringing partitions up to date: what the asset `embeddings` and the job `catalog_refresh` both do.
 
-The engine decides and encodes; this module tells Dagster. Every partition gets its event the moment its file is
-complete, so a run that dies has lost nothing that Dagster does not know or cannot find again: the next run adopts
-valid files that are not on record. Nothing is yielded to Dagster before the engine has ended. A generator that is
+The engine decides and encodes; this module tells Dagster. Every partition's event goes to the event writer the moment
+its file is complete. A run that dies loses the events of its last second and no file: the next run adopts valid files
+that are not on record. Nothing is yielded to Dagster before the engine has ended. A generator that is
 suspended when a run is terminated would only be closed when it is collected, and its threads with it.
 """
 
@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 
 import dagster as dg
 
 from surge_dagster.assets import lineage, superbatches
+from surge_dagster.assets.event_writer import EventWriter
 from surge_dagster.assets.launch import LaunchConfig, process_tags
 from surge_dagster.assets.lineage import read_catalogued
 from surge_dagster.assets.names import CatalogNames
@@ -54,7 +56,7 @@ class Refresh:
 
     Args:
         names: of the catalog.
-        context: of the op; events are logged through it, from the thread that calls `run`.
+        context: of the op whose events they are.
         config: what the run was told at its launch.
         catalog, encoder, output: the resources.
     """
@@ -78,6 +80,7 @@ class Refresh:
         self._backfill = "dagster/backfill" in context.run_tags
         self._gone: list[str] = []
         self._catalogued = read_catalogued(names, context.instance)
+        self._events = EventWriter(context, grace_seconds=encoder.grace_seconds)
         self.outcome = Outcome()
 
     def run(self, partition_keys: Iterable[str] | None, already_refused: dict[str, str]) -> Outcome:
@@ -90,10 +93,16 @@ class Refresh:
         Raises:
             ConfigError: the catalog, the output, the model or the space is not what it must be.
             EncoderError: the pool failed for good; what was published by then is on record.
+            EventsNotStored: Dagster's event log refused events; the next run adopts what was published.
         """
         self._sign()
         chosen = self._select(partition_keys)
         self._register(chosen)
+        with self._events:
+            self._bring_up_to_date(chosen, already_refused)
+        return self.outcome
+
+    def _bring_up_to_date(self, chosen: dict[str, Partition], already_refused: dict[str, str]) -> None:
         space = self._known_space()
         self.outcome.failures += [Failure(key, reason) for key, reason in already_refused.items()]
         candidates = [partition for partition in chosen.values() if partition.key not in already_refused]
@@ -112,7 +121,6 @@ class Refresh:
         fresh += self._keep_gone(space)
         self.outcome.report.partitions_skipped = len(fresh)
         self._tell_of_fresh(fresh, space)
-        return self.outcome
 
     def _sign(self) -> None:
         """Leave on the run which process executes it, so that a run whose process died can be told."""
@@ -212,22 +220,24 @@ class Refresh:
             f"SuperBatches of {run.bounds.b_min:,} to {run.bounds.b_max:,} texts"
         )
         fresh: list[Receipt] = []
-        superbatch_event: int | None = None
+        superbatch_event: list[int] = []  # its storage id, once it is stored
         with closing(run.events()) as events:
             for event in events:
                 match event:
                     case SuperBatchReport():
-                        self._log(superbatches.materialization(self._names, event, run.space.name))
-                        superbatch_event = self._last_superbatch_event()
+                        superbatch_event = []
+                        self._events.log(
+                            superbatches.materialization(self._names, event, run.space.name), superbatch_event.append
+                        )
                     case Failure():
                         self._fail(event)
                     case Receipt(action="fresh"):
                         fresh.append(event)
                     case Receipt():
-                        encoded_in = superbatch_event if event.superbatch is not None else None
+                        encoded_in = superbatch_event if event.superbatch is not None else []
                         if self._reads_back(event.key, run.space):
-                            observed = self._observed(event.key)
-                            self._log(lineage.materialization(self._names, event, observed, encoded_in))
+                            self._observe(event.key)
+                            self._events.log_after(partial(self._materialization, event, encoded_in))
         return run.space, fresh
 
     def _reads_back(self, key: str, space: Space) -> bool:
@@ -242,7 +252,7 @@ class Refresh:
         return False
 
     def _fail(self, failure: Failure) -> None:
-        self._observed(failure.key)  # the sensor leaves alone what has failed since it was observed
+        self._observe(failure.key)  # the sensor leaves alone what has failed since it was observed
         self.outcome.failures.append(failure)
         if len(self.outcome.failures) <= _FAILURES_LOGGED:
             self._context.log.error(failure.reason)
@@ -253,34 +263,33 @@ class Refresh:
         Dagster ends a backfill as failed when a partition that it covers has no event from its run.
         """
         for receipt in fresh:
-            observed = self._observed(receipt.key)
-            known = self._catalogued.knows(receipt.key, receipt.desired_version)
+            moved = self._observe(receipt.key)
+            known = not moved and self._catalogued.knows(receipt.key, receipt.desired_version)
             if not known and not self._reads_back(receipt.key, space):
                 continue
             if not known or self._backfill:
-                self._log(lineage.materialization(self._names, receipt, observed, reused=known, adopted=not known))
+                make = partial(self._materialization, receipt, [], reused=known, adopted=not known)
+                self._events.log_after(make)
 
-    def _observed(self, key: str) -> int | None:
-        """Storage id of the observation of the partition's source version, which is logged first if it has moved.
+    def _observe(self, key: str) -> bool:
+        """Log the partition's source version if it has moved since it was observed last; whether it had.
 
         Not all of it at the start: with many partitions the first file would have to wait for minutes of events.
         """
         partition, partition_key = self.outcome.partitions.get(key), to_partition_key(key)
         record = self._catalogued
-        if partition and record.observed.get(partition_key) != partition.source_version:
-            self._log(observation(self._names, partition))
-            stored = self._context.instance.get_latest_storage_id_by_partition(
-                self._names.source_partitions, dg.DagsterEventType.ASSET_OBSERVATION, {partition_key}
-            )
-            record.observed[partition_key] = partition.source_version
-            record.observation_ids.update(stored)
-        return record.observation_ids.get(partition_key)
+        if partition is None or record.observed.get(partition_key) == partition.source_version:
+            return False
+        self._events.log(
+            observation(self._names, partition), partial(record.observation_ids.__setitem__, partition_key)
+        )
+        record.observed[partition_key] = partition.source_version
+        return True
 
-    def _last_superbatch_event(self) -> int | None:
-        records = self._context.instance.fetch_materializations(self._names.superbatches, limit=1).records
-        return records[0].storage_id if records else None
-
-    def _log(self, event: dg.AssetMaterialization | dg.AssetObservation) -> None:
-        self._context.log_event(event)
-        for _ in self._context.consume_events():
-            pass  # it is stored by now; the context would keep it in memory until the step ends (4 kB each)
+    def _materialization(
+        self, receipt: Receipt, encoded_in: list[int], *, reused: bool = False, adopted: bool = False
+    ) -> dg.AssetMaterialization:
+        """The event of a partition, made when those of its source version and its SuperBatch are stored."""
+        observed = self._catalogued.observation_ids.get(to_partition_key(receipt.key))
+        superbatch_event = encoded_in[0] if encoded_in else None
+        return lineage.materialization(self._names, receipt, observed, superbatch_event, reused=reused, adopted=adopted)

@@ -239,20 +239,3 @@ def test_definitions_load_without_catalog_output_or_model(bench: Workbench) -> N
     repository.load_all_definitions()
     assert {job.name for job in repository.get_all_jobs()} >= {"catalog_refresh", "catalog_check", "embed_partitions"}
     assert not bench.catalog.exists() and not bench.output.exists()
-
-
-def test_memory_does_not_grow_with_the_events_of_a_run(bench: Workbench) -> None:
-    """Dagster's context keeps every logged event until the step ends, unless they are taken from it."""
-    for number in range(30):
-        bench.write(f"p{number}", 1)
-    kept: list[int] = []
-    original = dg.OpExecutionContext.log_event
-
-    def counting(self: dg.OpExecutionContext, event: object) -> None:
-        kept.append(len(self._events))
-        original(self, event)  # pyright: ignore[reportArgumentType]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dg.OpExecutionContext, "log_event", counting)
-        assert bench.refresh().success
-    assert len(kept) > 60 and max(kept) == 0

@@ -1,0 +1,207 @@
+"""Events leave the run's thread at once and are stored by a thread of their own, many at a time.
+
+Storing an event takes Dagster milliseconds, and a run that waited for each would embed at the speed of a database. So
+they queue here: stored when a batch is complete, or after a second, so that partitions turn green while the run goes
+on. The queue is bounded; a run that is faster than the event log waits for it. What a crash loses of the queue are
+events, never files: the next run finds the files and adopts them.
+
+Many events point at another one by its storage id, which is known only when that one is stored. They are handed over
+as a function, which is called when everything logged before it is stored, for a whole batch at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import dagster as dg
+
+from surge_dagster.assets.event_batches import BATCH_EVENTS, Event, StorageIds, event_store
+from surge_dagster.engine.errors import TransientError
+
+_FLUSH_SECONDS = 1.0
+# Four batches of some 4 kB per event; more would only take longer to store when a run is terminated.
+_WAITING_EVENTS = 4 * BATCH_EVENTS
+
+
+class EventsNotStored(TransientError):
+    """Dagster's event log refused events; the files that they tell of are published, and the next run adopts them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Logged:
+    make: Callable[[], Event]
+    points_back: bool
+    stored: Callable[[int], None] | None = None
+
+
+class EventWriter:
+    """Stores the events of one step; use `with`, which stores the rest in the end.
+
+    Args:
+        context: of the op whose events they are.
+        grace_seconds: how long storing the rest may take when the step is ended by an error or is terminated.
+    """
+
+    def __init__(self, context: dg.OpExecutionContext, *, grace_seconds: float) -> None:
+        self._context = context
+        self._grace_seconds = grace_seconds
+        self._ids = StorageIds(context.instance, context.run_id)
+        self._store = event_store(context)
+        self._waiting: deque[_Logged] = deque()
+        self._changed = threading.Condition()
+        self._oldest = 0.0  # when the first of those that wait was logged
+        self._flushed = float("-inf")
+        self._storing = 0
+        self._closing = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="surge-events", daemon=True)
+
+    def log(self, event: Event, stored: Callable[[int], None] | None = None) -> None:
+        """Store an event soon; it may overtake those of `log_after`.
+
+        Args:
+            event: an observation or materialization.
+            stored: called with its storage id, in the writer's thread.
+
+        Raises:
+            EventsNotStored: the event log refused this or an earlier event.
+        """
+        self._put(_Logged(lambda: event, False, stored))
+
+    def log_after(self, make: Callable[[], Event]) -> None:
+        """Store an event that is made, in the writer's thread, when everything logged before it is stored.
+
+        Raises:
+            EventsNotStored: the event log refused an earlier event.
+        """
+        self._put(_Logged(make, True))
+
+    def close(self, seconds: float | None = None) -> int:
+        """Store what is left; gives how many events were not stored within the time.
+
+        Raises:
+            EventsNotStored: the event log refused events.
+        """
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
+        with self._changed:
+            left = self._storing + len(self._waiting)
+            self._waiting.clear()
+            self._require_stored()
+        return left
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            try:
+                self.close()
+                return
+            except EventsNotStored:
+                raise
+            except BaseException:  # interrupted while it waited
+                self._close_in_time()
+                raise
+        self._close_in_time()
+
+    def _close_in_time(self) -> None:
+        try:
+            left = self.close(self._grace_seconds)
+        except EventsNotStored:
+            return  # what ended the step is the reason to tell; the files are adopted either way
+        if left:
+            self._context.log.warning(
+                f"{left:,} events were not stored within {self._grace_seconds:g} s. Their files are published, "
+                "and the next run adopts them."
+            )
+
+    def _put(self, logged: _Logged) -> None:
+        with self._changed:
+            while len(self._waiting) >= _WAITING_EVENTS and self._error is None:
+                self._changed.wait()
+            self._require_stored()
+            if not self._waiting:
+                self._oldest = time.monotonic()
+            self._waiting.append(logged)
+            self._changed.notify_all()
+
+    def _require_stored(self) -> None:
+        if self._error is not None:
+            raise EventsNotStored(
+                f"events could not be stored in Dagster's event log ({type(self._error).__name__}: {self._error}). "
+                "The files that they tell of are published, and the next run adopts them without encoding them. "
+                "Look whether the event log's database can be reached and written."
+            ) from self._error
+
+    def _run(self) -> None:
+        while batch := self._next():
+            try:
+                self._store_all(batch)
+            except BaseException as error:
+                with self._changed:
+                    self._error = error
+                    self._changed.notify_all()
+                return
+
+    def _next(self) -> list[_Logged]:
+        """Wait for events that are due and take them; none when there will be no more."""
+        with self._changed:
+            self._storing = 0
+            while not (count := self._due()):
+                if self._closing:
+                    return []
+                left = self._oldest + _FLUSH_SECONDS - time.monotonic() if self._waiting else None
+                self._changed.wait(left)
+            batch = [self._waiting.popleft() for _ in range(count)]
+            self._storing = count
+            self._oldest = self._flushed = time.monotonic()
+            self._changed.notify_all()
+            return batch
+
+    def _due(self) -> int:
+        """How many of the events that wait are to be stored now."""
+        now, waiting = time.monotonic(), len(self._waiting)
+        if self._closing or waiting >= BATCH_EVENTS or (waiting and now - self._oldest >= _FLUSH_SECONDS):
+            return min(waiting, BATCH_EVENTS)
+        if now - self._flushed >= _FLUSH_SECONDS:
+            # After a pause not even a second: the first partition appears as soon as it is there.
+            return next((place for place, logged in enumerate(self._waiting, 1) if logged.points_back), 0)
+        return 0
+
+    def _store_all(self, batch: list[_Logged]) -> None:
+        for points_back in (False, True):
+            for group in _groups(logged for logged in batch if logged.points_back is points_back):
+                events = [event for event, _ in group]
+                heard = any(stored for _, stored in group)
+                if heard:
+                    self._ids.before(events)
+                self._store(events)
+                if heard:
+                    for (_, stored), storage_id in zip(group, self._ids.after(events), strict=True):
+                        if stored is not None and storage_id is not None:
+                            stored(storage_id)
+
+
+_Made = tuple[Event, Callable[[int], None] | None]
+
+
+def _groups(batch: Iterable[_Logged]) -> Iterable[list[_Made]]:
+    """Events of one kind and one asset together, otherwise in their order."""
+    groups: dict[tuple[type[Event], dg.AssetKey], list[_Made]] = {}
+    for logged in batch:
+        event = logged.make()
+        groups.setdefault((type(event), event.asset_key), []).append((event, logged.stored))
+    return groups.values()

@@ -1,0 +1,76 @@
+"""What Dagster costs a run: the record of each partition.
+
+    python -m benchmarks.dagster [--scenarios events] [--quick]
+
+Prints a table with every aim beside what was measured and, as the last line of standard output, one JSON document;
+docs/benchmarks.md says what the figures mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any
+
+from benchmarks.arguments import names_of
+from benchmarks.dagster_events import event_lines, event_targets, events_document
+from benchmarks.environment import library_versions, machine_facts
+from benchmarks.rounds import say
+from benchmarks.table import aim_lines
+from benchmarks.targets import Target
+
+SCENARIOS = ("events",)
+_LIBRARIES = ("dagster", "dagster-postgres", "SQLAlchemy")
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Run the scenarios that were asked for and give the document."""
+    load_before = os.getloadavg()[0]
+    document: dict[str, Any] = {
+        "benchmark": "dagster",
+        "machine": machine_facts("cpu", None),
+        "versions": library_versions(_LIBRARIES),
+        "settings": {name: str(value) for name, value in vars(arguments).items()},
+    }
+    for scenario in arguments.scenarios:
+        say(scenario)
+        document[scenario] = events_document(
+            arguments.events, arguments.stock_events, arguments.many_events, arguments.rounds
+        )
+    document["load_average"] = [load_before, os.getloadavg()[0]]
+    return document | {"targets": [aim.as_dict() for aim in dagster_targets(document)]}
+
+
+def dagster_targets(document: dict[str, Any]) -> list[Target]:
+    """All aims of the scenarios that were run."""
+    return list(event_targets(document["events"])) if "events" in document else []
+
+
+def parse(words: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--quick", action="store_true", help="tiny sizes: shows that everything runs, measures nothing")
+    quick = parser.parse_known_args(words)[0].quick
+    add("--scenarios", type=names_of(SCENARIOS), default=list(SCENARIOS), help=f"of {','.join(SCENARIOS)}")
+    add("--rounds", type=int, default=1 if quick else 3, help="times that the sides take turns (3)")
+    add("--events", type=int, default=20 if quick else 2_000, help="partitions of a batched round (2,000)")
+    add("--stock-events", type=int, default=5 if quick else 200, help="partitions of a round event by event (200)")
+    add("--many-events", type=int, default=40 if quick else 40_000, help="partitions of the measure of memory (40,000)")
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    document = measure(parse())
+    machine, (low, high) = document["machine"], document["load_average"]
+    print(f"{machine['processor']}, {machine['cores']} cores; load average {low:.1f} before, {high:.1f} after")
+    if "events" in document:
+        print("\n".join(event_lines(document["events"])))
+    print("\n".join(aim_lines(dagster_targets(document))))
+    print(json.dumps(document))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""A Postgres server of our own, for as long as it is needed: a free port on 127.0.0.1, a temporary data folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import psycopg2.extensions
+
+_USER = "postgres"
+_START_SECONDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresServer:
+    """A running server; everybody on this machine may connect to it as `postgres`."""
+
+    port: int
+    version: str
+
+    def url(self, database: str = "postgres") -> str:
+        """Where a database is. The driver is named: dagster-postgres brings another one than SQLAlchemy's default."""
+        return f"postgresql+psycopg2://{_USER}@127.0.0.1:{self.port}/{database}"
+
+    def create_database(self, name: str, like: str = "template1") -> str:
+        """Make a database as a copy of another one that nobody is connected to; gives its URL."""
+        with contextlib.closing(_connect(self.port)) as connection:
+            connection.autocommit = True
+            connection.cursor().execute(f'CREATE DATABASE "{name}" TEMPLATE "{like}"')
+        return self.url(name)
+
+
+def postgres_programs() -> Path:
+    """The folder of the newest Postgres that Debian's packages have installed.
+
+    Raises:
+        FileNotFoundError: there is none; the text says what to install.
+    """
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: float(path.parts[4]))
+    if not folders:
+        raise FileNotFoundError(
+            "Postgres is not installed (no /usr/lib/postgresql/*/bin/postgres); install it: apt-get install postgresql"
+        )
+    return folders[-1].parent
+
+
+@contextlib.contextmanager
+def postgres_server(*, durable: bool = True) -> Iterator[PostgresServer]:
+    """Start a server and stop it in the end.
+
+    Args:
+        durable: wait for the disk at each commit, as a server that is in use does.
+
+    Raises:
+        FileNotFoundError: Postgres is not installed.
+        RuntimeError: it does not start; with its log.
+    """
+    programs = postgres_programs()
+    folder = Path(tempfile.mkdtemp(prefix="surge-postgres-"))
+    # It refuses to run as root, and Debian's package has made a user for it.
+    account: dict[str, Any] = {"user": _USER, "group": _USER, "extra_groups": []} if os.geteuid() == 0 else {}
+    if account:
+        owner = pwd.getpwnam(_USER)
+        os.chown(folder, owner.pw_uid, owner.pw_gid)
+    try:
+        data, log = folder / "data", folder / "log"
+        made = [programs / "initdb", "-D", data, "-U", _USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
+        subprocess.run(list(map(str, made)), cwd=folder, check=True, capture_output=True, **account)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        settings = {
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": "",
+            "fsync": "on" if durable else "off",
+        }
+        command = [str(programs / "postgres"), "-D", str(data), "-p", str(port)]
+        command += [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, **account)
+        try:
+            yield PostgresServer(port, _wait_for(process, port, log))
+        finally:
+            process.send_signal(signal.SIGINT)  # ends it without waiting for its clients
+            process.wait(_START_SECONDS)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _connect(port: int) -> psycopg2.extensions.connection:
+    return psycopg2.connect(host="127.0.0.1", port=port, user=_USER, dbname="postgres")
+
+
+def _wait_for(process: subprocess.Popen[Any], port: int, log: Path) -> str:
+    """Wait until the server answers; gives its version."""
+    deadline = time.monotonic() + _START_SECONDS
+    while True:
+        try:
+            with contextlib.closing(_connect(port)) as connection:
+                return str(connection.info.server_version // 10_000)
+        except psycopg2.OperationalError as error:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"Postgres does not start:\n{log.read_text()}") from error
+            time.sleep(0.05)

@@ -1,0 +1,51 @@
+"""Executes `catalog_refresh` in a process of its own and kills it when files are published and their events are not.
+
+Usage: python -m tests.dagster.killed_before_events CATALOG OUTPUT
+
+The first materialization of an embedding is stored; the batch that comes next is lost.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import dagster as dg
+
+from surge_dagster.assets import event_writer
+from surge_dagster.assets.event_batches import Event, Store, event_store
+from surge_dagster.assets.names import CatalogNames
+from surge_dagster.definitions import embedding_catalog
+from surge_dagster.in_process import execute, local_instance
+from surge_dagster.settings import load_settings
+
+
+def main(catalog: str, output: str) -> None:
+    partitions = len(list(Path(catalog).iterdir()))
+    stored: list[int] = []
+
+    def store_of(context: dg.OpExecutionContext) -> Store:
+        store = event_store(context)
+
+        def store_the_first(events: Sequence[Event]) -> None:
+            if events[0].asset_key == CatalogNames().embeddings and stored:
+                while len(list(Path(output).glob("*/*.parquet"))) < partitions:
+                    pass  # the others are on their way
+                os.kill(os.getpid(), signal.SIGKILL)
+            store(events)
+            if events[0].asset_key == CatalogNames().embeddings:
+                stored.append(len(events))
+
+        return store_the_first
+
+    event_writer.event_store = store_of
+    settings = load_settings(source=catalog, output=output, model="hash://16")
+    with local_instance() as instance:
+        execute(instance, embedding_catalog(settings).resolve_job_def("catalog_refresh"), {}, lambda event: None)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

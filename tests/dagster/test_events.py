@@ -1,0 +1,276 @@
+"""What Dagster's event log holds after a run, however the events got there: SQLite or Postgres, batched or not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import dagster as dg
+import pytest
+import yaml
+
+from benchmarks.postgres_server import PostgresServer, postgres_server
+from surge_dagster.assets import event_batches, event_writer
+from surge_dagster.assets.event_batches import Event, Store, event_store
+from surge_dagster.assets.event_writer import EventWriter
+from tests.dagster.conftest import NAMES, ROOT, Workbench
+from tests.dagster.test_failures import shown
+
+MATERIALIZATION, OBSERVATION = dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_OBSERVATION
+_TABLES = "with_tables"
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    """A server that has one database with Dagster's tables, to be copied."""
+    with postgres_server(durable=False) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def postgres_home(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project's settings with Postgres as the storage."""
+    home = tmp_path_factory.mktemp("postgres-home")
+    postgres.create_database(_TABLES)
+    write_settings(home, postgres.url(_TABLES))
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        instance.get_dynamic_partitions("catalog")
+    return home
+
+
+def write_settings(home: Path, url: str) -> None:
+    settings = yaml.safe_load((ROOT / ".dagster" / "dagster.yaml").read_text())
+    del settings["event_log_storage"]
+    settings["storage"] = {"postgres": {"postgres_url": url}}
+    (home / "dagster.yaml").write_text(yaml.safe_dump(settings))
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def recorded(request: pytest.FixtureRequest, bench: Workbench) -> Iterator[Workbench]:
+    """A workbench on each storage."""
+    if request.param == "sqlite":
+        yield bench
+        return
+    server: PostgresServer = request.getfixturevalue("postgres")
+    shutil.copytree(request.getfixturevalue("postgres_home"), bench.root / "postgres")
+    write_settings(bench.root / "postgres", server.create_database(bench.root.name, like=_TABLES))
+    with dg.DagsterInstance.from_config(str(bench.root / "postgres")) as instance:
+        yield Workbench(bench.root, instance)
+
+
+def ids_of(bench: Workbench, asset: dg.AssetKey, kind: dg.DagsterEventType) -> dict[str, int]:
+    return dict(bench.instance.get_latest_storage_id_by_partition(asset, kind))
+
+
+def assert_complete_record(bench: Workbench, keys: Sequence[str]) -> None:
+    """Every partition has its event, which points at the events that it was made from, and those are older."""
+    observed = ids_of(bench, NAMES.source_partitions, OBSERVATION)
+    made = ids_of(bench, NAMES.embeddings, MATERIALIZATION)
+    assert set(observed) == set(made) == set(keys)
+    batches = {
+        record.asset_materialization.metadata["superbatch"].value: record.storage_id
+        for record in bench.instance.fetch_materializations(NAMES.superbatches, limit=1_000).records
+        if record.asset_materialization
+    }
+    records = bench.instance.fetch_materializations(NAMES.embeddings, limit=1_000).records
+    assert len(records) == len(keys)
+    for record in records:
+        event = record.asset_materialization
+        assert event is not None and event.partition is not None and event.tags is not None
+        batch = batches[event.metadata["superbatch"].value]
+        assert event.tags["dagster/input_event_pointer/superbatches"] == str(batch)
+        assert event.tags["dagster/input_event_pointer/source_partitions"] == str(observed[event.partition])
+        assert record.storage_id == made[event.partition] > max(batch, observed[event.partition])
+    for asset in (NAMES.source_partitions, NAMES.superbatches, NAMES.embeddings):
+        assert bench.instance.has_asset_key(asset)
+    [newest] = bench.instance.get_asset_records([NAMES.embeddings])
+    assert newest.asset_entry.last_materialization_storage_id == max(made.values())
+    assert shown(bench) == (set(keys), set())
+
+
+def test_a_run_leaves_a_complete_record_on_every_storage(recorded: Workbench) -> None:
+    keys = [f"p{number}" for number in range(12)]
+    for key in keys:
+        recorded.write(key, 10)
+    recorded.settings |= {"b_min": 30, "b_max": 50}
+    assert recorded.refresh().success
+    assert_complete_record(recorded, keys)
+    again = recorded.refresh()
+    assert again.materialized() == {} and again.observed() == {}
+
+
+@pytest.mark.parametrize("why", ["another version", "turned off"])
+def test_where_events_cannot_be_batched_they_are_written_one_by_one(bench: Workbench, why: str) -> None:
+    """Dagster's context keeps every event that is logged through it until the step ends, unless it is taken away."""
+    for key in "abc":
+        bench.write(key)
+    kept: list[int] = []
+    original = dg.OpExecutionContext.log_event
+
+    def counting(self: dg.OpExecutionContext, event: object) -> None:
+        kept.append(len(self._events))
+        original(self, event)  # pyright: ignore[reportArgumentType]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dg.OpExecutionContext, "log_event", counting)
+        if why == "another version":
+            patch.setattr(event_batches, "CHECKED_VERSIONS", ())
+        else:
+            patch.setenv("DAGSTER_EVENT_BATCH_SIZE", "0")
+        assert bench.refresh().success
+    if why == "turned off":
+        assert kept == [], "Dagster itself takes the batch apart"
+    else:
+        assert kept == [0] * 7
+    assert_complete_record(bench, "abc")
+
+
+def test_a_dagster_whose_calls_look_otherwise_gets_its_events_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert event_batches._looks_as_checked()
+    monkeypatch.setattr(event_batches.internal, "DagsterEventBatchMetadata", lambda batch: batch)
+    assert not event_batches._looks_as_checked()
+
+
+def test_a_batch_that_is_lost_in_a_crash_is_adopted_with_its_own_figures(recorded: Workbench) -> None:
+    """Takes some 5 s for a process that is killed; the sensor adopts on SQLite, the next run on Postgres."""
+    keys = [f"p{number}" for number in range(9)]
+    for number, key in enumerate(keys):
+        recorded.write(key, number + 1)
+    environment = os.environ | {"DAGSTER_HOME": recorded.instance.root_directory}
+    command = [sys.executable, "-m", "tests.dagster.killed_before_events", recorded.catalog, recorded.output]
+    killed = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    known = ids_of(recorded, NAMES.embeddings, MATERIALIZATION)
+    assert len(known) == 1 and len(list(recorded.output.glob("*/p*.parquet"))) == len(keys)
+    if "postgres" not in recorded.instance.root_directory:
+        assert not recorded.tick().run_requests
+    else:
+        assert recorded.refresh().figures()["texts_encoded"] == 0
+    records = recorded.instance.fetch_materializations(NAMES.embeddings, limit=100).records
+    events = {record.partition_key: record.asset_materialization for record in records}
+    assert len(records) == len(events) == len(keys)
+    for number, key in enumerate(keys):
+        event = events[key]
+        assert event is not None and event.metadata["rows"].value == number + 1
+        assert (event.metadata["action"].value == "adopted") is (key not in known)
+    assert recorded.refresh().materialized() == {}
+
+
+def test_an_event_log_that_refuses_events_ends_the_attempt_and_the_next_one_adopts(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in "abc":
+        bench.write(key, 4)
+    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
+    refusals = iter([True])
+
+    def refusing(context: dg.OpExecutionContext) -> Store:
+        store = event_store(context)
+
+        def refuse_once(events: Sequence[Event]) -> None:
+            if events[0].asset_key == NAMES.embeddings and next(refusals, False):
+                raise OSError("the disk of the event log is full")
+            store(events)
+
+        return refuse_once
+
+    monkeypatch.setattr(event_writer, "event_store", refusing)
+    ran = bench.refresh()
+    assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
+    assert [event.metadata["action"].value for event in ran.materialized().values()] == ["adopted"] * 3
+    assert set(ran.materialized()) == set("abc") and ran.figures()["texts_encoded"] == 0
+    said = [entry.user_message for entry in bench.instance.all_logs(ran.run_id)]
+    assert any("the disk of the event log is full" in message and "next run adopts" in message for message in said)
+
+
+class TestWriter:
+    """The writer inside an op of its own."""
+
+    @staticmethod
+    def execute(bench: Workbench, work: dg.OpDefinition) -> bool:
+        @dg.job(executor_def=dg.in_process_executor)
+        def job() -> None:
+            work()
+
+        quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+        return job.execute_in_process(instance=bench.instance, run_config=quiet, raise_on_error=False).success
+
+    @staticmethod
+    def event(number: int) -> dg.AssetMaterialization:
+        return dg.AssetMaterialization("thing", partition=str(number))
+
+    @pytest.mark.parametrize("end", [KeyboardInterrupt, RuntimeError])
+    def test_a_step_that_is_ended_early_stores_what_it_has_logged(
+        self, bench: Workbench, end: type[BaseException]
+    ) -> None:
+        @dg.op
+        def work(context) -> None:
+            with EventWriter(context, grace_seconds=60) as events:
+                for number in range(700):
+                    events.log(self.event(number))
+                raise end
+
+        assert not self.execute(bench, work)
+        assert len(ids_of(bench, dg.AssetKey("thing"), MATERIALIZATION)) == 700
+
+    def test_a_run_that_is_faster_than_the_event_log_waits_for_it(
+        self, bench: Workbench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        opened, logged, stored = threading.Event(), [0], [0]
+
+        def store_of(context: dg.OpExecutionContext) -> Store:
+            def slow(events: Sequence[Event]) -> None:
+                assert opened.wait(60)
+                stored[0] += len(events)
+
+            return slow
+
+        monkeypatch.setattr(event_writer, "event_store", store_of)
+        monkeypatch.setattr(event_writer, "_WAITING_EVENTS", 600)
+        seen: list[int] = []
+
+        @dg.op
+        def work(context) -> None:
+            with EventWriter(context, grace_seconds=60) as events:
+
+                def log_all() -> None:
+                    for number in range(5_000):
+                        events.log(self.event(number))
+                        logged[0] += 1
+
+                logger = threading.Thread(target=log_all)
+                logger.start()
+                with events._changed:  # as many as wait and one batch are taken, and no more
+                    assert events._changed.wait_for(lambda: len(events._waiting) == 600, 60)
+                logger.join(0.2)
+                seen.append(logged[0])
+                opened.set()
+                logger.join()
+
+        assert self.execute(bench, work)
+        assert seen[0] <= 600 + event_batches.BATCH_EVENTS and stored == [5_000]
+
+    def pointing(self, number: int, stored: list[int], pointed: list[int]) -> dg.AssetMaterialization:
+        pointed += stored
+        return self.event(number)
+
+    def test_an_event_that_points_back_is_made_when_what_it_points_at_is_stored(self, bench: Workbench) -> None:
+        pointed: list[int] = []
+
+        @dg.op
+        def work(context) -> None:
+            with EventWriter(context, grace_seconds=60) as events:
+                for number in range(1_200):
+                    stored: list[int] = []
+                    events.log(dg.AssetMaterialization("cause"), stored.append)
+                    events.log_after(partial(self.pointing, number, stored, pointed))
+
+        assert self.execute(bench, work)
+        assert len(pointed) == 1_200 and pointed == sorted(set(pointed)), "each its own, in the order of the log"
