@@ -10,7 +10,7 @@ from typing import Any
 
 import dagster as dg
 
-from surge_dagster import automation
+from surge_dagster import automation, schedules
 from surge_dagster.assets.catalog_check import catalog_checks
 from surge_dagster.assets.embeddings import catalog_refresh, embeddings
 from surge_dagster.assets.embeddings_input import EmbeddingsInput
@@ -47,8 +47,8 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
         jobs=[refresh, embed, check],
         sensors=[automation.new_partitions(names, settings, embed)],
         schedules=[
-            automation.nightly_refresh(names, settings, refresh),
-            *automation.scheduled_check(names, settings, check),
+            schedules.nightly_refresh(names, settings, refresh),
+            *schedules.scheduled_check(names, settings, check),
         ],
         resources=_resources(names, settings),
     )
