@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -22,6 +23,8 @@ from surge_dagster.definitions import embedding_catalog
 from surge_dagster.settings import load_settings
 from surge_dagster.slack_alerts import SlackAlerts
 from tests.dagster.conftest import NAMES, Workbench
+from tests.dagster.dev_server import DevServer, dev_server, eventually
+from tests.small_catalogs import write_partition
 
 SECRET = "hunter2"
 ALERT = Alert("shop", "run_failed", "r1", "it failed", ("a", "b"), 3, "http://ui/runs/r1")
@@ -225,3 +228,34 @@ def test_a_webhook_that_cannot_be_one_is_refused_without_being_shown(given: Any)
     with pytest.raises(Exception, match="alert_webhook") as refused:
         load_settings(alert_webhook=given)
     assert SECRET not in str(refused.getrepr(style="native"))
+
+
+def ticks_of(server: DevServer, sensor: str) -> list[str]:
+    """How the ticks of a sensor ended, the newest first."""
+    selector = {"repositoryLocationName": "surge", "repositoryName": "__repository__", "sensorName": sensor}
+    query = """query($s: SensorSelector!) { sensorOrError(sensorSelector: $s) {
+        ... on Sensor { sensorState { ticks(limit: 10) { status } } } } }"""
+    found = server.ask(query, s=selector)["sensorOrError"]["sensorState"]["ticks"]
+    return [tick["status"] for tick in found]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(240)
+def test_on_a_real_server_a_failed_run_is_told_and_the_address_is_written_nowhere(
+    listener: Listener, tmp_path: Path
+) -> None:
+    """Takes a minute: the sensor looks every 30 s. The one who listens answers with an error, which is logged."""
+    listener.status = 500
+    write_partition(tmp_path / "catalog", "bad", [("x", None)])
+    settings = {"source": str(tmp_path / "catalog"), "output": str(tmp_path / "output"), "model": "hash://16"}
+    with dev_server(tmp_path, alert_webhook=listener.url, **settings) as server:
+        eventually("the first tick", lambda: ticks_of(server, NAMES.failure_alerts), seconds=90)
+        run_id = server.launch(NAMES.refresh_job)
+        assert server.finished(run_id) == "FAILURE"
+        eventually("the alert", lambda: listener.posted, seconds=90)
+        eventually("the tick that told it", lambda: "SUCCESS" in ticks_of(server, NAMES.failure_alerts))
+    [told] = listener.alerts()
+    assert (told["kind"], told["run_id"], told["failed_partitions"]) == ("run_failed", run_id, ["bad"])
+    kept = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(b"the webhook answered 500" in path.read_bytes() for path in kept)
+    assert [path for path in kept if SECRET.encode() in path.read_bytes()] == []
