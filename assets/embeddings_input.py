@@ -12,31 +12,34 @@ both. Nothing is read before the asset asks for it, except footers.
 Dagster finds nested resources by looking at annotations while the class is made, so they must not be strings here.
 """
 
+import hashlib
 from typing import Any, NoReturn
 
 import dagster as dg
 import polars as pl
 import pyarrow.dataset as ds
+from dagster._core.execution.context.system import StepExecutionContext
 
 from surge_dagster.assets.partition_keys import from_partition_key
 from surge_dagster.engine.errors import ConfigError, DataError
+from surge_dagster.engine.output.current_space import space_of_readers
 from surge_dagster.engine.output.loading import Embeddings, open_embeddings
-from surge_dagster.engine.output.spaces import find_space
 from surge_dagster.engine.output.store import Store
-from surge_dagster.resources import Encoder, OutputStore
+from surge_dagster.resources import OutputStore
 
 _NAMED = 10
+_SPACE_TAG = "surge/space"
 
 
 class EmbeddingsInput(dg.ConfigurableIOManager):
     """Loads embeddings; writing is not its business.
 
-    Where neither `space` nor `encoder` is given, the output must hold one space only.
+    Where `space` is not given, it is the output's current space, or its only one. All steps of a run get the same one,
+    also when another becomes current while it goes on.
     """
 
     output: OutputStore
-    encoder: Encoder | None = None  # its settings name the space
-    space: str | None = None  # weighs more than the encoder's settings
+    space: str | None = None
 
     def load_input(self, context: dg.InputContext) -> Any:
         """The partitions of the run, as the type that the asset's argument has.
@@ -55,7 +58,7 @@ class EmbeddingsInput(dg.ConfigurableIOManager):
             wanted = pl.LazyFrame
         try:
             store = self.output.open()
-            opened = open_embeddings(store, self._space_name(store))
+            opened = open_embeddings(store, self.space or _space_of_run(context.step_context, store))
             partitions = self._partitions(context, opened)
             context.log.info(
                 f"{len(opened.keys() if partitions is None else partitions):,} partitions of {opened.space.name}"
@@ -76,18 +79,6 @@ class EmbeddingsInput(dg.ConfigurableIOManager):
             allow_retries=False,
         )
 
-    def _space_name(self, store: Store) -> str | None:
-        if self.space is not None or self.encoder is None:
-            return self.space
-        found = find_space(store, self.encoder.spec())
-        if found is not None:
-            return found.name
-        opened = open_embeddings(store)  # says when there are none or several
-        raise ConfigError(
-            f"{store.url!r} has no space for the model {self.encoder.model!r} with these settings; it holds "
-            f"{opened.space.name}. Launch the job that refreshes the catalog, or name the space in embeddings_input."
-        )
-
     def _partitions(self, context: dg.InputContext, opened: Embeddings) -> list[str] | None:
         """Keys of the run's partitions; None is all, for an asset without partitions of its own."""
         if not context.has_asset_partitions:
@@ -100,3 +91,17 @@ class EmbeddingsInput(dg.ConfigurableIOManager):
             named = ", ".join(map(repr, missing[:_NAMED])) + (" and others" if len(missing) > _NAMED else "")
             context.log.warning(f"{len(missing):,} partitions have no embeddings and are left out: {named}")
         return None
+
+
+def _space_of_run(step: StepExecutionContext, store: Store) -> str:
+    """The space that a run reads: the current one when its first step asked, left on the run for the others."""
+    tag = f"{_SPACE_TAG}/{hashlib.sha256(store.url.encode()).hexdigest()[:12]}"
+    run = step.instance.get_run_by_id(step.run_id)
+    # With the run's id: whoever launches a run again launches it with the tags it had.
+    run_id, _, kept = (run.tags.get(tag, "") if run else "").partition(" ")
+    if kept and run_id == step.run_id:
+        return kept
+    found = space_of_readers(store).name
+    if run is not None:
+        step.instance.add_run_tags(step.run_id, {tag: f"{step.run_id} {found}"})
+    return found

@@ -21,6 +21,7 @@ from dagster._core.execution.context.system import StepExecutionContext
 from dagster._core.execution.retries import RetryMode
 from pydantic import Field
 
+from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import ConfigError
 
 _INLINE_KEYS = 500
@@ -70,6 +71,12 @@ def name_keys(instance: dg.DagsterInstance, keys: Sequence[str]) -> dict[str, An
     for old in newest_first[_KEY_FILES_KEPT:]:
         old.unlink(missing_ok=True)
     return {"keys_file": str(path)}
+
+
+def unattended_config(op_name: str, space: Space | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Config of an unattended run: it may fill the space that is there, or begin the first one of an empty output."""
+    expected = {"expected_space": space.name} if space else {}
+    return {"ops": {op_name: {"config": {"unattended": True, **expected, **options}}}}
 
 
 def held_keys(run: dg.DagsterRun, registered: Mapping[str, None], op_names: Sequence[str]) -> set[str] | None:

@@ -65,8 +65,13 @@ class CatalogNames:
         return self._key("embeddings")
 
     @property
+    def current_space(self) -> dg.AssetKey:
+        """The asset that says which space readers use."""
+        return self._key("current_space")
+
+    @property
     def group(self) -> str:
-        """The group of the three."""
+        """The group of the four."""
         return self.name or _GROUP
 
     @property
@@ -100,6 +105,11 @@ class CatalogNames:
         return self._op("compare_catalog_and_output")
 
     @property
+    def current_space_op(self) -> str:
+        """The op of the asset `current_space`."""
+        return self._op("current_space")
+
+    @property
     def refresh_job(self) -> str:
         """The job that brings everything up to date."""
         return self._prefixed("catalog_refresh")
@@ -115,6 +125,16 @@ class CatalogNames:
         return self._prefixed("catalog_check")
 
     @property
+    def switch_job(self) -> str:
+        """The job that makes another space the current one."""
+        return self._prefixed("switch_current_space")
+
+    @property
+    def jobs(self) -> frozenset[str]:
+        """All jobs of the catalog."""
+        return frozenset((self.refresh_job, self.embed_job, self.check_job, self.switch_job))
+
+    @property
     def sensor(self) -> str:
         """The sensor that sees what is new."""
         return self._prefixed("new_partitions")
@@ -123,6 +143,26 @@ class CatalogNames:
     def schedule(self) -> str:
         """The schedule of the refresh."""
         return self._prefixed("nightly_refresh")
+
+    @property
+    def forced_schedule(self) -> str:
+        """The schedule of the refresh that encodes everything again, where there is one."""
+        return self._prefixed("forced_refresh")
+
+    @property
+    def switch_sensor(self) -> str:
+        """The sensor that switches to a space that has become complete, where there is one."""
+        return self._prefixed("complete_space")
+
+    @property
+    def failure_alerts(self) -> str:
+        """The sensor that tells of failed runs, where somebody is to be told."""
+        return self._prefixed("alerts_of_failed_runs")
+
+    @property
+    def slow_alerts(self) -> str:
+        """The sensor that tells of slow SuperBatches, where somebody is to be told."""
+        return self._prefixed("alerts_of_slow_superbatches")
 
     @property
     def check_schedule(self) -> str:

@@ -1,4 +1,4 @@
-"""What starts runs: a sensor for what is new, a schedule for what has changed, and the jobs that they launch.
+"""The sensor for what is new, and the jobs that sensor and schedules launch.
 
 The sensor is written by hand. Dagster's declarative conditions take seconds per tick at tens of thousands of partitions
 and do not see what a run is working on already; this one costs two listings and a few queries.
@@ -6,18 +6,13 @@ and do not see what a run is working on already; this one costs two listings and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from surge_dagster.assets.discovery import Look, read_cursor, write_cursor
-from surge_dagster.assets.launch import active_runs, held_keys, name_keys
+from surge_dagster.assets.launch import active_runs, held_keys, name_keys, unattended_config
 from surge_dagster.assets.names import CatalogNames
-from surge_dagster.assets.outputs import known_space
 from surge_dagster.assets.source_partitions import in_chunks
-from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import SurgeError
 from surge_dagster.settings import Settings
 
@@ -75,7 +70,7 @@ def new_partitions(names: CatalogNames, settings: Settings, job: UnresolvedAsset
                 "dagster/asset_partition_range_start": found.chosen[0],
                 "dagster/asset_partition_range_end": found.chosen[-1],
             }
-            run_config = _run_config(names.embeddings_op, found.space, config)
+            run_config = unattended_config(names.embeddings_op, found.space, config)
             requests.append(dg.RunRequest(run_config=run_config, tags=tags))
         return dg.SensorResult(
             run_requests=requests,
@@ -86,51 +81,6 @@ def new_partitions(names: CatalogNames, settings: Settings, job: UnresolvedAsset
         )
 
     return sensor
-
-
-def nightly_refresh(names: CatalogNames, settings: Settings, job: dg.JobDefinition) -> dg.ScheduleDefinition:
-    """The schedule that brings everything up to date, changed partitions included."""
-
-    @dg.schedule(
-        name=names.schedule,
-        job=job,
-        cron_schedule=settings.nightly_cron,
-        execution_timezone=settings.timezone,
-        description="Everything that is missing or stale, once a night; never begins another vector space by itself.",
-        required_resource_keys=names.resource_keys,
-    )
-    def schedule(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        resources = names.resources(context.resources)
-        try:
-            space = known_space(names, resources.output.open(), resources.encoder.spec(), unattended=True)
-        except SurgeError as error:
-            return dg.SkipReason(str(error))
-        return dg.RunRequest(run_config=_run_config(names.refresh_op, space, {}))
-
-    return schedule
-
-
-def scheduled_check(
-    names: CatalogNames, settings: Settings, job: UnresolvedAssetJobDefinition
-) -> list[dg.ScheduleDefinition]:
-    """The schedule that compares the catalog with the output, where the settings ask for one."""
-    if settings.check_cron is None:
-        return []
-    return [
-        dg.ScheduleDefinition(
-            name=names.check_schedule,
-            job=job,
-            cron_schedule=settings.check_cron,
-            execution_timezone=settings.timezone,
-            description="Reads the whole catalog and the whole output and compares them.",
-        )
-    ]
-
-
-def _run_config(op_name: str, space: Space | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Config of an unattended run: it may fill the space that is there, or begin the first one of an empty output."""
-    expected = {"expected_space": space.name} if space else {}
-    return {"ops": {op_name: {"config": {"unattended": True, **expected, **options}}}}
 
 
 def _held(names: CatalogNames, instance: dg.DagsterInstance) -> set[str] | None:

@@ -25,10 +25,12 @@ from surge_dagster.engine.cost_model import plan as make_plan
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import HASH_SCHEME, EncodingSpec, Space
 from surge_dagster.engine.errors import ConfigError, SurgeError
+from surge_dagster.engine.output.current_space import named_space, read_current, space_of_readers
 from surge_dagster.engine.output.spaces import find_space, list_spaces
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.search import search as search_space
+from surge_dagster.engine.switching import switch_space
 from surge_dagster.engine.telemetry import Failure, Receipt, RunReport
 from surge_dagster.engine.verify import Verified, Violation
 from surge_dagster.engine.verify import verify as verify_output
@@ -175,6 +177,36 @@ def verify(
 
 
 @app.command()
+def switch(
+    source: Source = None,
+    output: Output = None,
+    model: Model = None,
+    prompt: Prompt = None,
+    max_length: MaxLength = None,
+    normalize: Normalize = None,
+    dimension: Dimension = None,
+    dtype: Dtype = None,
+    precision: Precision = None,
+    id_column: IdColumn = None,
+    text_column: TextColumn = None,
+    max_text_bytes: MaxTextBytes = None,
+    space_name: Annotated[
+        str | None, typer.Option("--space", help="Name of the space; default: the one that the settings mean.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make another space the one that readers use, if it is complete and every file in it is right."""
+    settings = load_settings(**_given(locals()))
+    catalog, store = settings.open_source(), settings.open_store()
+    space = named_space(store, space_name) if space_name else _existing_space(settings, store)
+    switched = switch_space(catalog, store, space)
+    before = f"; before it, {switched.current.previous}" if switched.current.previous else ""
+    print(f"{space.name} {'is now' if switched.changed else 'was already'} the current space of {store.url}{before}")
+    if as_json:
+        print_json(asdict(switched))
+
+
+@app.command()
 def plan(
     source: Source = None,
     model: Model = None,
@@ -240,17 +272,25 @@ def search(
     k: Annotated[int, typer.Option("-k", help="How many.", min=1)] = 5,
     as_json: Json = False,
 ) -> None:
-    """Print the nearest texts of an output, to look at a result."""
+    """Print the nearest texts of an output, to look at a result: of the current space, if none is described here."""
     require_text("the text to look for", text)
+    described = (model, prompt, max_length, normalize, dimension, dtype, precision) != (None,) * 7
     settings = load_settings(**_given(locals(), leave_out=("text", "k")))
     store = settings.open_store()
-    space = _existing_space(settings, store)
-    with _pool(settings, space) as pool:
+    if described or read_current(store) is None:
+        space = _existing_space(settings, store)
+        pool = _pool(settings, space)
+    else:
+        space = space_of_readers(store)
+        if find_space(store, settings.encoding_spec()) != space:
+            complain(f"searching the current space {space.name}, which is not the one that the settings mean")
+        pool = _pool_like(settings, space)
+    with pool:
         hits = search_space(store, pool, [text], k)[0]
     for hit in hits:
         print(f"{hit.score:.3f}  {hit.key}  {hit.id}\n       {one_line(hit.text)}")
     if as_json:
-        print_json({"query": text, "hits": [asdict(hit) for hit in hits]})
+        print_json({"query": text, "space": space.name, "hits": [asdict(hit) for hit in hits]})
 
 
 @app.command()
@@ -343,6 +383,14 @@ def _pool(settings: Settings, space: Space | None = None) -> EncoderPool:
         spec = replace(spec, arithmetic=space.requested.arithmetic)
     with messages.status(f"starting the encoder for {spec.model}"):
         return settings.start_pool(spec)
+
+
+def _pool_like(settings: Settings, space: Space) -> EncoderPool:
+    """A pool with the model that made a space, whichever the settings mean."""
+    if space.requested.arithmetic != settings.encoding_spec().arithmetic:
+        settings = settings.model_copy(update={"precision": "auto"})
+    with messages.status(f"starting the encoder for {space.requested.model}"):
+        return settings.start_pool(space.requested)
 
 
 def _existing_space(settings: Settings, store: Store) -> Space:

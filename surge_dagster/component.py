@@ -19,7 +19,7 @@ from functools import cache
 from typing import Annotated, Any, Self, Union
 
 import dagster as dg
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, create_model
 from pydantic_core import PydanticUndefined
 
 from surge_dagster.definitions import embedding_catalog
@@ -100,4 +100,6 @@ class EmbeddingCatalog(dg.Component, dg.Resolvable):
 
 def _plain(value: Any) -> Any:
     """An attribute as the settings take it, and as templates in it can be filled in."""
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
     return value.revealed() if isinstance(value, StorageSettings) else value

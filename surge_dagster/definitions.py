@@ -6,12 +6,16 @@ location is the one catalog of `surge.yaml` and the `SURGE_…` variables.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import dagster as dg
 
-from surge_dagster import automation
+from surge_dagster import automation, schedules
+from surge_dagster.alert_sensors import alert_sensors
+from surge_dagster.alerts import AlertHook
 from surge_dagster.assets.catalog_check import catalog_checks
+from surge_dagster.assets.current_space import current_space, switch_current_space
 from surge_dagster.assets.embeddings import catalog_refresh, embeddings
 from surge_dagster.assets.embeddings_input import EmbeddingsInput
 from surge_dagster.assets.names import CatalogNames
@@ -19,15 +23,20 @@ from surge_dagster.assets.source_partitions import source_partitions
 from surge_dagster.assets.superbatches import superbatches
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
 from surge_dagster.settings import Settings, load_settings
+from surge_dagster.switching_sensor import complete_space
 
 
-def embedding_catalog(settings: Settings | None = None, *, name: str | None = None, **arguments: Any) -> dg.Definitions:
+def embedding_catalog(
+    settings: Settings | None = None, *, name: str | None = None, alerts: Sequence[AlertHook] = (), **arguments: Any
+) -> dg.Definitions:
     """Everything Dagster needs to know of one catalog and one output; neither needs to exist yet.
 
     Args:
         settings: all of them. Without, they are read as everywhere: `arguments`, then the environment, then the file.
         name: tells catalogs of one code location apart: `shop` has the assets `shop/embeddings` and so on, the job
             `shop_catalog_refresh`, the resource `shop_output`. None is for plain names.
+        alerts: called when a run has failed or a SuperBatch was slow, beside the setting `alert_webhook`; see
+            `surge_dagster.alerts`.
         arguments: settings by name, such as `source=` and `output=`.
 
     Raises:
@@ -40,15 +49,20 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
     names = CatalogNames(name)
     checks = catalog_checks(names)
     refresh, embed = catalog_refresh(names), automation.embed_partitions(names)
-    check = automation.catalog_check(names, checks)
+    check, switch = automation.catalog_check(names, checks), switch_current_space(names)
     return dg.Definitions(
-        assets=[source_partitions(names), superbatches(names), embeddings(names)],
+        assets=[source_partitions(names), superbatches(names), embeddings(names), current_space(names)],
         asset_checks=[checks],
-        jobs=[refresh, embed, check],
-        sensors=[automation.new_partitions(names, settings, embed)],
+        jobs=[refresh, embed, check, switch],
+        sensors=[
+            automation.new_partitions(names, settings, embed),
+            *complete_space(names, settings, switch),
+            *alert_sensors(names, settings, alerts),
+        ],
         schedules=[
-            automation.nightly_refresh(names, settings, refresh),
-            *automation.scheduled_check(names, settings, check),
+            schedules.nightly_refresh(names, settings, refresh),
+            *schedules.forced_refresh(names, settings, refresh),
+            *schedules.scheduled_check(names, settings, check),
         ],
         resources=_resources(names, settings),
     )
@@ -56,7 +70,6 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
 
 def _resources(names: CatalogNames, settings: Settings) -> dict[str, Any]:
     values = settings.model_dump()
-    encoder = Encoder(**_named(Encoder, values))
     output = OutputStore(
         url=settings.output,
         storage=settings.storage_options.options(),  # pyright: ignore[reportArgumentType]
@@ -64,9 +77,9 @@ def _resources(names: CatalogNames, settings: Settings) -> dict[str, Any]:
     )
     return {
         names.catalog_resource: CatalogSource(url=settings.source, **_named(CatalogSource, values)),
-        names.encoder_resource: encoder,
+        names.encoder_resource: Encoder(**_named(Encoder, values)),
         names.output_resource: output,
-        names.input_resource: EmbeddingsInput(output=output, encoder=encoder),
+        names.input_resource: EmbeddingsInput(output=output),
     }
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 CONFIG_VARIABLE = "SURGE_CONFIG"
 CONFIG_FILE = "surge.yaml"
+_SECRETS = ("alert_webhook",)
 
 
 class StorageSettings(BaseModel):
@@ -108,8 +109,20 @@ class Settings(BaseSettings):
     max_partitions_per_run: int = Field(1000, ge=1, description="keys that the sensor puts into one run, at most")
     refresh_stale: bool = Field(False, description="whether the sensor also requests partitions that changed")
     nightly_cron: str = "0 2 * * *"
+    forced_cron: str | None = Field(None, description="when everything is encoded again; none: by hand alone")
     check_cron: str | None = Field(None, description="when catalog_check is run; none: by hand alone")
     timezone: str = "UTC"
+    switch_when_complete: bool = Field(False, description="whether a new space becomes current when complete")
+
+    alert_webhook: SecretStr | None = Field(None, description="http(s) URL that alerts are posted to; a secret")
+    webserver_url: str | None = Field(None, description="of Dagster's UI, for links in alerts")
+
+    @field_validator("alert_webhook")
+    @classmethod
+    def _require_http(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not value.get_secret_value().startswith(("http://", "https://")):
+            raise ValueError("expected a URL that begins with https:// or http://")
+        return value
 
     @classmethod
     def settings_customise_sources(
@@ -234,6 +247,8 @@ def _problem(detail: Any, arguments: dict[str, Any]) -> str:
     if detail["type"] == "extra_forbidden":
         known = ", ".join(Settings.model_fields)
         return f"setting {origin} is unknown; there are {known}"
+    if name in _SECRETS:
+        return f"setting {origin}: {message}"
     return f"setting {origin} is {detail['input']!r}: {message}"
 
 

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec
 from tests.small_catalogs import DIMENSION
+from tests.spaces import Spaces, embed_into_three_spaces
 
 # The same examples on every machine, and no clock in the verdict: what fails here fails everywhere.
 settings.register_profile(
@@ -44,3 +45,9 @@ def hash_pool(cache_folder: Path) -> Iterator[EncoderPool]:
     """Real worker processes, shared memory and pipes; vectors come from a hash of the text."""
     with EncoderPool(EncodingSpec(model=f"hash://{DIMENSION}")) as pool:
         yield pool
+
+
+@pytest.fixture(scope="session")
+def three_spaces(hash_pool: EncoderPool, tmp_path_factory: pytest.TempPathFactory) -> Spaces:
+    """A catalog in three complete spaces; to be copied, not to be changed."""
+    return embed_into_three_spaces(tmp_path_factory.mktemp("three-spaces"), hash_pool)

@@ -14,6 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster import cli
+from surge_dagster.engine.output.current_space import CurrentSpace, read_current
+from tests.spaces import Spaces
 
 MODEL = ("--model", "hash://16")
 DOCUMENTED = """
@@ -89,6 +91,29 @@ def test_a_bad_partition_ends_in_exit_code_1_with_all_others_published(catalog: 
     assert [failed["key"] for failed in report["partitions_failed"]] == ["nulls"]
     assert "row 1" in finished.stderr
     assert "Traceback" not in finished.stderr
+
+
+def test_search_follows_a_switch_which_wants_everything(
+    three_spaces: Spaces, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = three_spaces.copy_to(tmp_path)
+    first, second, _ = made.names()
+    switch = ("switch", "catalog", "output", "--model")
+    assert in_process(capsys, monkeypatch, tmp_path, *switch, "hash://16")[0] == 0
+    content = made.file("hash://24", "c").read_bytes()
+    made.file("hash://24", "c").unlink()
+    code, _, error = in_process(capsys, monkeypatch, tmp_path, *switch, "hash://24")
+    assert code == 1 and "1 missing: 'c'" in error and read_current(made.store) == CurrentSpace(first)
+    made.file("hash://24", "c").write_bytes(content)
+    code, out, error = in_process(capsys, monkeypatch, tmp_path, *switch, "hash://24", "--json")
+    assert code == 0, error
+    assert json.loads(out.splitlines()[-1])["current"] == {"space": second, "previous": first, "number": 2}
+    monkeypatch.setenv("SURGE_MODEL", "hash://16")
+    code, out, error = in_process(capsys, monkeypatch, tmp_path, "search", "output", "b/7 b/7 b/7", "-k", 1, "--json")
+    assert code == 0, error
+    assert f"searching the current space {second}" in error
+    found = json.loads(out.splitlines()[-1])
+    assert (found["space"], [(hit["key"], hit["id"]) for hit in found["hits"]]) == (second, [("b", "id-7")])
 
 
 def test_verify_names_the_partition_and_exits_with_1(catalog: Path, tmp_path: Path) -> None:
@@ -176,7 +201,7 @@ def test_catalogs_are_built_and_planned(tmp_path: Path) -> None:
 def test_every_command_explains_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for command in ("", "embed", "verify", "plan", "search", "demo", "catalog demo", "catalog synthetic"):
+    for command in ("", "embed", "verify", "switch", "plan", "search", "demo", "catalog demo", "catalog synthetic"):
         code, out, error = in_process(capsys, monkeypatch, tmp_path, *command.split(), "--help")
         assert code == 0, error
         assert f"Usage: surge-dagster {command}".strip() in " ".join(out.split())

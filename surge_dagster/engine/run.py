@@ -28,6 +28,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import Cancelled, EncoderError
 from surge_dagster.engine.ledger import Ledger
 from surge_dagster.engine.memory import MemoryPlan, largest_pieces, plan_memory
+from surge_dagster.engine.output.current_space import keep_current
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.publisher import EncodedSuperBatch, PublishedSuperBatch, Publisher
 from surge_dagster.engine.output.spaces import claim_space
@@ -35,7 +36,6 @@ from surge_dagster.engine.output.staging import Staging
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.superbatch import Aggregator, SuperBatch, Thresholds
 from surge_dagster.engine.telemetry import (
-    SLOW_PACE,
     Failure,
     InFlight,
     MemoryGauge,
@@ -43,6 +43,7 @@ from surge_dagster.engine.telemetry import (
     Receipt,
     RunReport,
     SuperBatchReport,
+    is_slow,
 )
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,6 @@ _TOLD_AT_ONCE = 256
 _TELLINGS_WAITING = 64
 _CALLS_AT_ONCE = 2
 _POLL_SECONDS = 0.05
-_WORTH_A_WARNING_SECONDS = 1.0
 # Of the grace time, for the SuperBatches that are being encoded; most of one takes no longer.
 _ENCODE_SHARE = 0.5
 
@@ -93,6 +93,7 @@ class EmbeddingRun:
         self.bounds = (thresholds or Thresholds()).resolve(pool.texts_per_second)
         self._memory: MemoryPlan = plan_memory(self.bounds, pool.space, self._threads, memory_limit, store.upload_bytes)
         self._retries_before = dict(store.retries)
+        keep_current(store, pool.space)
         self.space = claim_space(store, pool.space)
         self.report = RunReport(
             space=self.space.name,
@@ -272,7 +273,7 @@ class EmbeddingRun:
         now = time.perf_counter()
         since_last, self._encoded_at = now - (self._encoded_at or self._begun), now
         pace = self._pace.ratio(figures.padded_tokens, figures.encode_seconds)
-        if pace is not None and pace > SLOW_PACE and figures.encode_seconds > _WORTH_A_WARNING_SECONDS:
+        if is_slow(pace, figures.encode_seconds):
             log.warning(
                 "a SuperBatch of %d texts took %.1f s, %.1f times as long per token as those before it; look whether "
                 "something else uses the device or slows it down",

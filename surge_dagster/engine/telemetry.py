@@ -13,8 +13,14 @@ from typing import Any, Literal, Self
 
 import pyarrow as pa
 
-SLOW_PACE = 2.0  # times the running average from which on a SuperBatch is worth a warning
+_SLOW_PACE = 2.0  # times the running average
+_WORTH_A_WARNING_SECONDS = 1.0
 _PACE_NEEDS = 3
+
+
+def is_slow(pace_ratio: float | None, encode_seconds: float) -> bool:
+    """Whether a SuperBatch took so much longer per token than those before it that a person should know."""
+    return pace_ratio is not None and pace_ratio > _SLOW_PACE and encode_seconds > _WORTH_A_WARNING_SECONDS
 
 
 def compute_intensity(tokenize_seconds: float, forward_seconds: float, copy_seconds: float) -> float:

@@ -2,7 +2,7 @@
 
 So a test can stop a run at a known point, look at what is there, and let it go on, without ever guessing a time.
 `break before PATH` breaks the device unless PATH exists: its worker dies, and no other one can start. `$GATED_DEVICE`
-says where the device is: the same PATH.
+says where the device is: the same PATH. `take SECONDS` takes so long, as a device does that is slowed down.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ class GatedBackend(HashBackend):
                 while not Path(text.removeprefix("wait for ")).exists():
                     progress()
                     threading.Event().wait(0.02)
+            if text.startswith("take "):
+                time.sleep(float(text.removeprefix("take ")))
             if text.startswith("break before ") and not (mended := Path(text.removeprefix("break before "))).exists():
                 _broken(mended).touch()
                 os.kill(os.getpid(), signal.SIGKILL)

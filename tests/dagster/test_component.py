@@ -149,6 +149,18 @@ def test_attributes_weigh_more_than_the_environment_and_templates_are_filled_in(
     assert settings.storage_options.timeout_seconds == 5
 
 
+@pytest.mark.parametrize("given", ["https://chat/hunter2", "{{ env.WEBHOOK }}"])
+def test_alerts_are_posted_where_an_attribute_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WEBHOOK", "https://chat/hunter2")
+    made = load(source="c", output="o", name="a", alert_webhook=given)
+    assert made.settings.alert_webhook and made.settings.alert_webhook.get_secret_value() == "https://chat/hunter2"
+    assert "hunter2" not in repr(made)
+    definitions = made.build_defs(dg.ComponentTree.for_test().load_context)
+    sensors = {sensor.name for sensor in definitions.get_repository_def().sensor_defs}
+    assert {"a_alerts_of_failed_runs", "a_alerts_of_slow_superbatches"} < sensors
+
+
 def test_the_checks_have_a_schedule_when_it_is_set() -> None:
     repository = (
         load(source="c", output="o", name="a", check_cron="0 5 * * 0", timezone="Europe/Berlin")
@@ -168,6 +180,7 @@ def test_the_checks_have_a_schedule_when_it_is_set() -> None:
         ({"b_min": 0}, "b_min"),
         ({"dtype": "int8"}, "dtype"),
         ({"storage_options": {"secret": "hunter2"}}, "storage_options.secret"),
+        ({"alert_webhook": ["hunter2"]}, "alert_webhook"),
         ({"source": None}, "source"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import dagster as dg
@@ -11,10 +12,10 @@ import pytest
 
 from surge_dagster import Embeddings
 from surge_dagster.assets.embeddings_input import EmbeddingsInput
-from surge_dagster.engine.output import open_store
-from surge_dagster.engine.output.spaces import list_spaces
+from surge_dagster.engine.output.current_space import write_current
 from surge_dagster.resources import OutputStore
 from tests.dagster.conftest import NAMES, Ran, Workbench
+from tests.spaces import Spaces
 
 INS = {"embeddings": dg.AssetIn(key=NAMES.embeddings, input_manager_key="embeddings_input")}
 
@@ -22,12 +23,19 @@ INS = {"embeddings": dg.AssetIn(key=NAMES.embeddings, input_manager_key="embeddi
 class Downstream:
     """An asset after `embeddings`, with or without the catalog's partitions; keeps what it was given."""
 
-    def __init__(self, bench: Workbench, annotation: Any = pl.LazyFrame, *, partitioned: bool = False) -> None:
+    def __init__(
+        self,
+        bench: Workbench,
+        annotation: Any = pl.LazyFrame,
+        *,
+        partitioned: bool = False,
+        seen: Callable[[Any], Any] | None = None,
+    ) -> None:
         self.given: list[Any] = []
         self._bench = bench
 
         def near_duplicates(embeddings: Any) -> dg.MaterializeResult:
-            self.given.append(self.rows_in(embeddings))
+            self.given.append((seen or self.rows_in)(embeddings))
             return dg.MaterializeResult(metadata={"rows": len(self.given[-1])})
 
         near_duplicates.__annotations__["embeddings"] = annotation
@@ -113,32 +121,34 @@ def test_a_partition_without_embeddings_ends_its_own_run_and_a_damaged_one_every
     assert "partition 'c'" in damaged.failure() and "cannot be loaded" in damaged.failure()
 
 
-def test_of_several_spaces_the_one_that_the_settings_mean_is_loaded(embedded: Workbench) -> None:
-    """And another one when it is named; without either the output must hold one only."""
-    first = list_spaces(open_store(embedded.output))[0].name
-    embedded.settings["max_length"] = 7
-    embedded.write("a", 5)
-    assert embedded.refresh().success
-    second = next(space.name for space in list_spaces(open_store(embedded.output)) if space.name != first)
-    downstream = Downstream(embedded)
-    assert downstream.run().success
-    output = OutputStore(url=str(embedded.output), include_text=True)
-    assert downstream.run(embeddings_input=EmbeddingsInput(output=output, space=first)).success
-    assert [len(rows) for rows in downstream.given] == [9, 6]
-    unclear = downstream.run(embeddings_input=EmbeddingsInput(output=output))
+def test_of_several_spaces_the_current_one_is_loaded_or_the_one_that_is_named(
+    bench: Workbench, three_spaces: Spaces
+) -> None:
+    """Whatever the settings mean; where none is current none is chosen."""
+    made = three_spaces.copy_to(bench.root)
+    first, second, _ = made.names()
+    bench.settings["model"] = "hash://8"
+    unclear = Downstream(bench).run()
     assert not unclear.success
-    assert first in unclear.failure() and second in unclear.failure()
+    assert first in unclear.failure() and second in unclear.failure() and "several spaces" in unclear.failure()
+    write_current(made.store, second, seen=None)
+    downstream = Downstream(bench, Embeddings, seen=lambda given: given.space.name)
+    assert downstream.run().success
+    output = OutputStore(url=str(bench.output), include_text=True)
+    assert downstream.run(embeddings_input=EmbeddingsInput(output=output, space=first)).success
+    assert downstream.given == [second, first]
 
 
-def test_a_model_that_was_never_embedded_with_is_not_replaced_by_another(bench: Workbench) -> None:
+def test_settings_that_mean_another_model_leave_readers_with_the_space_that_is_there(
+    bench: Workbench, three_spaces: Spaces
+) -> None:
     nothing = Downstream(bench).run()
     assert not nothing.success and "holds no embeddings" in nothing.failure()
-    bench.write("a")
-    assert bench.refresh().success
-    bench.settings["max_length"] = 8
-    ran = Downstream(bench).run()
-    assert not ran.success
-    assert "has no space for the model 'hash://16' with these settings; it holds hash-16-" in ran.failure()
+    made = three_spaces.copy_to(bench.root, ("hash://16",))
+    bench.settings["model"] = "hash://24"
+    downstream = Downstream(bench, Embeddings, seen=lambda given: given.space.name)
+    assert downstream.run().success
+    assert downstream.given == [made.of("hash://16").name]
 
 
 def test_a_type_that_cannot_be_given_and_an_output_that_cannot_be_taken_are_refused(bench: Workbench) -> None:

@@ -60,7 +60,8 @@ def test_a_gcs_resource_lends_its_credentials(emulator: GCSResource, monkeypatch
 def test_options_reach_the_store_and_no_view_of_dagsters() -> None:
     given = {"access_key_id": "hunter1", "secret_access_key": "hunter2", "endpoint": "http://127.0.0.1:9"}
     options = StorageSettings.model_validate(given)
-    settings = load_settings(output="s3://vectors/out", storage_options=options)
+    webhook = "https://127.0.0.1:9/hunter3"
+    settings = load_settings(output="s3://vectors/out", storage_options=options, alert_webhook=webhook)
     definitions = embedding_catalog(settings)
     output = definitions.resources["output"] if definitions.resources else None
     assert isinstance(output, OutputStore)
@@ -69,4 +70,5 @@ def test_options_reach_the_store_and_no_view_of_dagsters() -> None:
     everything_the_ui_gets = dg.serialize_value(RepositorySnap.from_def(definitions.get_repository_def()))
     assert "s3://vectors/out" in everything_the_ui_gets
     assert "hunter" not in everything_the_ui_gets + repr(output)
-    assert "hunter2" not in repr(settings) + repr(StorageOptions(secret_access_key="hunter2"))
+    shown = repr(settings) + str(settings.model_dump()) + settings.model_dump_json()
+    assert "hunter2" not in shown + repr(StorageOptions(secret_access_key="hunter2")) and "hunter3" not in shown

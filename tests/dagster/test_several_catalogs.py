@@ -83,11 +83,11 @@ def read_by_an_asset(bench: Workbench, both: dg.Definitions, names: CatalogNames
 
 def test_without_a_name_everything_is_called_plainly(bench: Workbench) -> None:
     found = everything_named(embedding_catalog(source="c", output="o"))
-    assert found["assets"] == {"source_partitions", "superbatches", "embeddings"}
+    assert found["assets"] == {"source_partitions", "superbatches", "embeddings", "current_space"}
     assert "embeddings:published_partitions_are_valid" in found["checks"]
     assert (found["groups"], found["partitions"]) == ({"surge"}, {"catalog"})
-    assert found["jobs"] == {"catalog_refresh", "embed_partitions", "catalog_check"}
-    assert found["ops"] == {"refresh", "embeddings", "compare_catalog_and_output"}
+    assert found["jobs"] == {"catalog_refresh", "embed_partitions", "catalog_check", "switch_current_space"}
+    assert found["ops"] == {"refresh", "embeddings", "compare_catalog_and_output", "current_space"}
     assert found["automation"] == {"new_partitions", "nightly_refresh"}
     assert found["resources"] == {"catalog", "encoder", "output", "embeddings_input"}
 

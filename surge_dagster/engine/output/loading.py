@@ -19,9 +19,9 @@ from surge_dagster.engine.catalog import decode_key
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import ConfigError, DataError
 from surge_dagster.engine.output import open_store
+from surge_dagster.engine.output.current_space import named_space, space_of_readers
 from surge_dagster.engine.output.embedding_file import FileFacts, InvalidFile, check_schema, read_facts
 from surge_dagster.engine.output.freshness import SUFFIX, PublishedFile, file_name, read_footer
-from surge_dagster.engine.output.spaces import SPACE_FILE, list_spaces
 from surge_dagster.engine.output.store import Store, StoredObject
 from surge_dagster.engine.output.store_filesystem import filesystem_of
 from surge_dagster.engine.unreadable import UNREADABLE, first_line
@@ -207,29 +207,15 @@ class Embeddings:
 def open_embeddings(output: str | Path | Store, space: str | None = None) -> Embeddings:
     """Open what lies in an output, to load it.
 
-    Reads one listing and the footer of each file of the space.
+    Reads one listing and the footer of each file of the space. Whatever becomes the current space afterwards, what is
+    open stays with its own.
 
     Args:
         output: a path or URL, or a store that is open already; the folder above those of the spaces.
-        space: name of a space's folder; may be left out where the output has one space only.
+        space: name of a space's folder; None is the current space, or the only one.
 
     Raises:
-        ConfigError: there are no embeddings, no such space, or several spaces and none was named.
+        ConfigError: there are no embeddings, no such space, or several spaces of which none is current or named.
     """
     store = open_store(output) if isinstance(output, (str, Path)) else output
-    spaces = {found.name: found for found in list_spaces(store)}
-    if not spaces:
-        inside = any(stored.name == SPACE_FILE for stored in store.list(""))
-        raise ConfigError(
-            f"{store.url!r} is the folder of one space; give the folder above it, and the space by name."
-            if inside
-            else f"{store.url!r} holds no embeddings. Run `surge-dagster embed`, or give another output."
-        )
-    if space is None and len(spaces) > 1:
-        raise ConfigError(
-            f"{store.url!r} holds several spaces, whose vectors cannot be compared: {', '.join(spaces)}. Name one."
-        )
-    name = next(iter(spaces)) if space is None else space
-    if name not in spaces:
-        raise ConfigError(f"{store.url!r} has no space {name!r}; it holds {', '.join(spaces)}.")
-    return Embeddings(store, spaces[name])
+    return Embeddings(store, space_of_readers(store) if space is None else named_space(store, space))

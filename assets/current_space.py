@@ -1,0 +1,96 @@
+"""The asset that says which space readers use, and changes it when it is materialized.
+
+It is complete or it refuses: nothing downstream ever reads a space that lacks a partition. Its data version is the
+space, so what depends on it becomes stale by a switch and by nothing else.
+
+Dagster reads the annotations of ops while it makes them, so they must not be strings here.
+"""
+
+import dagster as dg
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+from pydantic import Field
+
+from surge_dagster.assets.checks import failure_table
+from surge_dagster.assets.names import CatalogNames, CatalogResources
+from surge_dagster.assets.outputs import known_space
+from surge_dagster.engine.encoder.spec import Space
+from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
+from surge_dagster.engine.output.current_space import named_space
+from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.switching import SwitchRefused, switch_space
+
+_RETRIES = 2
+_RETRY_SECONDS = 5
+
+
+class SwitchConfig(dg.Config):
+    """Options of a switch; to the space that the settings mean it needs none."""
+
+    space: str | None = Field(None, description="name of the space to switch to; none: the one that the settings mean")
+
+
+def current_space(names: CatalogNames) -> dg.AssetsDefinition:
+    """The asset that stands for the space that readers use."""
+
+    @dg.asset(
+        key=names.current_space,
+        deps=[names.embeddings],
+        group_name=names.group,
+        kinds={"json"},
+        required_resource_keys=names.resource_keys,
+        description=(
+            "The vector space that readers use. Materialized, it becomes the one that the settings mean, or the one "
+            "named in the config, if that has a fresh and valid file of every partition; else nothing changes."
+        ),
+    )
+    def switch(context: dg.AssetExecutionContext, config: SwitchConfig) -> dg.MaterializeResult:
+        """Verify a space and make it the current one."""
+        resources = names.resources(context.resources)
+        try:
+            source, store = resources.catalog.open(), resources.output.open()
+            space = named_space(store, config.space) if config.space else _meant(names, resources, store)
+            switched = switch_space(source, store, space)
+        except TransientError as error:
+            raise dg.RetryRequested(_RETRIES, _RETRY_SECONDS) from error
+        except SwitchRefused as refused:
+            listed = failure_table([(found.key, found.reason) for found in refused.violations])
+            metadata = {"counts": dg.MetadataValue.json(dict(refused.counts)), "failed": dg.MetadataValue.md(listed)}
+            raise dg.Failure(str(refused), metadata=metadata, allow_retries=False) from refused
+        except SurgeError as error:
+            raise dg.Failure(str(error), allow_retries=False) from error
+        verb = "is now" if switched.changed else "was already"
+        context.log.info(f"{space.name} {verb} the current space of {store.url}")
+        return dg.MaterializeResult(
+            metadata={
+                "space": space.name,
+                "previous_space": switched.current.previous,
+                "changed": switched.changed,
+                "model": space.requested.model,
+                "dimension": space.dimension,
+                "location": store.location(space.name),
+            }
+            | ({"partitions": switched.partitions, "rows": switched.rows} if switched.changed else {}),
+            data_version=dg.DataVersion(space.name),
+        )
+
+    return switch
+
+
+def switch_current_space(names: CatalogNames) -> UnresolvedAssetJobDefinition:
+    """The job that makes another space the current one."""
+    return dg.define_asset_job(
+        names.switch_job,
+        selection=[names.current_space],
+        executor_def=dg.in_process_executor,
+        description="Reads a space in full beside the catalog, and makes it the one that readers use if all is right.",
+    )
+
+
+def _meant(names: CatalogNames, resources: CatalogResources, store: Store) -> Space:
+    space = known_space(names, store, resources.encoder.spec(), unattended=False)
+    if space is None:
+        raise ConfigError(
+            f"the output {store.url!r} holds nothing of {resources.encoder.model!r} with these settings yet. Launch "
+            f"{names.refresh_job}, then switch."
+        )
+    return space

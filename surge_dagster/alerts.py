@@ -1,0 +1,136 @@
+"""Telling somebody: alerts of failed runs and of slow SuperBatches, and the hooks that carry them out of Dagster.
+
+A hook is any callable that takes an `Alert`. Hooks are called by sensors, never by a run: whatever they do, a run is
+neither held up nor failed by it. A hook that raises or hangs is named in the tick's log, and the others go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Literal, Protocol
+
+import urllib3
+
+from surge_dagster.engine.errors import SurgeError
+
+Kind = Literal["run_failed", "slow_superbatch"]
+
+_PATIENCE_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """Something that a person should know.
+
+    Attributes:
+        catalog: its name; empty for the catalog without one.
+        kind: what happened.
+        run_id: Dagster's id of the run.
+        message: what happened, in sentences; at most some thousand characters.
+        failed_partitions: catalog keys of what the run refused, the first of them.
+        failed_count: how many there are in all.
+        link: where Dagster's UI shows the run; None where the settings do not say where that is.
+    """
+
+    catalog: str
+    kind: Kind
+    run_id: str
+    message: str
+    failed_partitions: tuple[str, ...] = ()
+    failed_count: int = 0
+    link: str | None = None
+
+    @property
+    def text(self) -> str:
+        """All of it as a message for a person."""
+        lines = [f"{self.catalog}: {self.message}" if self.catalog else self.message]
+        if self.failed_partitions:
+            more = self.failed_count - len(self.failed_partitions)
+            named = ", ".join(self.failed_partitions) + (f" and {more:,} more" if more > 0 else "")
+            lines.append(f"Failed partitions: {named}")
+        lines.append(self.link or f"Run {self.run_id}")
+        return "\n".join(lines)
+
+
+class AlertHook(Protocol):
+    """What takes an alert to somebody; what it raises is logged."""
+
+    def __call__(self, alert: Alert, /) -> object: ...
+
+
+class NotDelivered(SurgeError):
+    """A hook could not get rid of an alert; the text never holds an address, which may be a secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class Webhook:
+    """Posts an alert as JSON: its fields by name, and `text`, which is all of them as a message.
+
+    Attributes:
+        url: who knows it can post there, so it is shown nowhere.
+        timeout_seconds: for connecting, and for the answer to begin.
+    """
+
+    url: str = field(repr=False)
+    timeout_seconds: float = 10.0
+
+    def __call__(self, alert: Alert, /) -> None:
+        """Post it once; redirections are not followed.
+
+        Raises:
+            NotDelivered: nobody answers, or the answer is not one of success.
+        """
+        try:
+            answer = urllib3.request(
+                "POST",
+                self.url,
+                json={**asdict(alert), "text": alert.text},
+                timeout=self.timeout_seconds,
+                retries=False,
+                redirect=False,
+                preload_content=False,
+            )
+            answer.release_conn()
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            # Without its cause and its text, which name the address.
+            raise NotDelivered(f"the webhook cannot be reached ({type(error).__name__})") from None
+        if not 200 <= answer.status < 300:
+            raise NotDelivered(f"the webhook answered {answer.status}")
+
+
+def deliver(
+    alert: Alert,
+    hooks: Sequence[AlertHook],
+    log: logging.Logger,
+    *,
+    patience_seconds: float = _PATIENCE_SECONDS,
+) -> None:
+    """Call every hook, all at once; returns when they are done or the patience is over, and never raises.
+
+    Args:
+        log: is told of hooks that failed or did not return.
+        patience_seconds: for all hooks together; one that takes longer is left alone.
+    """
+    calls = [threading.Thread(target=_call, args=(hook, alert, log), name="surge-alert", daemon=True) for hook in hooks]
+    deadline = time.monotonic() + patience_seconds
+    for call in calls:
+        call.start()
+    for hook, call in zip(hooks, calls, strict=True):
+        call.join(max(0.0, deadline - time.monotonic()))
+        if call.is_alive():
+            log.warning(f"the alert hook {_name_of(hook)} has not returned after {patience_seconds:g} s; left alone")
+
+
+def _call(hook: AlertHook, alert: Alert, log: logging.Logger) -> None:
+    try:
+        hook(alert)
+    except Exception as error:
+        log.warning(f"the alert hook {_name_of(hook)} failed on run {alert.run_id}: {type(error).__name__}: {error}")
+
+
+def _name_of(hook: AlertHook) -> str:
+    return getattr(hook, "__qualname__", type(hook).__qualname__)

@@ -1,0 +1,113 @@
+"""Making another space the current one: only when it has everything, and everything in it reads as it should.
+
+First the footers are compared with the catalog, which takes seconds and finds what is missing. Then every file is read
+beside its source, which takes as long as reading everything does. What is proven is the catalog as it was listed for
+that. The switch itself is one small object that is replaced; readers that have opened a space stay with it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from surge_dagster.engine.catalog import Source
+from surge_dagster.engine.encoder.spec import Space
+from surge_dagster.engine.errors import ConfigError, SurgeError
+from surge_dagster.engine.output.current_space import CurrentSpace, read_current, write_current
+from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.verify import Verified, Violation, verify
+
+_KEPT = 200
+_NAMED = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """What became of a switch.
+
+    Attributes:
+        current: what readers find now.
+        changed: False when the space was current already; it was not looked at then.
+        partitions, rows: of the space, as verified.
+    """
+
+    current: CurrentSpace
+    changed: bool
+    partitions: int = 0
+    rows: int = 0
+
+
+class SwitchRefused(SurgeError):
+    """A space is not fit to be the current one; the one before it still is.
+
+    Attributes:
+        counts: violations by kind, such as "missing" and "stale".
+        violations: the first of them.
+    """
+
+    def __init__(self, space: str, found: Iterable[Violation], partitions: int) -> None:
+        kept: list[Violation] = []
+        self.counts: Counter[str] = Counter()
+        for violation in found:
+            self.counts[violation.kind] += 1
+            if len(kept) < _KEPT:
+                kept.append(violation)
+        self.violations = tuple(kept)
+        what = ", ".join(f"{count:,} {kind}" for kind, count in sorted(self.counts.items()))
+        named = ", ".join(f"{violation.key!r} ({violation.kind})" for violation in kept[:_NAMED])
+        total = self.counts.total()
+        more = f" and {total - _NAMED:,} more" if total > _NAMED else ""
+        first = f" The first one: {kept[0].reason}" if kept else ""
+        super().__init__(
+            f"the space {space!r} does not become the current one: of {partitions:,} partitions, {what}: {named}{more}."
+            f"{first} Embed into it what it lacks, then switch again."
+        )
+
+
+def missing_from(source: Source, store: Store, space: Space) -> tuple[list[Violation], int]:
+    """Partitions without a fresh file in the space, told from footers alone, and how many partitions there are."""
+    outputs = OutputState(store, space.name)
+    found: list[Violation] = []
+    partitions = 0
+    for partition in source:
+        partitions += 1
+        status = outputs.status(partition)
+        if status == "stale":
+            found.append(Violation(partition.key, "stale", "its file was made from an earlier source version."))
+        elif status == "foreign":
+            found.append(Violation(partition.key, "space", "its file holds vectors of another space. Move it away."))
+        elif status == "missing":
+            found.append(Violation(partition.key, "missing", "it has no valid file."))
+    return found, partitions
+
+
+def switch_space(source: Source, store: Store, space: Space) -> Switched:
+    """Make a space the one that readers use, if it is complete and every file in it is right.
+
+    Nothing is encoded, and no model is needed. Files of partitions that the source no longer has do not count.
+
+    Raises:
+        SwitchRefused: partitions are missing, stale, refused or damaged, or files are not what the source says.
+        SwitchedMeanwhile: another switch took place while this one was looking.
+        ConfigError: the source has no partitions, or cannot be listed.
+        TransientError: the source or the store does not answer.
+    """
+    seen = read_current(store)
+    if seen is not None and seen.space == space.name:
+        return Switched(seen, changed=False)
+    found, partitions = missing_from(source, store, space)
+    if not partitions:
+        raise ConfigError("the source has no partitions, so no space can be complete. Give the right source.")
+    if found:
+        raise SwitchRefused(space.name, found, partitions)
+    verified = rows = 0
+    for event in verify(source, store, space):
+        if isinstance(event, Verified):
+            verified, rows = verified + 1, rows + event.rows
+        elif event.kind != "orphan":
+            found.append(event)
+    if found:
+        raise SwitchRefused(space.name, found, verified)
+    return Switched(write_current(store, space.name, seen=seen), True, verified, rows)

@@ -1,0 +1,96 @@
+"""What is launched by the clock: everything that needs it each night, and beside that what the settings ask for.
+
+No schedule begins a vector space where there are others: each names the space it was meant for in the run's config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import dagster as dg
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
+from surge_dagster.assets.launch import unattended_config
+from surge_dagster.assets.names import CatalogNames
+from surge_dagster.assets.outputs import known_space
+from surge_dagster.engine.errors import SurgeError
+from surge_dagster.settings import Settings
+
+
+def nightly_refresh(names: CatalogNames, settings: Settings, job: dg.JobDefinition) -> dg.ScheduleDefinition:
+    """The schedule that brings everything up to date, changed partitions included."""
+    return _refresh(
+        names,
+        settings,
+        job,
+        name=names.schedule,
+        cron=settings.nightly_cron,
+        description="Everything that is missing or stale, once a night; never begins another vector space by itself.",
+        options={},
+    )
+
+
+def forced_refresh(names: CatalogNames, settings: Settings, job: dg.JobDefinition) -> list[dg.ScheduleDefinition]:
+    """The schedule that encodes everything again into the space that is there, where the settings ask for one."""
+    if settings.forced_cron is None:
+        return []
+    return [
+        _refresh(
+            names,
+            settings,
+            job,
+            name=names.forced_schedule,
+            cron=settings.forced_cron,
+            description="Everything is encoded again, fresh or not; never begins another vector space by itself.",
+            options={"force": True},
+        )
+    ]
+
+
+def scheduled_check(
+    names: CatalogNames, settings: Settings, job: UnresolvedAssetJobDefinition
+) -> list[dg.ScheduleDefinition]:
+    """The schedule that compares the catalog with the output, where the settings ask for one."""
+    if settings.check_cron is None:
+        return []
+    return [
+        dg.ScheduleDefinition(
+            name=names.check_schedule,
+            job=job,
+            cron_schedule=settings.check_cron,
+            execution_timezone=settings.timezone,
+            description="Reads the whole catalog and the whole output and compares them.",
+        )
+    ]
+
+
+def _refresh(
+    names: CatalogNames,
+    settings: Settings,
+    job: dg.JobDefinition,
+    *,
+    name: str,
+    cron: str,
+    description: str,
+    options: Mapping[str, Any],
+) -> dg.ScheduleDefinition:
+    """A schedule of the job that refreshes the catalog; `options` are of its op's config."""
+
+    @dg.schedule(
+        name=name,
+        job=job,
+        cron_schedule=cron,
+        execution_timezone=settings.timezone,
+        description=description,
+        required_resource_keys=names.resource_keys,
+    )
+    def schedule(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        resources = names.resources(context.resources)
+        try:
+            space = known_space(names, resources.output.open(), resources.encoder.spec(), unattended=True)
+        except SurgeError as error:
+            return dg.SkipReason(str(error))
+        return dg.RunRequest(run_config=unattended_config(names.refresh_op, space, options))
+
+    return schedule

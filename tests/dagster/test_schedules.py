@@ -1,0 +1,34 @@
+"""What the clock launches beside the nightly refresh, and only where the settings ask for it."""
+
+from __future__ import annotations
+
+import dagster as dg
+
+from tests.dagster.conftest import NAMES, Workbench
+from tests.spaces import KEYS, ROWS, Spaces
+
+
+def tick(bench: Workbench, name: str) -> dg.RunRequest | str | None:
+    """The run that a schedule asks for, or why it asks for none."""
+    schedule = bench.definitions.get_repository_def().get_schedule_def(name)
+    with dg.build_schedule_context(bench.instance, resources=bench.definitions.resources) as context:
+        found = schedule.evaluate_tick(context)
+    return found.run_requests[0] if found.run_requests else found.skip_message
+
+
+def test_a_forced_refresh_encodes_everything_again_into_the_space_that_is_there(
+    bench: Workbench, three_spaces: Spaces
+) -> None:
+    three_spaces.copy_to(bench.root, ("hash://16",))
+    assert not bench.definitions.get_repository_def().has_schedule_def(NAMES.forced_schedule)
+    bench.settings |= {"forced_cron": "0 4 1 * *", "timezone": "Europe/Berlin"}
+    schedule = bench.definitions.get_repository_def().get_schedule_def(NAMES.forced_schedule)
+    assert (schedule.cron_schedule, schedule.execution_timezone) == ("0 4 1 * *", "Europe/Berlin")
+    before = bench.file("a").stat().st_ino
+    request = tick(bench, NAMES.forced_schedule)
+    assert isinstance(request, dg.RunRequest)
+    ran = bench.run(NAMES.refresh_job, request.run_config)
+    assert ran.success and ran.figures()["texts_encoded"] == ROWS * len(KEYS)
+    assert len(list(bench.output.glob("hash-16-*"))) == 1 and bench.file("a").stat().st_ino != before
+    bench.settings["model"] = "hash://24"
+    assert "by hand" in str(tick(bench, NAMES.forced_schedule))

@@ -1,0 +1,134 @@
+"""Which space readers use is one small object: theirs as long as they have it open, and written by one at a time."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.output import open_store
+from surge_dagster.engine.output.current_space import (
+    CURRENT_FILE,
+    CurrentSpace,
+    SwitchedMeanwhile,
+    keep_current,
+    read_current,
+    space_of_readers,
+    write_current,
+)
+from surge_dagster.engine.output.loading import open_embeddings
+from surge_dagster.engine.output.object_store import open_object_store
+from surge_dagster.engine.output.spaces import claim_space
+from surge_dagster.engine.output.storage_options import StorageOptions
+from surge_dagster.engine.output.store import Store
+from tests.spaces import Spaces
+
+if TYPE_CHECKING:
+    from tests.engine.output.object_server import ObjectServer
+
+SPECS = [EncodingSpec(f"hash://{d}") for d in (16, 24, 8)]
+
+
+@pytest.fixture(params=["disk", "bucket"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "disk":
+        return open_store(tmp_path / "out")
+    from tests.engine.output.object_server import BUCKET
+
+    server: ObjectServer = request.getfixturevalue("object_server")
+    options = StorageOptions(endpoint=server.url, access_key_id="k", secret_access_key="s", region="us-east-1")
+    return open_object_store(f"s3://{BUCKET}/out", options)
+
+
+def test_without_any_the_only_space_is_read_and_of_several_none(store: Store) -> None:
+    with pytest.raises(ConfigError, match="holds no embeddings"):
+        space_of_readers(store)
+    first, second = (claim_space(store, spec.resolve()) for spec in SPECS[:2])
+    with pytest.raises(ConfigError, match=f"several spaces.*{first.name}, {second.name}"):
+        space_of_readers(store)
+    write_current(store, second.name, seen=None)
+    assert space_of_readers(store).name == second.name
+
+
+def test_before_a_second_space_is_begun_the_first_one_is_made_current_and_never_another(store: Store) -> None:
+    first, second, third = (spec.resolve() for spec in SPECS)
+    for beginning in (first, second, third, second):
+        keep_current(store, beginning)
+        claim_space(store, beginning)
+    assert read_current(store) == CurrentSpace(first.name)
+
+
+def test_a_run_that_begins_another_space_leaves_readers_with_the_first(three_spaces: Spaces) -> None:
+    assert read_current(three_spaces.store) == CurrentSpace(three_spaces.of("hash://16").name)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_of_writers_that_saw_the_same_one_wins_and_the_others_are_told(store: Store, first: bool) -> None:
+    spaces = [claim_space(store, spec.resolve()).name for spec in SPECS]
+    seen = None if first else write_current(store, spaces[0], seen=None)
+    at_once = threading.Barrier(4)
+
+    def write(name: str) -> CurrentSpace | None:
+        at_once.wait(timeout=60)
+        try:
+            return write_current(store, name, seen=seen)
+        except SwitchedMeanwhile:
+            return None
+
+    with ThreadPoolExecutor(4) as threads:
+        results = list(threads.map(write, [*spaces, spaces[1]]))
+    [won] = [result for result in results if result]
+    assert read_current(store) == won
+    assert (won.previous, won.number) == ((None, 1) if first else (spaces[0], 2))
+
+
+def test_a_space_that_is_current_for_the_second_time_is_told_from_its_first_turn(store: Store) -> None:
+    x, y, z = (claim_space(store, spec.resolve()).name for spec in SPECS)
+    first = write_current(store, x, seen=None)
+    back = write_current(store, x, seen=write_current(store, y, seen=first))
+    assert back == CurrentSpace(x, y, 3)
+    with pytest.raises(SwitchedMeanwhile, match=f"{x!r} was made current"):
+        write_current(store, z, seen=first)
+    store.delete(CURRENT_FILE)
+    with pytest.raises(SwitchedMeanwhile, match="taken back"):
+        write_current(store, z, seen=back)
+
+
+def test_what_is_open_stays_with_its_space_when_another_becomes_current(three_spaces: Spaces, tmp_path: Path) -> None:
+    made = three_spaces.copy_to(tmp_path)
+    first, second, _ = made.names()
+    seen = write_current(made.store, first, seen=None)
+    before = open_embeddings(made.store)
+    lazy = before.lazy()
+    write_current(made.store, second, seen=seen)
+    assert {len(vector) for vector in lazy.collect()["embedding"]} == {16}
+    assert before.dataset().schema.field("embedding").type.list_size == 16
+    assert open_embeddings(made.store).dimension == 24
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"format": 2}', '{"format": 1, "space": 3, "previous": null, "number": 1}']
+)
+def test_one_that_is_damaged_is_named_and_not_guessed(tmp_path: Path, text: str) -> None:
+    store = open_store(tmp_path)
+    space = claim_space(store, SPECS[0].resolve())
+    (tmp_path / "current_space.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"current_space.json' cannot be used"):
+        open_embeddings(store)
+    assert open_embeddings(store, space.name).space.name == space.name
+
+
+def test_one_whose_space_is_gone_says_so_instead_of_taking_another(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    claim_space(store, replace(SPECS[0]).resolve())
+    document = {"format": 1, "space": "gone", "previous": None, "number": 1}
+    (tmp_path / "current_space.json").write_text(json.dumps(document))
+    with pytest.raises(ConfigError, match="names the space 'gone', and the output holds hash-16-"):
+        open_embeddings(store)
