@@ -44,6 +44,7 @@ from surge_dagster.engine.telemetry import (
     RunReport,
     SuperBatchReport,
 )
+from surge_dagster.engine.timeline import Span
 
 log = logging.getLogger(__name__)
 
@@ -194,6 +195,7 @@ class EmbeddingRun:
             precision=self._pool.precision,
             include_text=self._include_text,
             b_min=self.bounds.b_min,
+            begun=self._begun,
             threads=self._threads,
             ledger=self._ledger,
             assembly_bytes=self._memory.reader + self._store.upload_bytes,
@@ -273,7 +275,9 @@ class EmbeddingRun:
                 "something else uses the device or slows it down",
                 *(figures.texts, figures.encode_seconds, pace),
             )
-        return EncodedSuperBatch(figures, min(1.0, figures.encode_seconds / max(since_last, 1e-9)), pace)
+        ended, seconds = now - self._begun, figures.encode_seconds
+        span = Span(max(0.0, ended - seconds), ended, seconds)
+        return EncodedSuperBatch(figures, min(1.0, seconds / max(since_last, 1e-9)), pace, span)
 
     def _publish_what_is_encoded(
         self, calls: Iterable[tuple[SuperBatch, EncodeCall | None]], publisher: Publisher
