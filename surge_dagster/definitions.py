@@ -38,11 +38,12 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
         raise TypeError(f"give either settings or arguments; both were given: {', '.join(arguments)}")
     settings = settings or load_settings(**arguments)
     names = CatalogNames(name)
-    checks = catalog_checks(names)
-    refresh, embed = catalog_refresh(names), automation.embed_partitions(names)
+    policy = settings.check_policy()
+    checks = catalog_checks(names, policy)
+    refresh, embed = catalog_refresh(names, policy), automation.embed_partitions(names)
     check = automation.catalog_check(names, checks)
     return dg.Definitions(
-        assets=[source_partitions(names), superbatches(names), embeddings(names)],
+        assets=[source_partitions(names), superbatches(names), embeddings(names, policy)],
         asset_checks=[checks],
         jobs=[refresh, embed, check],
         sensors=[automation.new_partitions(names, settings, embed)],
