@@ -2,8 +2,8 @@
 
 Within one space it must, up to rounding, so a lower cosine means that the model or a device has changed its mind. Only
 a sample is looked at: all of the first partitions that are replaced and fewer of those that follow, and of each some
-rows that lie together, which costs one row group. What does not fit into the run's memory at that moment is left out:
-nothing waits for a comparison, and none fails a partition.
+rows that lie together, which costs one row group. What does not fit into the run's memory at that moment, or cannot be
+read, is left out: no comparison waits for room, and none fails a partition.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from surge_dagster.engine.encoder.spec import Space
+from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.ledger import Ledger
 from surge_dagster.engine.output.embedding_file import InvalidFile, check_schema, matrix_of, read_facts, read_rows
 from surge_dagster.engine.output.freshness import file_name
@@ -105,7 +106,7 @@ def compare_with_previous(
                 ledger.release(booked)
     except FileNotFoundError:
         return None
-    except (InvalidFile, *UNREADABLE) as error:
+    except (InvalidFile, TransientError, *UNREADABLE) as error:
         log.warning("partition %r: its old file cannot be compared with the new vectors: %s", key, error)
         return None
 

@@ -12,11 +12,13 @@ import pytest
 from surge_dagster.engine.encoder.backends.hash_backend import hash_vectors
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.ledger import Ledger
 from surge_dagster.engine.output import open_store
 from surge_dagster.engine.output.drift import ALWAYS_COMPARED, SAMPLE_ROWS, Drift, DriftDraw, compare_with_previous
 from surge_dagster.engine.output.embedding_file import read_facts
 from surge_dagster.engine.output.freshness import file_name, read_footer
+from surge_dagster.engine.output.local_store import LocalStore
 from surge_dagster.engine.superbatch import Thresholds
 from tests.engine.runs import finish_receipts, make_run
 from tests.small_catalogs import DIMENSION, Rows, numbered_rows, partition_of, rewrite, row_batch_of, with_vectors
@@ -102,6 +104,16 @@ def test_a_damaged_or_missing_file_is_passed_over(output: Path, pool: EncoderPoo
     assert compare(output, pool, digest=facts.content_digest) is None
     path.unlink()
     assert compare(output, pool, digest=facts.content_digest) is None
+
+
+def test_a_store_that_fails_fails_no_partition(
+    output: Path, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise TransientError("the old file was replaced while it was read")
+
+    monkeypatch.setattr(LocalStore, "open", fail)
+    assert compare(output, pool, digest="any") is None
 
 
 def test_all_of_the_first_are_drawn_and_few_of_very_many_the_same_ones_each_time() -> None:
