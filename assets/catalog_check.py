@@ -6,75 +6,84 @@ catalog costs time and no memory.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import dagster as dg
 
-from surge_dagster.assets.checks import failure_table
+from surge_dagster.assets.checks import check_result
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import known_space
+from surge_dagster.assets.run_findings import Listed, Truncation
+from surge_dagster.check_policy import CheckName, CheckPolicy
+from surge_dagster.engine.catalog import Partition, RowBatch, Source
+from surge_dagster.engine.distinct_texts import DistinctTexts
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.verify import Kind, Violation, verify
-
-_LISTED = 200
+from surge_dagster.engine.verify import Kind, Verified, Violation, verify
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Kinds of violations that one check stands for."""
+    """Kinds of violations that one check stands for; none where it counts something."""
 
-    name: str
-    kinds: frozenset[Kind]
+    kinds: tuple[Kind, ...]
     description: str
-    severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR
 
 
-_GROUPS = (
-    _Group(
-        "every_partition_is_embedded",
-        frozenset(("missing", "stale", "source", "refused")),
+_GROUPS: dict[CheckName, _Group] = {
+    "every_partition_is_embedded": _Group(
+        ("missing", "stale", "source", "refused"),
         "Every partition of the catalog has a file, made from its present source version.",
     ),
-    _Group(
-        "rows_and_ids_match",
-        frozenset(("rows", "ids", "texts")),
-        "Each file has its source's rows: as many, the same ids once each, in the same order, with the same texts.",
+    "row_counts_match": _Group(("rows",), "Each file has as many rows as its source."),
+    "ids_match": _Group(("ids",), "Each file has its source's ids, once each and in the same order."),
+    "texts_match": _Group(("texts",), "Each file was made from its source's texts, in the same order."),
+    "files_are_whole": _Group(("damaged", "vectors"), "Each file can be read in full, page checksums included."),
+    "dimensions_match": _Group(("dimension",), "Each file's vectors have the space's dimension."),
+    "vectors_are_finite": _Group(("finite",), "No vector holds a NaN or an infinity."),
+    "vectors_have_length_1": _Group(("length",), "Each vector has length 1, where the space is normalized."),
+    "one_space": _Group(("space",), "No file of the space holds vectors of another one."),
+    "nothing_is_left_over": _Group(
+        ("orphan",), "No file, and nothing staged, belongs to a partition that the catalog no longer has."
     ),
-    _Group(
-        "vectors_are_valid",
-        frozenset(("damaged", "vectors")),
-        "Each file is whole, and its vectors have the space's dimension, finite values, and length 1 where normalized.",
+    "few_texts_are_truncated": _Group(
+        (), "In no partition are more texts than `max_truncated_share` longer than the model reads."
     ),
-    _Group("one_space", frozenset(("space",)), "No file of the space holds vectors of another one."),
-    _Group(
-        "nothing_is_left_over",
-        frozenset(("orphan",)),
-        "No file, and nothing staged, belongs to a partition that the catalog no longer has.",
-        dg.AssetCheckSeverity.WARN,
+    "few_texts_are_duplicates": _Group(
+        (), "Neither in a partition nor in the whole catalog do more texts than `max_duplicate_share` come again."
     ),
-)
+}
 
 
-def catalog_checks(names: CatalogNames) -> dg.AssetChecksDefinition:
-    """The checks of one catalog, all evaluated by one op that reads everything once."""
+def catalog_checks(names: CatalogNames, policy: CheckPolicy) -> dg.AssetChecksDefinition:
+    """The checks of one catalog, all evaluated by one op that reads everything once.
+
+    Raises:
+        ConfigError: every one is off.
+    """
+    groups = {name: group for name, group in _GROUPS.items() if policy.severity(name) != "off"}
+    if not groups:
+        raise ConfigError("the setting checks turns off everything that catalog_check does; leave one check on")
 
     @dg.multi_asset_check(
         name=names.compare_op,
         specs=[
-            dg.AssetCheckSpec(group.name, asset=names.source_partitions, description=group.description)
-            for group in _GROUPS
+            dg.AssetCheckSpec(name, asset=names.source_partitions, description=group.description)
+            for name, group in groups.items()
         ],
         can_subset=True,  # else the UI cannot execute them
         required_resource_keys=names.resource_keys,
     )
     def compare(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         """Read the whole catalog and the whole output, and say what does not hold."""
-        yield from _compare(names, context)
+        yield from _compare(names, policy, context)
 
     return compare
 
 
-def _compare(names: CatalogNames, context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+def _compare(
+    names: CatalogNames, policy: CheckPolicy, context: dg.AssetCheckExecutionContext
+) -> Iterator[dg.AssetCheckResult]:
     resources = names.resources(context.resources)
     try:
         source, store = resources.catalog.open(), resources.output.open()
@@ -84,33 +93,89 @@ def _compare(names: CatalogNames, context: dg.AssetCheckExecutionContext) -> Ite
             raise ConfigError(f"the output {store.url!r} holds nothing of {model!r} with these settings yet")
     except ConfigError as error:
         raise dg.Failure(str(error), allow_retries=False) from error
-    listed: dict[str, list[tuple[str, str]]] = {group.name: [] for group in _GROUPS}
-    counts = dict.fromkeys(listed, 0)
-    group_of = {kind: group.name for group in _GROUPS for kind in group.kinds}
-    partitions = rows = 0
-    for found in verify(source, store, space):
-        if isinstance(found, Violation):
-            name = group_of[found.kind]
-            counts[name] += 1
-            if len(listed[name]) < _LISTED:
-                listed[name].append((found.key, found.reason))
-        else:
-            partitions += 1
-            rows += found.rows
-    context.log.info(f"{partitions:,} partitions with {rows:,} rows were read; {sum(counts.values()):,} violations")
-    for group in _GROUPS:
-        if dg.AssetCheckKey(names.source_partitions, group.name) not in context.selected_asset_check_keys:
-            continue
-        yield dg.AssetCheckResult(
-            asset_key=names.source_partitions,
-            check_name=group.name,
-            passed=not counts[group.name],
-            severity=group.severity,
-            metadata={
-                "space": space.name,
-                "partitions": partitions,
-                "rows": rows,
-                "violations": counts[group.name],
-                "failed": dg.MetadataValue.md(failure_table(listed[group.name])),
-            },
-        )
+    wanted = {name for name in _GROUPS if _key(names, name) in context.selected_asset_check_keys}
+    listed = {name: Listed() for name in _GROUPS}
+    group_of = {kind: name for name, group in _GROUPS.items() for kind in group.kinds}
+    truncation, duplicates = Truncation(policy), _Duplicates(source, policy)
+    partitions = violations = 0
+    for found in verify(duplicates if "few_texts_are_duplicates" in wanted else source, store, space):
+        match found:
+            case Violation():
+                violations += 1
+                listed[group_of[found.kind]].add(found.key, found.reason)
+            case Verified():
+                partitions += 1
+                truncation.add(found.key, found.rows, found.truncated)
+                duplicates.end(found.key)
+    context.log.info(f"{partitions:,} partitions with {truncation.rows:,} rows were read; {violations:,} violations")
+    listed["few_texts_are_truncated"] = truncation.above
+    listed["few_texts_are_duplicates"] = duplicates.listed()
+    common = {"space": space.name, "partitions": partitions, "rows": truncation.rows}
+    figures: dict[CheckName, dict[str, Any]] = {
+        "few_texts_are_truncated": {
+            "truncated": truncation.truncated,
+            "truncated_share": round(truncation.share, 4),
+            "allowed_share": policy.max_truncated_share,
+        },
+        "few_texts_are_duplicates": duplicates.figures(),
+    }
+    for name in _GROUPS:
+        if name in wanted:
+            yield check_result(names.source_partitions, name, policy, listed[name], common | figures.get(name, {}))
+
+
+def _key(names: CatalogNames, name: CheckName) -> dg.AssetCheckKey:
+    return dg.AssetCheckKey(names.source_partitions, name)
+
+
+class _Duplicates:
+    """A source that counts the texts of its partitions while they are read.
+
+    A partition may be read twice, to name an id that repeats, so what counts is the last reading.
+    """
+
+    def __init__(self, source: Source, policy: CheckPolicy) -> None:
+        self.url = source.url
+        self._source = source
+        self._most = policy.max_duplicate_share
+        self._catalog = DistinctTexts()
+        self._partition = DistinctTexts()
+        self._above = Listed()
+
+    def __iter__(self) -> Iterator[Partition]:
+        for partition in self._source:
+            yield replace(partition, read=lambda partition=partition: self._read(partition))
+
+    def _read(self, partition: Partition) -> Iterator[RowBatch]:
+        self._partition = texts = DistinctTexts()
+        for batch in partition.read():
+            texts.add(batch.texts)
+            yield batch
+
+    def end(self, key: str) -> None:
+        """The partition was looked at."""
+        texts, self._partition = self._partition, DistinctTexts()
+        self._catalog.join(texts)
+        if texts.duplicate_share > self._most:
+            self._above.add(key, _told(texts))
+
+    def listed(self) -> Listed:
+        """The partitions with too many duplicates, and the catalog as a row of its own if it has."""
+        whole = self._catalog
+        if whole.duplicate_share <= self._most:
+            return self._above
+        return Listed(self._above.count + 1, [("(the whole catalog)", _told(whole)), *self._above.rows])
+
+    def figures(self) -> dict[str, Any]:
+        """Of the whole catalog."""
+        whole = self._catalog
+        return {
+            "distinct_texts": whole.distinct,
+            "duplicate_share": round(whole.duplicate_share, 4),
+            "allowed_share": self._most,
+        }
+
+
+def _told(texts: DistinctTexts) -> str:
+    repeated = texts.texts - texts.distinct
+    return f"{repeated:,} of {texts.texts:,} texts ({texts.duplicate_share:.1%}) repeat another one"

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import dagster as dg
-from dagster._core.definitions.metadata import normalize_metadata
 
-from surge_dagster.assets.checks import failure_of, mark_as_failed, run_check, run_check_metadata
+from surge_dagster.assets.checks import evaluation_of, failure_of, mark_as_failed, run_check_results, run_checks
 from surge_dagster.assets.launch import LaunchConfig
 from surge_dagster.assets.lineage import CODE_VERSION
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.refresh import Outcome, Refresh
+from surge_dagster.check_policy import CheckPolicy
 from surge_dagster.engine.errors import ConfigError, EncoderError, TransientError
 
 POOL = "gpu"
@@ -25,9 +25,9 @@ _RETRIES = 2
 _RETRY_SECONDS = 5
 
 
-def embeddings(names: CatalogNames) -> dg.AssetsDefinition:
-    """The asset with a file per partition, and the check that ends its runs."""
-    attempts = _Attempts(names)
+def embeddings(names: CatalogNames, policy: CheckPolicy) -> dg.AssetsDefinition:
+    """The asset with a file per partition, and the checks that end its runs."""
+    attempts = _Attempts(names, policy)
 
     @dg.multi_asset(
         name=names.embeddings_op,
@@ -45,7 +45,7 @@ def embeddings(names: CatalogNames) -> dg.AssetsDefinition:
                 ),
             )
         ],
-        check_specs=[run_check(names)],
+        check_specs=run_checks(names, policy),
         partitions_def=names.partitions,
         backfill_policy=dg.BackfillPolicy.single_run(),
         pool=POOL,
@@ -55,24 +55,18 @@ def embeddings(names: CatalogNames) -> dg.AssetsDefinition:
         """Embed the partitions of this run that are missing or stale."""
         chosen = context.partition_keys if context.has_partition_key or context.has_partition_key_range else None
         outcome = attempts.make(context.op_execution_context, config, chosen)
-        metadata = run_check_metadata(outcome)
         if outcome.failures:
             mark_as_failed(names, context.op_execution_context, [failure.key for failure in outcome.failures])
-        yield dg.AssetCheckResult(
-            asset_key=names.embeddings,
-            check_name=names.run_check.name,
-            passed=not outcome.failures,
-            metadata=metadata,
-        )
+        yield from run_check_results(names, policy, outcome)
         if outcome.failures:
             raise failure_of(names, outcome)
 
     return embed
 
 
-def catalog_refresh(names: CatalogNames) -> dg.JobDefinition:
+def catalog_refresh(names: CatalogNames, policy: CheckPolicy) -> dg.JobDefinition:
     """The job that embeds whatever is missing or stale, without anything being chosen."""
-    attempts = _Attempts(names)
+    attempts = _Attempts(names, policy)
 
     @dg.op(name=names.refresh_op, pool=POOL, out=dg.Out(dg.Nothing), required_resource_keys=names.resource_keys)
     def refresh(
@@ -82,13 +76,8 @@ def catalog_refresh(names: CatalogNames) -> dg.JobDefinition:
         outcome = attempts.make(context, config, None)
         if outcome.failures:
             mark_as_failed(names, context, [failure.key for failure in outcome.failures])
-        yield dg.AssetCheckEvaluation(
-            asset_key=names.embeddings,
-            check_name=names.run_check.name,
-            passed=not outcome.failures,
-            metadata=normalize_metadata(run_check_metadata(outcome)),
-            blocking=True,
-        )
+        for result in run_check_results(names, policy, outcome):
+            yield evaluation_of(names, result)
         if outcome.failures:
             raise failure_of(names, outcome)
         yield dg.Output(None)
@@ -113,11 +102,13 @@ class _Attempts:
 
     Attributes:
         names: of the catalog.
+        policy: of its checks.
         refused: keys and reasons of what an attempt refused, by run id, for the attempts that follow it in the same
             process: bad data is read once.
     """
 
     names: CatalogNames
+    policy: CheckPolicy
     refused: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def make(self, context: dg.OpExecutionContext, config: LaunchConfig, chosen: Iterable[str] | None) -> Outcome:
@@ -129,7 +120,9 @@ class _Attempts:
         resources = self.names.resources(context.resources)
         try:
             named = config.named_keys()
-            work = Refresh(self.names, context, config, resources.catalog, resources.encoder, resources.output)
+            work = Refresh(
+                self.names, context, config, resources.catalog, resources.encoder, resources.output, self.policy
+            )
             outcome = work.run(named if named is not None else chosen, dict(refused))
         except ConfigError as error:
             raise dg.Failure(str(error), allow_retries=False) from error

@@ -128,6 +128,9 @@ def materialization(
         metadata["superbatch"] = dg.MetadataValue.int(receipt.superbatch)
     if receipt.texts_per_second is not None:
         metadata["texts_per_second"] = dg.MetadataValue.float(round(receipt.texts_per_second, 1))
+    if receipt.previous_cosine is not None:
+        metadata["compared_rows"] = dg.MetadataValue.int(receipt.compared_rows)
+        metadata["previous_cosine"] = dg.MetadataValue.float(round(receipt.previous_cosine, 6))
     if reused:
         metadata["reused"] = dg.MetadataValue.bool(True)
     source, superbatch = names.source_partitions.to_user_string(), names.superbatches.to_user_string()

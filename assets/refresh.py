@@ -22,7 +22,9 @@ from surge_dagster.assets.lineage import read_catalogued
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import file_violation, known_space, published
 from surge_dagster.assets.partition_keys import from_partition_key, to_partition_key
+from surge_dagster.assets.run_findings import RunFindings
 from surge_dagster.assets.source_partitions import in_chunks, observation
+from surge_dagster.check_policy import CheckPolicy
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import Space
@@ -44,11 +46,13 @@ class Outcome:
         report: the engine's figures.
         partitions: those the run was about, by catalog key.
         failures: what was refused or could not be published.
+        findings: what the engine's events showed beside that.
     """
 
     report: RunReport = field(default_factory=RunReport)
     partitions: dict[str, Partition] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
+    findings: RunFindings = field(default_factory=RunFindings)
 
 
 class Refresh:
@@ -59,6 +63,7 @@ class Refresh:
         context: of the op whose events they are.
         config: what the run was told at its launch.
         catalog, encoder, output: the resources.
+        policy: of the checks that end the run.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class Refresh:
         catalog: CatalogSource,
         encoder: Encoder,
         output: OutputStore,
+        policy: CheckPolicy,
     ) -> None:
         self._names = names
         self._context = context
@@ -81,7 +87,7 @@ class Refresh:
         self._gone: list[str] = []
         self._catalogued = read_catalogued(names, context.instance)
         self._events = EventWriter(context, grace_seconds=encoder.grace_seconds)
-        self.outcome = Outcome()
+        self.outcome = Outcome(findings=RunFindings(policy))
 
     def run(self, partition_keys: Iterable[str] | None, already_refused: dict[str, str]) -> Outcome:
         """Embed what is missing or stale and tell Dagster about it.
@@ -223,6 +229,7 @@ class Refresh:
         superbatch_event: list[int] = []  # its storage id, once it is stored
         with closing(run.events()) as events:
             for event in events:
+                self.outcome.findings.see(event)
                 match event:
                     case SuperBatchReport():
                         superbatch_event = []

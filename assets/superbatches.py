@@ -56,6 +56,7 @@ def materialization(names: CatalogNames, report: SuperBatchReport, space: str) -
             "fill_ratio": round(report.fill_ratio, 4),
             "overlap_ratio": round(report.overlap_ratio, 4),
             "texts_per_second": round(report.texts_per_second, 1),
+            "peak_resident_bytes": report.peak_resident_bytes,
             "space": space,
         }
         | {name: value for name in _WHERE_MEASURED if (value := getattr(report, name)) is not None},

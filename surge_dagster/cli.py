@@ -20,7 +20,7 @@ from surge_dagster import __version__
 from surge_dagster.catalogs.demo import build_demo_catalog
 from surge_dagster.catalogs.folder import CatalogSummary
 from surge_dagster.catalogs.synthetic import build_synthetic_catalog
-from surge_dagster.engine.cost_model import CostConstants
+from surge_dagster.engine.cost_model import CALL_SECONDS, CostConstants
 from surge_dagster.engine.cost_model import plan as make_plan
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import HASH_SCHEME, EncodingSpec, Space
@@ -216,7 +216,9 @@ def plan(
     texts_per_second: Annotated[
         float | None, typer.Option(help="Throughput of one worker; default: measured with --model.", min=0.001)
     ] = None,
-    call_seconds: Annotated[float, typer.Option(help="c_ipc, the fixed cost of one encode call.", min=0)] = 0.001,
+    call_seconds: Annotated[
+        float, typer.Option(help="c_ipc, the fixed cost of one encode call.", min=0)
+    ] = CALL_SECONDS,
     workers: Annotated[int, typer.Option(help="Encoder workers, with --texts-per-second.", min=1)] = 1,
     dimension: Dimension = None,
     b_min: BMin = None,

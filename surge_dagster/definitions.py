@@ -47,11 +47,12 @@ def embedding_catalog(
         raise TypeError(f"give either settings or arguments; both were given: {', '.join(arguments)}")
     settings = settings or load_settings(**arguments)
     names = CatalogNames(name)
-    checks = catalog_checks(names)
-    refresh, embed = catalog_refresh(names), automation.embed_partitions(names)
+    policy = settings.check_policy()
+    checks = catalog_checks(names, policy)
+    refresh, embed = catalog_refresh(names, policy), automation.embed_partitions(names)
     check, switch = automation.catalog_check(names, checks), switch_current_space(names)
     return dg.Definitions(
-        assets=[source_partitions(names), superbatches(names), embeddings(names), current_space(names)],
+        assets=[source_partitions(names), superbatches(names), embeddings(names, policy), current_space(names)],
         asset_checks=[checks],
         jobs=[refresh, embed, check, switch],
         sensors=[

@@ -11,9 +11,9 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -23,6 +23,15 @@ from pydantic_settings import (
 )
 from yaml import MarkedYAMLError, YAMLError
 
+from surge_dagster.check_policy import (
+    CHECK_NAMES,
+    MAX_DUPLICATE_SHARE,
+    MAX_TRUNCATED_SHARE,
+    MIN_PREVIOUS_COSINE,
+    CheckName,
+    CheckPolicy,
+    Severity,
+)
 from surge_dagster.engine.encoder.model_files import DEFAULT_MODEL
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec, arithmetic_of
@@ -37,6 +46,13 @@ log = logging.getLogger(__name__)
 CONFIG_VARIABLE = "SURGE_CONFIG"
 CONFIG_FILE = "surge.yaml"
 _SECRETS = ("alert_webhook",)
+
+
+def _unquoted_off(value: Any) -> Any:
+    return "off" if value is False else value  # what YAML makes of a plain off
+
+
+_Severity = Annotated[Severity, BeforeValidator(_unquoted_off, json_schema_input_type=Severity | Literal[False])]
 
 
 class StorageSettings(BaseModel):
@@ -124,6 +140,20 @@ class Settings(BaseSettings):
             raise ValueError("expected a URL that begins with https:// or http://")
         return value
 
+    checks: dict[CheckName, _Severity] = Field({}, description="severity of asset checks, by name: error, warn or off")
+    max_truncated_share: float = Field(
+        MAX_TRUNCATED_SHARE, ge=0, le=1, description="of a partition's texts; above it few_texts_are_truncated fails"
+    )
+    max_duplicate_share: float = Field(
+        MAX_DUPLICATE_SHARE, ge=0, le=1, description="of a partition's or all texts, for few_texts_are_duplicates"
+    )
+    min_previous_cosine: float = Field(
+        MIN_PREVIOUS_COSINE,
+        ge=-1,
+        le=1,
+        description="mean cosine of texts encoded again to their old vectors, for vectors_have_not_drifted",
+    )
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -153,6 +183,10 @@ class Settings(BaseSettings):
         return Thresholds(
             b_min=self.b_min, b_max=self.b_max, b_min_bytes=self.b_min_bytes, b_max_bytes=self.b_max_bytes
         )
+
+    def check_policy(self) -> CheckPolicy:
+        """How the asset checks are made."""
+        return CheckPolicy(self.checks, self.max_truncated_share, self.max_duplicate_share, self.min_previous_cosine)
 
     def start_pool(self, spec: EncodingSpec | None = None) -> EncoderPool:
         """A pool for these settings, or for another spec on the same devices; close it, or use `with`."""
@@ -244,6 +278,11 @@ def _problem(detail: Any, arguments: dict[str, Any]) -> str:
         if detail["type"] == "extra_forbidden":
             return f"setting {origin} names {inner!r}, which is unknown; there are {known}"
         return f"setting {origin}{'.' if inner else ''}{inner}: {message}"  # the value may be a secret
+    if name == "checks" and len(place) > 1:
+        if place[-1] == "[key]":
+            known = ", ".join(CHECK_NAMES)
+            return f"setting {origin} names {place[1]!r}, which is no check that can be set; there are {known}"
+        return f"setting {origin}.{place[1]} is {detail['input']!r}: {message}"
     if detail["type"] == "extra_forbidden":
         known = ", ".join(Settings.model_fields)
         return f"setting {origin} is unknown; there are {known}"

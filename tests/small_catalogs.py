@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from surge_dagster.engine.catalog import KEY_METADATA, SOURCE_VERSION_METADATA, Partition, RowBatch, encode_key
 from surge_dagster.engine.encoder.backends.hash_backend import hash_vectors
 from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.output.embedding_file import FileFacts, matrix_of, read_facts
+from surge_dagster.engine.output.embedding_file import EmbeddingFileWriter, FileFacts, matrix_of, read_facts
 from surge_dagster.engine.output.freshness import file_name
 
 DIMENSION = 16
@@ -123,6 +123,25 @@ def assert_embedded(output: Path, space: str, key: str, rows: Rows) -> FileFacts
     np.testing.assert_array_equal(found.matrix, hash_vectors([row[1] for row in rows], DIMENSION))
     assert (found.facts.partition_key, found.facts.rows, found.facts.space) == (key, len(rows), space)
     return found.facts
+
+
+def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **facts: object) -> None:
+    """Write a file again as this project would, with other rows and matching facts: only the content is wrong."""
+    table, old = pq.read_table(path), read_facts(pq.read_metadata(path))
+    table = change(table)
+    with pa.OSFile(str(path), "wb") as sink:
+        writer = EmbeddingFileWriter(sink, table.schema.field("id").type, DIMENSION, "float32", include_text=True)
+        writer.append_table(table.replace_schema_metadata(None).cast(writer.schema))
+        writer.close(replace(old, rows=table.num_rows, **facts))  # pyright: ignore[reportArgumentType]
+
+
+def with_vectors(table: pa.Table, change: Callable[[np.ndarray], np.ndarray]) -> pa.Table:
+    """A file's rows with other vectors; `change` gets and gives a [rows, dimension] matrix."""
+    column = table.schema.field("embedding")
+    matrix = table.column("embedding").combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, DIMENSION)
+    values = pa.array(change(matrix.copy()).ravel(), pa.float32())
+    changed = pa.FixedSizeListArray.from_arrays(values, DIMENSION).cast(column.type)
+    return table.set_column(table.schema.get_field_index("embedding"), column, changed)
 
 
 def published_files(output: Path, space: str) -> set[str]:

@@ -19,6 +19,7 @@ from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import Cancelled, DataError, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.ledger import Ledger
 from surge_dagster.engine.memory import MemoryPlan
+from surge_dagster.engine.output.drift import DriftDraw
 from surge_dagster.engine.output.embedding_file import InvalidFile
 from surge_dagster.engine.output.freshness import OutputState, PublishedFile
 from surge_dagster.engine.output.receipts import receipt_of, require_unchanged
@@ -84,6 +85,7 @@ class Admission:
         self._report = report
         self._abandon = abandon
         self._seen: set[str] = set()
+        self._draw = DriftDraw()
 
     def admit(self, partition: Partition) -> None:
         """Deal with one partition: skip it, rewrite its file, gather its rows, or refuse it.
@@ -226,6 +228,9 @@ class Admission:
             OtherRows: what is staged is not what is read; nothing of the partition is held any more.
         """
         opened = OpenPartition(partition)
+        replaced = self._outputs.facts(partition.key)
+        if replaced is not None and self._draw.takes(partition.key):
+            opened.replaces = replaced.content_digest
         digest, ids, seam = ContentDigest(), IdSet(), StagedRowsCheck(staged)
         self._aggregator.open(opened)
         try:

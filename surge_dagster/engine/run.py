@@ -45,6 +45,7 @@ from surge_dagster.engine.telemetry import (
     SuperBatchReport,
     is_slow,
 )
+from surge_dagster.engine.timeline import Span
 
 log = logging.getLogger(__name__)
 
@@ -198,6 +199,7 @@ class EmbeddingRun:
             precision=self._pool.precision,
             include_text=self._include_text,
             b_min=self.bounds.b_min,
+            begun=self._begun,
             threads=self._threads,
             ledger=self._ledger,
             assembly_bytes=self._memory.reader + self._store.upload_bytes,
@@ -279,7 +281,9 @@ class EmbeddingRun:
                 "something else uses the device or slows it down",
                 *(figures.texts, figures.encode_seconds, pace),
             )
-        return EncodedSuperBatch(figures, min(1.0, figures.encode_seconds / max(since_last, 1e-9)), pace)
+        ended, seconds = now - self._begun, figures.encode_seconds
+        span = Span(max(0.0, ended - seconds), ended, seconds)
+        return EncodedSuperBatch(figures, min(1.0, seconds / max(since_last, 1e-9)), pace, span)
 
     def _publish_what_is_encoded(
         self, calls: Iterable[tuple[SuperBatch, EncodeCall | None]], publisher: Publisher

@@ -128,6 +128,7 @@ class OpenPartition:
         reused: rows that an earlier run had staged and that were passed over.
         content_digest: known once the last row was read and every check on the rows has passed.
         refused: set when the partition failed; other stages drop what they hold of it.
+        replaces: content digest of the file that is to be compared with the new vectors before it is replaced.
     """
 
     source: Partition
@@ -136,6 +137,7 @@ class OpenPartition:
     id_type: pa.DataType | None = None
     content_digest: str | None = None
     refused: bool = False
+    replaces: str | None = None
 
     @property
     def key(self) -> str:

@@ -13,6 +13,8 @@ from typing import Any, Literal, Self
 
 import pyarrow as pa
 
+from surge_dagster.engine.timeline import Span
+
 _SLOW_PACE = 2.0  # times the running average
 _WORTH_A_WARNING_SECONDS = 1.0
 _PACE_NEEDS = 3
@@ -48,6 +50,8 @@ class SuperBatchReport:
     `tokenize_seconds`, `forward_seconds` and its part `copy_seconds` are summed over workers. `duty_cycle` is the share
     of the time since the SuperBatch before in which the pool was encoding. `pace_ratio` compares seconds per token with
     the running average of the run, None for the first few. GPU figures are None where nothing measures them.
+    `peak_resident_bytes` is the most that the run held until then. The spans say when the SuperBatch was encoded,
+    serialized and uploaded; None where it was not, or where the run was stopped meanwhile.
     """
 
     index: int
@@ -73,6 +77,10 @@ class SuperBatchReport:
     replays: int = 0
     gpu_utilisation: float | None = None
     gpu_memory_bytes: int | None = None
+    peak_resident_bytes: int = 0
+    encode_span: Span | None = None
+    serialize_span: Span | None = None
+    upload_span: Span | None = None
 
     @property
     def padding_ratio(self) -> float:
@@ -96,6 +104,8 @@ class Receipt:
         superbatch: index of the SuperBatch that completed it, None unless it was encoded.
         texts_per_second: throughput of that SuperBatch.
         texts_reused: rows whose vectors an earlier run had staged.
+        compared_rows: rows that were compared with the file that this one replaced.
+        previous_cosine: their mean cosine to the vectors that were there; None where nothing was compared.
     """
 
     key: str
@@ -113,6 +123,8 @@ class Receipt:
     superbatch: int | None = None
     texts_per_second: float | None = None
     texts_reused: int = 0
+    compared_rows: int = 0
+    previous_cosine: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +189,11 @@ class RunReport:
         return min(1.0, self.encode_seconds / self.wall_seconds) if self.wall_seconds > 0 else 0.0
 
     @property
+    def fill_ratio(self) -> float:
+        """Mean texts of a SuperBatch over B_min."""
+        return self.texts_encoded / self.superbatches / self.b_min if self.superbatches and self.b_min else 0.0
+
+    @property
     def padding_ratio(self) -> float:
         """Share of the tokens given to the model that were padding."""
         return 1.0 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
@@ -222,6 +239,7 @@ _RATIOS = (
     "texts_per_second",
     "overlap_ratio",
     "duty_cycle",
+    "fill_ratio",
     "padding_ratio",
     "compute_intensity",
     "worker_idle_ratio",

@@ -44,7 +44,22 @@ LOWEST_COSINE = {"fp32": 0.99999, "fp16": 0.999, "bf16": 0.999, "int8": 0.999}
 _SAMPLE_TEXTS = 4096
 _SAMPLE_BYTES = 64 * 1024 * 1024
 
-Kind = Literal["missing", "damaged", "space", "stale", "rows", "ids", "texts", "vectors", "source", "refused", "orphan"]
+Kind = Literal[
+    "missing",
+    "damaged",
+    "space",
+    "stale",
+    "rows",
+    "ids",
+    "texts",
+    "dimension",
+    "finite",
+    "length",
+    "vectors",
+    "source",
+    "refused",
+    "orphan",
+]
 _WARNINGS: frozenset[Kind] = frozenset({"refused", "orphan"})
 
 
@@ -70,10 +85,16 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A partition, or a file without one, that was looked at; `rows` is zero where it could not be read."""
+    """A partition that was looked at.
+
+    Attributes:
+        rows, truncated: of its file, where that holds what it should; else zero. Truncated are the texts of which the
+            model saw only the first tokens.
+    """
 
     key: str
     rows: int
+    truncated: int = 0
 
 
 class _Broken(Exception):
@@ -106,14 +127,14 @@ def verify(
     for partition in source:
         name = file_name(space.name, partition.key)
         expected.add(name)
-        rows = 0
+        rows = truncated = 0
         try:
-            rows = _verify_partition(partition, store, space, name, samples, reencode, seed)
+            rows, truncated = _verify_partition(partition, store, space, name, samples, reencode, seed)
         except _Broken as broken:
             yield Violation(partition.key, broken.kind, broken.reason)
         except DataError as error:
             yield Violation(partition.key, "source", str(error))
-        yield Verified(partition.key, rows)
+        yield Verified(partition.key, rows, truncated)
         if samples is not None:
             yield from samples.due()
     for stored in sorted(store.list(space.name), key=lambda stored: stored.name):
@@ -165,7 +186,7 @@ def _verify_partition(
     samples: _Samples | None,
     reencode: int | None,
     seed: int,
-) -> int:
+) -> tuple[int, int]:
     location = store.location(name)
     try:
         with store.open(name) as file, _reader(file) as reader:
@@ -178,7 +199,7 @@ def _verify_partition(
                 )
             wanted = _rows_to_encode(facts.rows, reencode, f"{seed}:{partition.key}") if samples else frozenset()
             _verify_rows(partition, facts, reader, space, wanted, samples)
-            return facts.rows
+            return facts.rows, facts.truncated
     except FileNotFoundError:
         _require_readable(partition)
         raise _Broken("missing", f"there is no file {location!r}. Run again.") from None
@@ -209,7 +230,11 @@ def _facts(reader: pq.ParquetFile, space: Space, key: str | None, name: str) -> 
     if file_name(space.name, facts.partition_key) != name or key not in (None, facts.partition_key):
         raise _Broken("ids", f"{name!r} is the file of partition {facts.partition_key!r}. Move it away and run again.")
     if facts.dimension != space.dimension:
-        raise InvalidFile(f"its metadata name dimension {facts.dimension}; expected {space.dimension}")
+        raise _Broken(
+            "dimension",
+            f"{name!r} says that its vectors have dimension {facts.dimension}; expected {space.dimension}. Remove it "
+            "and run again.",
+        )
     if facts.precision not in LOWEST_COSINE:
         raise InvalidFile(f"its metadata name an unknown precision {facts.precision!r}")
     if facts.desired_version != desired_version(facts.content_digest, facts.space):
@@ -247,7 +272,8 @@ def _verify_rows(
         matrix = matrix_of(theirs)
         wrong = invalid_row(matrix, normalized=space.normalize)
         if wrong is not None:
-            raise _Broken("vectors", f"row {row + wrong[0]}: {wrong[1]}. Remove the file and run again.")
+            kind = "finite" if not np.isfinite(matrix[wrong[0]]).all() else "length"
+            raise _Broken(kind, f"row {row + wrong[0]}: {wrong[1]}. Remove the file and run again.")
         if samples is not None:
             picked = [offset for offset in range(len(ours)) if row + offset in wanted]
             samples.add(partition.key, facts.precision, row, ours.texts, matrix, picked)

@@ -6,18 +6,17 @@ import shutil
 from pathlib import Path
 
 import dagster as dg
+import numpy as np
 import pytest
 
 from surge_dagster.assets.checks import failure_table
+from surge_dagster.check_policy import CHECK_NAMES
+from surge_dagster.engine.errors import ConfigError
 from tests.dagster.conftest import NAMES, Workbench
+from tests.small_catalogs import numbered_rows, rewrite, with_vectors
 
-EVERYTHING = {
-    "every_partition_is_embedded",
-    "rows_and_ids_match",
-    "vectors_are_valid",
-    "one_space",
-    "nothing_is_left_over",
-}
+EVERYTHING = {*CHECK_NAMES} - {"vectors_have_not_drifted"}  # which only a run can see
+WARNINGS = {"few_texts_are_truncated", "vectors_have_not_drifted"}
 
 
 @pytest.fixture
@@ -55,13 +54,34 @@ def test_a_flipped_byte_is_found_and_named(embedded: Workbench) -> None:
         file.seek(900)
         file.write(bytes([byte[0] ^ 1]))
     [(name, told)] = broken(embedded).items()
-    assert name == "vectors_are_valid" and "| `b` |" in told
+    assert name == "files_are_whole" and "| `b` |" in told
+
+
+def test_each_thing_that_can_be_wrong_has_a_check_of_its_own(embedded: Workbench) -> None:
+    for key in "def":
+        embedded.write(key, 4)
+    embedded.refresh()
+    rewrite(embedded.file("a"), lambda table: table, dimension=17)
+    rewrite(embedded.file("b"), lambda table: table.slice(0, 30))
+    embedded.write("c", [(f"id-{row}", f"other text {row}") for row in range(40)])
+    embedded.write("d", [("x", "text")])
+    rewrite(embedded.file("e"), lambda table: with_vectors(table, lambda matrix: 2 * matrix))
+    rewrite(embedded.file("f"), lambda table: with_vectors(table, lambda matrix: np.nan * matrix))
+    told = broken(embedded)
+    assert {name: [key for key in "abcdef" if f"| `{key}` |" in table] for name, table in told.items()} == {
+        "dimensions_match": ["a"],
+        "row_counts_match": ["b"],
+        "texts_match": ["c"],
+        "ids_match": ["d"],
+        "vectors_have_length_1": ["e"],
+        "vectors_are_finite": ["f"],
+    }
 
 
 def test_rows_that_are_not_the_catalogs_are_found(embedded: Workbench) -> None:
     embedded.write("c", [("other", "text")] * 1, version="v1")  # other rows under the version that is on file
     [(name, told)] = broken(embedded).items()
-    assert name == "rows_and_ids_match" and "| `c` |" in told
+    assert name == "ids_match" and "| `c` |" in told
 
 
 def test_a_file_of_another_space_is_found(embedded: Workbench, tmp_path: Path) -> None:
@@ -82,6 +102,75 @@ def test_a_file_that_is_left_over_is_only_a_warning(embedded: Workbench) -> None
     assert (left.check_name, left.severity) == ("nothing_is_left_over", dg.AssetCheckSeverity.WARN)
 
 
+def test_duplicates_are_found_within_a_partition_and_in_the_whole_catalog(embedded: Workbench) -> None:
+    embedded.write("same", [(str(row), f"text {row % 2}") for row in range(10)])
+    for key in "xyz":  # none repeats a text of its own
+        embedded.write(key, numbered_rows("a", 40))
+    embedded.refresh()
+    ran = embedded.run("catalog_check").checks()["few_texts_are_duplicates"]
+    figures = {name: value.value for name, value in ran.metadata.items()}
+    assert (ran.passed, ran.severity, figures["violations"]) == (False, dg.AssetCheckSeverity.WARN, 2)
+    table = str(figures["failed"]).splitlines()
+    assert table[2].startswith("| `(the whole catalog)` | 128 of 250 texts (51.2%) repeat another one |")
+    assert table[3:] == ["| `same` | 8 of 10 texts (80.0%) repeat another one |"]
+    assert (figures["distinct_texts"], figures["rows"], figures["duplicate_share"]) == (122, 250, 0.512)
+
+
+def test_many_truncated_texts_are_a_warning_of_the_run_and_of_the_catalog(bench: Workbench) -> None:
+    bench.settings |= {"max_length": 5}  # the hash model takes four bytes for a token
+    for key, truncated in (("long", 3), ("some", 2), ("none", 0)):
+        bench.write(key, [(str(row), f"{row} {'x' * (30 if row < truncated else 10)}") for row in range(10)])
+    for ran in (bench.refresh(), bench.run("catalog_check")):
+        check = ran.checks()["few_texts_are_truncated"]
+        assert ran.success and not check.passed and check.severity == dg.AssetCheckSeverity.WARN
+        [line] = str(check.metadata["failed"].value).splitlines()[2:]
+        assert line == "| `long` | 3 of 10 texts (30.0%) are longer than the model reads |"
+        assert (check.metadata["truncated"].value, check.metadata["truncated_share"].value) == (5, 0.1667)
+
+
+def test_vectors_that_are_not_what_they_were_are_a_warning(embedded: Workbench) -> None:
+    # As another device might have made them.
+    rewrite(embedded.file("b"), lambda table: with_vectors(table, lambda matrix: np.roll(matrix, 1, axis=1)))
+    for key in "ab":
+        embedded.write(key, 41, version="v2")
+    ran = embedded.embed("a", "c")
+    check = ran.checks()["vectors_have_not_drifted"]
+    assert ran.success and (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
+    told = str(check.metadata["failed"].value)
+    assert "| `b` | 16 unchanged texts" in told and "`a`" not in told
+    assert (check.metadata["compared_partitions"].value, check.metadata["compared_rows"].value) == (2, 32)
+    event = ran.materialized()["a"]
+    assert event.metadata["previous_cosine"].value == 1.0 and event.metadata["compared_rows"].value == 16
+    settled = embedded.embed("a", "c").checks()["vectors_have_not_drifted"]
+    assert settled.passed and settled.metadata["compared_rows"].value == 0 and "mean_cosine" not in settled.metadata
+
+
+def test_severities_are_what_the_settings_say(embedded: Workbench) -> None:
+    rewrite(embedded.file("b"), lambda table: with_vectors(table, lambda matrix: np.roll(matrix, 1, axis=1)))
+    embedded.write("b", 41, version="v2")
+    embedded.file("a").unlink()
+    embedded.settings["checks"] = {
+        "every_partition_is_embedded": "warn",
+        "few_texts_are_truncated": "off",
+        "few_texts_are_duplicates": "off",
+        "vectors_have_not_drifted": "error",
+    }
+    ran = embedded.run("catalog_check").checks()
+    assert set(ran) == EVERYTHING - {"few_texts_are_truncated", "few_texts_are_duplicates"}
+    missing = ran["every_partition_is_embedded"]
+    assert (missing.passed, missing.severity) == (False, dg.AssetCheckSeverity.WARN)
+    ran = embedded.refresh()
+    assert set(ran.checks()) == {NAMES.run_check.name, "vectors_have_not_drifted"}
+    drifted = ran.checks()["vectors_have_not_drifted"]
+    assert ran.success and (drifted.passed, drifted.severity) == (False, dg.AssetCheckSeverity.ERROR)
+
+
+def test_turning_everything_off_is_refused(bench: Workbench) -> None:
+    bench.settings["checks"] = dict.fromkeys(CHECK_NAMES, "off")
+    with pytest.raises(ConfigError, match="leave one check on"):
+        _ = bench.definitions
+
+
 def test_with_nothing_embedded_the_check_says_so(bench: Workbench) -> None:
     bench.write("a")
     ran = bench.run("catalog_check")
@@ -90,7 +179,7 @@ def test_with_nothing_embedded_the_check_says_so(bench: Workbench) -> None:
 
 def test_runs_that_embed_do_not_execute_the_catalogs_checks(embedded: Workbench) -> None:
     embedded.write("a", 3, version="v2")
-    assert not EVERYTHING & set(embedded.embed("a", "c").checks())
+    assert set(embedded.embed("a", "c").checks()) == {NAMES.run_check.name, *WARNINGS}
     job = embedded.definitions.resolve_job_def("catalog_check")
     assert {key.asset_key for key in job.asset_layer.asset_graph.asset_check_keys} >= {NAMES.source_partitions}
 
@@ -100,3 +189,4 @@ def test_a_table_survives_any_key_and_stays_readable() -> None:
     table = failure_table([("a|b`c\n", "line one\nline | two")])
     assert table.splitlines()[2] == "| `a\\|b'c ` | line one line \\| two |"
     assert failure_table([(str(n), "x") for n in range(1000)]).splitlines()[-1] == "| … | and 800 more |"
+    assert failure_table([("k", "x")] * 200, 5000).splitlines()[-1] == "| … | and 4,800 more |"

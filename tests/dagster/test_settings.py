@@ -68,6 +68,28 @@ def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         load_settings()
 
 
+class TestChecks:
+    def test_a_severity_is_read_from_yaml_where_a_plain_off_is_no_text(self) -> None:
+        Path("surge.yaml").write_text("checks:\n  ids_match: off\n  one_space: warn\n")
+        policy = load_settings().check_policy()
+        severities = [policy.severity(name) for name in ("ids_match", "one_space", "texts_match")]
+        assert severities == ["off", "warn", "error"]
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({"checks": {"nothing": "off"}}, "names 'nothing', which is no check that can be set; there are every_"),
+            ({"checks": {"published_partitions_are_valid": "off"}}, "is no check that can be set"),
+            ({"checks": {"ids_match": "loud"}}, "checks.ids_match is 'loud': input should be 'error', 'warn' or 'off'"),
+            ({"max_truncated_share": 1.5}, "max_truncated_share is 1.5"),
+        ],
+    )
+    def test_what_cannot_be_is_refused_with_what_can(self, given: dict[str, Any], message: str) -> None:
+        with pytest.raises(ConfigError) as refused:
+            load_settings(**given)
+        assert message in str(refused.value)
+
+
 class TestStorageOptions:
     def test_they_come_from_the_environment_as_one_document(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SURGE_STORAGE_OPTIONS", '{"endpoint": "http://h:1", "secret_access_key": "hunter2"}')

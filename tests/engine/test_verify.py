@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +15,13 @@ import pytest
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec
 from surge_dagster.engine.output import open_store
-from surge_dagster.engine.output.embedding_file import EmbeddingFileWriter, read_facts
+from surge_dagster.engine.output.embedding_file import read_facts
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.superbatch import Thresholds
 from surge_dagster.engine.verify import Violation, verify
+from tests.small_catalogs import rewrite, with_vectors
 
 KEYS = ["a", "b", "Köln"]
 ROWS = 40
@@ -68,16 +67,6 @@ def output_file(root: Path, pool: EncoderPool, name: str = "a") -> Path:
     return root / "out" / pool.space.name / f"{name}.parquet"
 
 
-def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **facts: object) -> None:
-    """Write a file again as this project would, with other rows and matching facts: only the content is wrong."""
-    table, old = pq.read_table(path), read_facts(pq.read_metadata(path))
-    table = change(table)
-    with pa.OSFile(str(path), "wb") as sink:
-        writer = EmbeddingFileWriter(sink, table.schema.field("id").type, 16, "float32", include_text=True)
-        writer.append_table(table.replace_schema_metadata(None).cast(writer.schema))
-        writer.close(replace(old, rows=table.num_rows, **facts))  # pyright: ignore[reportArgumentType]
-
-
 def test_what_a_run_published_has_no_violation(embedded: Path, pool: EncoderPool) -> None:
     assert violations(embedded, pool, reencode=None) == []
 
@@ -121,19 +110,21 @@ def test_two_swapped_vectors_are_found_when_all_rows_are_encoded_again(copy: Pat
     assert "row 3" in found[0].reason
 
 
-def test_a_vector_that_is_not_of_length_one_is_found(copy: Path, pool: EncoderPool) -> None:
-    def stretch(table: pa.Table) -> pa.Table:
-        values = table.column("embedding").combine_chunks().flatten().to_numpy(zero_copy_only=False).copy()
-        values[5 * 16 : 6 * 16] *= 1.5
-        stretched = pa.FixedSizeListArray.from_arrays(pa.array(values), 16)
-        return table.set_column(
-            2, table.schema.field("embedding"), stretched.cast(table.schema.field("embedding").type)
-        )
+@pytest.mark.parametrize(("factor", "kind"), [(1.5, "length"), (float("nan"), "finite"), (float("inf"), "finite")])
+def test_a_vector_that_is_not_of_length_one_is_found(copy: Path, pool: EncoderPool, factor: float, kind: str) -> None:
+    def stretch(matrix: np.ndarray) -> np.ndarray:
+        matrix[5] *= factor
+        return matrix
 
-    rewrite(output_file(copy, pool), stretch)
+    rewrite(output_file(copy, pool), lambda table: with_vectors(table, stretch))
     found = violations(copy, pool)
-    assert [(one.key, one.kind) for one in found] == [("a", "vectors")]
+    assert [(one.key, one.kind) for one in found] == [("a", kind)]
     assert "row 5" in found[0].reason
+
+
+def test_a_file_that_names_another_dimension_is_found(copy: Path, pool: EncoderPool) -> None:
+    rewrite(output_file(copy, pool), lambda table: table, dimension=17)
+    assert [(one.key, one.kind) for one in violations(copy, pool)] == [("a", "dimension")]
 
 
 def test_a_truncated_file_is_found(copy: Path, pool: EncoderPool) -> None:

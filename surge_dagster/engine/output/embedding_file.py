@@ -346,7 +346,11 @@ class EmbeddingFileWriter:
 
 
 def read_rows(
-    reader: pq.ParquetFile, *, columns: list[str] | None = None, batch_rows: int = 4096
+    reader: pq.ParquetFile,
+    *,
+    columns: list[str] | None = None,
+    batch_rows: int = 4096,
+    row_groups: list[int] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Stream the rows of an output file, checking page checksums if the reader was opened to do so.
 
@@ -354,7 +358,7 @@ def read_rows(
         InvalidFile: a page is damaged.
     """
     try:
-        yield from reader.iter_batches(batch_rows, columns=columns, use_threads=False)
+        yield from reader.iter_batches(batch_rows, row_groups=row_groups, columns=columns, use_threads=False)
     except UNREADABLE as error:
         raise InvalidFile(f"its pages cannot be read ({first_line(error)})") from error
 

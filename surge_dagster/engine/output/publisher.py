@@ -27,6 +27,7 @@ from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import Cancelled, DataError, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.ledger import Ledger
 from surge_dagster.engine.output.assembly import assemble
+from surge_dagster.engine.output.drift import Drift, compare_with_previous
 from surge_dagster.engine.output.freshness import file_name
 from surge_dagster.engine.output.receipts import facts_of_file, receipt_of, require_unchanged
 from surge_dagster.engine.output.small_file import write_file
@@ -36,6 +37,7 @@ from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.output.validation import invalid_row
 from surge_dagster.engine.superbatch import OpenPartition, Segment, StagedRows, SuperBatch
 from surge_dagster.engine.telemetry import Failure, Receipt, SuperBatchReport, overlap_ratio, worker_idle_ratio
+from surge_dagster.engine.timeline import Lane, Span
 
 log = logging.getLogger(__name__)
 
@@ -57,12 +59,13 @@ class EncodedSuperBatch:
     """What is known of an encode call beside its vectors.
 
     Attributes:
-        duty_cycle, pace_ratio: see `SuperBatchReport`.
+        duty_cycle, pace_ratio, encode_span: see `SuperBatchReport`.
     """
 
     figures: EncodeFigures
     duty_cycle: float = 1.0
     pace_ratio: float | None = None
+    encode_span: Span | None = None
 
     def failed_row(self, start: int, stop: int) -> FailedRow | None:
         """The text among rows start..stop that could not be encoded, if there is one."""
@@ -80,8 +83,8 @@ class _Publication:
     receipts: list[Receipt] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     staged: dict[int, StagedRows] = field(default_factory=dict)  # by the segment's start
-    serialize_seconds: float = 0.0
-    upload_seconds: float = 0.0
+    serialize: Lane = field(default_factory=Lane)
+    upload: Lane = field(default_factory=Lane)
     truncated: int = 0
 
     @property
@@ -100,6 +103,7 @@ class Publisher:
         precision: recorded in each file.
         include_text: whether files have a text column.
         b_min: for the fill ratio.
+        begun: `time.perf_counter()` at the run's begin.
         threads: pieces written at a time; one more writes the files of split partitions.
         ledger, assembly_bytes: the account, and what writing such a file is booked with.
         over: set by `close` when what is not out is given up; the store waits no longer than until then.
@@ -116,6 +120,7 @@ class Publisher:
         precision: str,
         include_text: bool,
         b_min: int,
+        begun: float,
         threads: int,
         ledger: Ledger,
         assembly_bytes: int,
@@ -129,6 +134,7 @@ class Publisher:
         self._precision = precision
         self._include_text = include_text
         self._b_min = b_min
+        self._begun = begun
         self._ledger = ledger
         self._assembly_bytes = assembly_bytes
         self._done = done
@@ -138,6 +144,7 @@ class Publisher:
         self._pieces = ThreadPoolExecutor(threads, thread_name_prefix="surge-publish")
         self._files = ThreadPoolExecutor(1, thread_name_prefix="surge-publish-split")
         self._split = SplitPartitions()
+        self._drift: dict[str, Drift] = {}  # by key, of partitions on their way
         self._fatal: BaseException | None = None
         self._unfinished = 0  # SuperBatches
         self._files_unfinished = 0
@@ -266,20 +273,24 @@ class Publisher:
         texts = slot.texts(segment.start, segment.stop) if self._include_text else None
         truncated = slot.truncated(segment.start, segment.stop)
         facts = facts_of_file(partition, self._space, precision=self._precision, rows=len(matrix), truncated=truncated)
+        self._compare(publication, segment, matrix)
+        drift = self._drift.pop(partition.key, None)
         with self._store.create(file_name(self._space.name, partition.key)) as upload:
             write_file(upload, segment.ids, partition.id_type or pa.string(), texts, matrix, facts)
             serialized = time.perf_counter()
             stored = upload.publish(lambda: require_unchanged(partition.source))
+        ended = time.perf_counter()
         with self._lock:
             publication.truncated += truncated
-            publication.serialize_seconds += serialized - begun
-            publication.upload_seconds += time.perf_counter() - serialized
+            publication.serialize.add(begun, serialized)
+            publication.upload.add(serialized, ended)
         return receipt_of(
             facts,
             stored,
             self._store.location(stored.name),
             superbatch=publication.batch.index,
             texts_per_second=publication.texts_per_second,
+            drift=drift,
         )
 
     def _stage(self, publication: _Publication, segment: Segment) -> None:
@@ -287,6 +298,7 @@ class Publisher:
         begun = time.perf_counter()
         matrix = self._sound_vectors(publication, segment)
         truncated = slot.truncated(segment.start, segment.stop)
+        self._compare(publication, segment, matrix)
         checked = time.perf_counter()
         staged = self._staging.write(
             segment.partition,
@@ -296,11 +308,25 @@ class Publisher:
             matrix,
             truncated=truncated,
         )
+        ended = time.perf_counter()
         with self._lock:
             publication.staged[segment.start] = staged
             publication.truncated += truncated
-            publication.serialize_seconds += checked - begun
-            publication.upload_seconds += time.perf_counter() - checked
+            publication.serialize.add(begun, checked)
+            publication.upload.add(checked, ended)
+
+    def _compare(self, publication: _Publication, segment: Segment, matrix: np.ndarray) -> None:
+        """Compare a segment with the file that is about to be replaced, where its partition was drawn for that."""
+        partition = segment.partition
+        if partition.replaces is None or segment.start == segment.stop:
+            return
+        texts = publication.batch.slot.texts(segment.start, segment.stop)
+        found = compare_with_previous(
+            self._store, self._space, partition.key, partition.replaces, segment.ids, texts, matrix, self._ledger
+        )
+        if found is not None:
+            with self._lock:
+                self._drift[partition.key] = found.joined(self._drift.get(partition.key))
 
     def _sound_vectors(self, publication: _Publication, segment: Segment) -> np.ndarray:
         """A segment's vectors, [rows, dimension]; refuses its partition if one of them is no embedding."""
@@ -377,6 +403,7 @@ class Publisher:
                 superbatch=complete.superbatch,
                 texts_per_second=complete.texts_per_second,
                 texts_reused=sum(rows.stop - rows.start for rows in complete.partition.reused),
+                drift=self._drift.pop(complete.partition.key, None),
             )
         )
 
@@ -412,8 +439,8 @@ class Publisher:
             encode_seconds=figures.encode_seconds,
             tokenize_seconds=figures.tokenize_seconds,
             forward_seconds=figures.forward_seconds,
-            serialize_seconds=publication.serialize_seconds,
-            upload_seconds=publication.upload_seconds,
+            serialize_seconds=publication.serialize.seconds,
+            upload_seconds=publication.upload.seconds,
             publish_seconds=publish_seconds,
             fill_ratio=texts / self._b_min,
             overlap_ratio=overlap_ratio(publish_seconds, figures.encode_seconds),
@@ -425,6 +452,10 @@ class Publisher:
             replays=figures.replays,
             gpu_utilisation=figures.gpu_utilisation,
             gpu_memory_bytes=figures.gpu_memory_bytes,
+            peak_resident_bytes=self._ledger.peak,
+            encode_span=encoded.encode_span,
+            serialize_span=publication.serialize.span(self._begun),
+            upload_span=publication.upload.span(self._begun),
         )
         order = {segment.partition.key: place for place, segment in enumerate(batch.segments)}
         receipts = tuple(sorted(publication.receipts, key=lambda receipt: order[receipt.key]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.output.drift import Drift
 from surge_dagster.engine.output.embedding_file import FileFacts, desired_version
 from surge_dagster.engine.output.store import StoredObject
 from surge_dagster.engine.superbatch import OpenPartition
@@ -54,6 +55,7 @@ def receipt_of(
     texts_per_second: float | None = None,
     action: str = "encoded",
     texts_reused: int = 0,
+    drift: Drift | None = None,
 ) -> Receipt:
     """The receipt of a published file."""
     return Receipt(
@@ -72,4 +74,6 @@ def receipt_of(
         superbatch=superbatch,
         texts_per_second=texts_per_second,
         texts_reused=texts_reused,
+        compared_rows=drift.rows if drift else 0,
+        previous_cosine=drift.mean_cosine if drift else None,
     )

@@ -1,0 +1,141 @@
+"""Whether a text that is encoded again gets the vector that it had: read from the old file before it is replaced.
+
+Within one space it must, up to rounding, so a lower cosine means that the model or a device has changed its mind. Only
+a sample is looked at: all of the first partitions that are replaced and fewer of those that follow, and of each some
+rows that lie together, which costs one row group. What does not fit into the run's memory at that moment, or cannot be
+read, is left out: no comparison waits for room, and none fails a partition.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from surge_dagster.engine.encoder.spec import Space
+from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.ledger import Ledger
+from surge_dagster.engine.output.embedding_file import InvalidFile, check_schema, matrix_of, read_facts, read_rows
+from surge_dagster.engine.output.freshness import file_name
+from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.unreadable import UNREADABLE
+
+log = logging.getLogger(__name__)
+
+SAMPLE_ROWS = 16
+ALWAYS_COMPARED = 64
+_COPIES = 2  # a row group as it is read, and decoded
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """Rows of one partition whose texts had a vector before, and the mean cosine of both vectors."""
+
+    rows: int
+    mean_cosine: float
+
+    def joined(self, other: Drift | None) -> Drift:
+        """Both, each row counting the same."""
+        if other is None:
+            return self
+        rows = self.rows + other.rows
+        return Drift(rows, (self.rows * self.mean_cosine + other.rows * other.mean_cosine) / rows)
+
+
+class DriftDraw:
+    """Which of the partitions that are replaced are compared: about `ALWAYS_COMPARED` times 1 + log of their number.
+
+    Args:
+        seed: the same one draws the same partitions of the same catalog.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+        self._seen = 0
+
+    def takes(self, key: str) -> bool:
+        """Draw for the next partition that is replaced."""
+        self._seen += 1
+        drawn = hashlib.blake2b(f"{self._seed}:{key}".encode(), digest_size=8).digest()
+        return int.from_bytes(drawn) * self._seen < ALWAYS_COMPARED << 64
+
+
+def compare_with_previous(
+    store: Store,
+    space: Space,
+    key: str,
+    content_digest: str,
+    ids: Sequence[pa.Array],
+    texts: pa.LargeStringArray,
+    matrix: np.ndarray,
+    ledger: Ledger,
+) -> Drift | None:
+    """Compare rows of a partition with a sample of its file that is still there.
+
+    Args:
+        content_digest: of the old file when it was listed; another one since means another writer, and no comparison.
+        ids, texts, matrix: the new rows; all of the partition or a segment of it.
+        ledger: booked with what reading the sample takes.
+
+    Returns:
+        None where no row of the sample is among the new ones with the same text, or where the old file has no texts.
+    """
+    try:
+        with store.open(file_name(space.name, key)) as file, _reader(file) as reader:
+            facts = read_facts(reader.metadata)
+            if facts.content_digest != content_digest or not facts.rows:
+                return None
+            check_schema(reader.schema_arrow, dimension=space.dimension, dtype=space.dtype)
+            if "text" not in reader.schema_arrow.names:
+                return None
+            group = random.Random(key).randrange(reader.num_row_groups)
+            booked = _COPIES * reader.metadata.row_group(group).total_byte_size
+            if not ledger.try_reserve(booked):
+                return None
+            try:
+                sample = next(read_rows(reader, batch_rows=SAMPLE_ROWS, row_groups=[group]), None)
+                return None if sample is None else _compared(sample, ids, texts, matrix)
+            finally:
+                ledger.release(booked)
+    except FileNotFoundError:
+        return None
+    except (InvalidFile, TransientError, *UNREADABLE) as error:
+        log.warning("partition %r: its old file cannot be compared with the new vectors: %s", key, error)
+        return None
+
+
+def _compared(
+    sample: pa.RecordBatch, ids: Sequence[pa.Array], texts: pa.LargeStringArray, matrix: np.ndarray
+) -> Drift | None:
+    known = {row_id: row for row, row_id in enumerate(sample.column("id").to_pylist())}
+    old = matrix_of(sample).astype(np.float32)
+    cosines = []
+    first = 0
+    for part in ids:
+        if part.type == sample.column("id").type:
+            found = pc.is_in(part, value_set=sample.column("id"))  # pyright: ignore[reportAttributeAccessIssue]
+            for offset in np.flatnonzero(found.to_numpy(zero_copy_only=False)):
+                new_row, old_row = first + int(offset), known[part[int(offset)].as_py()]
+                if texts[new_row].as_py() == sample.column("text")[old_row].as_py():
+                    cosines.append(_cosine(old[old_row], matrix[new_row].astype(np.float32)))
+        first += len(part)
+    return Drift(len(cosines), sum(cosines) / len(cosines)) if cosines else None
+
+
+def _cosine(one: np.ndarray, other: np.ndarray) -> float:
+    lengths = float(np.linalg.norm(one)) * float(np.linalg.norm(other))
+    if not lengths:
+        return float(np.array_equal(one, other))
+    cosine = float(one @ other) / lengths
+    return cosine if np.isfinite(cosine) else 0.0
+
+
+def _reader(file: pa.NativeFile) -> pq.ParquetFile:
+    return pq.ParquetFile(file, pre_buffer=False, page_checksum_verification=True)

@@ -1,0 +1,103 @@
+"""When the stages of a run were at work: kept while it goes on, in a few kilobytes however long it is.
+
+The paper draws it as lanes over time (SURGE, figure 4): where encoding has gaps, something held it up. A run of tens of
+thousands of SuperBatches is thinned out by joining neighbours, so that what is left still covers all of its time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+MOST_ENTRIES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When a stage worked on something, in seconds since the run began.
+
+    Attributes:
+        busy_seconds: of work between the two, summed over threads.
+    """
+
+    begun: float
+    ended: float
+    busy_seconds: float
+
+    def joined(self, other: Span) -> Span:
+        """Both, and what lies between them."""
+        busy_seconds = self.busy_seconds + other.busy_seconds
+        return Span(min(self.begun, other.begun), max(self.ended, other.ended), busy_seconds)
+
+
+@dataclass(slots=True)
+class Lane:
+    """What threads spend on one step, and from when to when, by `time.perf_counter`; the caller locks."""
+
+    seconds: float = 0.0
+    begun: float = math.inf
+    ended: float = -math.inf
+
+    def add(self, begun: float, ended: float) -> None:
+        """Count one piece of work."""
+        self.seconds += ended - begun
+        self.begun = min(self.begun, begun)
+        self.ended = max(self.ended, ended)
+
+    def span(self, run_begun: float) -> Span | None:
+        """All of it since `run_begun`; None when there was nothing."""
+        return Span(self.begun - run_begun, self.ended - run_begun, self.seconds) if self.ended > self.begun else None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One SuperBatch of a timeline, or several neighbours as one.
+
+    Attributes:
+        encode, serialize, upload: None where the stage did nothing, or was not seen to.
+        encode_seconds: of the encode calls.
+    """
+
+    superbatches: int
+    texts: int
+    encode_seconds: float
+    encode: Span | None
+    serialize: Span | None
+    upload: Span | None
+
+    def joined(self, other: Entry) -> Entry:
+        """Both as one."""
+        return Entry(
+            self.superbatches + other.superbatches,
+            self.texts + other.texts,
+            self.encode_seconds + other.encode_seconds,
+            _joined(self.encode, other.encode),
+            _joined(self.serialize, other.serialize),
+            _joined(self.upload, other.upload),
+        )
+
+
+@dataclass(slots=True)
+class Timeline:
+    """The SuperBatches of a run in the order they were published, at most `MOST_ENTRIES` entries.
+
+    Every entry stands for `per_entry` SuperBatches, the last one perhaps for fewer.
+    """
+
+    entries: list[Entry] = field(default_factory=list)
+    per_entry: int = 1
+
+    def add(self, entry: Entry) -> None:
+        """Add one SuperBatch."""
+        if self.entries and self.entries[-1].superbatches < self.per_entry:
+            self.entries[-1] = self.entries[-1].joined(entry)
+            return
+        if len(self.entries) == MOST_ENTRIES:
+            pairs = zip(self.entries[::2], self.entries[1::2], strict=True)
+            self.entries = [first.joined(second) for first, second in pairs]
+            self.per_entry *= 2
+        self.entries.append(entry)
+
+
+def _joined(one: Span | None, other: Span | None) -> Span | None:
+    return one.joined(other) if one and other else one or other

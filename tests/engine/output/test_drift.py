@@ -1,0 +1,137 @@
+"""Vectors of texts that are encoded again, beside those that are about to be replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from surge_dagster.engine.encoder.backends.hash_backend import hash_vectors
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.ledger import Ledger
+from surge_dagster.engine.output import open_store
+from surge_dagster.engine.output.drift import ALWAYS_COMPARED, SAMPLE_ROWS, Drift, DriftDraw, compare_with_previous
+from surge_dagster.engine.output.embedding_file import read_facts
+from surge_dagster.engine.output.freshness import file_name, read_footer
+from surge_dagster.engine.output.local_store import LocalStore
+from surge_dagster.engine.superbatch import Thresholds
+from tests.engine.runs import finish_receipts, make_run
+from tests.small_catalogs import DIMENSION, Rows, numbered_rows, partition_of, rewrite, row_batch_of, with_vectors
+
+ROWS = numbered_rows("a", 40)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[EncoderPool]:
+    with EncoderPool(EncodingSpec(model=f"hash://{DIMENSION}")) as started:
+        yield started
+
+
+@pytest.fixture
+def output(pool: EncoderPool, tmp_path: Path) -> Path:
+    """Holds partition "a" with `ROWS`."""
+    finish_receipts(make_run(pool, [partition_of("a", ROWS)], tmp_path))
+    return tmp_path
+
+
+def compare(output: Path, pool: EncoderPool, rows: Rows = ROWS, room: int = 1 << 30, **given: Any) -> Drift | None:
+    store, ledger = open_store(output), Ledger(room)
+    facts = None if "digest" in given else read_facts(read_footer(store, file_name(pool.space.name, "a")))
+    batch = row_batch_of(rows)
+    found = compare_with_previous(
+        store,
+        pool.space,
+        "a",
+        facts.content_digest if facts else given["digest"],
+        [batch.ids[:5], batch.ids[5:]],
+        batch.texts,
+        hash_vectors([row[1] for row in rows], DIMENSION),
+        ledger,
+    )
+    assert ledger.held == 0
+    return found
+
+
+def tamper(output: Path, pool: EncoderPool) -> None:
+    """Turn the vectors in the file of "a" around, one component into the next."""
+    path = output / file_name(pool.space.name, "a")
+    rewrite(path, lambda table: with_vectors(table, lambda matrix: np.roll(matrix, 1, axis=1)))
+
+
+def test_the_same_texts_have_the_same_vectors(output: Path, pool: EncoderPool) -> None:
+    found = compare(output, pool)
+    assert found is not None and found.rows == SAMPLE_ROWS and found.mean_cosine == pytest.approx(1, abs=1e-6)
+
+
+def test_another_vector_for_the_same_text_shows(output: Path, pool: EncoderPool) -> None:
+    tamper(output, pool)
+    found = compare(output, pool)
+    assert found is not None and found.rows == SAMPLE_ROWS and found.mean_cosine < 0.9
+
+
+def test_rows_are_found_by_id_wherever_they_stand_now(output: Path, pool: EncoderPool) -> None:
+    found = compare(output, pool, [("new", "new text"), *reversed(ROWS)])
+    assert found is not None and found.rows == SAMPLE_ROWS and found.mean_cosine == pytest.approx(1, abs=1e-6)
+
+
+def test_texts_that_have_changed_are_not_compared(output: Path, pool: EncoderPool) -> None:
+    assert compare(output, pool, [(row_id, f"{text}!") for row_id, text in ROWS]) is None
+    some = [(row_id, text if place < 4 else f"{text}!") for place, (row_id, text) in enumerate(ROWS)]
+    found = compare(output, pool, some)
+    assert found is not None and found.rows == 4
+
+
+def test_a_file_of_another_content_than_was_listed_is_not_compared(output: Path, pool: EncoderPool) -> None:
+    assert compare(output, pool, digest="another writer's") is None
+
+
+def test_without_room_nothing_is_read_and_nobody_waits(output: Path, pool: EncoderPool) -> None:
+    assert compare(output, pool, room=10) is None
+
+
+def test_a_damaged_or_missing_file_is_passed_over(output: Path, pool: EncoderPool) -> None:
+    path = output / file_name(pool.space.name, "a")
+    facts = read_facts(read_footer(open_store(output), file_name(pool.space.name, "a")))
+    content = bytearray(path.read_bytes())
+    for place in range(4, len(content) // 2):
+        content[place] ^= 0xFF
+    path.write_bytes(content)
+    assert compare(output, pool, digest=facts.content_digest) is None
+    path.unlink()
+    assert compare(output, pool, digest=facts.content_digest) is None
+
+
+def test_a_store_that_fails_fails_no_partition(
+    output: Path, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise TransientError("the old file was replaced while it was read")
+
+    monkeypatch.setattr(LocalStore, "open", fail)
+    assert compare(output, pool, digest="any") is None
+
+
+def test_all_of_the_first_are_drawn_and_few_of_very_many_the_same_ones_each_time() -> None:
+    keys = [f"partition {number}" for number in range(40_000)]
+    first, second, other = DriftDraw(), DriftDraw(), DriftDraw(seed=1)
+    drawn = [key for key in keys if first.takes(key)]
+    assert drawn[:ALWAYS_COMPARED] == keys[:ALWAYS_COMPARED]
+    assert ALWAYS_COMPARED < len(drawn) < 12 * ALWAYS_COMPARED
+    assert drawn == [key for key in keys if second.takes(key)] != [key for key in keys if other.takes(key)]
+
+
+@pytest.mark.parametrize("bounds", [Thresholds(b_min=50, b_max=100), Thresholds(b_min=5, b_max=10)])
+def test_a_run_compares_what_it_replaces_whole_or_split(output: Path, pool: EncoderPool, bounds: Thresholds) -> None:
+    tamper(output, pool)
+    changed = [partition_of("a", [*ROWS, ("new", "new")], version="v2"), partition_of("b", numbered_rows("b", 3))]
+    old, new = finish_receipts(make_run(pool, changed, output, bounds), "encoded")
+    old, new = sorted((old, new), key=lambda receipt: receipt.key)
+    assert old.compared_rows == SAMPLE_ROWS and old.previous_cosine is not None and old.previous_cosine < 0.9
+    assert (new.compared_rows, new.previous_cosine) == (0, None), "nothing was there before"
+    [again] = finish_receipts(make_run(pool, changed[:1], output, bounds, force=True), "encoded")
+    assert again.compared_rows == SAMPLE_ROWS and again.previous_cosine == pytest.approx(1, abs=1e-6)
