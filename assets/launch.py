@@ -21,6 +21,8 @@ from dagster._core.execution.context.system import StepExecutionContext
 from dagster._core.execution.retries import RetryMode
 from pydantic import Field
 
+from surge_dagster.assets.names import CatalogNames
+from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import ConfigError
 
 _INLINE_KEYS = 500
@@ -70,6 +72,12 @@ def name_keys(instance: dg.DagsterInstance, keys: Sequence[str]) -> dict[str, An
     for old in newest_first[_KEY_FILES_KEPT:]:
         old.unlink(missing_ok=True)
     return {"keys_file": str(path)}
+
+
+def unattended_config(op_name: str, space: Space | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Config of an unattended run: it may fill the space that is there, or begin the first one of an empty output."""
+    expected = {"expected_space": space.name} if space else {}
+    return {"ops": {op_name: {"config": {"unattended": True, **expected, **options}}}}
 
 
 def held_keys(run: dg.DagsterRun, registered: Mapping[str, None], op_names: Sequence[str]) -> set[str] | None:
@@ -140,6 +148,22 @@ def active_runs(instance: dg.DagsterInstance, concerned: Callable[[dg.DagsterRun
                 instance.report_run_failed(run, f"The process of this run ({pid}) is gone; it was killed.")
                 continue
         yield run
+
+
+def held_by_active_runs(names: CatalogNames, instance: dg.DagsterInstance) -> set[str] | None:
+    """Partition keys that active runs may touch, None for all."""
+
+    def embeds(run: dg.DagsterRun) -> bool:
+        return run.job_name in (names.refresh_job, names.embed_job) or names.embeddings in (run.asset_selection or ())
+
+    registered = dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name))
+    held: set[str] = set()
+    for run in list(active_runs(instance, embeds)):
+        keys = held_keys(run, registered, (names.embeddings_op, names.refresh_op))
+        if keys is None:
+            return None
+        held |= keys
+    return held
 
 
 def _host() -> str:

@@ -18,6 +18,7 @@ from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.source_partitions import source_partitions
 from surge_dagster.assets.superbatches import superbatches
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
+from surge_dagster.sensor import new_partitions
 from surge_dagster.settings import Settings, load_settings
 
 
@@ -45,7 +46,7 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
         assets=[source_partitions(names), superbatches(names), embeddings(names)],
         asset_checks=[checks],
         jobs=[refresh, embed, check],
-        sensors=[automation.new_partitions(names, settings, embed)],
+        sensors=[new_partitions(names, settings, embed)],
         schedules=[
             automation.nightly_refresh(names, settings, refresh),
             *automation.scheduled_check(names, settings, check),
