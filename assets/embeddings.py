@@ -18,6 +18,7 @@ from surge_dagster.assets.launch import LaunchConfig
 from surge_dagster.assets.lineage import CODE_VERSION
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.refresh import Outcome, Refresh
+from surge_dagster.assets.refusals import tell_of_refusals
 from surge_dagster.engine.errors import ConfigError, EncoderError, TransientError
 
 POOL = "gpu"
@@ -57,6 +58,7 @@ def embeddings(names: CatalogNames) -> dg.AssetsDefinition:
         outcome = attempts.make(context.op_execution_context, config, chosen)
         metadata = run_check_metadata(outcome)
         if outcome.failures:
+            tell_of_refusals(names, context.op_execution_context, outcome.failures)
             mark_as_failed(names, context.op_execution_context, [failure.key for failure in outcome.failures])
         yield dg.AssetCheckResult(
             asset_key=names.embeddings,
@@ -81,6 +83,7 @@ def catalog_refresh(names: CatalogNames) -> dg.JobDefinition:
         """Embed whatever is missing or stale in the whole catalog."""
         outcome = attempts.make(context, config, None)
         if outcome.failures:
+            tell_of_refusals(names, context, outcome.failures)
             mark_as_failed(names, context, [failure.key for failure in outcome.failures])
         yield dg.AssetCheckEvaluation(
             asset_key=names.embeddings,

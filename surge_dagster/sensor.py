@@ -6,13 +6,18 @@ and do not see what a run is working on already; this one costs two listings and
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from surge_dagster.assets.discovery import Look, read_cursor, write_cursor
-from surge_dagster.assets.launch import held_by_active_runs, name_keys, unattended_config
+from surge_dagster.assets.discovery import Look
+from surge_dagster.assets.launch import held_by_active_runs, shard_requests
 from surge_dagster.assets.names import CatalogNames
+from surge_dagster.assets.sensor_cursor import SensorCursor
+from surge_dagster.assets.shards import Sharding
 from surge_dagster.assets.source_partitions import in_chunks
+from surge_dagster.assets.vanished import Vanishing
 from surge_dagster.engine.errors import SurgeError
 from surge_dagster.settings import Settings
 
@@ -30,7 +35,7 @@ def new_partitions(names: CatalogNames, settings: Settings, job: UnresolvedAsset
         required_resource_keys=names.resource_keys,
     )
     def sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        instance, resources = context.instance, names.resources(context.resources)
+        instance, resources, now = context.instance, names.resources(context.resources), _now()
         try:
             look = Look(
                 names,
@@ -38,28 +43,38 @@ def new_partitions(names: CatalogNames, settings: Settings, job: UnresolvedAsset
                 resources.output.open(),
                 resources.encoder.spec(),
                 refresh_stale=settings.refresh_stale,
-                limit=settings.max_partitions_per_run,
+                sharding=sharding_of(settings),
+                vanishing=Vanishing(
+                    names,
+                    settings.vanished,
+                    timedelta(seconds=settings.vanished_grace_seconds),
+                    settings.vanished_share,
+                ),
             )
-            found = look.discover(
-                resources.catalog.open(), held_by_active_runs(names, instance), read_cursor(context.cursor)
-            )
+            held = held_by_active_runs(names, instance)
+            found = look.discover(resources.catalog.open(), held, SensorCursor.read(context.cursor, now), now)
         except SurgeError as error:
             return dg.SkipReason(str(error))
-        requests = []
-        if found.chosen:
-            config = name_keys(instance, found.chosen)
-            tags = {
-                "dagster/asset_partition_range_start": found.chosen[0],
-                "dagster/asset_partition_range_end": found.chosen[-1],
-            }
-            run_config = unattended_config(names.embeddings_op, found.space, config)
-            requests.append(dg.RunRequest(run_config=run_config, tags=tags))
+        context.log.info(found.summary)
+        requests = shard_requests(names.embeddings_op, instance, found.space, found.shards)
         return dg.SensorResult(
             run_requests=requests,
             skip_reason=None if requests else found.summary,
-            cursor=write_cursor(found.asked),
-            dynamic_partitions_requests=[names.partitions.build_add_request(keys) for keys in in_chunks(found.new)],
+            cursor=found.cursor.write(),
+            dynamic_partitions_requests=[
+                *(names.partitions.build_add_request(keys) for keys in in_chunks(found.new)),
+                *(names.partitions.build_delete_request(keys) for keys in in_chunks(found.vanished)),
+            ],
             asset_events=found.events,
         )
 
     return sensor
+
+
+def sharding_of(settings: Settings) -> Sharding:
+    """How the settings divide work among runs."""
+    return Sharding(settings.shards, settings.shard_bytes, settings.max_partitions_per_run)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

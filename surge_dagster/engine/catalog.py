@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +26,8 @@ SOURCE_VERSION_METADATA = b"surge.source_version"
 _REVERSIBLE_BYTES = 180
 _PREFIX_BYTES = 120
 _PLAIN = re.compile(rf"[A-Za-z0-9_-]{{1,{_REVERSIBLE_BYTES}}}", re.ASCII)
+# Not urllib's `quote`: it leaves "." and "~" alone, and a dot could mean a parent folder, the tilde marks hashed names.
+_ENCODED = [chr(byte) if _PLAIN.fullmatch(chr(byte)) else f"%{byte:02X}" for byte in range(256)]
 _LONG_NAME = re.compile(r"^.{120}~[0-9a-f]{32}$", re.DOTALL)
 
 
@@ -100,8 +102,7 @@ def encode_key(key: str) -> str:
         raw = key.encode("utf-8")
     except UnicodeEncodeError as error:
         raise ValueError(f"partition key {key!r} is not valid Unicode text") from error
-    # urllib leaves "." and "~" alone; a dot could mean a parent folder and the tilde marks hashed names.
-    name = quote(raw, safe="").replace(".", "%2E").replace("~", "%7E")
+    name = "".join(map(_ENCODED.__getitem__, raw))
     if len(name) <= _REVERSIBLE_BYTES:
         return name
     return f"{name[:_PREFIX_BYTES]}~{hashlib.sha256(raw).hexdigest()[:32]}"
