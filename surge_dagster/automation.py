@@ -5,10 +5,11 @@ from __future__ import annotations
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from surge_dagster.assets.launch import unattended_config
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import known_space
+from surge_dagster.assets.refresh_shards import refresh_requests
 from surge_dagster.engine.errors import SurgeError
+from surge_dagster.sensor import sharding_of
 from surge_dagster.settings import Settings
 
 
@@ -43,13 +44,16 @@ def nightly_refresh(names: CatalogNames, settings: Settings, job: dg.JobDefiniti
         description="Everything that is missing or stale, once a night; never begins another vector space by itself.",
         required_resource_keys=names.resource_keys,
     )
-    def schedule(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+    def schedule(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
         resources = names.resources(context.resources)
         try:
-            space = known_space(names, resources.output.open(), resources.encoder.spec(), unattended=True)
+            store = resources.output.open()
+            space = known_space(names, store, resources.encoder.spec(), unattended=True)
+            sharding = sharding_of(settings)
+            catalog = resources.catalog.open() if sharding.shards > 1 else ()
+            return refresh_requests(names, context.instance, store, space, sharding, catalog)
         except SurgeError as error:
             return dg.SkipReason(str(error))
-        return dg.RunRequest(run_config=unattended_config(names.refresh_op, space, {}))
 
     return schedule
 

@@ -1,0 +1,59 @@
+"""Dividing a refresh of the whole catalog among several runs, where the settings ask for that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import dagster as dg
+
+from surge_dagster.assets.launch import SHARD_TAG, held_by_active_runs, name_keys, unattended_config
+from surge_dagster.assets.names import CatalogNames
+from surge_dagster.assets.partition_keys import to_partition_key
+from surge_dagster.assets.shards import Sharding
+from surge_dagster.engine.catalog import Partition
+from surge_dagster.engine.encoder.spec import Space
+from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.output.store import Store
+
+
+def refresh_requests(
+    names: CatalogNames,
+    instance: dg.DagsterInstance,
+    store: Store,
+    space: Space | None,
+    sharding: Sharding,
+    partitions: Iterable[Partition],
+) -> list[dg.RunRequest]:
+    """Runs that bring everything up to date: one that sees for itself what there is to do, or several that are told.
+
+    What an active run holds is left to it when there are several. A large catalog may make more runs than there are
+    shards, since `max_partitions_per_run` bounds each.
+
+    Args:
+        names, instance: of the catalog, and where runs are recorded.
+        store, space: the output and the space in it, None where it is still to be begun.
+        sharding: how to divide the work.
+        partitions: the catalog; not looked at where one run is asked for.
+    """
+    single = [dg.RunRequest(run_config=unattended_config(names.refresh_op, space, {}))]
+    if sharding.shards == 1:
+        return single
+    held = held_by_active_runs(names, instance)
+    outputs = OutputState(store, space.name) if space else None
+    todo = {
+        key: partition
+        for partition in partitions
+        if held is not None
+        and (key := to_partition_key(partition.key)) not in held
+        and (outputs is None or outputs.status(partition) in ("missing", "stale"))
+    }
+    shards = list(sharding.cut(list(todo), todo))
+    if len(shards) < 2:
+        return single
+    return [
+        dg.RunRequest(
+            run_config=unattended_config(names.refresh_op, space, name_keys(instance, keys)),
+            tags={SHARD_TAG: f"{number} of {len(shards)}"},
+        )
+        for number, keys in enumerate(shards, 1)
+    ]
