@@ -100,6 +100,7 @@ class _Sensor:
         ) as context:
             self.found = self._repository.get_sensor_def(_NAMES.sensor).evaluate_tick(context)
         seconds = time.process_time() - begun
+        say(f"a tick of {seconds:.2f} s")
         self.cursor = self.found.cursor
         for request in self.found.dynamic_partitions_requests or []:
             self._instance.add_dynamic_partitions(_NAMES.partitions_name, list(request.partition_keys))

@@ -1,4 +1,4 @@
-"""What the footers of a catalog's files said when a listing read them last, kept for as long as the process lives.
+"""What a catalog's files and folders were when it was listed last, kept for as long as the process lives.
 
 A process that looks at the same catalog again and again, as a sensor does, spends most of its time on footers that have
 not changed. What is kept of one counts only while the file's size, its modification and status-change times, its inode
@@ -35,7 +35,7 @@ class Footer:
 
 
 _Stamp = tuple[int, int, int, int, int]
-_known: dict[str, dict[str, tuple[_Stamp, Footer]]] = {}  # by catalog, then by path
+_known: dict[str, dict[str, tuple[_Stamp, Footer | list[str]]]] = {}  # by catalog, then by path
 
 
 class KnownFooters:
@@ -49,22 +49,46 @@ class KnownFooters:
         self._known = _known.setdefault(catalog, {})
         self._listed: set[str] = set()
         self._begun_ns = time.time_ns()
+        self._status: os.stat_result | None = None
 
     def get(self, path: str, status: os.stat_result) -> Footer | None:
         """The footer of a file in this state, None when it has to be read."""
         self._listed.add(path)
         stamp, footer = self._known.get(path, (None, None))
-        return footer if stamp == _stamp(status) else None
+        return footer if isinstance(footer, Footer) and stamp == _stamp(status) else None
 
     def keep(self, path: str, status: os.stat_result, footer: Footer) -> None:
         """Keep a footer that was read after the file was in this state."""
+        self._keep(path, status, footer)
+
+    def names(self, folder: str) -> list[str] | None:
+        """The Parquet files of a folder, None when it has to be listed."""
+        self._listed.add(folder)
+        self._status = _look(folder)
+        stamp, names = self._known.get(folder, (None, None))
+        is_same = self._status is not None and stamp == _stamp(self._status)
+        return names if is_same and isinstance(names, list) else None
+
+    def keep_names(self, folder: str, names: list[str]) -> None:
+        """Keep the names in a folder without folders, which were listed after `names` was asked for them."""
+        if self._status is not None:
+            self._keep(folder, self._status, names)
+
+    def _keep(self, path: str, status: os.stat_result, known: Footer | list[str]) -> None:
         if self._begun_ns - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLED_NS:
-            self._known[path] = (_stamp(status), footer)
+            self._known[path] = (_stamp(status), known)
 
     def forget_others(self) -> None:
         """Forget files that were not asked for since this was made, so that no more is kept than the catalog has."""
         for path in self._known.keys() - self._listed:
             self._known.pop(path, None)
+
+
+def _look(folder: str) -> os.stat_result | None:
+    try:
+        return os.stat(folder)  # noqa: PTH116, a Path for each folder costs more than looking at it
+    except OSError:
+        return None
 
 
 def _stamp(status: os.stat_result) -> _Stamp:

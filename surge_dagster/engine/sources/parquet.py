@@ -12,7 +12,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -34,6 +34,7 @@ from surge_dagster.engine.unreadable import UNREADABLE, first_line
 _PREFIX = "partition="
 _BATCH_BYTES = 2 * 1024 * 1024
 _BATCH_ROWS = 8192
+_decoded = lru_cache(maxsize=1 << 16)(decode_key)  # the same names, listing after listing
 _READ_ROWS = 256  # at a time from the file: half as fast as thousands, and it bounds what the footer cannot tell
 
 
@@ -106,7 +107,7 @@ class ParquetCatalog:
     def _key_of(self, folder: str, known: KnownFooters | None) -> str:
         name = folder.removeprefix(_PREFIX)
         try:
-            key = decode_key(name)
+            key = _decoded(name)
         except ValueError:
             return name or folder  # refused when it is read, under the name that can be seen on disk
         if key is None:
@@ -132,8 +133,14 @@ class ParquetCatalog:
         return _version([file for folder in folders for file in self._files(folder)])
 
     def _files(self, folder: str, known: KnownFooters | None = None) -> list[_File]:
-        found = sorted(_parquet_files(f"{self.root}/{folder}"), key=lambda pair: os.fsencode(pair[0]))
-        return [_file(relative, entry, known) for relative, entry in found]
+        path = f"{self.root}/{folder}"
+        names = known.names(path) if known else None
+        if names is None:
+            names, is_flat = _parquet_files(path)
+            names.sort(key=os.fsencode)
+            if known and is_flat:
+                known.keep_names(path, names)
+        return [_file(name, f"{path}/{name}", known) for name in names]
 
     def _read(self, key: str, folders: list[str]) -> Iterator[RowBatch]:
         if len(folders) > 1:
@@ -229,27 +236,30 @@ class ParquetCatalog:
             ) from error
 
 
-def _parquet_files(folder: str, prefix: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Relative name and entry of every Parquet file of a partition's folder, in no particular order."""
+def _parquet_files(folder: str, prefix: str = "") -> tuple[list[str], bool]:
+    """Relative names of a partition's Parquet files, in no particular order; and whether its folder holds no other."""
     try:
         entries = list(os.scandir(folder))
     except OSError:
-        return  # a folder without files is refused when it is read
+        return [], False  # a folder without files is refused when it is read
+    names: list[str] = []
+    is_flat = True
     for entry in entries:
         name = entry.name
         if name.startswith(("_", ".")):
             continue
         if entry.is_dir():
+            is_flat = False
             if not entry.is_symlink():
-                yield from _parquet_files(entry.path, f"{prefix}{name}/")
+                names += _parquet_files(entry.path, f"{prefix}{name}/")[0]
         elif name.endswith(".parquet"):
-            yield prefix + name, entry
+            names.append(prefix + name)
+    return names, is_flat
 
 
-def _file(relative: str, entry: os.DirEntry[str], known: KnownFooters | None) -> _File:
-    path = entry.path
+def _file(relative: str, path: str, known: KnownFooters | None) -> _File:
     try:
-        status = entry.stat()
+        status = os.stat(path)  # noqa: PTH116, a Path for each file costs more than looking at it
     except OSError:
         return _File(relative, path, "gone", None, None, 0)
     token = f"{status.st_size}-{status.st_mtime_ns}"
