@@ -53,6 +53,7 @@ def refresh_requests(
     return [
         dg.RunRequest(
             run_config=unattended_config(names.refresh_op, space, name_keys(instance, keys)),
+            run_key=f"{number} of {len(shards)}",
             tags={SHARD_TAG: f"{number} of {len(shards)}"},
         )
         for number, keys in enumerate(shards, 1)

@@ -1,4 +1,4 @@
-"""What was asked for and is still to be done: asked for again, after waits that grow, and never for ever at one pace."""
+"""What was asked for and is still to be done: asked for again, after waits that grow."""
 
 from __future__ import annotations
 
