@@ -19,7 +19,8 @@ def remove(bench: Workbench, *keys: str) -> None:
 
 def said(found: SensorExecutionData) -> list[tuple[str | None, str]]:
     """Partition and source version of each observation of a tick."""
-    return [(e.partition, (e.tags or {})["dagster/data_version"]) for e in found.asset_events]
+    events = [event for event in found.asset_events if isinstance(event, dg.AssetObservation)]
+    return [(event.partition, event.tags["dagster/data_version"]) for event in events]
 
 
 def registered(bench: Workbench) -> list[str]:
