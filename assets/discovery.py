@@ -1,40 +1,44 @@
 """What is new: one look at the catalog's listing, the output's listing and Dagster's records.
 
-Nothing is changed by looking. The result says which keys Dagster does not know, which source versions have moved,
-which valid files are not on record, and which partitions a run should embed next. Doing it again gives the same.
+Looking changes nothing, but for the files of vanished partitions where the settings ask for that. The result says which
+keys Dagster does not know, which source versions have moved, which valid files are not on record, which partitions have
+vanished, and which ones runs should embed next. Doing it again gives the same. What one look tells Dagster is bounded;
+what is left over is found again by the next one.
 
-A partition is not asked for when an active run holds it, when it was asked for in the same state before, or when it
-failed since its source version was observed last: bad data does not get better by reading it again.
+A partition is not asked for when an active run holds it, or when its content was refused since its source version was
+observed last: bad data does not get better by reading it again. One that failed for another reason is asked for again,
+after a wait that doubles each time.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 
 import dagster as dg
 
 from surge_dagster.assets import lineage
-from surge_dagster.assets.lineage import Catalogued, failed_since_observed, read_catalogued
+from surge_dagster.assets.launch import REQUEST_TAG
+from surge_dagster.assets.lineage import Catalogued, read_catalogued
 from surge_dagster.assets.names import CatalogNames
-from surge_dagster.assets.outputs import known_space, published
+from surge_dagster.assets.outputs import file_states, known_space, published
 from surge_dagster.assets.partition_keys import to_partition_key
+from surge_dagster.assets.refusals import refused_since_observed
+from surge_dagster.assets.sensor_cursor import Request, SensorCursor, digest
+from surge_dagster.assets.shards import Sharding
 from surge_dagster.assets.source_partitions import changed, observation
+from surge_dagster.assets.vanished import Departures, Vanishing
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.spec import EncodingSpec, Space
-from surge_dagster.engine.errors import ConfigError, TransientError
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output.freshness import OutputState, Status
 from surge_dagster.engine.output.store import Store
 
-log = logging.getLogger(__name__)
-
 # Dagster takes about 10 ms for each event of a tick and gives a tick a minute.
 _EVENTS_PER_TICK = 1000
-_DIGEST_LENGTH = 8
+_KEYS_PER_TICK = 10_000
 
 
 @dataclass(slots=True)
@@ -43,21 +47,27 @@ class Discovery:
 
     Attributes:
         order: every partition key as Dagster will have them once the new ones are added.
-        new: keys that Dagster does not know yet.
-        events: observations of moved source versions and materializations of adopted files.
-        chosen: what one run shall embed now, in `order`.
-        asked: digests of what was asked for and is still to be embedded, `chosen` included.
+        new, vanished: keys to add and to delete.
+        events: observations and materializations to store.
+        shards: what runs shall embed now, a request's id and its keys in `order` for each.
+        cursor: for the next look.
         space: the space that they belong to, None when the output is empty.
         summary: one line for a person.
     """
 
-    order: list[str] = field(default_factory=list)
+    order: list[str]
+    cursor: SensorCursor
     new: list[str] = field(default_factory=list)
+    vanished: list[str] = field(default_factory=list)
     events: list[dg.AssetObservation | dg.AssetMaterialization] = field(default_factory=list)
-    chosen: list[str] = field(default_factory=list)
-    asked: set[str] = field(default_factory=set)
+    shards: list[tuple[str, list[str]]] = field(default_factory=list)
     space: Space | None = None
     summary: str = ""
+
+    @property
+    def room(self) -> int:
+        """Events that may still be added."""
+        return max(0, _EVENTS_PER_TICK - len(self.events))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +79,8 @@ class Look:
         instance: whose records count.
         store, spec: the output, and the vectors it shall hold.
         refresh_stale: whether changed partitions are asked for, or new ones alone.
-        limit: partitions asked for at once, at most.
+        sharding: how many runs are asked for, and how large they may be.
+        vanishing: what is done about partitions that the catalog lists no more.
     """
 
     names: CatalogNames
@@ -77,111 +88,149 @@ class Look:
     store: Store
     spec: EncodingSpec
     refresh_stale: bool
-    limit: int
+    sharding: Sharding
+    vanishing: Vanishing
 
-    def discover(self, partitions: Iterable[Partition], held: set[str] | None, asked: set[str]) -> Discovery:
+    def discover(
+        self, partitions: Iterable[Partition], held: set[str] | None, cursor: SensorCursor, now: datetime
+    ) -> Discovery:
         """Look once.
 
         Args:
             partitions: the catalog.
             held: partition keys that active runs may touch, None for all.
-            asked: as the last look left it.
+            cursor: as the last look left it; changed.
+            now: the time of this look.
         """
         by_key = {to_partition_key(partition.key): partition for partition in partitions}
         catalogued = read_catalogued(self.names, self.instance)
         new = [key for key in by_key if key not in catalogued.registered]
+        order = [*catalogued.registered, *new[:_KEYS_PER_TICK]]
         moved = list(changed(by_key.values(), catalogued.observed))[:_EVENTS_PER_TICK]
-        found = Discovery(
-            order=[*catalogued.registered, *new],
-            new=new,
-            events=[observation(self.names, part) for part in moved],
-            asked=asked,
+        found = Discovery(order, cursor, new[:_KEYS_PER_TICK])
+        found.events += [observation(self.names, partition) for partition in moved]
+        missing = [key for key in catalogued.registered if key not in by_key]
+        departures = self.vanishing.look(missing, catalogued, cursor.gone, now, found.room)
+        found.events += departures.events
+        notes = (
+            [f"{len(new) - len(found.new):,} to be registered by the next ticks"] if len(new) > len(found.new) else []
         )
         try:
             found.space = known_space(self.names, self.store, self.spec, unattended=True)
         except ConfigError as error:
+            cursor.gone = departures.gone
             found.summary = str(error)
             return found
+        self._let_go(found, departures, missing, held, catalogued, now)
         free = {} if held is None else {key: part for key, part in by_key.items() if key not in held}
         outputs = OutputState(self.store, found.space.name) if found.space else None
-        states = _states(by_key, outputs)
+        states = file_states(by_key, outputs)
         wanted = self._wanted(by_key, states)
         if outputs:
-            idle = {key: part for key, part in free.items() if key not in wanted and states[key] == "fresh"}
-            adopted = self._adoptions(idle, outputs, catalogued)
-            found.events += adopted[: _EVENTS_PER_TICK - len(found.events)]
-        self._choose(found, wanted, free, failed_since_observed(self.names, self.instance, catalogued))
+            idle = {key: part for key, part in free.items() if states[key] == "fresh"}
+            found.events += self._adoptions(idle, outputs, catalogued, found.room)
+        self._choose(found, wanted, free, refused_since_observed(self.names, self.instance, catalogued), now)
         if unreadable := sum(state is None for state in states.values()):
-            found.summary += f", {unreadable:,} whose files cannot be read now"
+            notes.append(f"{unreadable:,} whose files cannot be read now")
+        found.summary = ", ".join(filter(None, [found.summary, departures.summary, *notes]))
         return found
 
-    def _choose(self, found: Discovery, wanted: dict[str, str], free: dict[str, Partition], failed: set[str]) -> None:
-        found.asked = found.asked & set(wanted.values())
-        ready = [key for key, state in wanted.items() if key in free and key not in failed and state not in found.asked]
+    def _let_go(
+        self,
+        found: Discovery,
+        departures: Departures,
+        missing: Sequence[str],
+        held: set[str] | None,
+        catalogued: Catalogued,
+        now: datetime,
+    ) -> None:
+        told = len(departures.events)
+        self.vanishing.delete(departures, missing, held, catalogued, self.store, found.space, now, found.room)
+        found.events += departures.events[told:]
+        found.vanished = departures.delete
+        found.cursor.gone = departures.gone
+
+    def _choose(
+        self, found: Discovery, wanted: dict[str, str], free: dict[str, Partition], refused: set[str], now: datetime
+    ) -> None:
+        active = {state for key, state in wanted.items() if key not in free}
+        cursor = found.cursor
+        cursor.keep((state for key, state in wanted.items() if key not in refused), active, now)
+        attempts: dict[str, int] = {}
+        waiting: list[Request] = []
+        for request in cursor.requests:
+            if request.due <= now and not self._was_stopped(request):
+                attempts |= dict.fromkeys(request.states, request.attempt + 1)
+            else:
+                attempts |= dict.fromkeys(request.states, 0)
+                waiting.append(request)
         place = {key: index for index, key in enumerate(found.order)}
-        found.chosen = sorted(ready[: self.limit], key=place.__getitem__)
-        found.asked |= {wanted[key] for key in found.chosen}
+        ready = [
+            key
+            for key, state in wanted.items()
+            if key in free and key in place and key not in refused and attempts.get(state, 1)
+        ]
+        # What was never tried comes first: it must not wait behind what fails again and again.
+        ready.sort(key=lambda key: attempts.get(wanted[key], 1))
+        chosen = sorted(ready[: self.sharding.most], key=place.__getitem__)
+        for keys in self.sharding.cut(chosen, free):
+            found.shards.append((cursor.ask({wanted[key]: attempts.get(wanted[key], 1) for key in keys}, now), keys))
         counts = {
             "to be embedded": len(wanted),
-            "held by active runs": sum(key not in free for key in wanted),
-            "failed as they are": sum(key in failed for key in wanted),
+            "held by active runs": len(active),
+            "refused as they are": sum(key in refused for key in wanted),
         }
-        found.summary = f"{len(found.order):,} partitions: " + ", ".join(f"{n:,} {what}" for what, n in counts.items())
+        said = [f"{n:,} {what}" for what, n in counts.items()]
+        said += _waits([(request, len(request.states - active)) for request in waiting])
+        found.summary = f"{len(found.order):,} partitions: " + ", ".join(said)
+
+    def _was_stopped(self, request: Request) -> bool:
+        """Whether a person canceled the last run that was made for a request."""
+        if not request.stopped and request.id:
+            runs = self.instance.get_runs(dg.RunsFilter(tags={REQUEST_TAG: request.id}), limit=1)
+            request.stopped = bool(runs) and runs[0].status == dg.DagsterRunStatus.CANCELED
+        return request.stopped
 
     def _wanted(self, by_key: dict[str, Partition], states: Mapping[str, Status | None]) -> dict[str, str]:
         """The partitions that need work, in the catalog's order, each with a digest of the state it is in."""
         needed = ("missing", "stale") if self.refresh_stale else ("missing",)
         spec = json.dumps(asdict(self.spec), sort_keys=True)
         return {
-            key: _digest(f"{key}\0{partition.source_version}\0{spec}")
+            key: digest(f"{key}\0{partition.source_version}\0{spec}")
             for key, partition in by_key.items()
             if states[key] in needed
         }
 
     def _adoptions(
-        self, idle: dict[str, Partition], outputs: OutputState, catalogued: Catalogued
+        self, idle: dict[str, Partition], outputs: OutputState, catalogued: Catalogued, room: int
     ) -> list[dg.AssetObservation | dg.AssetMaterialization]:
         """Materializations of fresh files that are not on record, once their source version is."""
         adopted: list[dg.AssetObservation | dg.AssetMaterialization] = []
         for key, partition in idle.items():
+            if len(adopted) >= room:
+                break
             if catalogued.observed.get(key) != partition.source_version:
                 continue
-            receipt = published(outputs, partition.key)
-            if receipt and not catalogued.knows(partition.key, receipt.desired_version):
+            facts = outputs.facts(partition.key)
+            if facts is None or catalogued.knows(partition.key, facts.desired_version):
+                continue
+            if receipt := published(outputs, partition.key):
                 observed = catalogued.observation_ids.get(key)
                 adopted.append(lineage.materialization(self.names, receipt, observed, adopted=True))
         return adopted
 
 
-def _states(by_key: dict[str, Partition], outputs: OutputState | None) -> dict[str, Status | None]:
-    """How each partition's file stands; None where it cannot be read now, so that a run would have to refuse it."""
-    states: dict[str, Status | None] = dict.fromkeys(by_key, "missing")
-    if outputs is None:
-        return states
-    outputs.look_at(partition.key for partition in by_key.values())
-    for key, partition in by_key.items():
-        try:
-            states[key] = outputs.status(partition)
-        except TransientError as error:
-            log.warning("%s", error)
-            states[key] = None
-    return states
-
-
-def write_cursor(asked: set[str]) -> str:
-    """Digests as the sensor's cursor: eight characters each, since Dagster keeps the cursor of every tick."""
-    return json.dumps({"asked": "".join(sorted(asked))})
-
-
-def read_cursor(cursor: str | None) -> set[str]:
-    """What `write_cursor` wrote; nothing for the first tick, or for a cursor that a person has edited."""
-    try:
-        joined = json.loads(cursor)["asked"] if cursor else ""
-    except (ValueError, TypeError, KeyError):
-        return set()
-    return {joined[start : start + _DIGEST_LENGTH] for start in range(0, len(joined), _DIGEST_LENGTH)}
-
-
-def _digest(state: str) -> str:
-    raw = hashlib.sha256(state.encode("utf-8", "surrogatepass")).digest()
-    return base64.urlsafe_b64encode(raw[: _DIGEST_LENGTH * 6 // 8]).decode()
+def _waits(waiting: Sequence[tuple[Request, int]]) -> list[str]:
+    """What a person wants to know of requests that are not made again yet, each with its number of partitions."""
+    said = []
+    if stopped := sum(count for request, count in waiting if request.stopped):
+        said.append(f"{stopped:,} left alone because their run was canceled")
+    failed = [(request, count) for request, count in waiting if count and not request.stopped]
+    if failed:
+        next_one = min((request for request, _ in failed), key=lambda request: request.due)
+        said.append(
+            f"{sum(count for _, count in failed):,} asked for and not done (attempt "
+            f"{max(request.attempt for request, _ in failed)}), the next are asked for again from "
+            f"{next_one.due.isoformat(sep=' ', timespec='seconds')}"
+        )
+    return said

@@ -17,6 +17,7 @@ from surge_dagster.assets.launch import LaunchConfig
 from surge_dagster.assets.lineage import CODE_VERSION
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.refresh import Outcome, Refresh
+from surge_dagster.assets.refusals import tell_of_refusals
 from surge_dagster.check_policy import CheckPolicy
 from surge_dagster.engine.errors import ConfigError, EncoderError, TransientError
 
@@ -56,6 +57,7 @@ def embeddings(names: CatalogNames, policy: CheckPolicy) -> dg.AssetsDefinition:
         chosen = context.partition_keys if context.has_partition_key or context.has_partition_key_range else None
         outcome = attempts.make(context.op_execution_context, config, chosen)
         if outcome.failures:
+            tell_of_refusals(names, context.op_execution_context, outcome.failures)
             mark_as_failed(names, context.op_execution_context, [failure.key for failure in outcome.failures])
         yield from run_check_results(names, policy, outcome)
         if outcome.failures:
@@ -75,6 +77,7 @@ def catalog_refresh(names: CatalogNames, policy: CheckPolicy) -> dg.JobDefinitio
         """Embed whatever is missing or stale in the whole catalog."""
         outcome = attempts.make(context, config, None)
         if outcome.failures:
+            tell_of_refusals(names, context, outcome.failures)
             mark_as_failed(names, context, [failure.key for failure in outcome.failures])
         for result in run_check_results(names, policy, outcome):
             yield evaluation_of(names, result)

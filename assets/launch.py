@@ -19,8 +19,10 @@ import dagster as dg
 import psutil
 from dagster._core.execution.context.system import StepExecutionContext
 from dagster._core.execution.retries import RetryMode
+from dagster._core.launcher import DefaultRunLauncher
 from pydantic import Field
 
+from surge_dagster.assets.names import CatalogNames
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import ConfigError
 
@@ -28,6 +30,8 @@ _INLINE_KEYS = 500
 _KEY_FILES_KEPT = 200
 _KEY_FILE_FOLDER = "partition_keys"
 
+REQUEST_TAG = "surge/request"
+SHARD_TAG = "surge/shard"
 _HOST_TAG = "surge/host"
 _PROCESS_TAG = "surge/process"
 _ACTIVE = [
@@ -60,8 +64,8 @@ class LaunchConfig(dg.Config):
 
 def name_keys(instance: dg.DagsterInstance, keys: Sequence[str]) -> dict[str, Any]:
     """The part of a run's config that names its partition keys: the list itself, or a file when it is long."""
-    if len(keys) <= _INLINE_KEYS:
-        return {"keys": list(keys)}
+    if len(keys) <= _INLINE_KEYS or not isinstance(instance.run_launcher, DefaultRunLauncher):
+        return {"keys": list(keys)}  # another launcher may start the run where this machine's files are not
     document = json.dumps(list(keys))
     folder = Path(instance.root_directory) / _KEY_FILE_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
@@ -77,6 +81,31 @@ def unattended_config(op_name: str, space: Space | None, options: Mapping[str, A
     """Config of an unattended run: it may fill the space that is there, or begin the first one of an empty output."""
     expected = {"expected_space": space.name} if space else {}
     return {"ops": {op_name: {"config": {"unattended": True, **expected, **options}}}}
+
+
+def shard_requests(
+    op_name: str, instance: dg.DagsterInstance, space: Space | None, shards: Sequence[tuple[str, Sequence[str]]]
+) -> list[dg.RunRequest]:
+    """A run for each shard, which names its keys and is tagged with their range, its place and the request's id.
+
+    Args:
+        op_name: the op that reads the config.
+        instance: where the runs are recorded.
+        space: that all of them must write to, None where it is still to be begun.
+        shards: of a request each, its id and the keys in Dagster's order.
+    """
+    return [
+        dg.RunRequest(
+            run_config=unattended_config(op_name, space, name_keys(instance, keys)),
+            tags={
+                "dagster/asset_partition_range_start": keys[0],
+                "dagster/asset_partition_range_end": keys[-1],
+                REQUEST_TAG: request,
+                **({SHARD_TAG: f"{number} of {len(shards)}"} if len(shards) > 1 else {}),
+            },
+        )
+        for number, (request, keys) in enumerate(shards, 1)
+    ]
 
 
 def held_keys(run: dg.DagsterRun, registered: Mapping[str, None], op_names: Sequence[str]) -> set[str] | None:
@@ -147,6 +176,22 @@ def active_runs(instance: dg.DagsterInstance, concerned: Callable[[dg.DagsterRun
                 instance.report_run_failed(run, f"The process of this run ({pid}) is gone; it was killed.")
                 continue
         yield run
+
+
+def held_by_active_runs(names: CatalogNames, instance: dg.DagsterInstance) -> set[str] | None:
+    """Partition keys that active runs may touch, None for all."""
+
+    def embeds(run: dg.DagsterRun) -> bool:
+        return run.job_name in (names.refresh_job, names.embed_job) or names.embeddings in (run.asset_selection or ())
+
+    registered = dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name))
+    held: set[str] = set()
+    for run in list(active_runs(instance, embeds)):
+        keys = held_keys(run, registered, (names.embeddings_op, names.refresh_op))
+        if keys is None:
+            return None
+        held |= keys
+    return held
 
 
 def _host() -> str:

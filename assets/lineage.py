@@ -78,19 +78,6 @@ def read_catalogued(names: CatalogNames, instance: dg.DagsterInstance) -> Catalo
     )
 
 
-def failed_since_observed(names: CatalogNames, instance: dg.DagsterInstance, catalogued: Catalogued) -> set[str]:
-    """Partition keys whose last attempt failed on the source version observed last.
-
-    Runs mark what truly failed with a planned event of its own. Where Dagster is not told to plan a run in one event,
-    every partition of a failed run looks like that, so nothing can be concluded.
-    """
-    storage = instance.event_log_storage
-    if not storage.supports_partition_subset_in_asset_materialization_planned_events:
-        return set()
-    attempts = storage.get_latest_asset_partition_materialization_attempts_without_materializations(names.embeddings)
-    return {key for key, (_, event) in attempts.items() if event > catalogued.observation_ids.get(key, -1)}
-
-
 def materialization(
     names: CatalogNames,
     receipt: Receipt,

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.spec import EncodingSpec, Space
-from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.errors import ConfigError, TransientError
+from surge_dagster.engine.output.freshness import OutputState, Status
 from surge_dagster.engine.output.receipts import receipt_of
 from surge_dagster.engine.output.spaces import find_space, list_spaces
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.telemetry import Receipt
 from surge_dagster.engine.verify import Violation, verify
+
+log = logging.getLogger(__name__)
 
 
 def file_violation(partition: Partition, store: Store, space: Space) -> str | None:
@@ -59,3 +62,18 @@ def known_space(names: CatalogNames, store: Store, spec: EncodingSpec, *, unatte
             f"{names.refresh_job} by hand once."
         )
     return space
+
+
+def file_states(by_key: dict[str, Partition], outputs: OutputState | None) -> dict[str, Status | None]:
+    """How each partition's file stands; None where it cannot be read now, so that a run would have to refuse it."""
+    states: dict[str, Status | None] = dict.fromkeys(by_key, "missing")
+    if outputs is None:
+        return states
+    outputs.look_at(partition.key for partition in by_key.values())
+    for key, partition in by_key.items():
+        try:
+            states[key] = outputs.status(partition)
+        except TransientError as error:
+            log.warning("%s", error)
+            states[key] = None
+    return states

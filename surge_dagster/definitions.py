@@ -22,6 +22,7 @@ from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.source_partitions import source_partitions
 from surge_dagster.assets.superbatches import superbatches
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
+from surge_dagster.sensor import new_partitions
 from surge_dagster.settings import Settings, load_settings
 from surge_dagster.switching_sensor import complete_space
 
@@ -56,7 +57,7 @@ def embedding_catalog(
         asset_checks=[checks],
         jobs=[refresh, embed, check, switch],
         sensors=[
-            automation.new_partitions(names, settings, embed),
+            new_partitions(names, settings, embed),
             *complete_space(names, settings, switch),
             *alert_sensors(names, settings, alerts),
         ],

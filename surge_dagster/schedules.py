@@ -11,10 +11,11 @@ from typing import Any
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from surge_dagster.assets.launch import unattended_config
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import known_space
+from surge_dagster.assets.refresh_shards import refresh_requests
 from surge_dagster.engine.errors import SurgeError
+from surge_dagster.sensor import sharding_of
 from surge_dagster.settings import Settings
 
 
@@ -85,12 +86,15 @@ def _refresh(
         description=description,
         required_resource_keys=names.resource_keys,
     )
-    def schedule(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+    def schedule(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
         resources = names.resources(context.resources)
         try:
-            space = known_space(names, resources.output.open(), resources.encoder.spec(), unattended=True)
+            store = resources.output.open()
+            space = known_space(names, store, resources.encoder.spec(), unattended=True)
+            sharding = sharding_of(settings)
+            catalog = resources.catalog.open() if sharding.shards > 1 else ()
+            return refresh_requests(names, context.instance, store, space, sharding, catalog, options)
         except SurgeError as error:
             return dg.SkipReason(str(error))
-        return dg.RunRequest(run_config=unattended_config(names.refresh_op, space, options))
 
     return schedule

@@ -123,6 +123,13 @@ class Settings(BaseSettings):
     grace_seconds: float = Field(20.0, ge=0, description="how long a run that is stopped may take to publish")
 
     max_partitions_per_run: int = Field(1000, ge=1, description="keys that the sensor puts into one run, at most")
+    shards: int = Field(1, ge=1, description="runs that sensor and schedule divide their work among, at most")
+    shard_bytes: int = Field(16 * 1024 * 1024, ge=1, description="text that is worth a run of its own")
+    vanished: Literal["keep", "report", "delete"] = Field(
+        "report", description="what the sensor does about partitions that the source no longer lists"
+    )
+    vanished_grace_seconds: float = Field(24 * 3600.0, ge=0, description="how long they must be away to be deleted")
+    vanished_share: float = Field(0.1, ge=0, le=1, description="nothing is deleted when more of the catalog is away")
     refresh_stale: bool = Field(False, description="whether the sensor also requests partitions that changed")
     nightly_cron: str = "0 2 * * *"
     forced_cron: str | None = Field(None, description="when everything is encoded again; none: by hand alone")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +78,13 @@ class Ran:
 
 @dataclass(slots=True)
 class Workbench:
-    """One catalog, one output, one instance."""
+    """One catalog, one output, one instance; `now` is the sensor's clock."""
 
     root: Path
     instance: dg.DagsterInstance
     settings: dict[str, Any] = field(default_factory=dict)
     cursor: str | None = None
+    now: datetime = datetime(2026, 1, 31, 12, tzinfo=UTC)
     _made: dict[str, dg.Definitions] = field(default_factory=dict)
 
     @property
@@ -140,11 +142,20 @@ class Workbench:
         """Evaluate the sensor and do what Dagster's daemon does with the result, short of launching runs."""
         found = self.look()
         for request in found.dynamic_partitions_requests or []:
-            self.instance.add_dynamic_partitions(NAMES.partitions_name, list(request.partition_keys))
+            if isinstance(request, dg.AddDynamicPartitionsRequest):
+                self.instance.add_dynamic_partitions(NAMES.partitions_name, list(request.partition_keys))
+            else:
+                for key in request.partition_keys:
+                    self.instance.delete_dynamic_partition(NAMES.partitions_name, key)
         for event in found.asset_events:
             self.instance.report_runless_asset_event(event)
         self.cursor = found.cursor
         return found
+
+    def later(self, **time: float) -> SensorExecutionData:
+        """Tick after a while (of hours, minutes, …)."""
+        self.now += timedelta(**time)
+        return self.tick()
 
     def launch(self, found: SensorExecutionData) -> list[Ran]:
         """Execute the runs that a tick asked for."""
@@ -182,4 +193,6 @@ def bench(tmp_path: Path, empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> 
     home = tmp_path / "home"
     shutil.copytree(empty_home, home)
     with dg.DagsterInstance.from_config(str(home)) as instance:
-        yield Workbench(tmp_path, instance)
+        workbench = Workbench(tmp_path, instance)
+        monkeypatch.setattr("surge_dagster.sensor._now", lambda: workbench.now)
+        yield workbench

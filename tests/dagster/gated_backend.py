@@ -1,4 +1,5 @@
-"""The hash backend with texts that hold it up: `wait for PATH` blocks its worker until PATH exists.
+"""The hash backend with texts that hold it up: `wait for PATH` blocks its worker until PATH exists; PATH.reached says
+that it does.
 
 So a test can stop a run at a known point, look at what is there, and let it go on, without ever guessing a time.
 `break before PATH` breaks the device unless PATH exists: its worker dies, and no other one can start. `$GATED_DEVICE`
@@ -31,7 +32,10 @@ class GatedBackend(HashBackend):
     def forward(self, prepared: Any, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkFigures:
         for text in map(bytes.decode, prepared.encoded):
             if text.startswith("wait for "):
-                while not Path(text.removeprefix("wait for ")).exists():
+                gate = Path(text.removeprefix("wait for "))
+                if not gate.exists():
+                    gate.with_suffix(".reached").touch()
+                while not gate.exists():
                     progress()
                     threading.Event().wait(0.02)
             if text.startswith("take "):

@@ -12,7 +12,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,23 +27,25 @@ from surge_dagster.engine.catalog import (
     encode_key,
 )
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
+from surge_dagster.engine.sources.footers import Footer, KnownFooters
 from surge_dagster.engine.sources.rows import row_batch, without_dictionary
 from surge_dagster.engine.unreadable import UNREADABLE, first_line
 
 _PREFIX = "partition="
 _BATCH_BYTES = 2 * 1024 * 1024
 _BATCH_ROWS = 8192
+_decoded = lru_cache(maxsize=1 << 16)(decode_key)  # the same names, listing after listing
 _READ_ROWS = 256  # at a time from the file: half as fast as thousands, and it bounds what the footer cannot tell
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
     relative: str
-    path: Path
+    path: str
     token: str  # what the file declares as its source version, or its size and mtime
     declared_key: str | None
     rows: int | None
-    text_bytes: int | None
+    text_bytes: int  # the file's own size where its footer cannot be read
 
 
 class ParquetCatalog:
@@ -71,18 +73,20 @@ class ParquetCatalog:
         Raises:
             ConfigError: the folder is unreadable or holds no partition folder.
         """
-        for key, folders in self._folders_by_key().items():
-            yield self._partition(key, folders)
+        known = KnownFooters(str(self.root.absolute()))
+        for key, folders in self._folders_by_key(known).items():
+            yield self._partition(key, folders, known)
+        known.forget_others()
 
     def partition(self, key: str) -> Partition | None:
         """The partition of one key, or None when the catalog has none."""
         folders = self._folders_by_key().get(key)
         return self._partition(key, folders) if folders else None
 
-    def _folders_by_key(self) -> dict[str, list[str]]:
+    def _folders_by_key(self, known: KnownFooters | None = None) -> dict[str, list[str]]:
         by_key: dict[str, list[str]] = {}
         for folder in self._folders():
-            by_key.setdefault(self._key_of(folder), []).append(folder)
+            by_key.setdefault(self._key_of(folder, known), []).append(folder)
         return by_key
 
     def _folders(self) -> list[str]:
@@ -100,27 +104,27 @@ class ParquetCatalog:
             )
         return folders
 
-    def _key_of(self, folder: str) -> str:
+    def _key_of(self, folder: str, known: KnownFooters | None) -> str:
         name = folder.removeprefix(_PREFIX)
         try:
-            key = decode_key(name)
+            key = _decoded(name)
         except ValueError:
             return name or folder  # refused when it is read, under the name that can be seen on disk
         if key is None:
-            declared = {file.declared_key for file in self._files(folder)}
+            declared = {file.declared_key for file in self._files(folder, known)}
             key = declared.pop() if len(declared) == 1 else None
         return key or name
 
-    def _partition(self, key: str, folders: list[str]) -> Partition:
-        files = [file for folder in folders for file in self._files(folder)]
-        known = bool(files) and all(file.rows is not None for file in files)
+    def _partition(self, key: str, folders: list[str], known: KnownFooters | None = None) -> Partition:
+        files = [file for folder in folders for file in self._files(folder, known)]
+        is_counted = bool(files) and all(file.rows is not None for file in files)
         return Partition(
             key=key,
             source_version=_version(files),
             read=partial(self._read, key, folders),
             current_source_version=partial(self._current_version, folders),
-            rows=sum(file.rows or 0 for file in files) if known else None,
-            text_bytes=sum(file.text_bytes or 0 for file in files) if known else None,
+            rows=sum(file.rows or 0 for file in files) if is_counted else None,
+            text_bytes=sum(file.text_bytes for file in files) if files else None,
         )
 
     def _current_version(self, folders: list[str]) -> str | None:
@@ -128,37 +132,15 @@ class ParquetCatalog:
             return None
         return _version([file for folder in folders for file in self._files(folder)])
 
-    def _files(self, folder: str) -> list[_File]:
-        found = []
-        for parent, subfolders, names in os.walk(self.root / folder):
-            subfolders[:] = [name for name in subfolders if not name.startswith(("_", "."))]
-            found += [
-                Path(parent) / name for name in names if name.endswith(".parquet") and not name.startswith(("_", "."))
-            ]
-        relative = {path.relative_to(self.root / folder).as_posix(): path for path in found}
-        return [self._file(name, relative[name]) for name in sorted(relative, key=os.fsencode)]
-
-    def _file(self, relative: str, path: Path) -> _File:
-        try:
-            status = path.stat()
-            token = f"{status.st_size}-{status.st_mtime_ns}"
-        except OSError:
-            token = "gone"
-        try:
-            footer = pq.read_metadata(path)
-        except UNREADABLE:
-            return _File(relative, path, token, None, None, None)
-        declared = footer.metadata or {}
-        # Of all columns, as an estimate of the texts: see `unreadable` for why not of the text column alone.
-        row_bytes = sum(footer.row_group(group).total_byte_size for group in range(footer.num_row_groups))
-        return _File(
-            relative,
-            path,
-            declared.get(SOURCE_VERSION_METADATA, token.encode()).decode("utf-8", "replace"),
-            declared[KEY_METADATA].decode("utf-8", "replace") if KEY_METADATA in declared else None,
-            footer.num_rows,
-            row_bytes,
-        )
+    def _files(self, folder: str, known: KnownFooters | None = None) -> list[_File]:
+        path = f"{self.root}/{folder}"
+        names = known.names(path) if known else None
+        if names is None:
+            names, is_flat = _parquet_files(path)
+            names.sort(key=os.fsencode)
+            if known and is_flat:
+                known.keep_names(path, names)
+        return [_file(name, f"{path}/{name}", known) for name in names]
 
     def _read(self, key: str, folders: list[str]) -> Iterator[RowBatch]:
         if len(folders) > 1:
@@ -252,6 +234,56 @@ class ParquetCatalog:
                 f"{file.relative} cannot be read as Parquet ({first_line(error)})",
                 "Write the file again, then run again.",
             ) from error
+
+
+def _parquet_files(folder: str, prefix: str = "") -> tuple[list[str], bool]:
+    """Relative names of a partition's Parquet files, in no particular order; and whether its folder holds no other."""
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return [], False  # a folder without files is refused when it is read
+    names: list[str] = []
+    is_flat = True
+    for entry in entries:
+        name = entry.name
+        if name.startswith(("_", ".")):
+            continue
+        if entry.is_dir():
+            is_flat = False
+            if not entry.is_symlink():
+                names += _parquet_files(entry.path, f"{prefix}{name}/")[0]
+        elif name.endswith(".parquet"):
+            names.append(prefix + name)
+    return names, is_flat
+
+
+def _file(relative: str, path: str, known: KnownFooters | None) -> _File:
+    try:
+        status = os.stat(path)  # noqa: PTH116, a Path for each file costs more than looking at it
+    except OSError:
+        return _File(relative, path, "gone", None, None, 0)
+    token = f"{status.st_size}-{status.st_mtime_ns}"
+    footer = known.get(path, status) if known else None
+    if footer is None:
+        try:
+            footer = _footer(path)
+        except UNREADABLE:
+            return _File(relative, path, token, None, None, status.st_size)
+        if known:
+            known.keep(path, status, footer)
+    return _File(relative, path, footer.version or token, footer.key, footer.rows, footer.row_bytes)
+
+
+def _footer(path: str) -> Footer:
+    footer = pq.read_metadata(path)
+    declared = footer.metadata or {}
+    # Of all columns, as an estimate of the texts: see `unreadable` for why not of the text column alone.
+    row_bytes = sum(footer.row_group(group).total_byte_size for group in range(footer.num_row_groups))
+    version, key = (
+        declared[name].decode("utf-8", "replace") if name in declared else None
+        for name in (SOURCE_VERSION_METADATA, KEY_METADATA)
+    )
+    return Footer(version, key, footer.num_rows, row_bytes)
 
 
 def _rows_per_read(footer: pq.FileMetaData) -> int:

@@ -1,0 +1,45 @@
+"""Partitions that a run refused for their content, told on the partition itself.
+
+Bad data does not get better by reading it again. So a refusal is an observation of the `embeddings` partition, with
+its reason: a person finds it in the UI where the partition is, whichever run it was, and the sensor sees in one query
+what it must leave alone until the source changes. What failed for a passing reason has none, and is tried again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import dagster as dg
+
+from surge_dagster.assets.lineage import Catalogued
+from surge_dagster.assets.names import CatalogNames
+from surge_dagster.assets.partition_keys import to_partition_key
+from surge_dagster.engine.telemetry import Failure
+
+# Each costs an event of about 10 ms just before the run ends; what is left over is refused by the next run.
+_TOLD = 1000
+
+
+def tell_of_refusals(names: CatalogNames, context: dg.OpExecutionContext, failures: Iterable[Failure]) -> None:
+    """Log an observation of each partition that was refused; those that may succeed when tried again are left out."""
+    refused = {failure.key: failure.reason for failure in failures if not failure.transient}
+    for key, reason in list(refused.items())[:_TOLD]:
+        metadata = {"key": dg.MetadataValue.text(key), "refused": dg.MetadataValue.text(reason)}
+        context.log_event(
+            dg.AssetObservation(
+                names.embeddings,
+                partition=to_partition_key(key),
+                description="Refused, and left alone until its source changes.",
+                metadata=metadata,
+            )
+        )
+        for _ in context.consume_events():
+            pass  # it is stored by now
+
+
+def refused_since_observed(names: CatalogNames, instance: dg.DagsterInstance, catalogued: Catalogued) -> set[str]:
+    """Partition keys whose content was refused in the source version observed last."""
+    refusals = instance.event_log_storage.get_latest_storage_id_by_partition(
+        names.embeddings, dg.DagsterEventType.ASSET_OBSERVATION
+    )
+    return {key for key, event in refusals.items() if event > catalogued.observation_ids.get(key, -1)}

@@ -1,0 +1,156 @@
+"""Partitions that Dagster knows and the catalog no longer lists.
+
+What is done about them is the setting `vanished`. Nothing is done at the first look: a source may be listed while it is
+written. To `report` is to observe the partition once, with the source version `gone`, so that it can be seen in the UI.
+To `delete` is to report it first, and later, when it stayed away for the grace time, to remove its file in the current
+space and its key, with an observation that says so. However long they were away, no more partitions are deleted than a
+share of the catalog: a source that suddenly lists far less is a mistake until a person says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Literal
+
+import dagster as dg
+
+from surge_dagster.assets.lineage import Catalogued
+from surge_dagster.assets.names import CatalogNames
+from surge_dagster.assets.partition_keys import from_partition_key
+from surge_dagster.assets.sensor_cursor import Gone, digest
+from surge_dagster.assets.source_partitions import DATA_VERSION_TAG
+from surge_dagster.engine.encoder.spec import Space
+from surge_dagster.engine.output.freshness import file_name
+from surge_dagster.engine.output.store import Store
+
+GONE, DELETED = "gone", "deleted"
+_LOOKS = 3
+# A request to a bucket for each.
+_DELETED_PER_TICK = 500
+
+VanishedPolicy = Literal["keep", "report", "delete"]
+
+
+@dataclass(slots=True)
+class Departures:
+    """What is to be said and done of vanished partitions.
+
+    Attributes:
+        events: observations to store.
+        delete: partition keys whose files were removed, to be removed themselves.
+        gone: for the cursor.
+        summary: for a person; empty when there are none.
+    """
+
+    events: list[dg.AssetObservation] = field(default_factory=list)
+    delete: list[str] = field(default_factory=list)
+    gone: dict[str, Gone] = field(default_factory=dict)
+    summary: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Vanishing:
+    """How vanished partitions are treated.
+
+    Attributes:
+        names: of the catalog.
+        policy: the setting `vanished`.
+        grace: how long a partition must have stayed away before it is deleted.
+        share: of the catalog that may be away for anything to be deleted; one partition always may.
+    """
+
+    names: CatalogNames
+    policy: VanishedPolicy
+    grace: timedelta
+    share: float
+
+    def look(
+        self, missing: list[str], catalogued: Catalogued, before: dict[str, Gone], now: datetime, room: int
+    ) -> Departures:
+        """Report what has to be reported.
+
+        Args:
+            missing: registered partition keys that the catalog does not list.
+            catalogued: what is on record.
+            before: `gone` as the last look left it.
+            now: the time of this look.
+            room: events that this tick may still store.
+        """
+        found = Departures()
+        if not missing:
+            return found
+        found.summary = f"{len(missing):,} vanished from the source"
+        if self.policy == "keep":
+            found.summary += " (kept)"
+            return found
+        for key in missing:
+            known = before.get(digest(key))
+            looks = Gone(known.since, min(known.looks + 1, _LOOKS)) if known else Gone(now, 1)
+            reported = catalogued.observed.get(key) == GONE
+            if not reported or self.policy == "delete":
+                found.gone[digest(key)] = looks
+            if not reported and looks.looks >= _LOOKS and len(found.events) < room:
+                found.events.append(self._observation(key, GONE, "The source does not list this partition any more."))
+        return found
+
+    def delete(
+        self,
+        found: Departures,
+        missing: Iterable[str],
+        held: set[str] | None,
+        catalogued: Catalogued,
+        store: Store,
+        space: Space | None,
+        now: datetime,
+        room: int,
+    ) -> None:
+        """Remove the files of those that stayed away long enough and are on record as gone; adds to `found`.
+
+        Raises:
+            TransientError: the store refused; what was removed by then is found missing, and told of, next time.
+        """
+        if self.policy != "delete" or held is None:
+            return
+        missing = list(missing)
+        due = [
+            key
+            for key in missing
+            if catalogued.observed.get(key) == GONE
+            and key not in held
+            and now - found.gone[digest(key)].since >= self.grace
+        ]
+        if due and len(missing) > max(1, int(self.share * len(catalogued.registered))):
+            found.summary += (
+                f"; nothing is deleted, since more than vanished_share ({self.share:g}) of the catalog would be. "
+                "Put the source right, or delete them in Dagster"
+            )
+            return
+        for key in due[: min(room, _DELETED_PER_TICK)]:
+            what = "Its key was removed; there was no output."
+            if space is not None:
+                name = file_name(space.name, from_partition_key(key))
+                store.delete(name)
+                what = f"Its output {store.location(name)} and its key were removed."
+            found.events.append(
+                self._observation(key, DELETED, f"The source has not listed this partition for {self.grace}. {what}")
+            )
+            found.delete.append(key)
+            found.gone.pop(digest(key), None)
+        if due:
+            found.summary += f", {len(found.delete):,} deleted"
+
+    def _observation(self, key: str, version: str, said: str) -> dg.AssetObservation:
+        metadata = {
+            "key": dg.MetadataValue.text(from_partition_key(key)),
+            "source_version": dg.MetadataValue.text(version),
+            "vanished": dg.MetadataValue.text(said),
+        }
+        return dg.AssetObservation(
+            self.names.source_partitions,
+            partition=key,
+            description=said,
+            metadata=metadata,
+            tags={DATA_VERSION_TAG: version},
+        )

@@ -1,0 +1,80 @@
+"""The sensor for what is new.
+
+It is written by hand. Dagster's declarative conditions take seconds per tick at tens of thousands of partitions
+and do not see what a run is working on already; this one costs two listings and a few queries.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import dagster as dg
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
+from surge_dagster.assets.discovery import Look
+from surge_dagster.assets.launch import held_by_active_runs, shard_requests
+from surge_dagster.assets.names import CatalogNames
+from surge_dagster.assets.sensor_cursor import SensorCursor
+from surge_dagster.assets.shards import Sharding
+from surge_dagster.assets.source_partitions import in_chunks
+from surge_dagster.assets.vanished import Vanishing
+from surge_dagster.engine.errors import SurgeError
+from surge_dagster.settings import Settings
+
+_SENSOR_SECONDS = 30
+
+
+def new_partitions(names: CatalogNames, settings: Settings, job: UnresolvedAssetJobDefinition) -> dg.SensorDefinition:
+    """The sensor that embeds what is new, and what has changed if the settings say so."""
+
+    @dg.sensor(
+        name=names.sensor,
+        job=job,
+        minimum_interval_seconds=_SENSOR_SECONDS,
+        description="Registers new partitions, observes changed ones, adopts files it finds, embeds what is missing.",
+        required_resource_keys=names.resource_keys,
+    )
+    def sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        instance, resources, now = context.instance, names.resources(context.resources), _now()
+        try:
+            look = Look(
+                names,
+                instance,
+                resources.output.open(),
+                resources.encoder.spec(),
+                refresh_stale=settings.refresh_stale,
+                sharding=sharding_of(settings),
+                vanishing=Vanishing(
+                    names,
+                    settings.vanished,
+                    timedelta(seconds=settings.vanished_grace_seconds),
+                    settings.vanished_share,
+                ),
+            )
+            held = held_by_active_runs(names, instance)
+            found = look.discover(resources.catalog.open(), held, SensorCursor.read(context.cursor, now), now)
+        except SurgeError as error:
+            return dg.SkipReason(str(error))
+        context.log.info(found.summary)
+        requests = shard_requests(names.embeddings_op, instance, found.space, found.shards)
+        return dg.SensorResult(
+            run_requests=requests,
+            skip_reason=None if requests else found.summary,
+            cursor=found.cursor.write(),
+            dynamic_partitions_requests=[
+                *(names.partitions.build_add_request(keys) for keys in in_chunks(found.new)),
+                *(names.partitions.build_delete_request(keys) for keys in in_chunks(found.vanished)),
+            ],
+            asset_events=found.events,
+        )
+
+    return sensor
+
+
+def sharding_of(settings: Settings) -> Sharding:
+    """How the settings divide work among runs."""
+    return Sharding(settings.shards, settings.shard_bytes, settings.max_partitions_per_run)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,162 @@
+"""A refresh that is divided among runs: shards of about one size, each partition in one of them, real processes.
+
+The tests with processes of their own take their seconds for starting them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import dagster as dg
+import pytest
+from dagster._core.launcher import DefaultRunLauncher
+from hypothesis import given
+from hypothesis import strategies as st
+
+from surge_dagster.assets.launch import name_keys
+from surge_dagster.assets.shards import Sharding, weight
+from surge_dagster.engine.catalog import Partition
+from tests.dagster.conftest import ROOT, Workbench, requested
+from tests.dagster.dev_server import eventually
+from tests.small_catalogs import assert_embedded, numbered_rows
+
+
+def partition(key: str, text_bytes: int | None) -> Partition:
+    return Partition(key, "v1", lambda: iter(()), lambda: "v1", text_bytes=text_bytes)
+
+
+sizes = st.lists(st.none() | st.integers(0, 10**9), max_size=60)
+
+
+@given(sizes, st.integers(1, 12), st.integers(1, 10**8), st.integers(1, 30))
+def test_shards_hold_every_key_once_in_order_and_are_balanced(
+    given_sizes: list[int | None], shards: int, shard_bytes: int, most: int
+) -> None:
+    partitions = {f"p{place:02}": partition(f"p{place:02}", size) for place, size in enumerate(given_sizes)}
+    cut = list(Sharding(shards, shard_bytes, most).cut(list(partitions), partitions))
+    assert [key for shard in cut for key in shard] == list(partitions)
+    assert all(1 <= len(shard) <= most for shard in cut)
+    assert len(cut) <= max(shards, -(-len(partitions) // most))
+    known = [size for size in given_sizes if size is not None]
+    usual = sum(known) // len(known) if known else 0
+    weights = {key: weight(each, usual) for key, each in partitions.items()}
+    if cut and len(cut) == shards and most >= len(partitions):
+        fair = sum(weights.values()) / shards
+        assert max(sum(weights[key] for key in shard) for shard in cut) <= fair + max(weights.values())
+
+
+def test_a_large_partition_gets_a_shard_and_little_work_gets_one_run() -> None:
+    partitions = {key: partition(key, 100_000_000 if key == "c" else 1_000_000) for key in "abcdefg"}
+    assert list(Sharding(3, 1_000_000, 100).cut(list(partitions), partitions)) == [["a", "b"], ["c"], list("defg")]
+    assert list(Sharding(3, 10**9, 100).cut(list(partitions), partitions)) == [list(partitions)]
+
+
+def test_keys_travel_inline_where_runs_may_be_on_another_machine(bench: Workbench) -> None:
+    keys = [f"p{number}" for number in range(501)]
+    assert "keys_file" in name_keys(bench.instance, keys)
+    assert isinstance(bench.instance.run_launcher, DefaultRunLauncher)
+    with mock.patch.object(dg.DagsterInstance, "run_launcher", object()):
+        assert name_keys(bench.instance, keys) == {"keys": keys}
+
+
+def test_the_sensor_asks_for_shards_and_for_no_key_that_one_of_them_holds(bench: Workbench) -> None:
+    bench.settings |= {"shards": 3, "shard_bytes": 1}
+    for key in "abcdef":
+        bench.write(key)
+    found = bench.tick()
+    assert requested(found) == [["a", "b"], ["c", "d"], ["e", "f"]]
+    tags = [request.tags for request in found.run_requests or []]
+    assert [tag["surge/shard"] for tag in tags] == ["1 of 3", "2 of 3", "3 of 3"]
+    ends = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
+    assert [tuple(tag[end] for end in ends) for tag in tags] == [("a", "b"), ("c", "d"), ("e", "f")]
+    second = (found.run_requests or [])[1]
+    bench.pretend_run("embed_partitions", dg.DagsterRunStatus.QUEUED, tags=second.tags, run_config=second.run_config)
+    assert sorted(key for shard in requested(bench.later(hours=1)) for key in shard) == ["a", "b", "e", "f"]
+
+
+def test_the_night_is_divided_too(bench: Workbench) -> None:
+    bench.settings |= {"shards": 2, "shard_bytes": 1}
+    for key in "abcd":
+        bench.write(key)
+    schedule = bench.definitions.get_repository_def().get_schedule_def("nightly_refresh")
+    with dg.build_schedule_context(bench.instance, resources=bench.definitions.resources) as context:
+        requests = schedule.evaluate_tick(context).run_requests or []
+    assert [request.run_config["ops"]["refresh"]["config"]["keys"] for request in requests] == [["a", "b"], ["c", "d"]]
+
+
+def start(bench: Workbench, request: dg.RunRequest, folder: Path) -> subprocess.Popen[str]:
+    """Execute a requested run in another process, which works in a folder of its own."""
+    folder.mkdir()
+    settings = {"source": bench.catalog, "output": bench.output, "model": "hash://16", **bench.settings}
+    environment = os.environ | {f"SURGE_{name.upper()}": str(value) for name, value in settings.items()}
+    environment |= {"DAGSTER_HOME": str(bench.root / "home")}
+    environment["PYTHONPATH"] = f"{environment['PYTHONPATH']}{os.pathsep}{ROOT}"
+    command = [sys.executable, "-m", "tests.dagster.requested_run", "embed_partitions"]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log, text=True
+        )
+    assert process.stdin
+    json.dump({"run_config": request.run_config, "tags": request.tags}, process.stdin)
+    process.stdin.close()
+    return process
+
+
+def texts_encoded(bench: Workbench) -> int:
+    """By all runs on record."""
+    runs = [run.run_id for run in bench.instance.get_runs()]
+    kind = dg.DagsterEventType.ASSET_CHECK_EVALUATION
+    events = [entry.dagster_event for run in runs for entry in bench.instance.all_logs(run, of_type=kind)]
+    figures = [event.asset_check_evaluation_data.metadata for event in events if event]
+    return sum(int(str(each["texts_encoded"].value)) for each in figures)
+
+
+@pytest.mark.parametrize("shards", [2, pytest.param(6, marks=pytest.mark.soak)])
+def test_shards_in_processes_at_once_begin_one_space_and_encode_everything_once(bench: Workbench, shards: int) -> None:
+    bench.settings |= {"shards": shards, "shard_bytes": 1}
+    rows = {f"p{number:02}": numbered_rows(f"p{number:02}", 3 + number) for number in range(12)}
+    for key, each in rows.items():
+        bench.write(key, each)
+    requests = bench.tick().run_requests or []
+    assert len(requests) == shards
+    running = [start(bench, request, bench.root / f"run-{place}") for place, request in enumerate(requests)]
+    ended = [process.wait(200) for process in running]
+    assert ended == [0] * shards, [(bench.root / f"run-{place}" / "log").read_text() for place in range(shards)]
+    [space] = [folder.name for folder in bench.output.iterdir() if (folder / "space.json").exists()]
+    for key, each in rows.items():
+        assert_embedded(bench.output, space, key, each)
+    assert texts_encoded(bench) == sum(map(len, rows.values()))
+    quiet = bench.later(days=1)
+    assert requested(quiet) == [] and not quiet.asset_events
+
+
+def test_a_run_that_was_declared_dead_and_lives_does_no_harm(bench: Workbench) -> None:
+    bench.settings |= {"backend": "gated_backend:GatedBackend"}
+    first = {"same": [("x", "wait for gate"), ("y", "text")], "moves": [("x", "wait for gate")]}
+    for key, rows in first.items():
+        bench.write(key, rows)
+    [request] = bench.tick().run_requests or []
+    elsewhere = bench.root / "elsewhere"
+    late = start(bench, request, elsewhere)  # its gate lies in its own folder
+    eventually("the text that holds the run up", (elsewhere / "gate.reached").exists, seconds=120)
+    [run] = bench.instance.get_runs()
+    bench.instance.report_run_failed(run, "declared dead")
+
+    changed = [("x", "another text"), ("z", "more")]
+    bench.write("moves", changed, version="v2")
+    (bench.root / "gate").touch()
+    found = bench.later(minutes=1)
+    assert [sorted(keys) for keys in requested(found)] == [["moves", "same"]]
+    [ran] = bench.launch(found)
+    assert ran.success
+    (elsewhere / "gate").touch()
+    late.wait(120)
+    [space] = [folder.name for folder in bench.output.iterdir() if (folder / "space.json").exists()]
+    assert assert_embedded(bench.output, space, "moves", changed).source_version == "v2", "the newer source wins"
+    assert_embedded(bench.output, space, "same", first["same"])
+    assert all(check.passed for check in bench.run("catalog_check").checks().values())

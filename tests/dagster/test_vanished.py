@@ -1,0 +1,121 @@
+"""Partitions that leave the source: never forgotten silently, and never deleted because a listing was cut short."""
+
+from __future__ import annotations
+
+import shutil
+
+import dagster as dg
+import pytest
+from dagster._core.definitions.sensor_definition import SensorExecutionData
+
+from tests.dagster.conftest import NAMES, Workbench, requested
+from tests.small_catalogs import partition_folder
+
+
+def remove(bench: Workbench, *keys: str) -> None:
+    for key in keys:
+        shutil.rmtree(partition_folder(bench.catalog, key))
+
+
+def said(found: SensorExecutionData) -> list[tuple[str | None, str]]:
+    """Partition and source version of each observation of a tick."""
+    events = [event for event in found.asset_events if isinstance(event, dg.AssetObservation)]
+    return [(event.partition, event.tags["dagster/data_version"]) for event in events]
+
+
+def registered(bench: Workbench) -> list[str]:
+    return list(bench.instance.get_dynamic_partitions(NAMES.partitions_name))
+
+
+@pytest.mark.parametrize("policy", ["keep", "report"])
+def test_the_key_stays_and_is_reported_once_where_that_is_wanted(bench: Workbench, policy: str) -> None:
+    bench.settings["vanished"] = policy
+    for key in "abc":
+        bench.write(key)
+    bench.tick()
+    remove(bench, "b")
+    looks = [bench.tick() for _ in range(5)]
+    assert [said(look) for look in looks] == [[], [], [("b", "gone")] if policy == "report" else [], [], []]
+    assert all("1 vanished from the source" in (look.skip_message or "") for look in looks)
+    assert registered(bench) == ["a", "b", "c"]
+    bench.write("b")
+    back = bench.tick()
+    assert said(back) == ([("b", "v1")] if policy == "report" else [])
+    assert "vanished" not in (back.skip_message or "")
+
+
+def test_one_that_is_back_at_the_third_look_was_never_gone(bench: Workbench) -> None:
+    for key in "ab":
+        bench.write(key)
+    bench.tick()
+    for _ in range(2):
+        remove(bench, "b")
+        assert [said(bench.tick()) for _ in range(2)] == [[], []]
+        bench.write("b")
+        assert said(bench.tick()) == []
+
+
+def test_output_and_key_are_deleted_after_the_grace_time_and_a_key_that_returns_works(bench: Workbench) -> None:
+    bench.settings |= {"vanished": "delete", "vanished_grace_seconds": 3600}
+    for key in "abc":
+        bench.write(key)
+    [ran] = bench.launch(bench.tick())
+    assert ran.success
+    file = bench.file("b")
+    remove(bench, "b")
+    bench.tick()
+    bench.later(minutes=30)
+    assert said(bench.later(minutes=29)) == [("b", "gone")]
+    assert said(bench.tick()) == [] and file.exists()
+    deleted = bench.later(minutes=1)
+    assert said(deleted) == [("b", "deleted")] and not file.exists()
+    [event] = deleted.asset_events
+    assert isinstance(event, dg.AssetObservation) and str(file) in str(event.metadata["vanished"].value)
+    assert "1 deleted" in (deleted.skip_message or "")
+    assert registered(bench) == ["a", "c"]
+    quiet = bench.later(days=2)
+    assert not quiet.asset_events and "vanished" not in (quiet.skip_message or "")
+    bench.write("b")
+    back = bench.tick()
+    assert requested(back) == [["b"]] and said(back) == [("b", "v1")]
+    assert registered(bench) == ["a", "c", "b"], "the key has another place in Dagster's order now"
+    [ran] = bench.launch(back)
+    assert ran.success and set(ran.materialized()) == {"b"} and file.exists()
+
+
+def test_a_source_that_lists_far_less_deletes_nothing(bench: Workbench) -> None:
+    bench.settings |= {"vanished": "delete", "vanished_grace_seconds": 0, "vanished_share": 0.5}
+    for key in "abcd":
+        bench.write(key)
+    bench.tick()
+    remove(bench, "a", "b", "c")
+    found = bench.tick()
+    for _ in range(5):
+        found = bench.tick()
+    assert "nothing is deleted, since more than vanished_share (0.5) of the catalog would be" in (
+        found.skip_message or ""
+    )
+    assert registered(bench) == ["a", "b", "c", "d"]
+    remove(bench, "d")
+    assert "expected folders named partition=" in (bench.tick().skip_message or ""), "nothing is listed at all"
+    assert registered(bench) == ["a", "b", "c", "d"]
+    for key in "ad":
+        bench.write(key)
+    bench.tick()
+    assert registered(bench) == ["a", "d"], "half of the catalog may go"
+
+
+def test_what_an_active_run_holds_is_not_deleted(bench: Workbench) -> None:
+    bench.settings |= {"vanished": "delete", "vanished_grace_seconds": 0}
+    for key in "ab":
+        bench.write(key)
+    bench.tick()
+    remove(bench, "b")
+    config = {"ops": {"embeddings": {"config": {"keys": ["b"]}}}}
+    run = bench.pretend_run("embed_partitions", dg.DagsterRunStatus.STARTED, run_config=config)
+    for _ in range(5):
+        bench.later(days=1)
+    assert registered(bench) == ["a", "b"]
+    bench.instance.report_run_failed(run)
+    bench.tick()
+    assert registered(bench) == ["a"]

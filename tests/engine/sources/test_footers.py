@@ -1,0 +1,115 @@
+"""A listing that remembers must never show a source version that is not there any more."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from surge_dagster.engine.sources import ParquetCatalog, footers, open_source
+from tests.small_catalogs import numbered_rows, partition_folder, write_catalog, write_partition, write_rows
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> ParquetCatalog:
+    """Three partitions of equal size, listed once."""
+    root = write_catalog(tmp_path / "catalog", {key: numbered_rows(key, 3) for key in "abc"})
+    source = open_source(root)
+    assert versions(source) == dict.fromkeys("abc", "v1")
+    return source
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes every file count as one that changed long ago: the time of a status change cannot be set."""
+    monkeypatch.setattr(footers, "_SETTLED_NS", -(10**18))
+
+
+def versions(source: ParquetCatalog) -> dict[str, str]:
+    return {partition.key: partition.source_version for partition in source}
+
+
+def footers_read(source: ParquetCatalog, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many footers a listing reads."""
+    read: list[Path] = []
+    honest = pq.read_metadata
+
+    def counted(path: Path) -> pq.FileMetaData:
+        read.append(path)
+        return honest(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pq, "read_metadata", counted)
+        list(source)
+    return len(read)
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_footer_is_read_once(catalog: ParquetCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    list(catalog)
+    before = [(part.key, part.source_version, part.rows, part.text_bytes) for part in catalog]
+    assert footers_read(catalog, monkeypatch) == 0
+    footers._known.clear()
+    assert [(part.key, part.source_version, part.rows, part.text_bytes) for part in catalog] == before
+
+
+def test_files_that_changed_a_moment_ago_are_read_again(
+    catalog: ParquetCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [footers_read(catalog, monkeypatch) for _ in range(2)] == [3, 3]
+
+
+@pytest.mark.usefixtures("settled")
+@pytest.mark.parametrize("how", ["in place", "renamed over it"])
+def test_another_file_of_the_same_size_and_time_is_another(catalog: ParquetCatalog, how: str) -> None:
+    list(catalog)
+    path = partition_folder(catalog.root, "b") / "part-0.parquet"
+    old = path.stat()
+    if how == "in place":
+        write_partition(catalog.root, "b", numbered_rows("b", 3), version="v2")
+    else:
+        aside = write_rows(path.with_name("_aside"), numbered_rows("b", 3), key="b", version="v2")
+        aside.replace(path)
+    os.utime(path, ns=(old.st_atime_ns, old.st_mtime_ns))
+    now = path.stat()
+    assert (now.st_size, now.st_mtime_ns) == (old.st_size, old.st_mtime_ns)
+    assert versions(catalog) == {"a": "v1", "b": "v2", "c": "v1"}
+
+
+@pytest.mark.usefixtures("settled")
+def test_files_that_come_and_go_are_seen_in_folders_and_in_folders_of_folders(catalog: ParquetCatalog) -> None:
+    folder = partition_folder(catalog.root, "b")
+    (folder / "empty").mkdir()
+    list(catalog)
+    before = versions(catalog)
+    extra = write_rows(folder / "empty" / "part-1.parquet", [("x", "text")], key="b", version="v1")
+    with_extra = versions(catalog)
+    assert with_extra["b"] != before["b"]
+    beside = write_rows(folder / "part-2.parquet", [("y", "text")], key="b", version="v1")
+    assert versions(catalog)["b"] not in (before["b"], with_extra["b"])
+    beside.unlink()
+    assert versions(catalog) == with_extra
+    extra.unlink()
+    assert versions(catalog) == before
+
+
+@pytest.mark.usefixtures("settled")
+def test_no_more_is_kept_than_the_catalog_has(catalog: ParquetCatalog) -> None:
+    list(catalog)
+    folder = partition_folder(catalog.root, "b")
+    (folder / "part-0.parquet").unlink()
+    folder.rmdir()
+    assert versions(catalog) == {"a": "v1", "c": "v1"}
+    assert not [path for path in footers._known[str(catalog.root)] if path.startswith(str(folder))]
+
+
+@pytest.mark.usefixtures("settled")
+def test_the_look_before_a_file_is_published_remembers_nothing(
+    catalog: ParquetCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    list(catalog)
+    [a, *_] = list(catalog)
+    monkeypatch.setattr(footers.KnownFooters, "get", lambda *_: pytest.fail("asked for what was remembered"))
+    assert a.current_source_version() == "v1"

@@ -1,0 +1,90 @@
+"""The configurations in deploy/ are what the installed packages take, and what several machines need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from dagster import Shape
+from dagster._config import process_config, resolve_to_config_type
+from dagster._core.instance.config import dagster_instance_config_schema
+from dagster._serdes import ConfigurableClassData
+from dagster_k8s.job import USER_DEFINED_K8S_JOB_CONFIG_SCHEMA, UserDefinedDagsterK8sConfig
+
+from surge_dagster.settings import Settings
+
+ROOT = Path(__file__).parent.parent
+DEPLOY = ROOT / "deploy"
+KINDS = ("kubernetes", "docker", "ecs")
+CLASSES = {"kubernetes": "K8sRunLauncher", "docker": "DockerRunLauncher", "ecs": "EcsRunLauncher"}
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the files take from the environment."""
+    for name in ("SURGE_RUN_TASK_DEFINITION", "SURGE_CLUSTER", "DAGSTER_PG_PASSWORD", "DAGSTER_PG_HOST"):
+        monkeypatch.setenv(name, "named")
+
+
+def load(path: str) -> Any:
+    return yaml.safe_load((DEPLOY / path).read_text())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_instance_takes_the_configuration(kind: str) -> None:
+    config = load(f"{kind}/dagster.yaml")
+    result = process_config(Shape(dagster_instance_config_schema()), config)
+    assert result.success, [error.message for error in result.errors or []]
+    assert config["concurrency"]["pools"] == {"granularity": "run", "default_limit": 4}
+    assert config["run_retries"]["retry_on_asset_or_op_failure"] is False
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_run_launcher_takes_its_configuration(kind: str) -> None:
+    given = load(f"{kind}/dagster.yaml")["run_launcher"]
+    assert given["class"] == CLASSES[kind]
+    data = ConfigurableClassData(given["module"], given["class"], yaml.safe_dump(given["config"]))
+    module = __import__(given["module"], fromlist=[given["class"]])
+    result = process_config(resolve_to_config_type(getattr(module, given["class"]).config_type()), given["config"])
+    assert result.success, [error.message for error in result.errors or []]
+    if kind == "docker":  # the others ask their cloud at once
+        assert type(data.rehydrate()).__name__ == CLASSES[kind]
+
+
+def test_a_run_in_kubernetes_has_a_gpu_and_shared_memory_with_helm_and_without() -> None:
+    by_helm = load("kubernetes/values.yaml")["runLauncher"]["config"]["k8sRunLauncher"]["runK8sConfig"]
+    by_hand = load("kubernetes/dagster.yaml")["run_launcher"]["config"]["run_k8s_config"]
+    snake = {
+        "container_config": by_helm["containerConfig"],
+        "pod_spec_config": by_helm["podSpecConfig"],
+        "job_spec_config": by_helm["jobSpecConfig"],
+    }
+    for config in (snake, by_hand):
+        result = process_config(resolve_to_config_type(USER_DEFINED_K8S_JOB_CONFIG_SCHEMA), config)
+        assert result.success, [error.message for error in result.errors or []]
+        made = UserDefinedDagsterK8sConfig.from_dict(result.value)
+        assert made.container_config["resources"]["limits"]["nvidia.com/gpu"] == "1"
+        assert made.container_config["volume_mounts"][0]["mount_path"] == "/dev/shm"
+        assert made.pod_spec_config["volumes"][0]["empty_dir"]["medium"] == "Memory"
+
+
+def test_compose_and_launcher_agree() -> None:
+    compose, launcher = load("docker/docker-compose.yml"), load("docker/dagster.yaml")["run_launcher"]["config"]
+    assert launcher["image"] == compose["x-surge"]["image"]
+    assert launcher["network"] == compose["networks"]["surge"]["name"]
+    assert set(launcher["env_vars"]) <= compose["x-surge"]["environment"].keys()
+    mounted = {volume.partition(":")[0] for volume in launcher["container_kwargs"]["volumes"]}
+    assert mounted <= {volume["name"] for volume in compose["volumes"].values()}
+    build = compose["x-surge"]["build"]
+    assert (DEPLOY / "docker" / build["context"] / build["dockerfile"]).samefile(DEPLOY / "docker" / "Dockerfile")
+
+
+def test_every_variable_of_the_project_names_a_setting() -> None:
+    known = {f"SURGE_{name.upper()}" for name in Settings.model_fields}
+    deployment = load("kubernetes/values.yaml")["dagster-user-deployments"]["deployments"][0]
+    named = {variable["name"] for variable in deployment["env"]} | set(
+        load("docker/docker-compose.yml")["x-surge"]["environment"]
+    )
+    assert {name for name in named if name.startswith("SURGE_")} <= known
