@@ -21,6 +21,8 @@ from dagster._core.execution.context.system import StepExecutionContext
 from dagster._core.execution.retries import RetryMode
 from pydantic import Field
 
+from surge_dagster.assets.partition_keys import to_partition_key
+from surge_dagster.assets.selection import Select, read_keys
 from surge_dagster.engine.errors import ConfigError
 
 _INLINE_KEYS = 500
@@ -43,13 +45,27 @@ class LaunchConfig(dg.Config):
     """Options of a run; a launch by hand needs none of them."""
 
     force: bool = Field(False, description="encode partitions that are up to date too")
-    keys: list[str] | None = Field(None, description="touch these partition keys and no others")
-    keys_file: str | None = Field(None, description="the same, as a file that holds a JSON list")
+    keys: list[str] | None = Field(
+        None, description="touch these partition keys and no others, written as in the catalog or as Dagster shows them"
+    )
+    keys_file: str | None = Field(None, description="the same, as a file: a JSON list, or a key in each line")
+    select: Select = Field(
+        Select.all,
+        description=(
+            "of these, those that are missing, stale, or failed in their last run; all is whatever needs it, and with "
+            "force everything"
+        ),
+    )
     unattended: bool = Field(False, description="set by sensor and schedule: refuse to begin another vector space")
     expected_space: str | None = Field(None, description="refuse any vector space but this one")
 
+    @property
+    def is_typed(self) -> bool:
+        """Whether a person named partition keys: sensor and schedule know them, and a person may be mistaken."""
+        return not self.unattended and (self.keys is not None or self.keys_file is not None)
+
     def named_keys(self) -> list[str] | None:
-        """The partition keys that the config names, None when it names none.
+        """The partition keys that the config names in either way, None when it names none.
 
         Raises:
             ConfigError: the file that holds them cannot be read.
@@ -88,7 +104,7 @@ def held_keys(run: dg.DagsterRun, registered: Mapping[str, None], op_names: Sequ
         except ConfigError:
             continue  # the run will fail on it; until then the range below is what it may hold
         if named is not None:
-            return set(named)
+            return {*named, *map(to_partition_key, filter(None, named))}  # a person may have typed either form
     if "dagster/partition" in run.tags:
         return {run.tags["dagster/partition"]}
     first = run.tags.get("dagster/asset_partition_range_start")
@@ -100,15 +116,7 @@ def held_keys(run: dg.DagsterRun, registered: Mapping[str, None], op_names: Sequ
 
 
 def _named_keys(keys: list[str] | None, keys_file: str | None) -> list[str] | None:
-    if keys_file is None:
-        return keys
-    try:
-        return [str(key) for key in json.loads(Path(keys_file).read_text())]
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"the list of partition keys {keys_file!r} cannot be read ({error}). Such files are kept for a while only: "
-            "launch a new run instead of this one again."
-        ) from error
+    return keys if keys_file is None else [*(keys or ()), *read_keys(keys_file)]
 
 
 def process_tags(step: StepExecutionContext | None = None) -> dict[str, str]:
@@ -137,7 +145,10 @@ def active_runs(instance: dg.DagsterInstance, concerned: Callable[[dg.DagsterRun
         ):
             pid = run.tags.get(_PROCESS_TAG, "").partition("@")[0]
             if pid.isdigit() and _process(int(pid)) != run.tags[_PROCESS_TAG]:
-                instance.report_run_failed(run, f"The process of this run ({pid}) is gone; it was killed.")
+                if run.status is dg.DagsterRunStatus.CANCELING:  # failed, it would be launched again
+                    instance.report_run_canceled(run, f"The process of this run ({pid}) ended before it could say so.")
+                else:
+                    instance.report_run_failed(run, f"The process of this run ({pid}) is gone; it was killed.")
                 continue
         yield run
 

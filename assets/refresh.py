@@ -8,18 +8,20 @@ suspended when a run is terminated would only be closed when it is collected, an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 
 import dagster as dg
 
 from surge_dagster.assets import lineage, superbatches
-from surge_dagster.assets.launch import LaunchConfig, process_tags
+from surge_dagster.assets.launch import LaunchConfig, active_runs, process_tags
 from surge_dagster.assets.lineage import read_catalogued
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import file_violation, known_space, published
 from surge_dagster.assets.partition_keys import from_partition_key, to_partition_key
+from surge_dagster.assets.resumed import done_before
+from surge_dagster.assets.selection import Select, catalog_keys, failed_on_record
 from surge_dagster.assets.source_partitions import in_chunks, observation
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.pool import EncoderPool
@@ -80,12 +82,12 @@ class Refresh:
         self._catalogued = read_catalogued(names, context.instance)
         self.outcome = Outcome()
 
-    def run(self, partition_keys: Iterable[str] | None, already_refused: dict[str, str]) -> Outcome:
+    def run(self, partition_keys: Iterable[str] | None, already_refused: Mapping[str, Failure]) -> Outcome:
         """Embed what is missing or stale and tell Dagster about it.
 
         Args:
-            partition_keys: as Dagster names them; None is the whole catalog.
-            already_refused: keys and reasons of what an earlier attempt of this run refused; not tried again.
+            partition_keys: as Dagster names them, or as a person typed them; None is the whole catalog.
+            already_refused: what an earlier attempt of this run refused, by key; not tried again.
 
         Raises:
             ConfigError: the catalog, the output, the model or the space is not what it must be.
@@ -95,14 +97,14 @@ class Refresh:
         chosen = self._select(partition_keys)
         self._register(chosen)
         space = self._known_space()
-        self.outcome.failures += [Failure(key, reason) for key, reason in already_refused.items()]
+        self.outcome.failures += already_refused.values()
         candidates = [partition for partition in chosen.values() if partition.key not in already_refused]
         fresh, todo = self._split(candidates, space)
         if todo or space is None:
             with self._encoder.start() as pool:
                 self._guard_pool(pool, space)
                 if space and pool.space.spec_sha256 != space.spec_sha256:
-                    fresh, todo = [], candidates  # the model behind the name has changed: another space
+                    fresh, todo = self._split(candidates, None)  # the model behind the name has changed: another space
                 space, more = self._embed(pool, todo)
                 fresh += more
         self.outcome.report.space = space.name
@@ -113,17 +115,24 @@ class Refresh:
         return self.outcome
 
     def _sign(self) -> None:
-        """Leave on the run which process executes it, so that a run whose process died can be told."""
+        """Leave on the run which process executes it, so that a run whose process died can be told; tell others."""
+        for _ in active_runs(self._context.instance, lambda run: True):
+            pass  # what matters is that those whose process is gone are declared failed
         step = self._context.get_step_execution_context()
         self._context.instance.add_run_tags(self._context.run_id, process_tags(step))
 
     def _select(self, partition_keys: Iterable[str] | None) -> dict[str, Partition]:
-        wanted = None if partition_keys is None else {from_partition_key(key): key for key in partition_keys}
-        chosen = {
-            partition.key: partition for partition in self._catalog.open() if wanted is None or partition.key in wanted
-        }
+        catalog = self._catalog.open()
+        listed = {partition.key: partition for partition in catalog}
+        if partition_keys is None:
+            wanted = dict.fromkeys(listed)
+        elif self._config.is_typed:
+            wanted = dict.fromkeys(catalog_keys(partition_keys, listed, catalog.url))
+        else:
+            wanted = dict.fromkeys(map(from_partition_key, partition_keys))
+        chosen = {key: partition for key, partition in listed.items() if key in wanted}
         self.outcome.partitions = chosen
-        self._gone = [key for key in wanted or {} if key not in chosen]
+        self._gone = [key for key in wanted if key not in chosen]
         return chosen
 
     def _register(self, chosen: dict[str, Partition]) -> None:
@@ -152,17 +161,22 @@ class Refresh:
             )
 
     def _split(self, candidates: list[Partition], space: Space | None) -> tuple[list[Receipt], list[Partition]]:
-        """Receipts of what is fresh, and the partitions that need work."""
-        if space is None or self._config.force:
-            return [], candidates
-        outputs = OutputState(self._store, space.name)
+        """Receipts of what is fresh, and the partitions that need work and are of the state that was selected."""
+        instance, select = self._context.instance, self._config.select
+        outputs = OutputState(self._store, space.name) if space else None
+        failed = failed_on_record(self._names, instance) if select is Select.failed else set[str]()
+        done = done_before(self._names, self._context) if self._config.force else set[str]()
         fresh: list[Receipt] = []
         todo: list[Partition] = []
         for partition in candidates:
-            receipt = published(outputs, partition.key) if outputs.status(partition) == "fresh" else None
+            partition_key = to_partition_key(partition.key)
+            status = outputs.status(partition) if outputs else "missing"
+            selected = select.takes(status, partition_key in failed)
+            again = self._config.force and selected and partition_key not in done
+            receipt = published(outputs, partition.key) if outputs and status == "fresh" and not again else None
             if receipt:
                 fresh.append(receipt)
-            else:
+            elif selected:
                 todo.append(partition)
         return fresh, todo
 
@@ -172,8 +186,9 @@ class Refresh:
             return []
         outputs = OutputState(self._store, space.name)
         found = {key: published(outputs, key) for key in self._gone}
+        remedy = "Delete it in Dagster, or put it back."
         self.outcome.failures += [
-            Failure(key, f"partition {key!r} is not in the catalog any more. Delete it in Dagster, or put it back.")
+            Failure(key, f"partition {key!r} is not in the catalog any more. {remedy}", remedy=remedy)
             for key, receipt in found.items()
             if receipt is None
         ]

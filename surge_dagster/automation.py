@@ -24,16 +24,6 @@ from surge_dagster.settings import Settings
 _SENSOR_SECONDS = 30
 
 
-def embed_partitions(names: CatalogNames) -> UnresolvedAssetJobDefinition:
-    """The job that the sensor launches."""
-    return dg.define_asset_job(
-        names.embed_job,
-        selection=[names.embeddings],
-        executor_def=dg.in_process_executor,
-        description="Partitions that the sensor found, named in the run's config.",
-    )
-
-
 def catalog_check(names: CatalogNames, checks: dg.AssetChecksDefinition) -> UnresolvedAssetJobDefinition:
     """The job that evaluates the catalog's checks."""
     return dg.define_asset_job(
@@ -44,7 +34,7 @@ def catalog_check(names: CatalogNames, checks: dg.AssetChecksDefinition) -> Unre
     )
 
 
-def new_partitions(names: CatalogNames, settings: Settings, job: UnresolvedAssetJobDefinition) -> dg.SensorDefinition:
+def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinition) -> dg.SensorDefinition:
     """The sensor that embeds what is new, and what has changed if the settings say so."""
 
     @dg.sensor(

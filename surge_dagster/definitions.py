@@ -12,11 +12,12 @@ import dagster as dg
 
 from surge_dagster import automation
 from surge_dagster.assets.catalog_check import catalog_checks
-from surge_dagster.assets.embeddings import catalog_refresh, embeddings
+from surge_dagster.assets.embeddings import embedding_jobs, embeddings
 from surge_dagster.assets.embeddings_input import EmbeddingsInput
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.source_partitions import source_partitions
 from surge_dagster.assets.superbatches import superbatches
+from surge_dagster.lost_runs import lost_runs
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
 from surge_dagster.settings import Settings, load_settings
 
@@ -39,13 +40,13 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
     settings = settings or load_settings(**arguments)
     names = CatalogNames(name)
     checks = catalog_checks(names)
-    refresh, embed = catalog_refresh(names), automation.embed_partitions(names)
+    refresh, embed = embedding_jobs(names)
     check = automation.catalog_check(names, checks)
     return dg.Definitions(
         assets=[source_partitions(names), superbatches(names), embeddings(names)],
         asset_checks=[checks],
         jobs=[refresh, embed, check],
-        sensors=[automation.new_partitions(names, settings, embed)],
+        sensors=[automation.new_partitions(names, settings, embed), lost_runs(names)],
         schedules=[
             automation.nightly_refresh(names, settings, refresh),
             *automation.scheduled_check(names, settings, check),
