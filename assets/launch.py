@@ -31,6 +31,8 @@ _KEY_FILE_FOLDER = "partition_keys"
 
 _HOST_TAG = "surge/host"
 _PROCESS_TAG = "surge/process"
+# Dagster copies the tags of a run to the one that goes on from it, whose process is another.
+_SIGNED_TAG = "surge/signed_by"
 _ACTIVE = [
     dg.DagsterRunStatus.QUEUED,
     dg.DagsterRunStatus.NOT_STARTED,
@@ -119,15 +121,17 @@ def _named_keys(keys: list[str] | None, keys_file: str | None) -> list[str] | No
     return keys if keys_file is None else [*(keys or ()), *read_keys(keys_file)]
 
 
-def process_tags(step: StepExecutionContext | None = None) -> dict[str, str]:
+def process_tags(step: StepExecutionContext | None = None, run_id: str | None = None) -> dict[str, str]:
     """Tags by which a run names the process that executes it.
 
     Args:
+        run_id: of the run, by which tags that it was launched with are told from its own.
         step: where it is executed. An executor with a process for each step leaves retries to the process that started
             it, and that one is the run's: a step's own is gone while its run still ends.
     """
     apart = step is not None and step.retry_mode is RetryMode.DEFERRED
-    return {_HOST_TAG: _host(), _PROCESS_TAG: _process(os.getppid() if apart else os.getpid())}
+    tags = {_HOST_TAG: _host(), _PROCESS_TAG: _process(os.getppid() if apart else os.getpid())}
+    return tags if run_id is None else tags | {_SIGNED_TAG: run_id}
 
 
 def active_runs(instance: dg.DagsterInstance, concerned: Callable[[dg.DagsterRun], bool]) -> Iterator[dg.DagsterRun]:
@@ -139,9 +143,15 @@ def active_runs(instance: dg.DagsterInstance, concerned: Callable[[dg.DagsterRun
     for run in instance.get_runs(filters=dg.RunsFilter(statuses=_ACTIVE)):
         if not concerned(run):
             continue
-        if run.tags.get(_HOST_TAG) == _host() and run.status in (
-            dg.DagsterRunStatus.STARTED,
-            dg.DagsterRunStatus.CANCELING,
+        is_signed = run.tags.get(_SIGNED_TAG, run.run_id) == run.run_id
+        if (
+            is_signed
+            and run.tags.get(_HOST_TAG) == _host()
+            and run.status
+            in (
+                dg.DagsterRunStatus.STARTED,
+                dg.DagsterRunStatus.CANCELING,
+            )
         ):
             pid = run.tags.get(_PROCESS_TAG, "").partition("@")[0]
             if pid.isdigit() and _process(int(pid)) != run.tags[_PROCESS_TAG]:

@@ -116,10 +116,10 @@ class Refresh:
 
     def _sign(self) -> None:
         """Leave on the run which process executes it, so that a run whose process died can be told; tell others."""
+        step, run_id = self._context.get_step_execution_context(), self._context.run_id
+        self._context.instance.add_run_tags(run_id, process_tags(step, run_id))
         for _ in active_runs(self._context.instance, lambda run: True):
             pass  # what matters is that those whose process is gone are declared failed
-        step = self._context.get_step_execution_context()
-        self._context.instance.add_run_tags(self._context.run_id, process_tags(step))
 
     def _select(self, partition_keys: Iterable[str] | None) -> dict[str, Partition]:
         catalog = self._catalog.open()

@@ -104,6 +104,7 @@ def test_terminating_a_run_leaves_no_process_and_nothing_is_encoded_twice(server
 def test_a_killed_run_frees_its_slot_and_is_finished_by_a_run_that_dagster_launches(
     server: DevServer, folder: Path
 ) -> None:
+    (folder / "gate").touch()
     gate = folder / "third gate"
     write(folder, "r00")
     write_partition(folder / "catalog", "r01", [("x", f"wait for {gate}")])
