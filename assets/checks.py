@@ -14,6 +14,7 @@ from typing import Any
 import dagster as dg
 from dagster._core.events import AssetMaterializationPlannedData, DagsterEvent
 
+from surge_dagster.assets.failure_table import cell, table_of_failures
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.partition_keys import to_partition_key
 from surge_dagster.assets.refresh import Outcome
@@ -128,7 +129,7 @@ def _run_check_metadata(outcome: Outcome) -> dict[str, Any]:
 
 
 def _table_of(outcome: Outcome) -> dg.MarkdownMetadataValue:
-    return dg.MetadataValue.md(failure_table([(failure.key, failure.reason) for failure in outcome.failures]))
+    return dg.MetadataValue.md(table_of_failures(outcome.failures))
 
 
 def failure_table(rows: Sequence[tuple[str, str]], count: int | None = None) -> str:
@@ -141,7 +142,7 @@ def failure_table(rows: Sequence[tuple[str, str]], count: int | None = None) -> 
         return "none"
     count = len(rows) if count is None else count
     lines = ["| partition | reason |", "| --- | --- |"]
-    lines += [f"| `{_cell(key)}` | {_cell(reason)} |" for key, reason in rows[:_TABLE_ROWS]]
+    lines += [f"| `{cell(key)}` | {cell(reason)} |" for key, reason in rows[:_TABLE_ROWS]]
     if count > _TABLE_ROWS:
         lines.append(f"| … | and {count - _TABLE_ROWS:,} more |")
     return "\n".join(lines)
@@ -171,7 +172,3 @@ def mark_as_failed(names: CatalogNames, context: dg.OpExecutionContext, keys: It
         planned = AssetMaterializationPlannedData(names.embeddings, partition=to_partition_key(key))
         event = DagsterEvent.build_asset_materialization_planned_event(context.job_name, step, planned)
         context.instance.report_dagster_event(event, context.run_id)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("`", "'").replace("\n", " ")

@@ -1,16 +1,18 @@
-"""The embeddings: the one asset that is executed, and the job that brings all of it up to date.
+"""The embeddings: the one asset that is executed, and the jobs that bring all of it, or any part of it, up to date.
 
-A run of the asset covers the partitions that were chosen for it. `catalog_refresh` covers everything without anything
-being chosen: an asset with partitions cannot be launched without choosing some, so the job is an op that does the same
-work and logs the same events, and it sees partitions that no sensor has registered yet.
+A run of the asset covers the partitions that were chosen for it, which Dagster takes as one range. The jobs cover what
+their config names, or everything: an asset with partitions cannot be launched without choosing a range, so they are an
+op that does the same work and logs the same events, and that sees partitions that no sensor has registered yet.
 
 Dagster reads the annotations of ops while it makes them, so they must not be strings here.
 """
 
+import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import dagster as dg
+from dagster._core.definitions.composition import PendingNodeInvocation
 
 from surge_dagster.assets.checks import evaluation_of, failure_of, mark_as_failed, run_check_results, run_checks
 from surge_dagster.assets.launch import LaunchConfig
@@ -20,6 +22,7 @@ from surge_dagster.assets.refresh import Outcome, Refresh
 from surge_dagster.assets.refusals import tell_of_refusals
 from surge_dagster.check_policy import CheckPolicy
 from surge_dagster.engine.errors import ConfigError, EncoderError, TransientError
+from surge_dagster.engine.telemetry import Failure
 
 POOL = "gpu"
 _RETRIES = 2
@@ -66,15 +69,15 @@ def embeddings(names: CatalogNames, policy: CheckPolicy) -> dg.AssetsDefinition:
     return embed
 
 
-def catalog_refresh(names: CatalogNames, policy: CheckPolicy) -> dg.JobDefinition:
-    """The job that embeds whatever is missing or stale, without anything being chosen."""
+def embedding_jobs(names: CatalogNames, policy: CheckPolicy) -> tuple[dg.JobDefinition, dg.JobDefinition]:
+    """The job that is for the whole catalog, and the one that is told its partitions; either takes the same config."""
     attempts = _Attempts(names, policy)
 
     @dg.op(name=names.refresh_op, pool=POOL, out=dg.Out(dg.Nothing), required_resource_keys=names.resource_keys)
     def refresh(
         context: dg.OpExecutionContext, config: LaunchConfig
     ) -> Iterator[dg.AssetCheckEvaluation | dg.Output[None]]:
-        """Embed whatever is missing or stale in the whole catalog."""
+        """Embed whatever is missing or stale among those that the config names, else in the whole catalog."""
         outcome = attempts.make(context, config, None)
         if outcome.failures:
             tell_of_refusals(names, context, outcome.failures)
@@ -85,18 +88,25 @@ def catalog_refresh(names: CatalogNames, policy: CheckPolicy) -> dg.JobDefinitio
             raise failure_of(names, outcome)
         yield dg.Output(None)
 
-    @dg.job(
-        name=names.refresh_job,
-        executor_def=dg.in_process_executor,
-        description=(
-            "Everything that is missing or stale, in one run. Nothing is chosen, and there may be nothing to do."
+    def job(name: str, node: dg.OpDefinition | PendingNodeInvocation, description: str) -> dg.JobDefinition:
+        @dg.job(name=name, executor_def=dg.in_process_executor, description=description)
+        def compose() -> None:
+            node()
+
+        return compose
+
+    return (
+        job(
+            names.refresh_job,
+            refresh,
+            "Everything that is missing or stale, in one run. Nothing is chosen, and there may be nothing to do.",
+        ),
+        job(
+            names.embed_job,
+            refresh.alias(names.embeddings_op),  # configured as the asset is
+            "Any partitions in one run, however scattered: the config names their keys, or a state they are in.",
         ),
     )
-    def job() -> None:
-        """The whole catalog, in one run."""
-        refresh()
-
-    return job
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +116,13 @@ class _Attempts:
     Attributes:
         names: of the catalog.
         policy: of its checks.
-        refused: keys and reasons of what an attempt refused, by run id, for the attempts that follow it in the same
-            process: bad data is read once.
+        refused: what an attempt refused, by run id and key, for the attempts that follow it in the same process: bad
+            data is read once.
     """
 
     names: CatalogNames
     policy: CheckPolicy
-    refused: dict[str, dict[str, str]] = field(default_factory=dict)
+    refused: dict[str, dict[str, Failure]] = field(default_factory=dict)
 
     def make(self, context: dg.OpExecutionContext, config: LaunchConfig, chosen: Iterable[str] | None) -> Outcome:
         """One attempt at a run; decides what Dagster retries: crashes and what is transient, no bad data or settings.
@@ -132,7 +142,7 @@ class _Attempts:
         except (EncoderError, TransientError) as error:
             context.log.error(str(error))
             raise _retry(context) from error
-        refused.update({failure.key: failure.reason for failure in outcome.failures if not failure.transient})
+        refused.update({failure.key: failure for failure in outcome.failures if not failure.transient})
         if any(failure.transient for failure in outcome.failures) and context.retry_number < _RETRIES:
             raise _retry(context)
         self.refused.pop(context.run_id, None)
@@ -140,4 +150,6 @@ class _Attempts:
 
 
 def _retry(context: dg.OpExecutionContext) -> dg.RetryRequested:
-    return dg.RetryRequested(max_retries=_RETRIES, seconds_to_wait=_RETRY_SECONDS * 2**context.retry_number)
+    # Spread, so that runs that one fault has ended do not all come back at the same moment.
+    wait = _RETRY_SECONDS * 2**context.retry_number * random.uniform(0.5, 1.5)
+    return dg.RetryRequested(max_retries=_RETRIES, seconds_to_wait=wait)

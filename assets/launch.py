@@ -23,6 +23,8 @@ from dagster._core.launcher import DefaultRunLauncher
 from pydantic import Field
 
 from surge_dagster.assets.names import CatalogNames
+from surge_dagster.assets.partition_keys import to_partition_key
+from surge_dagster.assets.selection import Select, read_keys
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import ConfigError
 
@@ -34,6 +36,8 @@ REQUEST_TAG = "surge/request"
 SHARD_TAG = "surge/shard"
 _HOST_TAG = "surge/host"
 _PROCESS_TAG = "surge/process"
+# Dagster copies the tags of a run to the one that goes on from it, whose process is another.
+_SIGNED_TAG = "surge/signed_by"
 _ACTIVE = [
     dg.DagsterRunStatus.QUEUED,
     dg.DagsterRunStatus.NOT_STARTED,
@@ -48,13 +52,27 @@ class LaunchConfig(dg.Config):
     """Options of a run; a launch by hand needs none of them."""
 
     force: bool = Field(False, description="encode partitions that are up to date too")
-    keys: list[str] | None = Field(None, description="touch these partition keys and no others")
-    keys_file: str | None = Field(None, description="the same, as a file that holds a JSON list")
+    keys: list[str] | None = Field(
+        None, description="touch these partition keys and no others, written as in the catalog or as Dagster shows them"
+    )
+    keys_file: str | None = Field(None, description="the same, as a file: a JSON list, or a key in each line")
+    select: Select = Field(
+        Select.all,
+        description=(
+            "of these, those that are missing, stale, or failed in their last run; all is whatever needs it, and with "
+            "force everything"
+        ),
+    )
     unattended: bool = Field(False, description="set by sensor and schedule: refuse to begin another vector space")
     expected_space: str | None = Field(None, description="refuse any vector space but this one")
 
+    @property
+    def is_typed(self) -> bool:
+        """Whether a person named partition keys: sensor and schedule know them, and a person may be mistaken."""
+        return not self.unattended and (self.keys is not None or self.keys_file is not None)
+
     def named_keys(self) -> list[str] | None:
-        """The partition keys that the config names, None when it names none.
+        """The partition keys that the config names in either way, None when it names none.
 
         Raises:
             ConfigError: the file that holds them cannot be read.
@@ -124,7 +142,7 @@ def held_keys(run: dg.DagsterRun, registered: Mapping[str, None], op_names: Sequ
         except ConfigError:
             continue  # the run will fail on it; until then the range below is what it may hold
         if named is not None:
-            return set(named)
+            return {*named, *map(to_partition_key, filter(None, named))}  # a person may have typed either form
     if "dagster/partition" in run.tags:
         return {run.tags["dagster/partition"]}
     first = run.tags.get("dagster/asset_partition_range_start")
@@ -136,26 +154,20 @@ def held_keys(run: dg.DagsterRun, registered: Mapping[str, None], op_names: Sequ
 
 
 def _named_keys(keys: list[str] | None, keys_file: str | None) -> list[str] | None:
-    if keys_file is None:
-        return keys
-    try:
-        return [str(key) for key in json.loads(Path(keys_file).read_text())]
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"the list of partition keys {keys_file!r} cannot be read ({error}). Such files are kept for a while only: "
-            "launch a new run instead of this one again."
-        ) from error
+    return keys if keys_file is None else [*(keys or ()), *read_keys(keys_file)]
 
 
-def process_tags(step: StepExecutionContext | None = None) -> dict[str, str]:
+def process_tags(step: StepExecutionContext | None = None, run_id: str | None = None) -> dict[str, str]:
     """Tags by which a run names the process that executes it.
 
     Args:
+        run_id: of the run, by which tags that it was launched with are told from its own.
         step: where it is executed. An executor with a process for each step leaves retries to the process that started
             it, and that one is the run's: a step's own is gone while its run still ends.
     """
     apart = step is not None and step.retry_mode is RetryMode.DEFERRED
-    return {_HOST_TAG: _host(), _PROCESS_TAG: _process(os.getppid() if apart else os.getpid())}
+    tags = {_HOST_TAG: _host(), _PROCESS_TAG: _process(os.getppid() if apart else os.getpid())}
+    return tags if run_id is None else tags | {_SIGNED_TAG: run_id}
 
 
 def active_runs(instance: dg.DagsterInstance, concerned: Callable[[dg.DagsterRun], bool]) -> Iterator[dg.DagsterRun]:
@@ -167,13 +179,22 @@ def active_runs(instance: dg.DagsterInstance, concerned: Callable[[dg.DagsterRun
     for run in instance.get_runs(filters=dg.RunsFilter(statuses=_ACTIVE)):
         if not concerned(run):
             continue
-        if run.tags.get(_HOST_TAG) == _host() and run.status in (
-            dg.DagsterRunStatus.STARTED,
-            dg.DagsterRunStatus.CANCELING,
+        is_signed = run.tags.get(_SIGNED_TAG, run.run_id) == run.run_id
+        if (
+            is_signed
+            and run.tags.get(_HOST_TAG) == _host()
+            and run.status
+            in (
+                dg.DagsterRunStatus.STARTED,
+                dg.DagsterRunStatus.CANCELING,
+            )
         ):
             pid = run.tags.get(_PROCESS_TAG, "").partition("@")[0]
             if pid.isdigit() and _process(int(pid)) != run.tags[_PROCESS_TAG]:
-                instance.report_run_failed(run, f"The process of this run ({pid}) is gone; it was killed.")
+                if run.status is dg.DagsterRunStatus.CANCELING:  # failed, it would be launched again
+                    instance.report_run_canceled(run, f"The process of this run ({pid}) ended before it could say so.")
+                else:
+                    instance.report_run_failed(run, f"The process of this run ({pid}) is gone; it was killed.")
                 continue
         yield run
 

@@ -91,12 +91,12 @@ class CatalogNames:
 
     @property
     def embeddings_op(self) -> str:
-        """The op of the asset `embeddings`."""
+        """The op of the asset `embeddings`, and of the job that is told its partitions."""
         return self._op("embeddings")
 
     @property
     def refresh_op(self) -> str:
-        """The op of the job that refreshes the whole catalog."""
+        """The op of the jobs; the one that is told its partitions calls it as above."""
         return self._op("refresh")
 
     @property
@@ -116,7 +116,7 @@ class CatalogNames:
 
     @property
     def embed_job(self) -> str:
-        """The job that the sensor launches."""
+        """The job that is told its partitions, by the sensor or by a person."""
         return self._prefixed("embed_partitions")
 
     @property
@@ -163,6 +163,11 @@ class CatalogNames:
     def slow_alerts(self) -> str:
         """The sensor that tells of slow SuperBatches, where somebody is to be told."""
         return self._prefixed("alerts_of_slow_superbatches")
+
+    @property
+    def lost_runs_sensor(self) -> str:
+        """The sensor that finds runs whose process is gone."""
+        return self._prefixed("lost_runs")
 
     @property
     def check_schedule(self) -> str:

@@ -8,7 +8,7 @@ suspended when a run is terminated would only be closed when it is collected, an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,12 +17,14 @@ import dagster as dg
 
 from surge_dagster.assets import lineage, superbatches
 from surge_dagster.assets.event_writer import EventWriter
-from surge_dagster.assets.launch import LaunchConfig, process_tags
+from surge_dagster.assets.launch import LaunchConfig, active_runs, process_tags
 from surge_dagster.assets.lineage import read_catalogued
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import file_violation, known_space, published
 from surge_dagster.assets.partition_keys import from_partition_key, to_partition_key
+from surge_dagster.assets.resumed import done_before
 from surge_dagster.assets.run_findings import RunFindings
+from surge_dagster.assets.selection import Select, catalog_keys, failed_on_record
 from surge_dagster.assets.source_partitions import in_chunks, observation
 from surge_dagster.check_policy import CheckPolicy
 from surge_dagster.engine.catalog import Partition
@@ -89,12 +91,12 @@ class Refresh:
         self._events = EventWriter(context, grace_seconds=encoder.grace_seconds)
         self.outcome = Outcome(findings=RunFindings(policy))
 
-    def run(self, partition_keys: Iterable[str] | None, already_refused: dict[str, str]) -> Outcome:
+    def run(self, partition_keys: Iterable[str] | None, already_refused: Mapping[str, Failure]) -> Outcome:
         """Embed what is missing or stale and tell Dagster about it.
 
         Args:
-            partition_keys: as Dagster names them; None is the whole catalog.
-            already_refused: keys and reasons of what an earlier attempt of this run refused; not tried again.
+            partition_keys: as Dagster names them, or as a person typed them; None is the whole catalog.
+            already_refused: what an earlier attempt of this run refused, by key; not tried again.
 
         Raises:
             ConfigError: the catalog, the output, the model or the space is not what it must be.
@@ -108,16 +110,17 @@ class Refresh:
             self._bring_up_to_date(chosen, already_refused)
         return self.outcome
 
-    def _bring_up_to_date(self, chosen: dict[str, Partition], already_refused: dict[str, str]) -> None:
+    def _bring_up_to_date(self, chosen: dict[str, Partition], already_refused: Mapping[str, Failure]) -> None:
         space = self._known_space()
-        self.outcome.failures += [Failure(key, reason) for key, reason in already_refused.items()]
+        self.outcome.failures += already_refused.values()
         candidates = [partition for partition in chosen.values() if partition.key not in already_refused]
         fresh, todo, unreadable = self._split(candidates, space)
         if todo or space is None:
             with self._encoder.start() as pool:
                 self._guard_pool(pool, space)
                 if space and pool.space.spec_sha256 != space.spec_sha256:
-                    fresh, todo, unreadable = [], candidates, []  # the model behind the name has changed: another space
+                    # The model behind the name has changed: another space.
+                    fresh, todo, unreadable = self._split(candidates, None)
                 space, more = self._embed(pool, todo)
                 fresh += more
         for failure in unreadable:
@@ -129,17 +132,24 @@ class Refresh:
         self._tell_of_fresh(fresh, space)
 
     def _sign(self) -> None:
-        """Leave on the run which process executes it, so that a run whose process died can be told."""
-        step = self._context.get_step_execution_context()
-        self._context.instance.add_run_tags(self._context.run_id, process_tags(step))
+        """Leave on the run which process executes it, so that a run whose process died can be told; tell others."""
+        step, run_id = self._context.get_step_execution_context(), self._context.run_id
+        self._context.instance.add_run_tags(run_id, process_tags(step, run_id))
+        for _ in active_runs(self._context.instance, lambda run: True):
+            pass  # what matters is that those whose process is gone are declared failed
 
     def _select(self, partition_keys: Iterable[str] | None) -> dict[str, Partition]:
-        wanted = None if partition_keys is None else {from_partition_key(key): key for key in partition_keys}
-        chosen = {
-            partition.key: partition for partition in self._catalog.open() if wanted is None or partition.key in wanted
-        }
+        catalog = self._catalog.open()
+        listed = {partition.key: partition for partition in catalog}
+        if partition_keys is None:
+            wanted = dict.fromkeys(listed)
+        elif self._config.is_typed:
+            wanted = dict.fromkeys(catalog_keys(partition_keys, listed, catalog.url))
+        else:
+            wanted = dict.fromkeys(map(from_partition_key, partition_keys))
+        chosen = {key: partition for key, partition in listed.items() if key in wanted}
         self.outcome.partitions = chosen
-        self._gone = [key for key in wanted or {} if key not in chosen]
+        self._gone = [key for key in wanted if key not in chosen]
         return chosen
 
     def _register(self, chosen: dict[str, Partition]) -> None:
@@ -170,22 +180,27 @@ class Refresh:
     def _split(
         self, candidates: list[Partition], space: Space | None
     ) -> tuple[list[Receipt], list[Partition], list[Failure]]:
-        """Receipts of what is fresh, the partitions that need work, and those of which nobody can tell now."""
-        if space is None or self._config.force:
-            return [], candidates, []
-        outputs = OutputState(self._store, space.name)
+        """Receipts of what is fresh, partitions that are selected and need work, and those nobody can tell of now."""
+        instance, select = self._context.instance, self._config.select
+        outputs = OutputState(self._store, space.name) if space else None
+        failed = failed_on_record(self._names, instance) if select is Select.failed else set[str]()
+        done = done_before(self._names, self._context) if self._config.force else set[str]()
         fresh: list[Receipt] = []
         todo: list[Partition] = []
         unreadable: list[Failure] = []
-        for partition in outputs.looked_at(candidates):
+        for partition in outputs.looked_at(candidates) if outputs else candidates:
+            partition_key = to_partition_key(partition.key)
             try:
-                receipt = published(outputs, partition.key) if outputs.status(partition) == "fresh" else None
+                status = outputs.status(partition) if outputs else "missing"
+                selected = select.takes(status, partition_key in failed)
+                again = self._config.force and selected and partition_key not in done
+                receipt = published(outputs, partition.key) if outputs and status == "fresh" and not again else None
             except TransientError as error:
                 unreadable.append(Failure(partition.key, str(error), transient=True))
                 continue
             if receipt:
                 fresh.append(receipt)
-            else:
+            elif selected:
                 todo.append(partition)
         return fresh, todo, unreadable
 
@@ -196,16 +211,17 @@ class Refresh:
         outputs = OutputState(self._store, space.name)
         outputs.look_at(self._gone)
         kept: list[Receipt] = []
+        remedy = "Delete it in Dagster, or put it back."
         for key in self._gone:
-            reason = f"partition {key!r} is not in the catalog any more. Delete it in Dagster, or put it back."
+            failure = Failure(key, f"partition {key!r} is not in the catalog any more. {remedy}", remedy=remedy)
             try:
                 receipt = published(outputs, key)
             except TransientError as error:
-                receipt, reason = None, str(error)
+                receipt, failure = None, Failure(key, str(error), transient=True)
             if receipt:
                 kept.append(receipt)
             else:
-                self.outcome.failures.append(Failure(key, reason))
+                self.outcome.failures.append(failure)
         return kept
 
     def _embed(self, pool: EncoderPool, todo: list[Partition]) -> tuple[Space, list[Receipt]]:

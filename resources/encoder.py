@@ -35,7 +35,7 @@ class Encoder(dg.ConfigurableResource):
     b_max_bytes: int | None = None
     memory_limit_bytes: int | None = Field(None, description="budget of all data a run holds; none: derived")
 
-    grace_seconds: float = Field(20.0, description="how long a run that is stopped may take to publish what it has")
+    grace_seconds: float = Field(8.0, description="how long a run that is stopped may take to publish what it has")
 
     def spec(self) -> EncodingSpec:
         """Everything that shapes a vector."""

@@ -8,16 +8,6 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from surge_dagster.assets.names import CatalogNames
 
 
-def embed_partitions(names: CatalogNames) -> UnresolvedAssetJobDefinition:
-    """The job that the sensor launches."""
-    return dg.define_asset_job(
-        names.embed_job,
-        selection=[names.embeddings],
-        executor_def=dg.in_process_executor,
-        description="Partitions that the sensor found, named in the run's config.",
-    )
-
-
 def catalog_check(names: CatalogNames, checks: dg.AssetChecksDefinition) -> UnresolvedAssetJobDefinition:
     """The job that evaluates the catalog's checks."""
     return dg.define_asset_job(

@@ -32,6 +32,7 @@ from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.search import search as search_space
 from surge_dagster.engine.switching import switch_space
 from surge_dagster.engine.telemetry import Failure, Receipt, RunReport
+from surge_dagster.engine.up_to_date import report_when_fresh
 from surge_dagster.engine.verify import Verified, Violation
 from surge_dagster.engine.verify import verify as verify_output
 from surge_dagster.settings import Settings, load_settings, require_text
@@ -102,6 +103,10 @@ def embed(
     settings = load_settings(**_given(locals()))
     catalog, store = settings.open_source(), settings.open_store()
     total = sum(partition.rows or 0 for partition in catalog)
+    settings.thresholds().resolve(1.0)  # refuses what cannot work, whether or not there is something to do
+    if not force and (report := report_when_fresh(catalog, store, settings.encoding_spec())):
+        _print_report(report, store, as_json)
+        return
     with terminable(), _pool(settings) as pool:
         run = EmbeddingRun(
             catalog,
@@ -442,11 +447,15 @@ def _follow(run: EmbeddingRun, total: int) -> None:
 
 
 def _print_report(report: RunReport, store: Store, as_json: bool) -> None:
+    done = (
+        f"{report.texts_encoded:,} texts encoded in {report.wall_seconds:.1f} s ({report.texts_per_second:,.0f} "
+        f"texts/s) on {report.device} in {report.precision}, {report.truncated:,} truncated"
+        if report.device
+        else "there was nothing to encode"
+    )
     print(
         f"{report.partitions_written:,} partitions written, {report.partitions_skipped:,} fresh, "
-        f"{len(report.partitions_failed):,} failed; {report.texts_encoded:,} texts encoded in "
-        f"{report.wall_seconds:.1f} s ({report.texts_per_second:,.0f} texts/s) on {report.device} in "
-        f"{report.precision}, {report.truncated:,} truncated\nfiles are in {store.location(report.space)}"
+        f"{len(report.partitions_failed):,} failed; {done}\nfiles are in {store.location(report.space)}"
     )
     if as_json:
         print_json(report.as_dict())

@@ -16,11 +16,12 @@ from surge_dagster.alert_sensors import alert_sensors
 from surge_dagster.alerts import AlertHook
 from surge_dagster.assets.catalog_check import catalog_checks
 from surge_dagster.assets.current_space import current_space, switch_current_space
-from surge_dagster.assets.embeddings import catalog_refresh, embeddings
+from surge_dagster.assets.embeddings import embedding_jobs, embeddings
 from surge_dagster.assets.embeddings_input import EmbeddingsInput
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.source_partitions import source_partitions
 from surge_dagster.assets.superbatches import superbatches
+from surge_dagster.lost_runs import lost_runs
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
 from surge_dagster.sensor import new_partitions
 from surge_dagster.settings import Settings, load_settings
@@ -50,7 +51,7 @@ def embedding_catalog(
     names = CatalogNames(name)
     policy = settings.check_policy()
     checks = catalog_checks(names, policy)
-    refresh, embed = catalog_refresh(names, policy), automation.embed_partitions(names)
+    refresh, embed = embedding_jobs(names, policy)
     check, switch = automation.catalog_check(names, checks), switch_current_space(names)
     return dg.Definitions(
         assets=[source_partitions(names), superbatches(names), embeddings(names, policy), current_space(names)],
@@ -58,6 +59,7 @@ def embedding_catalog(
         jobs=[refresh, embed, check, switch],
         sensors=[
             new_partitions(names, settings, embed),
+            lost_runs(names),
             *complete_space(names, settings, switch),
             *alert_sensors(names, settings, alerts),
         ],

@@ -9,7 +9,6 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import dagster as dg
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from surge_dagster.assets.discovery import Look
 from surge_dagster.assets.launch import held_by_active_runs, shard_requests
@@ -24,7 +23,7 @@ from surge_dagster.settings import Settings
 _SENSOR_SECONDS = 30
 
 
-def new_partitions(names: CatalogNames, settings: Settings, job: UnresolvedAssetJobDefinition) -> dg.SensorDefinition:
+def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinition) -> dg.SensorDefinition:
     """The sensor that embeds what is new, and what has changed if the settings say so."""
 
     @dg.sensor(

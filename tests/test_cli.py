@@ -82,6 +82,24 @@ def test_embed_then_verify_then_search(catalog: Path, tmp_path: Path) -> None:
     assert [(hit["key"], hit["id"]) for hit in last_json(found)["hits"]] == [("pears", "pears-2")]
 
 
+def test_where_everything_is_fresh_no_worker_is_started(
+    catalog: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("embed", catalog, "out", *MODEL, "--json")
+    assert in_process(capsys, monkeypatch, tmp_path, *arguments)[0] == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(cli.Settings, "start_pool", lambda *_: pytest.fail("a pool was started"))
+        code, out, _ = in_process(capsys, monkeypatch, tmp_path, *arguments)
+        report = json.loads(out.strip().splitlines()[-1])
+        assert code == 0 and "3 fresh, 0 failed; there was nothing to encode" in out
+        assert (report["partitions_skipped"], report["texts_encoded"], report["dimension"]) == (3, 0, 16)
+        assert set(DOCUMENTED.split()) <= set(report)
+        code, _, error = in_process(capsys, monkeypatch, tmp_path, *arguments, "--b-min", 9, "--b-max", 3)
+        assert code == 2 and "b_min" in error, "wrong usage is refused all the same"
+    code, out, _ = in_process(capsys, monkeypatch, tmp_path, *arguments, "--force")
+    assert (code, json.loads(out.strip().splitlines()[-1])["texts_encoded"]) == (0, 34)
+
+
 def test_a_bad_partition_ends_in_exit_code_1_with_all_others_published(catalog: Path, tmp_path: Path) -> None:
     write_partition(catalog, "nulls", 3, text=["a", None, "c"])
     finished = surge("embed", catalog, "out", *MODEL, "--json", cwd=tmp_path)

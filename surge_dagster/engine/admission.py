@@ -106,8 +106,9 @@ class Admission:
         except SurgeError as error:
             self._report(Failure(partition.key, str(error), transient=isinstance(error, TransientError)))
         except OSError as error:
-            reason = f"partition {partition.key!r}: {error}. Run again when its storage answers."
-            self._report(Failure(partition.key, reason, transient=True))
+            remedy = "Run again when its storage answers."
+            reason = f"partition {partition.key!r}: {error}. {remedy}"
+            self._report(Failure(partition.key, reason, transient=True, remedy=remedy))
 
     def finish(self) -> None:
         """Hand over what is left after the last partition."""
@@ -120,8 +121,8 @@ class Admission:
             require_unchanged(partition)
         except (SurgeError, OSError):
             changed = "Its source changed while it was read; run again."
-            return Failure(partition.key, f"{error} {changed}", transient=True)
-        return Failure(partition.key, str(error))
+            return Failure(partition.key, f"{error} {changed}", transient=True, remedy=changed)
+        return Failure(partition.key, str(error), remedy=error.remedy)
 
     def _require_new(self, partition: Partition) -> None:
         try:

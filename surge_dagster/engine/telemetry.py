@@ -129,11 +129,17 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A partition that was not published, and why; `transient` ones may succeed when tried again."""
+    """A partition that was not published, and why; `transient` ones may succeed when tried again.
+
+    Attributes:
+        reason: for a person, in full: where, what was expected and what came, what to do.
+        remedy: the end of `reason` that says what to do, "" where nothing does.
+    """
 
     key: str
     reason: str
     transient: bool = False
+    remedy: str = ""
 
 
 @dataclass(slots=True)

@@ -119,6 +119,19 @@ class Workbench:
         )
         return Ran(self.instance, result.run_id, result.success)
 
+    def materialize(self, config: Mapping[str, Any], tags: Mapping[str, str]) -> Ran:
+        """Materialize the asset in this process, as the UI's button does."""
+        quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+        job = self.definitions.resolve_implicit_global_asset_job_def()
+        result = job.execute_in_process(
+            instance=self.instance,
+            run_config={**config, **quiet},
+            tags=dict(tags),
+            raise_on_error=False,
+            asset_selection=[NAMES.embeddings],
+        )
+        return Ran(self.instance, result.run_id, result.success)
+
     def refresh(self, **options: Any) -> Ran:
         """Launch `catalog_refresh` without choosing anything."""
         return self.run("catalog_refresh", {"ops": {"refresh": {"config": options}}} if options else {})
@@ -128,7 +141,7 @@ class Workbench:
         tags = {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last}
         if backfill:
             tags["dagster/backfill"] = backfill
-        return self.run("embed_partitions", {"ops": {"embeddings": {"config": options}}} if options else {}, tags)
+        return self.materialize({"ops": {"embeddings": {"config": options}}} if options else {}, tags)
 
     def look(self) -> SensorExecutionData:
         """Evaluate the sensor once, without consequences."""

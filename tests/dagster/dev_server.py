@@ -72,9 +72,27 @@ class DevServer:
         assert answer["__typename"] == "LaunchRunSuccess", answer
         return answer["run"]["runId"]
 
-    def backfill_all(self) -> str:
-        """Launch a backfill over every partition of `embeddings`; gives its id."""
-        params = {"assetSelection": [{"path": ["embeddings"]}], "partitionNames": self.partitions()["all"]}
+    def reexecute(self, run_id: str) -> str:
+        """Execute a run again from its failure; gives the id of the new run."""
+        query = """mutation($p: ReexecutionParams!) { launchRunReexecution(reexecutionParams: $p) {
+            __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
+        answer = self.ask(query, p={"parentRunId": run_id, "strategy": "FROM_FAILURE"})["launchRunReexecution"]
+        assert answer["__typename"] == "LaunchRunSuccess", answer
+        return answer["run"]["runId"]
+
+    def retry_of(self, run_id: str) -> str:
+        """Wait for the run that Dagster launches after one that failed; gives its id."""
+
+        def look() -> str | None:
+            query = "{ runsOrError { ... on Runs { results { runId parentRunId } } } }"
+            runs = self.ask(query)["runsOrError"]["results"]
+            return next((run["runId"] for run in runs if run["parentRunId"] == run_id), None)
+
+        return eventually(f"another run after {run_id}", look)
+
+    def launch_backfill(self, partition_keys: list[str]) -> str:
+        """Launch a backfill over partitions of `embeddings`; gives its id."""
+        params = {"assetSelection": [{"path": ["embeddings"]}], "partitionNames": partition_keys}
         query = """mutation($p: LaunchBackfillParams!) { launchPartitionBackfill(backfillParams: $p) {
             __typename ... on LaunchBackfillSuccess { backfillId } ... on PythonError { message } } }"""
         answer = self.ask(query, p=params)["launchPartitionBackfill"]
@@ -114,9 +132,20 @@ class DevServer:
         assert answer["__typename"] == "TerminateRunSuccess", answer
 
     def run(self, run_id: str) -> dict[str, Any]:
-        """A run's status and its checks."""
-        query = "query($r: ID!) { runOrError(runId: $r) { ... on Run { status jobName assetChecks { name } } } }"
-        return self.ask(query, r=run_id)["runOrError"]
+        """A run's status and tags."""
+        query = "query($r: ID!) { runOrError(runId: $r) { ... on Run { status jobName tags { key value } } } }"
+        found = self.ask(query, r=run_id)["runOrError"]
+        return {**found, "tags": {tag["key"]: tag["value"] for tag in found["tags"]}}
+
+    def checked(self) -> dict[str, str]:
+        """What the check that ends every run said last: the run and its status."""
+        query = """{ assetCheckExecutions(assetKey: {path: ["embeddings"]}, limit: 1,
+            checkName: "published_partitions_are_valid") { runId status } }"""
+        return self.ask(query)["assetCheckExecutions"][0]
+
+    def process(self, run_id: str) -> psutil.Process:
+        """The process that executes a run."""
+        return psutil.Process(int(self.run(run_id)["tags"]["surge/process"].partition("@")[0]))
 
     def runs(self) -> list[dict[str, Any]]:
         """All runs, the newest first."""
@@ -129,13 +158,17 @@ class DevServer:
         return eventually(f"the end of run {run_id}", lambda: _if_final(self.run(run_id)["status"]), seconds=80)
 
     def partitions(self) -> dict[str, list[str]]:
-        """The partition bar of `embeddings`: all, materialized, failed, missing."""
+        """The partition bar of `embeddings`: all, materialized, failed, in progress."""
         query = """{ assetNodeOrError(assetKey: {path: ["embeddings"]}) { ... on AssetNode { partitionKeys
             assetPartitionStatuses { ... on DefaultPartitionStatuses {
-                materializedPartitions failedPartitions unmaterializedPartitions } } } } }"""
+                materializedPartitions failedPartitions materializingPartitions } } } } }"""
         node = self.ask(query)["assetNodeOrError"]
         bar = node["assetPartitionStatuses"]
-        names = {"materialized": "materializedPartitions", "failed": "failedPartitions"}
+        names = {
+            "materialized": "materializedPartitions",
+            "failed": "failedPartitions",
+            "in progress": "materializingPartitions",
+        }
         return {"all": node["partitionKeys"], **{short: sorted(bar.get(long, [])) for short, long in names.items()}}
 
     def events(self, run_id: str) -> list[dict[str, Any]]:
@@ -153,6 +186,10 @@ class DevServer:
             }
             for event in found
         ]
+
+    def encoded(self, run_id: str) -> int:
+        """Texts that a run has encoded."""
+        return sum(event["texts"] for event in self.events(run_id) if event["asset"] == "superbatches")
 
     def encoder_workers(self) -> list[psutil.Process]:
         """Living encoder processes that belong to this server's runs."""

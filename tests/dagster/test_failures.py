@@ -42,7 +42,11 @@ def test_a_bad_partition_fails_the_run_once_and_stops_no_other(bench: Workbench,
     assert ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 0
     assert "1 partitions failed" in ran.failure() and "partition 'bad', row 1" in ran.failure()
     check = ran.checks()[NAMES.run_check.name]
-    assert not check.passed and "| `bad` |" in str(check.metadata["failed"].value)
+    assert not check.passed
+    assert str(check.metadata["failed"].value).splitlines()[2:] == [
+        "| `bad` | row 1: the text is null; every row needs one. "
+        "| Fill or drop the text in the source, then run again. |"
+    ]
     assert [failed["key"] for failed in ran.figures()["partitions_failed"]] == ["bad"]
     assert shown(bench) == ({"a", "b", "z"}, {"bad"})
     assert not list(bench.output.glob("*/bad*"))
@@ -101,8 +105,9 @@ def test_an_encoder_that_cannot_go_on_is_tried_again_and_what_was_published_is_k
     assert again.success and set(again.materialized()) == {"b"}
 
 
-def test_a_source_that_changes_while_it_is_read_is_tried_again(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("force", [False, True])
+def test_a_source_that_changes_while_it_is_read_is_tried_again_and_nothing_else_is(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, force: bool
 ) -> None:
     bench.write("a")
     bench.write("moving", 5)
@@ -117,8 +122,9 @@ def test_a_source_that_changes_while_it_is_read_is_tried_again(
             bench.write("moving", 6, version="v2")
 
     monkeypatch.setattr(ParquetCatalog, "__iter__", replaced_after_the_first_listing)
-    ran = bench.refresh()
+    ran = bench.refresh(force=force)
     assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
+    assert ran.figures()["texts_encoded"] == 6, "of the second attempt"
     assert ran.materialized()["moving"].metadata["rows"].value == 6
     assert ran.materialized()["moving"].metadata["source_version"].value == "v2"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.dagster.dev_server import DevServer, dev_server, eventually
@@ -38,6 +39,10 @@ def server(folder: Path, cache_folder: Path) -> Iterator[DevServer]:
         b_max=str(ROWS),
     ) as started:
         yield started
+
+
+def alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def write(folder: Path, key: str, rows: int = ROWS, version: str = "v1") -> None:
@@ -71,7 +76,7 @@ def test_with_the_sensor_on_partitions_appear_while_the_run_goes_on(server: DevS
     first = next(place for place, event in enumerate(events) if event["asset"] == "embeddings")
     encoded = sum(event["texts"] for event in events[:first] if event["asset"] == "superbatches")
     assert encoded <= 12 * ROWS / 10, "the first partition is there before a tenth of the texts is encoded"
-    assert [check["name"] for check in server.run(run["runId"])["assetChecks"]] == ["published_partitions_are_valid"]
+    assert server.checked() == {"runId": run["runId"], "status": "SUCCEEDED"}
 
 
 @pytest.mark.timeout(120)
@@ -79,16 +84,66 @@ def test_terminating_a_run_leaves_no_process_and_nothing_is_encoded_twice(server
     gate = folder / "second gate"
     write(folder, "q00")
     write_partition(folder / "catalog", "q01", [("x", f"wait for {gate}")])
+    shared_memory = set(Path("/dev/shm").iterdir())
     run_id = server.launch("catalog_refresh")
     eventually("the partition before the gate", lambda: "q00" in server.partitions()["materialized"])
     assert server.encoder_workers()
+    process = server.process(run_id)
     server.terminate(run_id)
     assert server.finished(run_id) == "CANCELED"
-    eventually("the end of the encoder's processes", lambda: not server.encoder_workers(), seconds=20)
+    eventually("the end of all its processes", lambda: not server.encoder_workers() and not alive(process), seconds=20)
+    assert not {path for path in set(Path("/dev/shm").iterdir()) - shared_memory if "surge" in path.name}
+    bar = server.partitions()
+    assert "q00" in bar["materialized"] and not bar["failed"] and not bar["in progress"]
     gate.touch()
     again = server.launch("catalog_refresh")
-    assert server.finished(again) == "SUCCESS"
+    assert server.finished(again) == "SUCCESS" and server.encoded(again) == 1
     assert [event["partition"] for event in server.events(again) if event["asset"] == "embeddings"] == ["q01"]
+
+
+@pytest.mark.timeout(150)
+def test_a_killed_run_frees_its_slot_and_is_finished_by_a_run_that_dagster_launches(
+    server: DevServer, folder: Path
+) -> None:
+    (folder / "gate").touch()
+    gate = folder / "third gate"
+    write(folder, "r00")
+    write_partition(folder / "catalog", "r01", [("x", f"wait for {gate}")])
+    run_id = server.launch("catalog_refresh")
+    eventually("the partition before the gate", lambda: "r00" in server.partitions()["materialized"])
+    process = server.process(run_id)
+    process.kill()
+    assert server.finished(run_id) == "FAILURE"
+    bar = server.partitions()
+    assert "r00" in bar["materialized"] and not bar["failed"] and not bar["in progress"]
+    gate.touch()
+    retry = server.retry_of(run_id)
+    assert server.finished(retry) == "SUCCESS", "it got the only slot there is"
+    assert server.encoded(retry) == 1
+    assert [event["partition"] for event in server.events(retry) if event["asset"] == "embeddings"] == ["r01"]
+
+
+@pytest.mark.timeout(150)
+def test_scattered_keys_are_one_run_and_from_failure_it_goes_on_with_what_failed(
+    server: DevServer, folder: Path
+) -> None:
+    keys = ["s,0", "s,2", "s,4"]
+    for number in range(5):
+        write(folder, f"s,{number}")
+    write_partition(folder / "catalog", "s,2", [("x", None)])
+    config = {"ops": {"embeddings": {"config": {"keys": keys, "force": True}}}}
+    run_id = server.launch("embed_partitions", config)
+    assert server.finished(run_id) == "FAILURE"
+    bar = server.partitions()
+    assert bar["failed"] == ["s%2C2"] and not bar["in progress"]
+    assert {key for key in bar["materialized"] if key.startswith("s")} == {"s%2C0", "s%2C4"}
+    assert server.checked() == {"runId": run_id, "status": "FAILED"} and server.encoded(run_id) == 2 * ROWS
+    write(folder, "s,2", version="v2")
+    again = server.reexecute(run_id)
+    assert server.finished(again) == "SUCCESS"
+    assert server.encoded(again) == ROWS, "forced as the run before it was, which had encoded the others"
+    assert [event["partition"] for event in server.events(again) if event["asset"] == "embeddings"] == ["s%2C2"]
+    assert not server.partitions()["failed"]
 
 
 @pytest.mark.timeout(150)
@@ -100,7 +155,7 @@ def test_a_backfill_of_everything_is_one_run_that_encodes_what_is_missing_if_any
     assert server.finished(before) == "SUCCESS"
     write(folder, "p03", ROWS + 1, version="v2")
     everything = server.partitions()["all"]
-    backfills = [server.backfill_all(), server.backfill_all()]  # the second one will find nothing to do
+    backfills = [server.launch_backfill(everything) for _ in range(2)]  # the second one will find nothing to do
     ended = [server.backfill(backfill_id) for backfill_id in backfills]
     assert [backfill["status"] for backfill in ended] == ["COMPLETED_SUCCESS"] * 2
     assert [len(backfill["runs"]) for backfill in ended] == [1, 1]
@@ -111,3 +166,23 @@ def test_a_backfill_of_everything_is_one_run_that_encodes_what_is_missing_if_any
         assert sorted(event["partition"] for event in files) == sorted(everything)
         encoded += [event["partition"] for event in files if not event.get("reused")]
     assert encoded == ["p03"]
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.soak
+def test_a_backfill_of_scattered_partitions_is_a_run_for_each_gap_and_fresh_ones_cost_nothing(
+    server: DevServer, folder: Path
+) -> None:
+    """Takes half a minute: the runs share one slot, and each is a process that starts."""
+    before = server.launch("catalog_refresh")
+    (folder / "gate").touch()
+    assert server.finished(before) == "SUCCESS"
+    chosen = ["p00", "p02", "p04", "p07", "p10"]
+    write(folder, "p07", ROWS + 2, version="v3")
+    ended = server.backfill(server.launch_backfill(chosen))
+    assert ended["status"] == "COMPLETED_SUCCESS"
+    runs = [run["runId"] for run in ended["runs"]]
+    assert sorted(server.encoded(run) for run in runs) == [0, 0, 0, 0, ROWS + 2]
+    files = [event for run in runs for event in server.events(run) if event["asset"] == "embeddings"]
+    assert sorted(event["partition"] for event in files) == chosen
+    assert [event["partition"] for event in files if not event.get("reused")] == ["p07"]

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -71,15 +72,21 @@ def test_keys_of_an_active_run_are_left_to_it(bench: Workbench) -> None:
     bench.instance.add_dynamic_partitions("catalog", list("abcdef"))
     tags = {"dagster/asset_partition_range_start": "b", "dagster/asset_partition_range_end": "d"}
     queued = bench.pretend_run("embed_partitions", dg.DagsterRunStatus.QUEUED, tags=tags)
-    config = {"ops": {"embeddings": {"config": {"keys": ["e"]}}}}
+
+    def naming(*keys: str) -> dict[str, Any]:
+        return {"ops": {"embeddings": {"config": {"keys": list(keys)}}}}
+
     whole = {"dagster/asset_partition_range_start": "a", "dagster/asset_partition_range_end": "f"}
-    bench.pretend_run("embed_partitions", dg.DagsterRunStatus.CANCELING, tags=whole, run_config=config)
+    bench.pretend_run("embed_partitions", dg.DagsterRunStatus.CANCELING, tags=whole, run_config=naming("e"))
     assert requested(bench.look()) == [["a", "f"]]
     everything = bench.pretend_run("catalog_refresh", dg.DagsterRunStatus.STARTED)
     assert requested(bench.look()) == []
     bench.instance.report_run_canceled(everything)
     bench.instance.report_run_canceled(queued)
     assert requested(bench.look()) == [["a", "b", "c", "d", "f"]]
+    bench.write("g, typed")
+    bench.pretend_run("embed_partitions", dg.DagsterRunStatus.QUEUED, run_config=naming("g, typed", "f"))
+    assert requested(bench.look()) == [["a", "b", "c", "d"]]
 
 
 def test_a_run_whose_process_was_killed_holds_nothing_and_is_declared_failed(bench: Workbench) -> None:
@@ -97,6 +104,34 @@ def test_a_run_whose_process_was_killed_holds_nothing_and_is_declared_failed(ben
     assert requested(bench.look()) == [], "the living one may touch everything"
     assert bench.instance.get_run_by_id(gone.run_id).status == dg.DagsterRunStatus.FAILURE  # pyright: ignore
     assert bench.instance.get_run_by_id(alive.run_id).status == dg.DagsterRunStatus.STARTED  # pyright: ignore
+
+
+def test_runs_whose_process_is_gone_are_found_without_the_sensor_being_on(bench: Workbench) -> None:
+    bench.write("a")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        tags = process_tags()
+        host, mark = (next(name for name in tags if part in name) for part in ("host", "process"))
+        gone = {host: tags[host], mark: f"{process.pid}@1"}
+        process.kill()
+
+    def pretend(status: dg.DagsterRunStatus, tags: dict[str, str]) -> str:
+        return bench.pretend_run("embed_partitions", status, tags=tags).run_id
+
+    alive = pretend(dg.DagsterRunStatus.STARTED, tags)
+    lost = pretend(dg.DagsterRunStatus.STARTED, gone)
+    assert bench.refresh().success, "a run that begins looks"
+    canceled = pretend(dg.DagsterRunStatus.CANCELING, gone)
+    also_lost = pretend(dg.DagsterRunStatus.STARTED, gone)
+    signed = next(name for name in process_tags(run_id="") if name not in tags)
+    retry = pretend(dg.DagsterRunStatus.STARTED, gone | {signed: also_lost})  # with the tags of the run before it
+    repository = bench.definitions.get_repository_def()
+    sensor = repository.get_sensor_def(NAMES.lost_runs_sensor)
+    assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
+    with dg.build_sensor_context(bench.instance, repository_def=repository) as context:
+        assert "2 runs are waiting or going on" in (sensor.evaluate_tick(context).skip_message or "")
+    status = {run.run_id: run.status.value for run in bench.instance.get_runs()}
+    assert [status[run] for run in (lost, canceled, also_lost)] == ["FAILURE", "CANCELED", "FAILURE"]
+    assert [status[run] for run in (alive, retry)] == ["STARTED", "STARTED"]
 
 
 def test_a_run_gets_at_most_the_configured_number_of_partitions(bench: Workbench) -> None:

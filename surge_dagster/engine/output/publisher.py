@@ -241,15 +241,16 @@ class Publisher:
         except Cancelled:
             return None
         except DataError as error:
-            failure = Failure(key, str(error))
+            failure = Failure(key, str(error), remedy=error.remedy)
         except StoreUnavailable as error:
             self._fatal = error
             failure = Failure(key, str(error), transient=True)
         except SurgeError as error:
             failure = Failure(key, str(error), transient=isinstance(error, TransientError))
         except OSError as error:
-            remedy = "Make room on its disk, then run again" if error.errno in _DISK_FULL else "Run again"
-            failure = Failure(key, f"partition {key!r}: cannot be written: {error}. {remedy}.", transient=True)
+            remedy = "Make room on its disk, then run again." if error.errno in _DISK_FULL else "Run again."
+            reason = f"partition {key!r}: cannot be written: {error}. {remedy}"
+            failure = Failure(key, reason, transient=True, remedy=remedy)
         except BaseException as error:
             self._fatal = error
             failure = Failure(key, f"partition {key!r}: {type(error).__name__}: {error}", transient=True)

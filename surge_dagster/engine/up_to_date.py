@@ -1,0 +1,33 @@
+"""Whether there is anything to do, found out without a worker: most launches of an unattended job find nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from surge_dagster.engine.catalog import Partition
+from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.output.spaces import find_space
+from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.telemetry import RunReport
+
+
+def report_when_fresh(partitions: Iterable[Partition], store: Store, spec: EncodingSpec) -> RunReport | None:
+    """The report of a run that has nothing to do; None when there may be something, and a pool has to be started.
+
+    The model's files are digested, not loaded: a model whose content has changed under its name is another space, in
+    which nothing is fresh.
+
+    Raises:
+        ConfigError: the output cannot be read, or the model that it was made with is not there.
+    """
+    space = find_space(store, spec)
+    if space is None or space.spec_sha256 != spec.resolve().spec_sha256:
+        return None
+    outputs = OutputState(store, space.name)
+    report = RunReport(space=space.name, dimension=space.dimension)
+    for partition in partitions:
+        if outputs.status(partition) != "fresh":
+            return None
+        report.partitions_skipped += 1
+    return report

@@ -1,0 +1,114 @@
+"""Scattered partitions in one run: typed keys, files of keys, and states that partitions are in."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster._core.storage.tags import PARENT_RUN_ID_TAG, RESUME_RETRY_TAG, ROOT_RUN_ID_TAG
+
+from surge_dagster.assets.partition_keys import to_partition_key
+from surge_dagster.assets.selection import catalog_keys, read_keys
+from surge_dagster.engine.errors import ConfigError
+from tests.dagster.conftest import NAMES, Ran, Workbench
+
+NULL_TEXT = [("x", None)]
+
+
+def launch(bench: Workbench, **options: object) -> Ran:
+    """Launch `embed_partitions` from its launchpad: no partition is chosen, the config names them."""
+    return bench.run("embed_partitions", {"ops": {NAMES.embeddings_op: {"config": options}}})
+
+
+def test_two_hundred_scattered_keys_of_four_hundred_are_one_run(bench: Workbench) -> None:
+    """Takes over 10 s where a machine is busy: Dagster stores an event of each partition, twice."""
+    keys = [f"part {number:03}, of 400" for number in range(400)]
+    for key in keys:
+        bench.write(key, 1)
+    chosen = random.Random(11).sample(keys, 200)
+    typed = [key if place % 2 else to_partition_key(key) for place, key in enumerate(chosen)]
+    ran = launch(bench, keys=typed)
+    partition_keys = {to_partition_key(key) for key in chosen}
+    assert ran.success and set(ran.materialized()) == partition_keys == set(ran.observed())
+    assert (ran.figures()["partitions_written"], ran.figures()["texts_encoded"]) == (200, 200)
+    assert ran.checks()[NAMES.run_check.name].passed
+    assert bench.instance.get_materialized_partitions(NAMES.embeddings) == partition_keys
+    assert len(list(bench.output.glob("*/*.parquet"))) == 200
+    tags = next(iter(ran.materialized().values())).tags or {}
+    assert tags["dagster/input_data_version/source_partitions"] == "v1"
+    assert tags["dagster/input_event_pointer/source_partitions"].isdigit()
+
+
+def test_keys_that_are_not_in_the_catalog_are_refused_by_name_before_anything_is_encoded(bench: Workbench) -> None:
+    for key in "abc":
+        bench.write(key)
+    bench.instance.add_dynamic_partitions("catalog", ["left the catalog"])
+    ran = launch(bench, keys=["a", "A", "left the catalog", "c"])
+    assert not ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 0
+    assert "2 partition keys are not in the catalog" in ran.failure()
+    assert "'A'" in ran.failure() and "'left the catalog'" in ran.failure() and "'c'" not in ran.failure()
+    assert not list(bench.output.glob("*")) and not ran.materialized()
+
+
+def test_a_key_is_known_in_both_forms_and_refused_where_they_mean_two_partitions() -> None:
+    known = ["a,b", "a%2Cb", "100%", "plain"]
+    assert catalog_keys(["100%", "100%25", "a,b", "a%252Cb", "plain"], known, "catalog") == [
+        *("100%", "a,b", "a%2Cb", "plain"),
+    ]
+    with pytest.raises(ConfigError, match=r"unclear: 'a%2Cb' .*'a%252Cb'.* of 'a,b'"):
+        catalog_keys(["a%2Cb"], known, "catalog")
+
+
+def test_a_file_holds_keys_as_a_json_list_or_line_by_line(tmp_path: Path) -> None:
+    listed = tmp_path / "keys"
+    for text, keys in (
+        ('["a, b", "ü"]', ["a, b", "ü"]),
+        ("a, b\r\n\n  ü \n", ["a, b", "  ü "]),
+        ("", []),
+    ):
+        listed.write_text(text, newline="")
+        assert read_keys(str(listed)) == keys
+    for text in ('["a",', "[1] one\n[2] two\n"):
+        listed.write_text(text)
+        with pytest.raises(ConfigError, match="JSON list"):
+            read_keys(str(listed))
+
+
+def test_a_state_chooses_among_the_partitions_of_a_launch(bench: Workbench) -> None:
+    for key in ("a", "b"):
+        bench.write(key)
+    bench.write("bad", NULL_TEXT)
+    assert not bench.refresh().success
+    bench.write("a", 4, version="v2")
+    bench.write("b", 5, version="v2")
+    bench.write("c", 6)
+    bench.write("bad", 7, version="v2")
+    mended = launch(bench, select="failed")
+    assert mended.success and (set(mended.materialized()), mended.figures()["texts_encoded"]) == ({"bad"}, 7)
+    listed = bench.root / "keys"
+    listed.write_text("b\nc\n")
+    stale = launch(bench, keys=["bad"], keys_file=str(listed), select="stale")
+    assert stale.success and (set(stale.materialized()), stale.figures()["texts_encoded"]) == ({"b"}, 5)
+    missing = bench.refresh(select="missing")
+    assert missing.success and (set(missing.materialized()), missing.figures()["texts_encoded"]) == ({"c"}, 6)
+    forced = launch(bench, keys=["b", "c"], select="all", force=True)
+    assert set(forced.materialized()) == {"b", "c"} and forced.figures()["texts_encoded"] == 11
+    assert launch(bench, select="failed").figures()["texts_encoded"] == 0
+
+
+def test_a_forced_run_that_goes_on_from_another_one_encodes_only_what_that_one_did_not(bench: Workbench) -> None:
+    bench.write("a", 3)
+    bench.write("b", 4)
+    bench.refresh()
+    bench.write("b", NULL_TEXT, version="v2")
+    first = launch(bench, force=True)
+    assert not first.success and first.figures()["texts_encoded"] == 3
+    bench.write("b", 5, version="v3")
+    parent = {PARENT_RUN_ID_TAG: first.run_id, ROOT_RUN_ID_TAG: first.run_id}
+    config = {"ops": {NAMES.embeddings_op: {"config": {"force": True}}}}
+    resumed = bench.run("embed_partitions", config, {**parent, RESUME_RETRY_TAG: "true"})
+    assert resumed.success and (set(resumed.materialized()), resumed.figures()["texts_encoded"]) == ({"b"}, 5)
+    whole = bench.run("embed_partitions", config, parent)
+    assert whole.figures()["texts_encoded"] == 8, "executed again as a whole, it begins anew"

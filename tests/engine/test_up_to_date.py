@@ -1,0 +1,34 @@
+"""Nothing to do is told without a worker, and never of a model whose content has changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.output import open_store
+from surge_dagster.engine.up_to_date import report_when_fresh
+from tests.engine.runs import finish, make_run
+from tests.small_catalogs import DIMENSION, numbered_rows, partition_of
+
+SPEC = EncodingSpec(model=f"hash://{DIMENSION}")
+
+
+def test_only_a_whole_catalog_in_the_model_s_own_space_is_fresh(
+    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = [partition_of(key, numbered_rows(key, 3)) for key in "ab"]
+    store = open_store(tmp_path)
+    assert report_when_fresh(catalog, store, SPEC) is None, "an output without a space"
+    finish(make_run(hash_pool, catalog, tmp_path))
+    report = report_when_fresh(catalog, store, SPEC)
+    assert report and (report.partitions_skipped, report.texts_encoded) == (2, 0)
+    assert (report.space, report.dimension) == (hash_pool.space.name, DIMENSION)
+    for more in (partition_of("c", []), partition_of("b", [], version="v2")):
+        assert report_when_fresh([*catalog, more], store, SPEC) is None
+    assert report_when_fresh(catalog, store, EncodingSpec(model="hash://24")) is None
+    changed = EncodingSpec(model="hash://24").resolve()
+    monkeypatch.setattr(EncodingSpec, "resolve", lambda _: changed)
+    assert report_when_fresh(catalog, store, SPEC) is None, "another model answers to the name"
