@@ -161,8 +161,9 @@ def test_a_workload_is_the_catalog_that_it_writes(tmp_path: Path) -> None:
     assert {key: len(texts) for key, texts in read.items()} == dict(workload.partitions)
 
 
+@pytest.mark.soak
 def test_a_small_run_gives_the_promised_document_and_table(demo_model: str, tmp_path: Path) -> None:
-    """Takes some 20 s: it loads sentence-transformers and the pool with the real model."""
+    """Takes half a minute: it loads sentence-transformers and the pool with the real model."""
     plan = Plan("cpu", ["sentence-transformers", "sentence-transformers-fp16"], ["fp32", "fp16"], 2, 60, 0)
     workload = short_workload(40, 0)
     found = measure_workload(workload, EncodingSpec(demo_model), plan, tmp_path, tmp_path / "model.onnx")

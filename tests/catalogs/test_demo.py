@@ -245,7 +245,7 @@ def test_this_very_environment_makes_a_catalog_with_a_heavy_tail(tmp_path: Path)
     sizes = sizes_of(tmp_path / "catalog")
     assert summary.texts <= 400
     assert {"torch", "dagster", "transformers", "polars"} <= set(sizes)
-    assert sizes["transformers"] == max(sizes.values()) > 20 * min(sizes.values())
+    assert max(sizes.values()) >= sizes["transformers"] > 20 * min(sizes.values())
     before = on_disk(tmp_path / "catalog")
     assert build_demo_catalog(tmp_path / "catalog", limit=400).written == 0
     assert on_disk(tmp_path / "catalog") == before

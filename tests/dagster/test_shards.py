@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from surge_dagster.assets.launch import name_keys
 from surge_dagster.assets.shards import Sharding, weight
 from surge_dagster.engine.catalog import Partition
-from tests.dagster.conftest import ROOT, Workbench, requested
+from tests.dagster.conftest import NAMES, ROOT, Workbench, requested
 from tests.dagster.dev_server import eventually
 from tests.small_catalogs import assert_embedded, numbered_rows
 
@@ -112,7 +112,8 @@ def texts_encoded(bench: Workbench) -> int:
     runs = [run.run_id for run in bench.instance.get_runs()]
     kind = dg.DagsterEventType.ASSET_CHECK_EVALUATION
     events = [entry.dagster_event for run in runs for entry in bench.instance.all_logs(run, of_type=kind)]
-    figures = [event.asset_check_evaluation_data.metadata for event in events if event]
+    evaluations = [event.asset_check_evaluation_data for event in events if event]
+    figures = [each.metadata for each in evaluations if each.check_name == NAMES.run_check.name]
     return sum(int(str(each["texts_encoded"].value)) for each in figures)
 
 

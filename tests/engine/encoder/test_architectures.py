@@ -71,7 +71,17 @@ def _nothing() -> None:
     return None
 
 
-@pytest.mark.parametrize("name", tiny_models.WITH_PASSES)
+# Each takes some 10 s, so those whose parts others have as well are left to `make soak`.
+_ALSO_ELSEWHERE = ("bert_cls", "xlm_roberta_with_dense", "llama_weighted_mean")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.soak) if name in _ALSO_ELSEWHERE else name
+        for name in tiny_models.WITH_PASSES
+    ],
+)
 def test_vectors_are_sentence_transformers_own_through_openvino_and_through_torch(name: str, tmp_path: Path) -> None:
     model = _made(tiny_models.WITH_PASSES[name], tmp_path)
     best = "openvino" if importlib.util.find_spec("openvino") is not None else "torch"

@@ -135,7 +135,10 @@ class TestTexts:
 
 
 @needs_nncf
+@pytest.mark.soak
 class TestVectors:
+    """Quantizing the real model takes a minute of two cores."""
+
     def test_they_are_near_those_of_fp32_and_find_nearly_the_same(
         self, int8_pool: EncoderPool, model_pool: EncoderPool
     ) -> None:
@@ -180,7 +183,6 @@ class TestVectors:
         again.backend.forward(again.backend.prepare(texts, lambda: None), matrix, flags, lambda: None)
         assert cosines(matrix, encode(int8_pool, texts)).min() >= LOWEST_COSINE["int8"]
 
-    @pytest.mark.soak
     def test_embed_then_verify_then_search_follow_the_space_that_is_there(
         self, int8_pool: EncoderPool, demo_folder: Path, tmp_path: Path
     ) -> None:
