@@ -44,7 +44,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  test -n "$${found:-}" || { echo "make: Python 3.11 to 3.14 is needed; name it: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }; \
 	  echo "Making $(VENV) with $$("$$found" --version)"; "$$found" -m venv $(VENV); }
 	@echo "Installing into $(VENV); the first time takes minutes, most of them for torch"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check $(TORCH_INDEX) -c constraints.txt -e ".[$(EXTRAS)]"
+	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check $(TORCH_INDEX) -c constraints.txt -e ".[$(EXTRAS)]"
 	@touch $@
 
 demo: $(STAMP) ## embed this machine's Python docstrings through Dagster, verify the result and search it
@@ -76,7 +76,7 @@ bench-resume: $(STAMP) ## how long a run takes to find 40,000 outputs up to date
 bench-output: $(STAMP) ## serialization, slow stores, tiny partitions and the bound on memory
 	@$(BIN)/python -m benchmarks.output $(ARGS)
 
-bench-dagster: $(STAMP) ## what Dagster's record of each partition costs, on SQLite and on Postgres
+bench-dagster: $(STAMP) ## what Dagster costs: the record of each partition, a tick of the sensor
 	@$(BIN)/python -m benchmarks.dagster $(ARGS)
 
 # The peers are not needed: one that is missing is a line in the table that says so.

@@ -24,7 +24,7 @@ from surge_dagster.assets.launch import REQUEST_TAG
 from surge_dagster.assets.lineage import Catalogued, read_catalogued
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import file_states, known_space, published
-from surge_dagster.assets.partition_keys import to_partition_key
+from surge_dagster.assets.partition_keys import is_canonical, to_partition_key
 from surge_dagster.assets.refusals import refused_since_observed
 from surge_dagster.assets.sensor_cursor import Request, SensorCursor, digest
 from surge_dagster.assets.shards import Sharding
@@ -109,7 +109,7 @@ class Look:
         moved = list(changed(by_key.values(), catalogued.observed))[:_EVENTS_PER_TICK]
         found = Discovery(order, cursor, new[:_KEYS_PER_TICK])
         found.events += [observation(self.names, partition) for partition in moved]
-        missing = [key for key in catalogued.registered if key not in by_key]
+        missing = [key for key in catalogued.registered if key not in by_key and is_canonical(key)]
         departures = self.vanishing.look(missing, catalogued, cursor.gone, now, found.room)
         found.events += departures.events
         notes = (
@@ -130,6 +130,8 @@ class Look:
             idle = {key: part for key, part in free.items() if states[key] == "fresh"}
             found.events += self._adoptions(idle, outputs, catalogued, found.room)
         self._choose(found, wanted, free, refused_since_observed(self.names, self.instance, catalogued), now)
+        if foreign := sum(state == "foreign" for state in states.values()):
+            notes.append(f"{foreign:,} whose place is taken by a file of another space")
         if unreadable := sum(state is None for state in states.values()):
             notes.append(f"{unreadable:,} whose files cannot be read now")
         found.summary = ", ".join(filter(None, [found.summary, departures.summary, *notes]))

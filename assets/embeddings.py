@@ -60,7 +60,7 @@ def embeddings(names: CatalogNames, policy: CheckPolicy) -> dg.AssetsDefinition:
         chosen = context.partition_keys if context.has_partition_key or context.has_partition_key_range else None
         outcome = attempts.make(context.op_execution_context, config, chosen)
         if outcome.failures:
-            tell_of_refusals(names, context.op_execution_context, outcome.failures)
+            tell_of_refusals(names, context.op_execution_context, outcome.refused)
             mark_as_failed(names, context.op_execution_context, [failure.key for failure in outcome.failures])
         yield from run_check_results(names, policy, outcome)
         if outcome.failures:
@@ -80,7 +80,7 @@ def embedding_jobs(names: CatalogNames, policy: CheckPolicy) -> tuple[dg.JobDefi
         """Embed whatever is missing or stale among those that the config names, else in the whole catalog."""
         outcome = attempts.make(context, config, None)
         if outcome.failures:
-            tell_of_refusals(names, context, outcome.failures)
+            tell_of_refusals(names, context, outcome.refused)
             mark_as_failed(names, context, [failure.key for failure in outcome.failures])
         for result in run_check_results(names, policy, outcome):
             yield evaluation_of(names, result)

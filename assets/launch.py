@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-import psutil
 from dagster._core.execution.context.system import StepExecutionContext
 from dagster._core.execution.retries import RetryMode
 from dagster._core.launcher import DefaultRunLauncher
@@ -221,7 +220,10 @@ def _host() -> str:
 
 
 def _process(pid: int) -> str:
+    # Not the time of day when it was started, which moves with the clock: ticks since a certain start of the machine.
     try:
-        return f"{pid}@{psutil.Process(pid).create_time():.0f}"
-    except psutil.NoSuchProcess:
+        status = Path(f"/proc/{pid}/stat").read_text()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
         return ""
+    return f"{pid}@{status.rpartition(')')[2].split()[19]}/{boot}"

@@ -41,6 +41,14 @@ def from_partition_key(partition_key: str) -> str:
     return unquote(partition_key, errors="strict")
 
 
+def is_canonical(partition_key: str) -> bool:
+    """Whether it is how a catalog key is written here; another spelling of one was registered by somebody else."""
+    try:
+        return to_partition_key(from_partition_key(partition_key)) == partition_key
+    except ValueError:
+        return False
+
+
 def _hurts(character: str) -> bool:
     return character in _ALWAYS or unicodedata.category(character) in ("Cc", "Zl", "Zp", "Cs")
 

@@ -56,6 +56,11 @@ class Outcome:
     failures: list[Failure] = field(default_factory=list)
     findings: RunFindings = field(default_factory=RunFindings)
 
+    @property
+    def refused(self) -> list[Failure]:
+        """Failures that are about the content of a partition of the catalog, so that it has to change."""
+        return [failure for failure in self.failures if not failure.transient and failure.key in self.partitions]
+
 
 class Refresh:
     """One run over the catalog or a part of it.
@@ -268,7 +273,11 @@ class Refresh:
         partition = self.outcome.partitions.get(key)
         if partition is None:
             return True
-        wrong = file_violation(partition, self._store, space)
+        try:
+            wrong = file_violation(partition, self._store, space)
+        except TransientError as error:
+            self._fail(Failure(key, str(error), transient=True))
+            return False
         if wrong is None or partition.current_source_version() != partition.source_version:
             return True  # right when it was read; if the source has changed since, the next run will see to it
         self._fail(Failure(key, f"partition {key!r}: {wrong}"))
@@ -283,14 +292,16 @@ class Refresh:
     def _tell_of_fresh(self, fresh: list[Receipt], space: Space) -> None:
         """Adopt files that are not on record; in a backfill, say of every other one that it was reused.
 
-        Dagster ends a backfill as failed when a partition that it covers has no event from its run.
+        Dagster ends a backfill as failed when a partition that it covers has no event from its run, and shows one that
+        an earlier run failed on as failed until there is an event again, however fresh its file is.
         """
+        shown_as_failed = failed_on_record(self._names, self._context.instance) if fresh else set[str]()
         for receipt in fresh:
             moved = self._observe(receipt.key)
             known = not moved and self._catalogued.knows(receipt.key, receipt.desired_version)
             if not known and not self._reads_back(receipt.key, space):
                 continue
-            if not known or self._backfill:
+            if not known or self._backfill or to_partition_key(receipt.key) in shown_as_failed:
                 make = partial(self._materialization, receipt, [], reused=known, adopted=not known)
                 self._events.log_after(make)
 

@@ -47,8 +47,8 @@ def refresh_requests(
     free = {} if held is None else {to_partition_key(partition.key): partition for partition in partitions}
     free = {key: partition for key, partition in free.items() if key not in (held or ())}
     states = file_states(free, outputs)
-    needed = ("missing", "stale", "fresh") if options.get("force") else ("missing", "stale")
-    todo = {key: partition for key, partition in free.items() if states[key] in needed}
+    # What only a person can put right is in a run too, which then says so.
+    todo = {key: part for key, part in free.items() if options.get("force") or states[key] != "fresh"}
     shards = list(sharding.cut(list(todo), todo))
     if len(shards) < 2:
         return single

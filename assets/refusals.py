@@ -20,10 +20,10 @@ from surge_dagster.engine.telemetry import Failure
 _TOLD = 1000
 
 
-def tell_of_refusals(names: CatalogNames, context: dg.OpExecutionContext, failures: Iterable[Failure]) -> None:
-    """Log an observation of each partition that was refused; those that may succeed when tried again are left out."""
-    refused = {failure.key: failure.reason for failure in failures if not failure.transient}
-    for key, reason in list(refused.items())[:_TOLD]:
+def tell_of_refusals(names: CatalogNames, context: dg.OpExecutionContext, refused: Iterable[Failure]) -> None:
+    """Log an observation of each partition that was refused."""
+    reasons = {failure.key: failure.reason for failure in refused}
+    for key, reason in list(reasons.items())[:_TOLD]:
         metadata = {"key": dg.MetadataValue.text(key), "refused": dg.MetadataValue.text(reason)}
         context.log_event(
             dg.AssetObservation(

@@ -7,11 +7,13 @@ what is done and what is to be done, and Dagster's records of the run do.
 from __future__ import annotations
 
 import dagster as dg
-from dagster._core.storage.tags import ASSET_RESUME_RETRY_TAG, PARENT_RUN_ID_TAG, RESUME_RETRY_TAG, RETRY_NUMBER_TAG
+from dagster._core.storage.tags import PARENT_RUN_ID_TAG, RESUME_RETRY_TAG, RETRY_NUMBER_TAG
 
 from surge_dagster.assets.names import CatalogNames
 
-_GOES_ON = (RESUME_RETRY_TAG, ASSET_RESUME_RETRY_TAG, RETRY_NUMBER_TAG)
+# Tags that Dagster leaves out when the run is executed again as a whole.
+_GOES_ON = (RESUME_RETRY_TAG, RETRY_NUMBER_TAG)
+_RECORDS_AT_ONCE = 1000
 
 
 def done_before(names: CatalogNames, context: dg.OpExecutionContext) -> set[str]:
@@ -30,12 +32,20 @@ def done_before(names: CatalogNames, context: dg.OpExecutionContext) -> set[str]
 
 
 def _embedded(names: CatalogNames, instance: dg.DagsterInstance, run_id: str) -> set[str]:
-    logged = instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION)
-    events = [entry.dagster_event for entry in logged if entry.dagster_event]
-    return {
-        event.partition
-        for event in events
-        if event.asset_key == names.embeddings
-        and event.partition
-        and "reused" not in event.step_materialization_data.materialization.metadata
-    }
+    found: set[str] = set()
+    cursor, more = None, True
+    while more:  # a page at a time: the events of a large run are many times as large as its keys
+        page = instance.get_records_for_run(
+            run_id, cursor, dg.DagsterEventType.ASSET_MATERIALIZATION, limit=_RECORDS_AT_ONCE
+        )
+        cursor, more = page.cursor, page.has_more
+        events = [record.event_log_entry.dagster_event for record in page.records]
+        found |= {
+            event.partition
+            for event in events
+            if event
+            and event.asset_key == names.embeddings
+            and event.partition
+            and "reused" not in event.step_materialization_data.materialization.metadata
+        }
+    return found

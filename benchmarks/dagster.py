@@ -1,6 +1,6 @@
-"""What Dagster costs a run: the record of each partition.
+"""What Dagster costs: the record of each partition, and a tick of the sensor.
 
-    python -m benchmarks.dagster [--scenarios events] [--quick]
+    python -m benchmarks.dagster [--scenarios events,sensor] [--quick]
 
 Prints a table with every aim beside what was measured and, as the last line of standard output, one JSON document;
 docs/benchmarks.md says what the figures mean.
@@ -15,12 +15,13 @@ from typing import Any
 
 from benchmarks.arguments import names_of
 from benchmarks.dagster_events import event_lines, event_targets, events_document
+from benchmarks.dagster_sensor import sensor_document, sensor_lines, sensor_targets
 from benchmarks.environment import library_versions, machine_facts
 from benchmarks.rounds import say
 from benchmarks.table import aim_lines
 from benchmarks.targets import Target
 
-SCENARIOS = ("events",)
+SCENARIOS = ("events", "sensor")
 _LIBRARIES = ("dagster", "dagster-postgres", "SQLAlchemy")
 
 
@@ -35,16 +36,21 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     for scenario in arguments.scenarios:
         say(scenario)
-        document[scenario] = events_document(
-            arguments.events, arguments.stock_events, arguments.many_events, arguments.rounds
-        )
+        if scenario == "events":
+            found = events_document(arguments.events, arguments.stock_events, arguments.many_events, arguments.rounds)
+        else:
+            found = sensor_document(arguments.sensor_partitions, arguments.rounds)
+        document[scenario] = found
     document["load_average"] = [load_before, os.getloadavg()[0]]
     return document | {"targets": [aim.as_dict() for aim in dagster_targets(document)]}
 
 
 def dagster_targets(document: dict[str, Any]) -> list[Target]:
     """All aims of the scenarios that were run."""
-    return list(event_targets(document["events"])) if "events" in document else []
+    return [
+        *(event_targets(document["events"]) if "events" in document else []),
+        *(sensor_targets(document["sensor"]) if "sensor" in document else []),
+    ]
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
@@ -58,6 +64,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     add("--events", type=int, default=20 if quick else 2_000, help="partitions of a batched round (2,000)")
     add("--stock-events", type=int, default=5 if quick else 200, help="partitions of a round event by event (200)")
     add("--many-events", type=int, default=40 if quick else 40_000, help="partitions of the measure of memory (40,000)")
+    add("--sensor-partitions", type=int, default=40 if quick else 40_000, help="that a tick looks at (40,000)")
     return parser.parse_args(words)
 
 
@@ -68,6 +75,8 @@ def main() -> None:
     print(f"{machine['processor']}, {machine['cores']} cores; load average {low:.1f} before, {high:.1f} after")
     if "events" in document:
         print("\n".join(event_lines(document["events"])))
+    if "sensor" in document:
+        print("\n".join(sensor_lines(document["sensor"])))
     print("\n".join(aim_lines(dagster_targets(document))))
     print(json.dumps(document))
 

@@ -71,7 +71,7 @@ def missing_from(source: Source, store: Store, space: Space) -> tuple[list[Viola
     outputs = OutputState(store, space.name)
     found: list[Violation] = []
     partitions = 0
-    for partition in source:
+    for partition in outputs.looked_at(source):
         partitions += 1
         status = outputs.status(partition)
         if status == "stale":

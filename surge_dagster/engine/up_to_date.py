@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import find_space
 from surge_dagster.engine.output.store import Store
@@ -26,8 +27,11 @@ def report_when_fresh(partitions: Iterable[Partition], store: Store, spec: Encod
         return None
     outputs = OutputState(store, space.name)
     report = RunReport(space=space.name, dimension=space.dimension)
-    for partition in partitions:
-        if outputs.status(partition) != "fresh":
-            return None
-        report.partitions_skipped += 1
+    try:
+        for partition in outputs.looked_at(partitions):
+            if outputs.status(partition) != "fresh":
+                return None
+            report.partitions_skipped += 1
+    except (TransientError, ValueError):
+        return None  # one file that cannot be read, or one key, is its partition's failure: the run says so
     return report

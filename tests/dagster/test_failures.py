@@ -85,7 +85,22 @@ def test_a_file_that_cannot_be_read_fails_its_partition_and_is_not_embedded_agai
         ran = bench.refresh()
     assert not ran.success and not ran.materialized()
     assert "partition 'a': whether its file is up to date cannot be told" in ran.failure()
+    assert shown(bench) == ({"b"}, {"a"})
     assert bench.refresh().success, "nothing had to be done for it but to read it again"
+    assert shown(bench) == ({"a", "b"}, set()), "it does not stay red"
+
+
+def test_a_partition_that_was_away_during_a_run_is_not_taken_for_refused(bench: Workbench) -> None:
+    for key in "ab":
+        bench.write(key)
+    bench.refresh()
+    bench.file("b").unlink()
+    folder, away = bench.catalog / "partition=b", bench.root / "away"
+    folder.rename(away)
+    ran = bench.embed("a", "b")
+    assert not ran.success and "'b' is not in the catalog any more" in ran.failure()
+    away.rename(folder)
+    assert requested(bench.look()) == [["b"]]
 
 
 def test_an_encoder_that_cannot_go_on_is_tried_again_and_what_was_published_is_kept(bench: Workbench) -> None:

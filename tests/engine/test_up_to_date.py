@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,3 +35,20 @@ def test_only_a_whole_catalog_in_the_model_s_own_space_is_fresh(
     changed = EncodingSpec(model="hash://24").resolve()
     monkeypatch.setattr(EncodingSpec, "resolve", lambda _: changed)
     assert report_when_fresh(catalog, store, SPEC) is None, "another model answers to the name"
+
+
+def test_a_file_that_cannot_be_read_is_left_to_the_run_which_fails_its_partition_alone(
+    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = [partition_of(key, numbered_rows(key, 3)) for key in "ab"]
+    finish(make_run(hash_pool, catalog, tmp_path))
+    opened = os.open
+
+    def bad_sector(name: Any, *arguments: Any, **options: Any) -> int:
+        if str(name).endswith("/a.parquet"):
+            raise OSError(errno.EIO, "Input/output error", name)
+        return opened(name, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", bad_sector)
+    monkeypatch.setattr("surge_dagster.engine.output.freshness._known", {})
+    assert report_when_fresh(catalog, open_store(tmp_path), SPEC) is None

@@ -18,7 +18,7 @@ def test_vectors_do_not_depend_on_workers_chunks_order_or_budget(
     model_pool: EncoderPool, demo_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(2)
-    texts = [f"{PARITY_TEXTS[row % len(PARITY_TEXTS)][:400]} {row}" for row in range(160)]
+    texts = [f"{PARITY_TEXTS[row % len(PARITY_TEXTS)][:400]} {row}" for row in range(80)]
     order = rng.permutation(len(texts))
     back = np.argsort(order)
     shuffled = [texts[row] for row in order]
