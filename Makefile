@@ -44,7 +44,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  test -n "$${found:-}" || { echo "make: Python 3.11 to 3.14 is needed; name it: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }; \
 	  echo "Making $(VENV) with $$("$$found" --version)"; "$$found" -m venv $(VENV); }
 	@echo "Installing into $(VENV); the first time takes minutes, most of them for torch"
-	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check $(TORCH_INDEX) -c constraints.txt -e ".[$(EXTRAS)]"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check $(TORCH_INDEX) -c constraints.txt -e ".[$(EXTRAS)]"
 	@touch $@
 
 demo: $(STAMP) ## embed this machine's Python docstrings through Dagster, verify the result and search it
