@@ -72,7 +72,7 @@ def _nothing() -> None:
 
 
 # Each takes some 10 s, so those whose parts others have as well are left to `make soak`.
-_ALSO_ELSEWHERE = ("bert_cls", "xlm_roberta_with_dense", "llama_weighted_mean")
+_ALSO_ELSEWHERE = ("bert_cls", "bert_several_poolings", "xlm_roberta_with_dense", "llama_weighted_mean")
 
 
 @pytest.mark.parametrize(

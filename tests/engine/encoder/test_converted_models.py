@@ -114,7 +114,9 @@ def test_models_unused_for_a_month_go_when_another_is_converted_and_the_one_in_u
         assert {path.name for path in folder.iterdir()} == {"model.xml", "model.bin", "tokenizer.json", "facts.json"}
 
 
+@pytest.mark.soak
 def test_use_keeps_a_model_and_damage_has_it_made_again(cache: Path, bert: Space) -> None:
+    """Converts the model three times."""
     with converted_model(bert) as folder:
         pass
     _date_back(folder / "facts.json", 40)
