@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import dagster as dg
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from surge_dagster.assets.checks import check_result
 from surge_dagster.assets.names import CatalogNames
@@ -79,6 +80,16 @@ def catalog_checks(names: CatalogNames, policy: CheckPolicy) -> dg.AssetChecksDe
         yield from _compare(names, policy, context)
 
     return compare
+
+
+def catalog_check(names: CatalogNames, checks: dg.AssetChecksDefinition) -> UnresolvedAssetJobDefinition:
+    """The job that evaluates the catalog's checks."""
+    return dg.define_asset_job(
+        names.check_job,
+        selection=dg.AssetSelection.checks(checks),
+        executor_def=dg.in_process_executor,
+        description="Reads the whole catalog and the whole output and compares them.",
+    )
 
 
 def _compare(

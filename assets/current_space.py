@@ -10,7 +10,7 @@ import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from pydantic import Field
 
-from surge_dagster.assets.checks import failure_table
+from surge_dagster.assets.failures import failure_table
 from surge_dagster.assets.names import CatalogNames, CatalogResources
 from surge_dagster.assets.outputs import known_space
 from surge_dagster.engine.encoder.spec import Space
@@ -54,7 +54,7 @@ def current_space(names: CatalogNames) -> dg.AssetsDefinition:
             raise dg.RetryRequested(_RETRIES, _RETRY_SECONDS) from error
         except SwitchRefused as refused:
             listed = failure_table([(found.key, found.reason) for found in refused.violations])
-            metadata = {"counts": dg.MetadataValue.json(dict(refused.counts)), "failed": dg.MetadataValue.md(listed)}
+            metadata = {"counts": dg.MetadataValue.json(dict(refused.counts)), "failed": listed}
             raise dg.Failure(str(refused), metadata=metadata, allow_retries=False) from refused
         except SurgeError as error:
             raise dg.Failure(str(error), allow_retries=False) from error

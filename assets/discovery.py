@@ -27,7 +27,6 @@ from surge_dagster.assets.outputs import file_states, known_space, published
 from surge_dagster.assets.partition_keys import is_canonical, to_partition_key
 from surge_dagster.assets.refusals import refused_since_observed
 from surge_dagster.assets.sensor_cursor import Request, SensorCursor, digest
-from surge_dagster.assets.shards import Sharding
 from surge_dagster.assets.source_partitions import changed, observation
 from surge_dagster.assets.vanished import Departures, Vanishing
 from surge_dagster.engine.catalog import Partition
@@ -35,6 +34,7 @@ from surge_dagster.engine.encoder.spec import EncodingSpec, Space
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output.freshness import OutputState, Status
 from surge_dagster.engine.output.store import Store
+from surge_dagster.shards import Sharding
 
 # Dagster takes about 10 ms for each event of a tick and gives a tick a minute.
 _EVENTS_PER_TICK = 1000

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 import dagster as dg
 from dagster._core.definitions.composition import PendingNodeInvocation
 
-from surge_dagster.assets.checks import evaluation_of, failure_of, mark_as_failed, run_check_results, run_checks
+from surge_dagster.assets.checks import evaluation_of, run_check_results, run_checks
+from surge_dagster.assets.failures import failure_of, tell_of_failures
 from surge_dagster.assets.launch import LaunchConfig
 from surge_dagster.assets.lineage import CODE_VERSION
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.refresh import Outcome, Refresh
-from surge_dagster.assets.refusals import tell_of_refusals
 from surge_dagster.check_policy import CheckPolicy
 from surge_dagster.engine.errors import ConfigError, EncoderError, TransientError
 from surge_dagster.engine.telemetry import Failure
@@ -60,8 +60,7 @@ def embeddings(names: CatalogNames, policy: CheckPolicy) -> dg.AssetsDefinition:
         chosen = context.partition_keys if context.has_partition_key or context.has_partition_key_range else None
         outcome = attempts.make(context.op_execution_context, config, chosen)
         if outcome.failures:
-            tell_of_refusals(names, context.op_execution_context, outcome.refused)
-            mark_as_failed(names, context.op_execution_context, [failure.key for failure in outcome.failures])
+            tell_of_failures(names, context.op_execution_context, outcome)
         yield from run_check_results(names, policy, outcome)
         if outcome.failures:
             raise failure_of(names, outcome)
@@ -80,8 +79,7 @@ def embedding_jobs(names: CatalogNames, policy: CheckPolicy) -> tuple[dg.JobDefi
         """Embed whatever is missing or stale among those that the config names, else in the whole catalog."""
         outcome = attempts.make(context, config, None)
         if outcome.failures:
-            tell_of_refusals(names, context, outcome.refused)
-            mark_as_failed(names, context, [failure.key for failure in outcome.failures])
+            tell_of_failures(names, context, outcome)
         for result in run_check_results(names, policy, outcome):
             yield evaluation_of(names, result)
         if outcome.failures:

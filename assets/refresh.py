@@ -16,8 +16,9 @@ from functools import partial
 import dagster as dg
 
 from surge_dagster.assets import lineage, superbatches
+from surge_dagster.assets.active_runs import active_runs, process_tags
 from surge_dagster.assets.event_writer import EventWriter
-from surge_dagster.assets.launch import LaunchConfig, active_runs, process_tags
+from surge_dagster.assets.launch import LaunchConfig
 from surge_dagster.assets.lineage import read_catalogued
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import file_violation, known_space, published

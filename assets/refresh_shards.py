@@ -7,15 +7,16 @@ from typing import Any
 
 import dagster as dg
 
-from surge_dagster.assets.launch import SHARD_TAG, held_by_active_runs, name_keys, unattended_config
+from surge_dagster.assets.active_runs import held_by_active_runs
+from surge_dagster.assets.launch import SHARD_TAG, name_keys, unattended_config
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import file_states
 from surge_dagster.assets.partition_keys import to_partition_key
-from surge_dagster.assets.shards import Sharding
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.store import Store
+from surge_dagster.shards import Sharding
 
 
 def refresh_requests(

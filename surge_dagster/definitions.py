@@ -11,21 +11,21 @@ from typing import Any
 
 import dagster as dg
 
-from surge_dagster import automation, schedules
-from surge_dagster.alert_sensors import alert_sensors
 from surge_dagster.alerts import AlertHook
-from surge_dagster.assets.catalog_check import catalog_checks
+from surge_dagster.assets.catalog_check import catalog_check, catalog_checks
 from surge_dagster.assets.current_space import current_space, switch_current_space
 from surge_dagster.assets.embeddings import embedding_jobs, embeddings
 from surge_dagster.assets.embeddings_input import EmbeddingsInput
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.source_partitions import source_partitions
 from surge_dagster.assets.superbatches import superbatches
-from surge_dagster.lost_runs import lost_runs
+from surge_dagster.automation import schedules
+from surge_dagster.automation.alert_sensors import alert_sensors
+from surge_dagster.automation.complete_space import complete_space
+from surge_dagster.automation.lost_runs import lost_runs
+from surge_dagster.automation.new_partitions import new_partitions
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
-from surge_dagster.sensor import new_partitions
 from surge_dagster.settings import Settings, load_settings
-from surge_dagster.switching_sensor import complete_space
 
 
 def embedding_catalog(
@@ -52,7 +52,7 @@ def embedding_catalog(
     policy = settings.check_policy()
     checks = catalog_checks(names, policy)
     refresh, embed = embedding_jobs(names, policy)
-    check, switch = automation.catalog_check(names, checks), switch_current_space(names)
+    check, switch = catalog_check(names, checks), switch_current_space(names)
     return dg.Definitions(
         assets=[source_partitions(names), superbatches(names), embeddings(names, policy), current_space(names)],
         asset_checks=[checks],

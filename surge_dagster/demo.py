@@ -18,7 +18,7 @@ import dagster as dg
 from dagster._core.events import DagsterEvent
 from rich.console import Console
 
-from surge_dagster.assets.launch import active_runs
+from surge_dagster.assets.active_runs import active_runs
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.catalogs.demo import build_demo_catalog
 from surge_dagster.definitions import embedding_catalog

@@ -40,6 +40,7 @@ from surge_dagster.engine.output import StorageOptions, open_store
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, ParquetCatalog, open_source
 from surge_dagster.engine.superbatch import Thresholds
+from surge_dagster.shards import Sharding
 
 log = logging.getLogger(__name__)
 
@@ -194,6 +195,10 @@ class Settings(BaseSettings):
     def check_policy(self) -> CheckPolicy:
         """How the asset checks are made."""
         return CheckPolicy(self.checks, self.max_truncated_share, self.max_duplicate_share, self.min_previous_cosine)
+
+    def sharding(self) -> Sharding:
+        """How work is divided among runs."""
+        return Sharding(self.shards, self.shard_bytes, self.max_partitions_per_run)
 
     def start_pool(self, spec: EncodingSpec | None = None) -> EncoderPool:
         """A pool for these settings, or for another spec on the same devices; close it, or use `with`."""

@@ -207,5 +207,5 @@ def bench(tmp_path: Path, empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> 
     shutil.copytree(empty_home, home)
     with dg.DagsterInstance.from_config(str(home)) as instance:
         workbench = Workbench(tmp_path, instance)
-        monkeypatch.setattr("surge_dagster.sensor._now", lambda: workbench.now)
+        monkeypatch.setattr("surge_dagster.automation.new_partitions._now", lambda: workbench.now)
         yield workbench

@@ -9,7 +9,7 @@ import dagster as dg
 import numpy as np
 import pytest
 
-from surge_dagster.assets.checks import failure_table
+from surge_dagster.assets.failures import failure_table
 from surge_dagster.check_policy import CHECK_NAMES
 from surge_dagster.engine.errors import ConfigError
 from tests.dagster.conftest import NAMES, Workbench
@@ -185,8 +185,8 @@ def test_runs_that_embed_do_not_execute_the_catalogs_checks(embedded: Workbench)
 
 
 def test_a_table_survives_any_key_and_stays_readable() -> None:
-    assert failure_table([]) == "none"
-    table = failure_table([("a|b`c\n", "line one\nline | two")])
+    assert failure_table([]).value == "none"
+    table = failure_table([("a|b`c\n", "line one\nline | two")]).value
     assert table.splitlines()[2] == "| `a\\|b'c ` | line one line \\| two |"
-    assert failure_table([(str(n), "x") for n in range(1000)]).splitlines()[-1] == "| … | and 800 more |"
-    assert failure_table([("k", "x")] * 200, 5000).splitlines()[-1] == "| … | and 4,800 more |"
+    assert failure_table([(str(n), "x") for n in range(1000)]).value.splitlines()[-1] == "| … | and 800 more |"
+    assert failure_table([("k", "x")] * 200, 5000).value.splitlines()[-1] == "| … | and 4,800 more |"

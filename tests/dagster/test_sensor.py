@@ -11,7 +11,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from surge_dagster.assets.launch import process_tags
+from surge_dagster.assets.active_runs import process_tags
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output import open_store
 from surge_dagster.engine.output.spaces import list_spaces

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surge_dagster.assets.launch import name_keys
-from surge_dagster.assets.shards import Sharding, weight
 from surge_dagster.engine.catalog import Partition
+from surge_dagster.shards import Sharding, weight
 from tests.dagster.conftest import NAMES, ROOT, Workbench, requested
 from tests.dagster.dev_server import eventually
 from tests.small_catalogs import assert_embedded, numbered_rows

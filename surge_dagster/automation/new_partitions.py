@@ -10,11 +10,11 @@ from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
+from surge_dagster.assets.active_runs import held_by_active_runs
 from surge_dagster.assets.discovery import Look
-from surge_dagster.assets.launch import held_by_active_runs, shard_requests
+from surge_dagster.assets.launch import shard_requests
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.sensor_cursor import SensorCursor
-from surge_dagster.assets.shards import Sharding
 from surge_dagster.assets.source_partitions import in_chunks
 from surge_dagster.assets.vanished import Vanishing
 from surge_dagster.engine.errors import SurgeError
@@ -42,7 +42,7 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
                 resources.output.open(),
                 resources.encoder.spec(),
                 refresh_stale=settings.refresh_stale,
-                sharding=sharding_of(settings),
+                sharding=settings.sharding(),
                 vanishing=Vanishing(
                     names,
                     settings.vanished,
@@ -68,11 +68,6 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
         )
 
     return sensor
-
-
-def sharding_of(settings: Settings) -> Sharding:
-    """How the settings divide work among runs."""
-    return Sharding(settings.shards, settings.shard_bytes, settings.max_partitions_per_run)
 
 
 def _now() -> datetime:

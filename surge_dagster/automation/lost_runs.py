@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dagster as dg
 
-from surge_dagster.assets.launch import active_runs
+from surge_dagster.assets.active_runs import active_runs
 from surge_dagster.assets.names import CatalogNames
 
 _LOOK_SECONDS = 60

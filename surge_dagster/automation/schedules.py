@@ -15,7 +15,6 @@ from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import known_space
 from surge_dagster.assets.refresh_shards import refresh_requests
 from surge_dagster.engine.errors import SurgeError
-from surge_dagster.sensor import sharding_of
 from surge_dagster.settings import Settings
 
 
@@ -91,7 +90,7 @@ def _refresh(
         try:
             store = resources.output.open()
             space = known_space(names, store, resources.encoder.spec(), unattended=True)
-            sharding = sharding_of(settings)
+            sharding = settings.sharding()
             catalog = resources.catalog.open() if sharding.shards > 1 else ()
             return refresh_requests(names, context.instance, store, space, sharding, catalog, options)
         except SurgeError as error:

@@ -1,0 +1,124 @@
+"""Runs that are waiting or going on: whether their process still lives, and which partitions they hold.
+
+Dagster's own monitoring cannot look into processes of this machine. A run that was killed together with the server
+that launched it would stay "started" for ever, and its partitions and its slot of the pool with it. So a run tags
+itself with the process that executes it, and whoever looks at the runs compares.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+from dagster._core.execution.context.system import StepExecutionContext
+from dagster._core.execution.retries import RetryMode
+
+from surge_dagster.assets.launch import keys_of
+from surge_dagster.assets.names import CatalogNames
+from surge_dagster.assets.partition_keys import to_partition_key
+from surge_dagster.engine.errors import ConfigError
+
+_HOST_TAG = "surge/host"
+_PROCESS_TAG = "surge/process"
+# Dagster copies the tags of a run to the one that goes on from it, whose process is another.
+_SIGNED_TAG = "surge/signed_by"
+_EXECUTING = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
+_ACTIVE = [
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.MANAGED,
+    dg.DagsterRunStatus.STARTING,
+    *_EXECUTING,
+]
+
+
+def process_tags(step: StepExecutionContext | None = None, run_id: str | None = None) -> dict[str, str]:
+    """Tags by which a run names the process that executes it.
+
+    Args:
+        run_id: of the run, by which tags that it was launched with are told from its own.
+        step: where it is executed. An executor with a process for each step leaves retries to the process that started
+            it, and that one is the run's: a step's own is gone while its run still ends.
+    """
+    apart = step is not None and step.retry_mode is RetryMode.DEFERRED
+    tags = {_HOST_TAG: _host(), _PROCESS_TAG: _process(os.getppid() if apart else os.getpid())}
+    return tags if run_id is None else tags | {_SIGNED_TAG: run_id}
+
+
+def active_runs(instance: dg.DagsterInstance, concerned: Callable[[dg.DagsterRun], bool]) -> Iterator[dg.DagsterRun]:
+    """Runs that are waiting or going on; one whose process is gone is declared failed instead of being yielded."""
+    for run in instance.get_runs(filters=dg.RunsFilter(statuses=_ACTIVE)):
+        if not concerned(run):
+            continue
+        is_signed = run.tags.get(_SIGNED_TAG, run.run_id) == run.run_id
+        if is_signed and run.tags.get(_HOST_TAG) == _host() and run.status in _EXECUTING:
+            pid = run.tags.get(_PROCESS_TAG, "").partition("@")[0]
+            if pid.isdigit() and _process(int(pid)) != run.tags[_PROCESS_TAG]:
+                if run.status is dg.DagsterRunStatus.CANCELING:  # failed, it would be launched again
+                    instance.report_run_canceled(run, f"The process of this run ({pid}) ended before it could say so.")
+                else:
+                    instance.report_run_failed(run, f"The process of this run ({pid}) is gone; it was killed.")
+                continue
+        yield run
+
+
+def held_by_active_runs(names: CatalogNames, instance: dg.DagsterInstance) -> set[str] | None:
+    """Partition keys that active runs may touch, None for all."""
+
+    def embeds(run: dg.DagsterRun) -> bool:
+        return run.job_name in (names.refresh_job, names.embed_job) or names.embeddings in (run.asset_selection or ())
+
+    registered = dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name))
+    held: set[str] = set()
+    for run in list(active_runs(instance, embeds)):
+        keys = held_keys(run, registered, (names.embeddings_op, names.refresh_op))
+        if keys is None:
+            return None
+        held |= keys
+    return held
+
+
+def held_keys(run: dg.DagsterRun, registered: Mapping[str, None], op_names: Sequence[str]) -> set[str] | None:
+    """The partition keys that a run may touch, None for all of them.
+
+    Args:
+        run: a run of one of this project's jobs.
+        registered: the dynamic partitions in Dagster's order.
+        op_names: the ops whose config can name keys.
+    """
+    ops: Mapping[str, Any] = dict(run.run_config).get("ops") or {}  # pyright: ignore[reportAssignmentType]
+    for name in op_names:
+        config = (ops.get(name) or {}).get("config") or {}
+        try:
+            named = keys_of(config.get("keys"), config.get("keys_file"))
+        except ConfigError:
+            continue  # the run will fail on it; until then the range below is what it may hold
+        if named is not None:
+            return {*named, *map(to_partition_key, filter(None, named))}  # a person may have typed either form
+    if "dagster/partition" in run.tags:
+        return {run.tags["dagster/partition"]}
+    first = run.tags.get("dagster/asset_partition_range_start")
+    last = run.tags.get("dagster/asset_partition_range_end")
+    if first is None or last is None or first not in registered or last not in registered:
+        return None
+    ordered = list(registered)
+    return set(ordered[ordered.index(first) : ordered.index(last) + 1])
+
+
+def _host() -> str:
+    # The number of the process namespace tells apart containers of one name: their process ids mean different things.
+    return f"{socket.gethostname()}/{Path('/proc/self/ns/pid').stat().st_ino}"
+
+
+def _process(pid: int) -> str:
+    # Not the time of day when it was started, which moves with the clock: ticks since a certain start of the machine.
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return f"{pid}@{status.rpartition(')')[2].split()[19]}/{boot}"

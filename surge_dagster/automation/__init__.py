@@ -1,0 +1,1 @@
+"""What launches runs without being asked: sensors and schedules of a catalog."""
