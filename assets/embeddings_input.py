@@ -16,8 +16,6 @@ import hashlib
 from typing import Any, NoReturn
 
 import dagster as dg
-import polars as pl
-import pyarrow.dataset as ds
 from dagster._core.execution.context.system import StepExecutionContext
 
 from surge_dagster.assets.partition_keys import from_partition_key
@@ -47,6 +45,9 @@ class EmbeddingsInput(dg.ConfigurableIOManager):
         Raises:
             dagster.Failure: partitions are missing or damaged, or it is not clear which space is meant. Not retried.
         """
+        import polars as pl  # with pyarrow's datasets 0.7 s, in every process of Dagster
+        import pyarrow.dataset as ds
+
         wanted = context.dagster_type.typing_type
         if not isinstance(wanted, type) or not issubclass(wanted, (pl.LazyFrame, ds.Dataset, Embeddings)):
             if wanted is not Any:

@@ -6,25 +6,34 @@ so they must not be strings here.
 """
 
 from dataclasses import replace
+from typing import Any, Protocol
 
 import dagster as dg
-from dagster_gcp import GCSResource
 from pydantic import Field
 
 from surge_dagster.engine.output import StorageOptions, open_store
 from surge_dagster.engine.output.store import Store
 
 
+class GivesStorageClient(Protocol):
+    """What a `dagster_gcp.GCSResource` does. Its package takes two seconds to import, in every process of Dagster."""
+
+    def get_client(self) -> Any:
+        """A `google.cloud.storage.Client`."""
+        ...
+
+
 class OutputStore(dg.ConfigurableResource):
     """Where embedding files go: `<url>/<space>/<encoded key>.parquet`.
 
-    `storage` holds the options of a bucket. With `gcs`, a GCS bucket is reached with the credentials of that resource.
+    `storage` holds the options of a bucket. With `gcs`, a `dagster_gcp.GCSResource`, a GCS bucket is reached with its
+    credentials.
     """
 
     url: str = Field(description="a path or URL; the folder need not exist yet")
     include_text: bool = Field(True, description="whether files carry the texts beside the vectors")
     storage: dg.ResourceDependency[StorageOptions] = StorageOptions()  # pyright: ignore[reportAssignmentType]
-    gcs: dg.ResourceDependency[GCSResource] = None  # pyright: ignore[reportAssignmentType]
+    gcs: dg.ResourceDependency[GivesStorageClient] = None  # pyright: ignore[reportAssignmentType]
 
     def open(self) -> Store:
         """The store; `ConfigError` when the place cannot be one."""

@@ -40,6 +40,14 @@ def test_mapped_packages_import_under_the_namespace_and_not_from_the_top() -> No
     assert result.stdout.strip() == "None"
 
 
+def test_definitions_load_without_packages_that_take_seconds_to_import() -> None:
+    """Every run, tick and server of Dagster is a process that loads them."""
+    slow = {"torch", "transformers", "pandas", "polars", "dagster_gcp", "obstore", "sentence_transformers"}
+    command = f"import sys, surge_dagster.definitions; print(*sorted({slow!r} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", command], cwd="/", check=True, capture_output=True, text=True)
+    assert result.stdout.split() == []
+
+
 def test_a_wheel_holds_every_file_of_the_package(tmp_path: Path) -> None:
     """Takes seconds: it builds the wheel, with the setuptools that is installed here."""
     build = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"

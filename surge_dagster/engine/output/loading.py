@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 
 from surge_dagster.engine.catalog import decode_key
 from surge_dagster.engine.encoder.spec import Space
@@ -28,6 +27,7 @@ from surge_dagster.engine.unreadable import UNREADABLE, first_line
 
 if TYPE_CHECKING:
     import polars as pl
+    import pyarrow.dataset as ds
 
 PARTITION_COLUMN = "partition"
 _NAMED = 5
@@ -113,6 +113,8 @@ class Embeddings:
         Raises:
             ConfigError, DataError: see `lazy`. A damaged page is an `OSError` of pyarrow when it is read.
         """
+        import pyarrow.dataset as ds  # it imports pandas
+
         files = self._chosen(partitions)
         options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
         form = ds.ParquetFileFormat(default_fragment_scan_options=options)
