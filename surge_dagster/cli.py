@@ -11,15 +11,12 @@ import os
 import sys
 from contextlib import closing
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from surge_dagster import __version__
-from surge_dagster.catalogs.demo import build_demo_catalog
-from surge_dagster.catalogs.folder import CatalogSummary
-from surge_dagster.catalogs.synthetic import build_synthetic_catalog
+from surge_dagster.catalog_commands import catalog_app
 from surge_dagster.engine.cost_model import CALL_SECONDS, CostConstants
 from surge_dagster.engine.cost_model import plan as make_plan
 from surge_dagster.engine.encoder.pool import EncoderPool
@@ -36,7 +33,7 @@ from surge_dagster.engine.up_to_date import report_when_fresh
 from surge_dagster.engine.verify import Verified, Violation
 from surge_dagster.engine.verify import verify as verify_output
 from surge_dagster.settings import Settings, load_settings, require_text
-from surge_dagster.terminal import complain, messages, one_line, print_json, progress_bar
+from surge_dagster.terminal import Json, complain, messages, one_line, print_json, progress_bar
 from surge_dagster.termination import EXIT_CODE, Terminated, terminable
 
 app = typer.Typer(
@@ -46,7 +43,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-catalog_app = typer.Typer(help="Build a catalog to try things on.", no_args_is_help=True)
 app.add_typer(catalog_app, name="catalog")
 
 Source = Annotated[str | None, typer.Argument(help="Catalog: a path or URL. Default: the setting `source`.")]
@@ -70,7 +66,6 @@ MaxTextBytes = Annotated[int | None, typer.Option(help="A longer text refuses it
 Grace = Annotated[float | None, typer.Option(help="Seconds in which a run that is stopped publishes what it has.")]
 MemoryLimit = Annotated[int | None, typer.Option(help="Bytes of data that may be resident at any time.")]
 IncludeText = Annotated[bool | None, typer.Option(help="Whether files carry the texts beside the vectors.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document as the last line.")]
 
 
 @app.command()
@@ -312,36 +307,6 @@ def demo(
     raise typer.Exit(run_demo(catalog=catalog, output=output, limit=limit))
 
 
-@catalog_app.command("demo")
-def catalog_demo(
-    out: Annotated[Path, typer.Option(help="Folder of the catalog.")],
-    limit: Annotated[int | None, typer.Option(help="Texts, about; default: all.", min=1)] = None,
-    as_json: Json = False,
-) -> None:
-    """Build a real catalog: the docstrings of the installed Python packages, a partition each."""
-    with progress_bar("texts") as report:
-        summary = build_demo_catalog(out, limit=limit, progress=report)
-    _print_catalog(summary, out, as_json)
-
-
-@catalog_app.command("synthetic")
-def catalog_synthetic(
-    out: Annotated[Path, typer.Option(help="Folder of the catalog.")],
-    texts: Annotated[int, typer.Option(help="Texts in all.", min=1)] = 100_000,
-    partitions: Annotated[int, typer.Option(help="Partitions.", min=1)] = 40,
-    sigma: Annotated[float, typer.Option(help="Spread of the log-normal sizes.", min=0)] = 1.72,
-    mean_bytes: Annotated[int, typer.Option(help="Mean size of a text.", min=1)] = 47,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same catalog.")] = 0,
-    as_json: Json = False,
-) -> None:
-    """Build the papers' workload: log-normal partition sizes, short product-like texts."""
-    with progress_bar("texts") as report:
-        summary = build_synthetic_catalog(
-            out, texts=texts, partitions=partitions, sigma=sigma, mean_bytes=mean_bytes, seed=seed, progress=report
-        )
-    _print_catalog(summary, out, as_json)
-
-
 @app.callback(invoke_without_command=True)
 def _global(
     context: typer.Context,
@@ -459,12 +424,3 @@ def _print_report(report: RunReport, store: Store, as_json: bool) -> None:
     )
     if as_json:
         print_json(report.as_dict())
-
-
-def _print_catalog(summary: CatalogSummary, out: Path, as_json: bool) -> None:
-    print(
-        f"{summary.partitions:,} partitions, {summary.texts:,} texts in {out}: {summary.written:,} written, "
-        f"{summary.unchanged:,} unchanged, {summary.removed:,} removed"
-    )
-    if as_json:
-        print_json(asdict(summary) | {"out": str(out)})

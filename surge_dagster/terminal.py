@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document as the last line.")]
 messages = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
