@@ -262,6 +262,8 @@ rows, dimension, text_bytes, dtype = int(sys.argv[1]), int(sys.argv[2]), int(sys
 noise = np.random.default_rng(1).bytes(text_bytes).hex()[:text_bytes]  # zstd cannot make it much smaller
 texts, ids = pa.array([noise] * rows, pa.large_string()), pa.array([str(row) for row in range(rows)])
 matrix = np.random.default_rng(2).standard_normal((rows, dimension)).astype(dtype)
+# what proving the form takes, once in a process, is not what writing takes
+EmbeddingFileWriter(pa.OSFile("/dev/null", "wb"), pa.string(), dimension, dtype, include_text=True)
 watched = pa.proxy_memory_pool(pa.default_memory_pool())
 pa.set_memory_pool(watched)
 writer = EmbeddingFileWriter(pa.OSFile("/dev/null", "wb"), pa.string(), dimension, dtype, include_text=True)
