@@ -1,7 +1,7 @@
 """From a matrix to Parquet: this engine's writer beside the naive way, a copy of the memory and a bare write.
 
-Naive is what one writes without thinking: `matrix.tolist()` into an Arrow list column; everything else (columns, ids,
-texts, compression, checksums, file) is the same. Each side lives in a process of its own, so that its memory is its
+Naive is what one writes without thinking: `matrix.tolist()` into an Arrow list column, written by pyarrow's own writer;
+the file is the same, byte by byte. Each side lives in a process of its own, so that its memory is its
 own: the most that it held while it worked, beyond what it held before, over the bytes of the matrix.
 """
 
@@ -22,7 +22,8 @@ import pyarrow as pa
 
 from benchmarks.rounds import say
 from surge_dagster.catalogs.synthetic import draw_texts
-from surge_dagster.engine.output.embedding_file import EmbeddingFileWriter, FileFacts
+from surge_dagster.engine.output.embedding_file import EmbeddingFileWriter, FileFacts, row_group_rows, schema
+from surge_dagster.engine.output.parquet_proof import arrow_writer
 from surge_dagster.engine.output.validation import invalid_row
 from surge_dagster.engine.telemetry import give_back_unused
 
@@ -132,18 +133,24 @@ def main() -> None:
 
 def _write(side: str, path: Path, ids: pa.Array, texts: pa.Array, matrix: np.ndarray, *, flush: bool = False) -> None:
     facts = FileFacts("all", "space", "model", "fp32", "v1", "0" * 32, "0" * 32, len(matrix), DIMENSION, 0)
-    with (
-        pa.OSFile(str(path), "wb") as sink,
-        EmbeddingFileWriter(sink, pa.string(), DIMENSION, "float32", include_text=True) as writer,
-    ):
-        if side == "naive":
-            vectors = pa.array(matrix.tolist(), writer.schema.field("embedding").type)
-            writer.append_table(pa.Table.from_arrays([ids, texts, vectors], schema=writer.schema))
+    with pa.OSFile(str(path), "wb") as sink:
+        if side == SIDES[0]:
+            with EmbeddingFileWriter(sink, pa.string(), DIMENSION, "float32", include_text=True) as writer:
+                writer.append(ids, texts, matrix)
+                writer.close(facts)
         else:
-            writer.append(ids, texts, matrix)
-        writer.close(facts)
+            _write_naively(sink, ids, texts, matrix, facts)
     if flush:
         _flush(path)
+
+
+def _write_naively(sink: pa.NativeFile, ids: pa.Array, texts: pa.Array, matrix: np.ndarray, facts: FileFacts) -> None:
+    columns = schema(pa.string(), DIMENSION, "float32", include_text=True)
+    vectors = pa.array(matrix.tolist(), columns.field("embedding").type)
+    with arrow_writer(sink, columns, compress=True) as writer:
+        table = pa.Table.from_arrays([ids, texts, vectors], schema=columns)
+        writer.write_table(table, row_group_size=row_group_rows(DIMENSION, 4))
+        writer.add_key_value_metadata(facts.to_metadata())
 
 
 def _write_raw(path: Path, matrix: np.ndarray) -> None:

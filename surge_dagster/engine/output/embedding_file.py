@@ -27,22 +27,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from surge_dagster import __version__
+from surge_dagster.engine.output.page_writer import table_writer
+from surge_dagster.engine.output.parquet_proof import PAGE_BYTES, WRITE_BATCH_ROWS, FileForm
 from surge_dagster.engine.unreadable import UNREADABLE, first_line
 
 FORMAT = "1"
 WRITER = f"surge-dagster {__version__}"
 MAX_ROW_GROUP_ROWS = 65_536
-WRITE_BATCH_ROWS = 1024
 STRING_COPIES = 3
 _ROW_GROUP_BYTES = 1024 * 1024
-_PAGE_BYTES = 256 * 1024
 _PIECE_BYTES = 64 * 1024
 READ_BYTES = 1024 * 1024
 _MOST_READ_ROWS = 1024
-# By numpy's types, not by their names: asking one for its name takes longer than some columns of a small file.
 # Strings of less are stored as they are: they save no block of a disk, and compressing them takes a quarter of the time
 # that a file of ten texts does.
 LEAST_COMPRESSED_BYTES = 4096
+# By numpy's types, not by their names: asking one for its name takes longer than some columns of a small file.
 _DTYPES = {np.dtype("float32"): pa.float32(), np.dtype("float16"): pa.float16()}
 
 _FORMAT_ENTRY = b"surge.format"
@@ -231,7 +231,7 @@ def piece_bytes(rows: int, dimension: int, itemsize: int, widest_text_bytes: int
         widest_text_bytes: what `page_window_bytes` gives for the ids or the texts, whichever is more.
     """
     values = min(rows, row_group_rows(dimension, itemsize)) * dimension
-    embeddings = values * levels_bytes(itemsize) + min(2 * rows * dimension * itemsize, 2 * _PAGE_BYTES)
+    embeddings = values * levels_bytes(itemsize) + min(2 * rows * dimension * itemsize, 2 * PAGE_BYTES)
     return _PIECE_BYTES + max(embeddings, STRING_COPIES * widest_text_bytes)
 
 
@@ -242,7 +242,7 @@ def levels_bytes(itemsize: int) -> int:
 
 def page_window_bytes(total: int, longest: int) -> int:
     """Most bytes of strings that are collected at once, of `total` bytes of which the longest string has `longest`."""
-    return min(total, _PAGE_BYTES + WRITE_BATCH_ROWS * longest)
+    return min(total, PAGE_BYTES + WRITE_BATCH_ROWS * longest)
 
 
 def page_bytes(footer: pq.FileMetaData, widest_row: int) -> int:
@@ -253,7 +253,7 @@ def page_bytes(footer: pq.FileMetaData, widest_row: int) -> int:
     Args:
         widest_row: most bytes of id and text that a row has.
     """
-    window = _PAGE_BYTES + WRITE_BATCH_ROWS * widest_row
+    window = PAGE_BYTES + WRITE_BATCH_ROWS * widest_row
     most = 0
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)
@@ -272,9 +272,6 @@ def rows_at_a_time(widest_row: int, dimension: int, itemsize: int) -> int:
 def row_group_rows(dimension: int, itemsize: int) -> int:
     """Rows of a full row group: at most 65,536, and at most 1 MiB of embeddings."""
     return max(1, min(MAX_ROW_GROUP_ROWS, _ROW_GROUP_BYTES // (dimension * itemsize)))
-
-
-_COMPRESSED = {"id": "zstd", "text": "zstd", "embedding.list.item": "none"}
 
 
 class EmbeddingFileWriter:
@@ -300,18 +297,8 @@ class EmbeddingFileWriter:
     ) -> None:
         self.schema = schema(id_type, dimension, dtype, include_text=include_text)
         self.row_group_rows = row_group_rows(dimension, np.dtype(dtype).itemsize)
-        self._writer = pq.ParquetWriter(
-            sink,
-            self.schema,
-            version="2.6",
-            use_dictionary=False,
-            write_statistics=False,
-            compression=_COMPRESSED if compress else "none",  # pyright: ignore[reportArgumentType]
-            write_page_checksum=True,
-            write_batch_size=WRITE_BATCH_ROWS,
-            data_page_size=_PAGE_BYTES,
-            use_compliant_nested_type=False,  # the list's values are called "item", as Arrow calls them
-        )
+        form = FileForm(id_type, dimension, dtype, include_text, compress)
+        self._writer = table_writer(sink, form, self.schema, self.row_group_rows)
         self.rows = 0
 
     def __enter__(self) -> Self:

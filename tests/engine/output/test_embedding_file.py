@@ -262,6 +262,8 @@ rows, dimension, text_bytes, dtype = int(sys.argv[1]), int(sys.argv[2]), int(sys
 noise = np.random.default_rng(1).bytes(text_bytes).hex()[:text_bytes]  # zstd cannot make it much smaller
 texts, ids = pa.array([noise] * rows, pa.large_string()), pa.array([str(row) for row in range(rows)])
 matrix = np.random.default_rng(2).standard_normal((rows, dimension)).astype(dtype)
+# what proving the form takes, once in a process, is not what writing takes
+EmbeddingFileWriter(pa.OSFile("/dev/null", "wb"), pa.string(), dimension, dtype, include_text=True)
 watched = pa.proxy_memory_pool(pa.default_memory_pool())
 pa.set_memory_pool(watched)
 writer = EmbeddingFileWriter(pa.OSFile("/dev/null", "wb"), pa.string(), dimension, dtype, include_text=True)
@@ -301,10 +303,11 @@ class TestVectors:
             "finite, though its square is not"
         )
 
+    @pytest.mark.parametrize("dtype", ["float32", "float16"])
     @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
     @pytest.mark.parametrize("normalized", [True, False])
-    def test_a_vector_that_is_not_finite_is_named(self, value: float, normalized: bool) -> None:
-        matrix = unit_vectors(5000, 8)
+    def test_a_vector_that_is_not_finite_is_named(self, value: float, normalized: bool, dtype: str) -> None:
+        matrix = unit_vectors(5000, 8, dtype)
         matrix[4321, 3] = value
         assert invalid_row(matrix, normalized=normalized) == (4321, "its vector is not finite")
 
@@ -313,3 +316,15 @@ class TestVectors:
         matrix[4200] *= 1.01
         matrix[4300] = 0
         assert invalid_row(matrix, normalized=True) == (4200, "its vector has length 1.0100; expected 1")
+        matrix[4250, 3] = np.nan
+        assert invalid_row(matrix, normalized=True) == (4200, "its vector has length 1.0100; expected 1"), "the first"
+
+    @pytest.mark.parametrize(("factor", "good"), [(1.004, True), (0.996, True), (1.007, False), (0.993, False)])
+    def test_a_float16_vector_may_miss_its_length_by_what_it_is_rounded(self, factor: float, good: bool) -> None:
+        matrix = (unit_vectors(700, 384) * np.float32(factor)).astype(np.float16)
+        assert (invalid_row(matrix, normalized=True) is None) == good
+
+    def test_float16_vectors_of_any_finite_values_pass(self) -> None:
+        matrix = np.full((300, 8), 65_504, np.float16)
+        matrix[7] = 6e-8  # smaller than any normal number of that type
+        assert invalid_row(matrix, normalized=False) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from surge_dagster.engine.output import parquet_proof
 from surge_dagster.engine.output import small_file as module
 from surge_dagster.engine.output.embedding_file import EmbeddingFileWriter, FileFacts
+from surge_dagster.engine.output.parquet_proof import arrow_writer
 from surge_dagster.engine.output.small_file import MAX_ROWS, small_file
 
 ID_TYPES = [pa.string(), pa.int64(), pa.binary()]
@@ -25,11 +28,13 @@ def facts(rows: int, dimension: int, key: str = "shoes", **other: int) -> FileFa
 
 def by_pyarrow(ids: pa.Array, texts: pa.Array | None, matrix: np.ndarray, said: FileFacts) -> bytes:
     sink = pa.BufferOutputStream()
-    with EmbeddingFileWriter(
+    writer = EmbeddingFileWriter(
         sink, ids.type, matrix.shape[1], str(matrix.dtype), include_text=texts is not None, compress=False
-    ) as writer:
-        writer.append(ids, texts, matrix)
-        writer.close(said)
+    )
+    sink = pa.BufferOutputStream()
+    writer._writer = arrow_writer(sink, writer.schema, compress=False)
+    writer.append(ids, texts, matrix)
+    writer.close(said)
     return sink.getvalue().to_pybytes()
 
 
@@ -96,13 +101,13 @@ def test_what_is_not_small_is_left_to_pyarrow(rows: int, dimension: int, text: s
 def test_a_pyarrow_that_writes_another_form_writes_the_files_itself(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Other(EmbeddingFileWriter):
-        def close(self, facts: FileFacts) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-            self._writer.add_key_value_metadata({"another": "entry"})
-            super().close(facts)
+    def other(sink: Any, schema: pa.Schema, *, compress: bool) -> pq.ParquetWriter:
+        writer = arrow_writer(sink, schema, compress=compress)
+        writer.add_key_value_metadata({"another": "entry"})
+        return writer
 
-    monkeypatch.setattr(module, "_templates", {})
-    monkeypatch.setattr(module, "EmbeddingFileWriter", Other)
+    monkeypatch.setattr(module._proofs, "_frames", {})
+    monkeypatch.setattr(parquet_proof, "arrow_writer", other)
     ids, matrix = ids_of(pa.string(), 3), np.zeros((3, 8), "float32")
     with caplog.at_level(logging.WARNING):
         assert small_file([ids], pa.string(), None, matrix, facts(3, 8)) is None
