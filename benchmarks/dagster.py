@@ -1,6 +1,6 @@
-"""What Dagster costs: the record of each partition, and a tick of the sensor.
+"""What Dagster costs: the record of each partition, a tick of the sensor, a whole refresh, and the pages of its UI.
 
-    python -m benchmarks.dagster [--scenarios events,sensor] [--quick]
+    python -m benchmarks.dagster [--scenarios events,sensor,refresh,pages] [--quick]
 
 Prints a table with every aim beside what was measured and, as the last line of standard output, one JSON document;
 docs/benchmarks.md says what the figures mean.
@@ -15,14 +15,16 @@ from typing import Any
 
 from benchmarks.arguments import names_of
 from benchmarks.dagster_events import event_lines, event_targets, events_document
+from benchmarks.dagster_pages import pages_document, pages_lines, pages_targets
+from benchmarks.dagster_refresh import refresh_lines, refresh_targets, refreshed_project
 from benchmarks.dagster_sensor import sensor_document, sensor_lines, sensor_targets
 from benchmarks.environment import library_versions, machine_facts
 from benchmarks.rounds import say
 from benchmarks.table import aim_lines
 from benchmarks.targets import Target
 
-SCENARIOS = ("events", "sensor")
-_LIBRARIES = ("dagster", "dagster-postgres", "SQLAlchemy")
+SCENARIOS = ("events", "sensor", "refresh", "pages")
+_LIBRARIES = ("dagster", "dagster-postgres", "dagster-webserver", "SQLAlchemy")
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -35,12 +37,21 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "settings": {name: str(value) for name, value in vars(arguments).items()},
     }
     for scenario in arguments.scenarios:
-        say(scenario)
         if scenario == "events":
-            found = events_document(arguments.events, arguments.stock_events, arguments.many_events, arguments.rounds)
-        else:
-            found = sensor_document(arguments.sensor_partitions, arguments.rounds)
-        document[scenario] = found
+            say(scenario)
+            document[scenario] = events_document(
+                arguments.events, arguments.stock_events, arguments.many_events, arguments.rounds
+            )
+        elif scenario == "sensor":
+            say(scenario)
+            document[scenario] = sensor_document(arguments.sensor_partitions, arguments.rounds)
+    if {"refresh", "pages"} & set(arguments.scenarios):
+        say("refresh")
+        with refreshed_project(arguments.refresh_partitions) as project:  # which the pages show
+            document["refresh"] = project.refreshed
+            if "pages" in arguments.scenarios:
+                say("pages")
+                document["pages"] = pages_document(project, arguments.rounds)
     document["load_average"] = [load_before, os.getloadavg()[0]]
     return document | {"targets": [aim.as_dict() for aim in dagster_targets(document)]}
 
@@ -50,6 +61,8 @@ def dagster_targets(document: dict[str, Any]) -> list[Target]:
     return [
         *(event_targets(document["events"]) if "events" in document else []),
         *(sensor_targets(document["sensor"]) if "sensor" in document else []),
+        *(refresh_targets(document["refresh"]) if "refresh" in document else []),
+        *(pages_targets(document["pages"]) if "pages" in document else []),
     ]
 
 
@@ -65,6 +78,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     add("--stock-events", type=int, default=5 if quick else 200, help="partitions of a round event by event (200)")
     add("--many-events", type=int, default=40 if quick else 40_000, help="partitions of the measure of memory (40,000)")
     add("--sensor-partitions", type=int, default=40 if quick else 40_000, help="that a tick looks at (40,000)")
+    add("--refresh-partitions", type=int, default=40 if quick else 40_000, help="of refresh and pages (40,000)")
     return parser.parse_args(words)
 
 
@@ -77,6 +91,10 @@ def main() -> None:
         print("\n".join(event_lines(document["events"])))
     if "sensor" in document:
         print("\n".join(sensor_lines(document["sensor"])))
+    if "refresh" in document:
+        print("\n".join(refresh_lines(document["refresh"])))
+    if "pages" in document:
+        print("\n".join(pages_lines(document["pages"])))
     print("\n".join(aim_lines(dagster_targets(document))))
     print(json.dumps(document))
 

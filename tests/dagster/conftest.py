@@ -98,8 +98,8 @@ class Workbench:
     @property
     def definitions(self) -> dg.Definitions:
         """As a code location with the present settings would load them."""
-        given = {"model": f"hash://{DIMENSION}", **self.settings}
-        settings = load_settings(source=str(self.catalog), output=str(self.output), **given)
+        given = {"model": f"hash://{DIMENSION}", "output": str(self.output), **self.settings}
+        settings = load_settings(source=str(self.catalog), **given)
         return self._made.setdefault(settings.model_dump_json(), embedding_catalog(settings))
 
     def write(self, key: str, rows: Rows | int = 3, version: str = "v1") -> None:

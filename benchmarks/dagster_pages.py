@@ -1,0 +1,151 @@
+"""Dagster's UI on a large catalog: the partition page of `embeddings` in a browser, and every question that it asks.
+
+A real `dagster-webserver` serves the instance that a refresh has filled. Chromium opens the page and is done when the
+partitions are in it; what it asked by GraphQL is then asked again, one at a time and without a browser. Without a
+Chromium the questions about partitions that this module knows are measured alone.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from benchmarks.browser import NoBrowser, browser_page
+from benchmarks.dagster_refresh import ROOT, Project
+from benchmarks.rounds import say
+from benchmarks.targets import Target
+
+Document = dict[str, Any]
+
+_QUERY_SECONDS = 2.0
+_START_SECONDS = 120
+_LOAD_MILLISECONDS = 180_000
+_KNOWN = """query KnownPartitionQuery { assetNodeOrError(assetKey: {path: ["embeddings"]}) { ... on AssetNode {
+    partitionStats { numPartitions numMaterialized numFailed numMaterializing }
+    partitionKeysByDimension { name partitionKeys }
+    assetPartitionStatuses { ... on DefaultPartitionStatuses {
+        materializedPartitions failedPartitions materializingPartitions unmaterializedPartitions } } } } }"""
+
+
+def pages_document(project: Project, rounds: int) -> Document:
+    """Open the page, then ask its questions again."""
+    with _webserver(project) as url:
+        asked: list[Document] = [{"operationName": "KnownPartitionQuery", "query": _KNOWN, "variables": {}}]
+        found: Document = {"partitions": project.refreshed["partitions"]}
+        say("  the page")
+        try:
+            loads = [_load(f"{url}/assets/embeddings?view=partitions", found["partitions"]) for _ in range(rounds)]
+            found["page_seconds"] = [seconds for seconds, _ in loads]
+            asked += loads[-1][1]
+        except NoBrowser as error:
+            found["missing"] = str(error)
+        say(f"  its {len(asked)} questions")
+        found["queries"] = [_ask(url, question, rounds) for question in asked]
+    return found
+
+
+def pages_targets(found: Document) -> list[Target]:
+    """The aims of this scenario."""
+    slowest = max(found["queries"], key=lambda row: row["seconds"])
+    known = found["queries"][0]
+    partitions = f"{found['partitions']:,} partitions"
+    measured = None if "missing" in found else slowest["seconds"]
+    return [
+        Target(f"s for all statuses of {partitions}", _QUERY_SECONDS, known["seconds"], at_least=False),
+        Target(
+            f"s for the page's slowest question, {partitions}",
+            _QUERY_SECONDS,
+            measured,
+            at_least=False,
+            note=found.get("missing", ""),
+        ),
+    ]
+
+
+def pages_lines(found: Document) -> Iterator[str]:
+    """The scenario for people."""
+    yield ""
+    if "missing" in found:
+        yield found["missing"]
+    else:
+        yield f"page with {found['partitions']:,} partitions, seconds until they are shown: " + ", ".join(
+            f"{seconds:.1f}" for seconds in found["page_seconds"]
+        )
+    yield f"{'asked by the page':40}{'s':>8}{'kB':>10}"
+    for row in sorted(found["queries"], key=lambda row: -row["seconds"]):
+        yield f"{row['name']:40}{row['seconds']:>8.2f}{row['bytes'] / 1e3:>10,.1f}"
+
+
+@contextmanager
+def _webserver(project: Project) -> Iterator[str]:
+    shutil.copy(ROOT / "workspace.yaml", project.folder)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "dagster_webserver", "-w", "workspace.yaml", "-h", "127.0.0.1", "-p", str(port)]
+    with (project.folder / "webserver.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=project.folder, env=project.environment, stdout=log, stderr=log)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            end = time.monotonic() + _START_SECONDS
+            while not _answers(url):
+                if process.poll() is not None or time.monotonic() > end:
+                    raise RuntimeError((project.folder / "webserver.log").read_text()[-2000:])
+                time.sleep(0.2)
+            yield url
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/server_info", timeout=10):
+            return True
+    except OSError:
+        return False
+
+
+def _load(url: str, partitions: int) -> tuple[float, list[Document]]:
+    """Seconds until the partitions are in the page, and what it has asked by then."""
+    asked: dict[str, Document] = {}
+    with browser_page() as page:
+        page.on(
+            "request", lambda request: asked.update(_questions(request.post_data) if "/graphql" in request.url else {})
+        )
+        begun = time.perf_counter()
+        page.goto(url, wait_until="commit")
+        page.get_by_text(f"{partitions:,}").first.wait_for(timeout=_LOAD_MILLISECONDS)
+        seconds = time.perf_counter() - begun
+        page.wait_for_load_state("networkidle", timeout=_LOAD_MILLISECONDS)
+    return seconds, list(asked.values())
+
+
+def _questions(body: str | None) -> dict[str, Document]:
+    question = json.loads(body or "{}")
+    return {question["operationName"]: question} if "operationName" in question else {}
+
+
+def _ask(url: str, question: Document, rounds: int) -> Document:
+    body = json.dumps(question).encode()
+    seconds, size = list[float](), 0
+    for _ in range(rounds):
+        request = urllib.request.Request(f"{url}/graphql", body, {"Content-Type": "application/json"})
+        begun = time.perf_counter()
+        with urllib.request.urlopen(request, timeout=300) as response:
+            content = response.read()
+        seconds.append(time.perf_counter() - begun)
+        size = len(content)
+        if b'"errors"' in content[:200]:
+            raise RuntimeError(f"{question['operationName']}: {content[:500].decode(errors='replace')}")
+    return {"name": question["operationName"], "seconds": statistics.median(seconds), "bytes": size}

@@ -1,0 +1,153 @@
+"""A refresh of a whole catalog through Dagster with an encoder that takes no time: what the way through Dagster costs.
+
+The job `catalog_refresh` is executed by a process of its own, as `surge-dagster demo` does it, on an instance with the
+settings that this project ships. Every partition has two texts; the files of the source are links to one file, and are
+read like any others. The process notes its own memory at each quarter of the partitions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+from dagster._core.events import DagsterEvent
+
+from benchmarks.paced_backend import BACKEND
+from benchmarks.rounds import say
+from benchmarks.targets import Target
+from surge_dagster.assets.names import CatalogNames
+from surge_dagster.definitions import embedding_catalog
+from surge_dagster.in_process import execute, local_instance
+
+Document = dict[str, Any]
+
+ROOT = Path(__file__).parent.parent
+_NAMES = CatalogNames()
+_DIMENSION = 384
+_GROWTH_MB = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """A folder with a catalog, its output and a Dagster instance.
+
+    Attributes:
+        refreshed: what the refresh that filled it has measured.
+    """
+
+    folder: Path
+    refreshed: Document
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For every process that works on it."""
+        return _environment(self.folder)
+
+
+@contextmanager
+def refreshed_project(partitions: int) -> Iterator[Project]:
+    """A project that has just been filled by a refresh."""
+    with tempfile.TemporaryDirectory(prefix="surge-refresh-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        say(f"  a catalog of {partitions:,} partitions")
+        _write_catalog(folder / "catalog", partitions)
+        say("  its refresh")
+        command = [sys.executable, "-m", "benchmarks.dagster_refresh", str(partitions)]
+        ran = subprocess.run(command, env=_environment(folder), cwd=folder, stdout=subprocess.PIPE, text=True)
+        if ran.returncode:
+            raise RuntimeError(f"the refresh failed; its last words: {ran.stdout[-2000:]}")
+        yield Project(folder, json.loads(ran.stdout.splitlines()[-1]))
+
+
+def refresh_targets(found: Document) -> list[Target]:
+    """The aims of this scenario."""
+    marks = found["rss_bytes_at_quarters"]
+    name = f"memory growth over the last three quarters of {found['partitions']:,} partitions in MB"
+    return [Target(name, _GROWTH_MB, (marks[-1] - marks[0]) / 1e6, at_least=False)]
+
+
+def refresh_lines(found: Document) -> list[str]:
+    """The scenario for people."""
+    marks = ", ".join(f"{mark / 1e6:,.0f}" for mark in found["rss_bytes_at_quarters"])
+    return [
+        "",
+        f"refresh of {found['partitions']:,} partitions: {found['seconds']:.1f} s, "
+        f"{found['partitions_per_second']:,.0f} partitions/s, {found['cpu_seconds']:.1f} CPU seconds",
+        f"its memory at each quarter in MB: {marks}",
+    ]
+
+
+def main() -> None:
+    """The process of the run."""
+    partitions = int(sys.argv[1])
+    process, marks, seen = psutil.Process(), list[int](), 0
+
+    def hear(event: DagsterEvent) -> None:
+        nonlocal seen
+        if event.is_step_materialization and event.asset_key == _NAMES.embeddings:
+            seen += 1
+            if seen == partitions * (len(marks) + 1) // 4:
+                marks.append(process.memory_info().rss)
+
+    job = embedding_catalog().resolve_job_def(_NAMES.refresh_job)
+    with local_instance() as instance:
+        begun, cpu = time.perf_counter(), time.process_time()
+        executed = execute(instance, job, {}, hear)
+        seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
+    if not executed.success:
+        print("\n".join(executed.errors))
+        sys.exit(1)
+    print(
+        json.dumps(
+            {
+                "partitions": partitions,
+                "seconds": seconds,
+                "cpu_seconds": cpu,
+                "partitions_per_second": partitions / seconds,
+                "rss_bytes_at_quarters": marks,
+            }
+        )
+    )
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SURGE_", "DAGSTER_"))}
+    return inherited | {
+        "DAGSTER_HOME": str(folder / "home"),
+        "DAGSTER_EMIT_PARTITION_SUBSET_IN_PLANNED_EVENTS": "true",
+        "PYTHONPATH": str(ROOT),
+        "SURGE_CACHE_DIR": str(folder / "cache"),
+        "SURGE_SOURCE": str(folder / "catalog"),
+        "SURGE_OUTPUT": str(folder / "output"),
+        "SURGE_MODEL": f"hash://{_DIMENSION}",
+        "SURGE_BACKEND": BACKEND,
+        "SURGE_CHECK_PARITY": "false",
+    }
+
+
+def _write_catalog(catalog: Path, partitions: int) -> None:
+    first = catalog / "file.parquet"
+    catalog.mkdir()
+    rows = pa.table({"id": ["id-0", "id-1"], "text": ["a short text", "another one"]})
+    pq.write_table(rows.replace_schema_metadata({b"surge.source_version": b"v1"}), first)
+    for index in range(partitions):
+        folder = catalog / f"partition=category%20{index:05d}"
+        folder.mkdir()
+        (folder / "part-0.parquet").hardlink_to(first)
+    first.unlink()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""A catalog in production, night after night, on a clock that is turned on by hand.
+
+The sensor's and the schedule's ticks are evaluated as Dagster's daemon does it; every run that they ask for is a
+process of its own, as a run launcher starts it. The output is a bucket behind a real S3 server. Whatever is claimed of
+a night is claimed by the server's etags and the databases' rows, not by what the project says of itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import psutil
+from dagster._core.remote_origin import InProcessCodeLocationOrigin
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+from dagster._core.workspace.context import WorkspaceProcessContext
+from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
+from dagster_graphql.schema import create_schema
+
+from surge_dagster.assets.launch import keys_of
+from surge_dagster.engine.output.freshness import file_name
+from surge_dagster.settings import Settings, load_settings
+from tests.dagster.conftest import NAMES, ROOT, Workbench
+from tests.dagster.moving_catalog import MovingCatalog
+from tests.engine.output.object_server import BUCKET, Fault, ObjectServer, always
+
+_MARK = "SURGE_TEST_MARK"
+_OUTPUT = f"s3://{BUCKET}/out"
+_DOWN = always(Fault("status", 503, {"Retry-After": "0"}))
+
+
+@dataclass(slots=True)
+class Ended:
+    """What became of one run: its exit code, the catalog keys whose objects it put, and what it printed."""
+
+    code: int
+    published: set[str]
+    log: str = ""
+
+
+@dataclass(slots=True)
+class Production:
+    """A catalog, its bucket, its Dagster instance, and the machine that it is all on.
+
+    Attributes:
+        moving: the catalog.
+        spaces: names of the bucket's spaces, in the order they were begun.
+    """
+
+    bench: Workbench
+    server: ObjectServer
+    moving: MovingCatalog
+    spaces: list[str] = field(default_factory=list)
+
+    @classmethod
+    def begin(cls, bench: Workbench, server: ObjectServer, **settings: Any) -> Production:
+        """An empty catalog and an empty bucket."""
+        (bench.root / "tmp").mkdir()
+        bench.catalog.mkdir()
+        options = {"endpoint": server.url, "access_key_id": "anybody", "secret_access_key": "anything"}
+        bench.settings |= {"output": _OUTPUT, "storage_options": options, "b_min": 30, "b_max": 60, **settings}
+        return cls(bench, server, MovingCatalog(bench.catalog))
+
+    def settings(self) -> Settings:
+        """As a run of tonight reads them."""
+        return load_settings(source=str(self.bench.catalog), **{"model": "hash://16", **self.bench.settings})
+
+    # What the daemon and a person do
+
+    def tick(self, hours: float) -> list[dg.RunRequest]:
+        """The sensor, some hours later; gives the runs that it asks for."""
+        return list(self.bench.later(hours=hours).run_requests or [])
+
+    def night(self) -> list[dg.RunRequest]:
+        """The nightly schedule; gives the runs that it asks for."""
+        schedule = self.bench.definitions.get_repository_def().get_schedule_def(NAMES.schedule)
+        with dg.build_schedule_context(self.bench.instance, resources=self.bench.definitions.resources) as context:
+            return list(schedule.evaluate_tick(context).run_requests or [])
+
+    def look_for_lost_runs(self) -> None:
+        """The sensor that is on by itself."""
+        repository = self.bench.definitions.get_repository_def()
+        with dg.build_sensor_context(self.bench.instance, repository_def=repository) as context:
+            repository.get_sensor_def(NAMES.lost_runs_sensor).evaluate_tick(context)
+
+    def execute(
+        self,
+        job: str,
+        request: dg.RunRequest | None = None,
+        *,
+        apart: bool = True,
+        killed_at: int = 0,
+        down_at: int = 0,
+    ) -> Ended:
+        """A run, to its end.
+
+        Args:
+            apart: in a process of its own; else in this one.
+            killed_at: SIGKILL reaches the process when the bucket is sent so many files.
+            down_at: the bucket answers nothing but 503 from this file on.
+        """
+        before = self.server.objects()
+        config, tags = (request.run_config, request.tags) if request else ({}, {})
+        try:
+            if not apart:
+                self._break(down_at, lambda: self.server.__setattr__("plan", _DOWN))
+                ran = self.bench.run(job, config, tags)
+                return Ended(0 if ran.success else 1, self._published(before))
+            with (self.bench.root / "run.log").open("w+") as log:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "tests.dagster.requested_run", job],
+                    cwd=self.bench.root,
+                    env=self._environment(),
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    text=True,
+                )
+                if killed_at:
+                    self._break(killed_at, process.kill)
+                else:
+                    self._break(down_at, lambda: self.server.__setattr__("plan", _DOWN))
+                process.communicate(json.dumps({"run_config": config, "tags": tags}))
+                log.seek(0)
+                return Ended(process.returncode, self._published(before), log.read())
+        finally:
+            self.server.before = self.server.plan = None
+
+    def _environment(self) -> dict[str, str]:
+        values = {"source": self.bench.catalog, "model": "hash://16", **self.bench.settings}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("SURGE_")}
+        given = {
+            f"SURGE_{name.upper()}": json.dumps(value) if isinstance(value, dict) else str(value)
+            for name, value in values.items()
+        }
+        return (
+            inherited
+            | given
+            | {
+                "SURGE_CACHE_DIR": os.environ["SURGE_CACHE_DIR"],
+                "DAGSTER_HOME": str(self.bench.root / "home"),
+                "PYTHONPATH": str(ROOT),
+                "TMPDIR": str(self.bench.root / "tmp"),
+                _MARK: str(self.bench.root),
+            }
+        )
+
+    def _break(self, at: int, what: Callable[[], None]) -> None:
+        """Do something when so many files have been sent to the bucket."""
+        lock, files = threading.Lock(), Counter[str]()
+
+        def before(method: str, target: str) -> None:
+            if at and method == "PUT" and ".parquet" in target:
+                with lock:
+                    files["sent"] += 1
+                    if files["sent"] >= at:
+                        what()
+
+        self.server.before = before
+
+    # What is there
+
+    def named(self, request: dg.RunRequest) -> list[str]:
+        """The partition keys that a run is told to embed."""
+        config = request.run_config["ops"][NAMES.embeddings_op]["config"]
+        return keys_of(config.get("keys"), config.get("keys_file")) or []
+
+    def _published(self, before: dict[str, str]) -> set[str]:
+        """Catalog keys whose objects are others than before, in any space."""
+        after = self.server.objects()
+        for key in after:
+            if key.endswith("/space.json") and (space := key.split("/")[1]) not in self.spaces:
+                self.spaces.append(space)
+        names = self._object_names({*self.moving.rows, *self.moving.gone})
+        return {names[key] for key, etag in after.items() if key in names and before.get(key) != etag}
+
+    def _object_names(self, keys: set[str]) -> dict[str, str]:
+        return {f"out/{file_name(space, key)}": key for space in self.spaces for key in keys}
+
+    def stored(self, space: str) -> set[str]:
+        """Catalog keys that have an object in a space."""
+        objects = self.server.objects()
+        return {key for key in {*self.moving.rows, *self.moving.gone} if f"out/{file_name(space, key)}" in objects}
+
+    def rows_of_events(self) -> Counter[tuple[str, str]]:
+        """Rows of the database that all runs share, by kind of event and asset."""
+        with closing(sqlite3.connect(self.bench.root / "home" / "history" / "runs" / "index.db")) as database:
+            rows = database.execute(
+                "SELECT dagster_event_type, asset_key, COUNT(*) FROM event_logs GROUP BY 1, 2"
+            ).fetchall()
+        return Counter({(kind, json.loads(asset)[-1] if asset else ""): count for kind, asset, count in rows})
+
+    def rows_of_runs(self) -> int:
+        """Rows of the databases that runs have for themselves."""
+        total = 0
+        for path in (self.bench.root / "home" / "history" / "runs").glob("*-*-*-*-*.db"):
+            with closing(sqlite3.connect(path)) as database:
+                total += database.execute("SELECT COUNT(*) FROM event_logs").fetchone()[0]
+        return total
+
+    def temporary_files(self) -> list[Path]:
+        """What runs have left where temporary files go."""
+        return list((self.bench.root / "tmp").iterdir())
+
+    def living(self) -> list[psutil.Process]:
+        """Processes that runs have left behind."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(_MARK) == str(self.bench.root) and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def statuses(self) -> dict[str, set[str]]:
+        """The partitions of `embeddings` as the UI gets them, from Dagster's own GraphQL schema."""
+        target = LoadableTargetOrigin(module_name="surge_dagster.definitions", working_directory=str(ROOT))
+        location = InProcessWorkspaceLoadTarget(InProcessCodeLocationOrigin(target, location_name="surge"))
+        with WorkspaceProcessContext(self.bench.instance, location) as process:
+            asked = create_schema().execute_async(_STATUSES, context_value=process.create_request_context())
+            answer = asyncio.run(asked)  # pyright: ignore[reportArgumentType]
+        assert not answer.errors, answer.errors
+        node = (answer.data or {})["assetNodeOrError"]
+        bar = node["assetPartitionStatuses"]
+        found = {
+            "all": set(node["partitionKeys"]),
+            "materialized": set(bar["materializedPartitions"]),
+            "failed": set(bar["failedPartitions"]),
+            "in progress": set(bar["materializingPartitions"]),
+        }
+        counts = {name: node["partitionStats"][f"num{label}"] for name, label in _COUNTS.items()}
+        assert counts == {name: len(keys) for name, keys in found.items()}, "the bar and the counts beside it"
+        return found
+
+
+_COUNTS = {
+    "all": "Partitions",
+    "materialized": "Materialized",
+    "failed": "Failed",
+    "in progress": "Materializing",
+}
+_STATUSES = """{ assetNodeOrError(assetKey: {path: ["embeddings"]}) { ... on AssetNode {
+    partitionKeys
+    partitionStats { numPartitions numMaterialized numFailed numMaterializing }
+    assetPartitionStatuses { ... on DefaultPartitionStatuses {
+        materializedPartitions failedPartitions materializingPartitions } } } } }"""

@@ -1,0 +1,278 @@
+"""A catalog in production for many nights: what changed is embedded, once, and nothing else grows or stays behind.
+
+In one night the run is killed, in another one the bucket goes down, in a third one somebody launches another model.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from surge_dagster.assets.partition_keys import to_partition_key
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.output.current_space import space_of_readers
+from surge_dagster.engine.output.spaces import list_spaces
+from surge_dagster.engine.verify import Violation, verify
+from tests.dagster.conftest import NAMES, Workbench
+from tests.dagster.dev_server import eventually
+from tests.dagster.moving_catalog import Moved
+from tests.dagster.nights import Ended, Production
+from tests.engine.output.object_server import ObjectServer
+
+_HOURS_OF_TICKS = (7, 8, 8)
+# Checks, the start and the end of a run, in the database that all runs share; the log of one run, in its own.
+_ROWS_OF_A_RUN, _OWN_ROWS_OF_A_RUN = 6, 60
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long it goes on for how many partitions, and in which nights something happens.
+
+    Attributes:
+        apart: whether every run is a process of its own, or the killed one alone.
+    """
+
+    nights: int
+    partitions: int
+    vanished: str
+    killed: int
+    down: int
+    model: int
+    apart: bool
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ObjectServer]:
+    with ObjectServer() as server:
+        yield server
+
+
+def test_four_nights_leave_what_is_due_and_nothing_else(
+    bench: Workbench, server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Takes half a minute: eight runs, each of which starts an encoder."""
+    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRIES", 0)  # the bucket stays down for all of them
+    live_through(bench, server, monkeypatch, Plan(4, 60, "report", killed=2, down=3, model=4, apart=False))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_twenty_four_nights_leave_what_is_due_and_nothing_else(
+    bench: Workbench, server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Takes some twenty minutes: fifty runs, each a process that imports Dagster, and ten thousands of requests."""
+    live_through(bench, server, monkeypatch, Plan(24, 2000, "delete", killed=9, down=14, model=18, apart=True))
+
+
+def live_through(bench: Workbench, server: ObjectServer, monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
+    monkeypatch.setenv("SURGE_CACHE_DIR", str(bench.root / "cache"))
+    server.reset()
+    shared_memory = set(Path("/dev/shm").iterdir())
+    production = Production.begin(bench, server, vanished=plan.vanished)
+    nights = Nights(production, plan)
+    for night in range(1, plan.nights + 1):
+        nights.live(night)
+    unseen = {production.moving.appear() for _ in range(2)}
+    assert production.tick(1), "asked for, and never launched"
+    require_true_statuses(production, plan)
+    require_valid_spaces(production, nights, unseen)
+    require_nothing_left_behind(production)
+    assert not {path for path in set(Path("/dev/shm").iterdir()) - shared_memory if "surge" in path.name}
+    if plan.apart:
+        nights.finish()
+
+
+class Nights:
+    """One catalog's nights, each checked as it ends.
+
+    Attributes:
+        due: catalog keys whose present content is in no file of the space yet.
+        untold: files that were published by a run that could not tell of them.
+        moved_on: catalog keys that have changed since there is a second space, and so are not up to date in the first.
+    """
+
+    def __init__(self, production: Production, plan: Plan) -> None:
+        self.production = production
+        self.plan = plan
+        self.due: set[str] = set()
+        self.untold = 0
+        self.moved_on: set[str] = set()
+        self._published = 0
+        self._runs = 0
+
+    def live(self, night: int) -> None:
+        """A day and its night."""
+        production, moving = self.production, self.production.moving
+        moved = moving.move() if night > 1 else moving.fill(self.plan.partitions)
+        self.due = (self.due | moved.versions) & moving.rows.keys() - moving.bad
+        if len(production.spaces) > 1:
+            self.moved_on |= moved.versions | moved.vanished
+        registered, before, own_rows = self._registered(), production.rows_of_events(), production.rows_of_runs()
+        self._published = self._runs = 0
+        for hours in _HOURS_OF_TICKS:
+            for request in production.tick(hours):
+                self._run_of_the_sensor(request)
+        if night == self.plan.model:
+            self._another_model()
+        else:
+            self._nightly(night)
+        grown = production.rows_of_events() - before
+        self._require_a_reason_for_each_row(night, moved, grown, len(registered - self._registered()))
+        assert production.rows_of_runs() - own_rows <= grown.total() + _OWN_ROWS_OF_A_RUN * self._runs
+        cursor = production.bench.cursor or ""
+        assert len(cursor) <= 300 + 150 * len(moving.gone), "what is done is forgotten"
+        assert not production.living() and not production.temporary_files()
+
+    def finish(self) -> None:
+        """All is mended and complete, readers go over to the new space, and another night has nothing to do."""
+        self.production.moving.mend()
+        self.due = self.production.moving.rows.keys() - self.production.stored(self.production.spaces[-1])
+        [request] = self.production.tick(1)
+        self._run_of_the_sensor(request)
+        [request] = self.production.night()
+        self._execute(NAMES.refresh_job, request)
+        assert self._execute(NAMES.switch_job).code == 0
+        assert space_of_readers(self.production.settings().open_store()).name == self.production.spaces[-1]
+        before = self.production.rows_of_events()
+        assert self.production.tick(1) == []
+        [request] = self.production.night()
+        idle = self._execute(NAMES.refresh_job, request)
+        assert idle.code == 0 and not idle.published
+        assert (self.production.rows_of_events() - before).total() <= _ROWS_OF_A_RUN
+
+    def _run_of_the_sensor(self, request: dg.RunRequest) -> None:
+        there = self.production.stored(self.production.spaces[-1]) if self.production.spaces else set[str]()
+        ended = self._execute(NAMES.embed_job, request)
+        assert ended.code == 0, ended.log
+        named = set(self.production.named(request))
+        assert {to_partition_key(key) for key in ended.published} == named
+        assert ended.published <= self.due - there, "what is missing, and nothing that has only changed"
+        self.due -= ended.published
+
+    def _nightly(self, night: int) -> None:
+        [request] = self.production.night()
+        half = max(2, len(self.due) // 2)
+        if night == self.plan.killed:
+            ended = self._execute(NAMES.refresh_job, request, killed_at=half)
+            assert ended.code == -9 and ended.published < self.due, ended
+            eventually("the end of what the killed run had started", lambda: not self.production.living())
+            self.production.look_for_lost_runs()
+            [run] = self.production.bench.instance.get_runs(limit=1)
+            assert run.status == dg.DagsterRunStatus.FAILURE
+        elif night == self.plan.down:
+            ended = self._execute(NAMES.refresh_job, request, down_at=half)
+            assert ended.code == 1 and ended.published < self.due, ended
+        else:
+            ended = self._execute(NAMES.refresh_job, request)
+            assert ended.code == (1 if self.production.moving.bad else 0), ended.log
+            assert ended.published == self.due, "everything, and nothing twice"
+        self.due -= ended.published
+
+    def _another_model(self) -> None:
+        """A person launches it; sensor and schedule leave it alone."""
+        production, server = self.production, self.production.server
+        self.moved_on = set(self.due)
+        production.bench.settings["model"] = "hash://24"
+        assert production.tick(0.1) == [] and production.night() == []
+        old = server.objects()
+        ended = self._execute(NAMES.refresh_job)
+        assert ended.published == production.moving.rows.keys() - production.moving.bad
+        assert len(production.spaces) == 2 and old.items() <= server.objects().items()
+        assert space_of_readers(production.settings().open_store()).name == production.spaces[0]
+        self.due.clear()
+
+    def _execute(
+        self, job: str, request: dg.RunRequest | None = None, *, killed_at: int = 0, down_at: int = 0
+    ) -> Ended:
+        apart = self.plan.apart or bool(killed_at)
+        ended = self.production.execute(job, request, apart=apart, killed_at=killed_at, down_at=down_at)
+        self._runs += 1
+        self._published += len(ended.published)
+        return ended
+
+    def _registered(self) -> set[str]:
+        return set(self.production.bench.instance.get_dynamic_partitions(NAMES.partitions_name))
+
+    def _require_a_reason_for_each_row(
+        self, night: int, moved: Moved, grown: Counter[tuple[str, str]], deleted: int
+    ) -> None:
+        """The event log grows by what happened in a night, not by the catalog or the number of nights."""
+        observed = grown.pop(("ASSET_OBSERVATION", NAMES.source_partitions.path[-1]), 0)
+        assert observed == len(moved.versions) + len(moved.vanished) + deleted
+        materialized = grown.pop(("ASSET_MATERIALIZATION", NAMES.embeddings.path[-1]), 0)
+        if night in (self.plan.killed, self.plan.down):
+            assert materialized <= self._published + self.untold
+            self.untold += self._published - materialized
+        else:
+            # One that was not told of and changed before anybody looked is told of once, as it is now.
+            assert self._published <= materialized <= self._published + self.untold
+            self.untold = 0
+        refused = 0 if night in (self.plan.killed, self.plan.down) else len(self.production.moving.bad)
+        assert grown.pop(("ASSET_OBSERVATION", NAMES.embeddings.path[-1]), 0) == refused
+        assert grown.pop(("ASSET_MATERIALIZATION_PLANNED", NAMES.embeddings.path[-1]), 0) == refused
+        assert grown.pop(("ASSET_MATERIALIZATION", NAMES.superbatches.path[-1]), 0) <= self._published + 4 * self._runs
+        assert grown.total() <= _ROWS_OF_A_RUN * self._runs, grown
+
+
+def require_true_statuses(production: Production, plan: Plan) -> None:
+    """What the UI shows of each partition is what the source and the bucket say."""
+    moving = production.moving
+    kept = (
+        moving.gone.keys()
+        if plan.vanished == "report"
+        else moving.gone.keys() & production.stored(production.spaces[-1])
+    )
+    known = moving.rows.keys() | kept
+    embedded = production.stored(production.spaces[0]) | production.stored(production.spaces[-1])
+    truth = {
+        "all": known,
+        "materialized": known & embedded - moving.bad,
+        "failed": moving.bad,
+        "in progress": set[str](),
+    }
+    assert production.statuses() == {name: set(map(to_partition_key, keys)) for name, keys in truth.items()}
+    assert len(truth["failed"]) == 1 and len(truth["all"] - truth["materialized"]) == 3
+
+
+def require_valid_spaces(production: Production, nights: Nights, unseen: set[str]) -> None:
+    """The current space holds everything that it can; the one before it everything that has not moved since."""
+    settings, moving = production.settings(), production.moving
+    found: dict[str, dict[str, set[str]]] = {}
+    spaces = {space.name: space for space in list_spaces(settings.open_store())}
+    with EncoderPool(settings.encoding_spec()) as pool:
+        for name in production.spaces:
+            same = pool if name == pool.space.name else None
+            found[name] = defaultdict(set)
+            for seen in verify(settings.open_source(), settings.open_store(), spaces[name], pool=same):
+                if isinstance(seen, Violation):
+                    found[name][seen.kind].add(seen.key)
+    old, new = (found[name] for name in production.spaces)
+    expected = {
+        "missing": unseen,
+        "refused": moving.bad,
+        "orphan": moving.gone.keys() & production.stored(production.spaces[1]),
+    }
+    has_file = moving.bad & production.stored(production.spaces[1])
+    expected |= {"refused": moving.bad - has_file, "source": has_file}
+    assert new == {kind: keys for kind, keys in expected.items() if keys}
+    assert old.keys() <= {"missing", "stale", "refused", "source", "orphan"}
+    assert set().union(*old.values()) <= nights.moved_on | unseen | moving.bad | moving.gone.keys()
+
+
+def require_nothing_left_behind(production: Production) -> None:
+    """No process, no upload, no staged segment, no slot and no run that is going on."""
+    instance = production.bench.instance
+    assert not production.living() and not production.temporary_files()
+    assert not production.server.unfinished()
+    names = {name.removeprefix("out/") for name in production.server.objects()}
+    strange = {name for name in names if not name.startswith(tuple(production.spaces)) and name != "current_space.json"}
+    assert not strange
+    assert {run.status for run in instance.get_runs()} <= {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE}
+    for pool in instance.event_log_storage.get_concurrency_keys():
+        slots = instance.event_log_storage.get_concurrency_info(pool)
+        assert not slots.claimed_slots and not slots.pending_steps
