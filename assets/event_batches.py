@@ -1,8 +1,9 @@
-"""How events get into Dagster's event log: many with one call where that is known to work, one by one elsewhere.
+"""How events get into Dagster's event log: many at once where that is known to work, one by one elsewhere.
 
-Dagster stores the events of a large partitioned output in batches, and has no public call that does it for what an op
-logs while it runs. The call used here is internal, so it is taken only with versions that it was tried with, and only
-if it looks as it did there. Everywhere else the public `context.log_event` does the same, an event at a time.
+Dagster has no public call that stores many events of an op while it runs, so there are three ways, each the fall-back
+of the one before: rows that are written into Dagster's tables, Dagster's own batches, and the public
+`context.log_event`, an event at a time. The first two are internal to Dagster, so they are taken only with versions
+that they were tried with, and only if everything looks as it did there.
 """
 
 from __future__ import annotations
@@ -10,89 +11,84 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 
 import dagster as dg
 from dagster._core import events as internal
+from dagster._core.events.log import EventLogEntry
+from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 
-Event = dg.AssetMaterialization | dg.AssetObservation
-Store = Callable[[Sequence[Event]], None]
+from surge_dagster.assets.event_texts import Event
+from surge_dagster.assets.row_store import RowStore, row_writer
+from surge_dagster.assets.storage_ids import StorageIds, kind_of
+
+# Stores events, and gives their storage ids if somebody wants them: they may cost queries.
+Store = Callable[[Sequence[Event], bool], Sequence[int | None]]
 
 # A batch is one transaction, and as long as it lasts other processes wait for SQLite.
 BATCH_EVENTS = 500
 CHECKED_VERSIONS = ("1.13.27",)
 # Dagster ignores what marks a batch unless this is over 0; whoever sets it to 0 gets events one by one.
 _BATCH_SIZE = "DAGSTER_EVENT_BATCH_SIZE"
-_PAGE = 1_000
+_LEVEL = logging.DEBUG
 
 
-def event_store(context: dg.OpExecutionContext) -> Store:
-    """What stores events of a run, in order; all of one call are of one kind and of one asset.
+@contextmanager
+def event_store(context: dg.OpExecutionContext) -> Iterator[Store]:
+    """What stores events of a run, in their order; for the thread that opens it."""
+    ids = StorageIds(context.instance, context.run_id)
+    if dg.__version__ not in CHECKED_VERSIONS or not _looks_as_checked():
+        context.log.info(
+            f"Dagster {dg.__version__} is not one of those that events are written in batches with "
+            f"({', '.join(CHECKED_VERSIONS)}): they are written one by one, which takes about 10 ms each."
+        )
+        yield lambda events, wanted: _in_groups(events, ids if wanted else None, partial(_store_one_by_one, context))
+        return
 
-    The same kind and asset, because Dagster's storages bring their table of assets up to date from the last event of a
-    batch alone, and Postgres stores a mixed batch one by one.
+    def in_batches(events: Sequence[Event], wanted: bool) -> Sequence[int | None]:
+        return _in_groups(events, ids if wanted else None, partial(_store_batch, context))
+
+    writer = None
+    if os.environ.setdefault(_BATCH_SIZE, str(BATCH_EVENTS)) != "0":
+        writer = row_writer(context.instance, context.run_id)
+    if writer is None:
+        yield in_batches
+        return
+    with writer as write:
+        storage = context.instance.event_log_storage
+        assert isinstance(storage, SqlEventLogStorage)
+        rows = RowStore(storage, write, partial(_entry, context))
+
+        def in_rows(events: Sequence[Event], wanted: bool) -> Sequence[int | None]:
+            told = rows.store(events)
+            return in_batches(events, wanted) if told is None else told
+
+        yield in_rows
+
+
+def _in_groups(
+    events: Sequence[Event], ids: StorageIds | None, store: Callable[[Sequence[Event]], None]
+) -> list[int | None]:
+    """Store events of one kind and of one asset together.
+
+    Dagster's storages bring their table of assets up to date from the last event of a batch alone, and Postgres stores
+    a mixed batch one by one.
     """
-    if dg.__version__ in CHECKED_VERSIONS and _looks_as_checked():
-        os.environ.setdefault(_BATCH_SIZE, str(BATCH_EVENTS))
-        return lambda events: _store_batch(context, events)
-    context.log.info(
-        f"Dagster {dg.__version__} is not one of those that events are written in batches with "
-        f"({', '.join(CHECKED_VERSIONS)}): they are written one by one, which takes about 10 ms each."
-    )
-    return lambda events: _store_one_by_one(context, events)
-
-
-class StorageIds:
-    """Finds the storage ids that events got; other events point at them.
-
-    Args:
-        instance: where the events are stored.
-        run_id: of the run that stores them.
-    """
-
-    def __init__(self, instance: dg.DagsterInstance, run_id: str) -> None:
-        self._instance = instance
-        self._run_id = run_id
-        self._seen: dict[dg.AssetKey, int] = {}
-
-    def before(self, events: Sequence[Event]) -> None:
-        """Note what is there already; called before events of one kind and asset are stored."""
-        asset = events[0].asset_key
-        if events[0].partition is None and asset not in self._seen:
-            newest = self._instance.fetch_materializations(asset, limit=1).records
-            self._seen[asset] = newest[0].storage_id if newest else 0
-
-    def after(self, events: Sequence[Event]) -> list[int | None]:
-        """The storage ids of events that were just stored, with two or three queries for all of them.
-
-        Args:
-            events: observations or materializations of partitions, or materializations of an asset without partitions.
-        """
-        asset = events[0].asset_key
-        if events[0].partition is None:
-            return self._of_unpartitioned(asset, len(events))
-        partitions = {event.partition for event in events if event.partition is not None}
-        found = self._instance.get_latest_storage_id_by_partition(asset, _kind(events[0]), partitions)
-        return [found.get(event.partition or "") for event in events]
-
-    def _of_unpartitioned(self, asset: dg.AssetKey, count: int) -> list[int | None]:
-        # Another run may write events of the same asset at the same time.
-        ours: list[int | None] = []
-        more = True
-        while more:
-            since = dg.AssetRecordsFilter(asset, after_storage_id=self._seen[asset])
-            page = self._instance.fetch_materializations(since, limit=_PAGE, ascending=True)
-            ours += [record.storage_id for record in page.records if record.run_id == self._run_id]
-            if page.records:
-                self._seen[asset] = page.records[-1].storage_id
-            more = page.has_more and bool(page.records)
-        return ours if len(ours) == count else [None] * count
-
-
-def _kind(event: Event) -> dg.DagsterEventType:
-    if isinstance(event, dg.AssetMaterialization):
-        return dg.DagsterEventType.ASSET_MATERIALIZATION
-    return dg.DagsterEventType.ASSET_OBSERVATION
+    groups: dict[object, list[int]] = {}
+    for place, event in enumerate(events):
+        groups.setdefault((kind_of(event), event.asset_key), []).append(place)
+    found: list[int | None] = [None] * len(events)
+    for places in groups.values():
+        group = [events[place] for place in places]
+        if ids is not None:
+            ids.before(group)
+        store(group)
+        if ids is not None:
+            for place, storage_id in zip(places, ids.after(group), strict=True):
+                found[place] = storage_id
+    return found
 
 
 def _looks_as_checked() -> bool:
@@ -104,38 +100,23 @@ def _looks_as_checked() -> bool:
         takes(report, "dagster_event", "run_id", "log_level", "batch_metadata")
         and takes(getattr(internal, "DagsterEventBatchMetadata", None), "id", "is_end")
         and takes(getattr(internal, "generate_event_batch_id", None))
+        and takes(getattr(SqlEventLogStorage, "_event_to_row", None), "event")
+        and takes(getattr(SqlEventLogStorage, "_tags_for_asset_event", None), "event")
+        and takes(getattr(SqlEventLogStorage, "_store_asset_event", None), "conn", "event", "event_id")
         and hasattr(dg.OpExecutionContext, "get_step_execution_context")
     )
 
 
 def _store_batch(context: dg.OpExecutionContext, events: Sequence[Event]) -> None:
     """As `context.log_event` would store them, but past the run's loggers: a console line each costs as much again."""
-    step = context.get_step_execution_context()
-    for start in range(0, len(events), BATCH_EVENTS):
-        part = events[start : start + BATCH_EVENTS]
-        batch = internal.generate_event_batch_id()
-        for place, event in enumerate(part):
-            if isinstance(event, dg.AssetMaterialization):
-                data = internal.StepMaterializationData(event)
-                message = event.description or f"Materialized value {event.label}."
-            else:
-                data, message = internal.AssetObservationData(event), None
-            context.instance.report_dagster_event(
-                internal.DagsterEvent(
-                    event_type_value=_kind(event).value,
-                    job_name=step.job_name,
-                    step_handle=step.step.handle,
-                    node_handle=step.step.node_handle,
-                    step_kind_value=step.step.kind.value,
-                    logging_tags=step.event_tags,
-                    event_specific_data=data,
-                    message=message,
-                    pid=os.getpid(),
-                ),
-                context.run_id,
-                logging.DEBUG,
-                batch_metadata=internal.DagsterEventBatchMetadata(batch, is_end=place == len(part) - 1),
-            )
+    batch = internal.generate_event_batch_id()
+    for place, event in enumerate(events):
+        context.instance.report_dagster_event(
+            _dagster_event(context, event),
+            context.run_id,
+            _LEVEL,
+            batch_metadata=internal.DagsterEventBatchMetadata(batch, is_end=place == len(events) - 1),
+        )
 
 
 def _store_one_by_one(context: dg.OpExecutionContext, events: Sequence[Event]) -> None:
@@ -143,3 +124,38 @@ def _store_one_by_one(context: dg.OpExecutionContext, events: Sequence[Event]) -
         context.log_event(event)
         for _ in context.consume_events():
             pass  # it is stored by now; the context would keep it in memory until the step ends (4 kB each)
+
+
+def _entry(context: dg.OpExecutionContext, event: Event, timestamp: float) -> EventLogEntry:
+    """What `report_dagster_event` stores."""
+    told = _dagster_event(context, event)
+    return EventLogEntry(
+        error_info=None,
+        level=_LEVEL,
+        user_message="",
+        run_id=context.run_id,
+        timestamp=timestamp,
+        step_key=told.step_key,
+        job_name=told.job_name,
+        dagster_event=told,
+    )
+
+
+def _dagster_event(context: dg.OpExecutionContext, event: Event) -> internal.DagsterEvent:
+    step = context.get_step_execution_context()
+    if isinstance(event, dg.AssetMaterialization):
+        data = internal.StepMaterializationData(event)
+        message = event.description or f"Materialized value {event.label}."
+    else:
+        data, message = internal.AssetObservationData(event), None
+    return internal.DagsterEvent(
+        event_type_value=kind_of(event).value,
+        job_name=step.job_name,
+        step_handle=step.step.handle,
+        node_handle=step.step.node_handle,
+        step_kind_value=step.step.kind.value,
+        logging_tags=step.event_tags,
+        event_specific_data=data,
+        message=message,
+        pid=os.getpid(),
+    )

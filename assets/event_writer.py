@@ -14,14 +14,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 import dagster as dg
 
-from surge_dagster.assets.event_batches import BATCH_EVENTS, Event, StorageIds, event_store
+from surge_dagster.assets.event_batches import BATCH_EVENTS, Store, event_store
+from surge_dagster.assets.event_texts import Event
 from surge_dagster.engine.errors import TransientError
 
 _FLUSH_SECONDS = 1.0
@@ -51,8 +52,6 @@ class EventWriter:
     def __init__(self, context: dg.OpExecutionContext, *, grace_seconds: float) -> None:
         self._context = context
         self._grace_seconds = grace_seconds
-        self._ids = StorageIds(context.instance, context.run_id)
-        self._store = event_store(context)
         self._waiting: deque[_Logged] = deque()
         self._changed = threading.Condition()
         self._oldest = 0.0  # when the first of those that wait was logged
@@ -147,14 +146,14 @@ class EventWriter:
             ) from self._error
 
     def _run(self) -> None:
-        while batch := self._next():
-            try:
-                self._store_all(batch)
-            except BaseException as error:
-                with self._changed:
-                    self._error = error
-                    self._changed.notify_all()
-                return
+        try:
+            with event_store(self._context) as store:
+                while batch := self._next():
+                    self._store_all(store, batch)
+        except BaseException as error:
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
 
     def _next(self) -> list[_Logged]:
         """Wait for events that are due and take them; none when there will be no more."""
@@ -181,27 +180,12 @@ class EventWriter:
             return next((place for place, logged in enumerate(self._waiting, 1) if logged.points_back), 0)
         return 0
 
-    def _store_all(self, batch: list[_Logged]) -> None:
+    def _store_all(self, store: Store, batch: list[_Logged]) -> None:
         for points_back in (False, True):
-            for group in _groups(logged for logged in batch if logged.points_back is points_back):
-                events = [event for event, _ in group]
-                heard = any(stored for _, stored in group)
-                if heard:
-                    self._ids.before(events)
-                self._store(events)
-                if heard:
-                    for (_, stored), storage_id in zip(group, self._ids.after(events), strict=True):
-                        if stored is not None and storage_id is not None:
-                            stored(storage_id)
-
-
-_Made = tuple[Event, Callable[[int], None] | None]
-
-
-def _groups(batch: Iterable[_Logged]) -> Iterable[list[_Made]]:
-    """Events of one kind and one asset together, otherwise in their order."""
-    groups: dict[tuple[type[Event], dg.AssetKey], list[_Made]] = {}
-    for logged in batch:
-        event = logged.make()
-        groups.setdefault((type(event), event.asset_key), []).append((event, logged.stored))
-    return groups.values()
+            alike = [logged for logged in batch if logged.points_back is points_back]
+            if not alike:
+                continue
+            ids = store([logged.make() for logged in alike], any(logged.stored for logged in alike))
+            for logged, storage_id in zip(alike, ids, strict=True):
+                if logged.stored is not None and storage_id is not None:
+                    logged.stored(storage_id)

@@ -12,20 +12,27 @@ back at any time:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import sqlalchemy as db
 from dagster._config.config_schema import UserConfigSchema
 from dagster._core.events import DagsterEventType
 from dagster._core.events.log import EventLogEntry
 from dagster._core.storage.event_log.schema import AssetEventTagsTable, SqlEventLogStorageTable
-from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
+from dagster._core.storage.event_log.sqlite.sqlite_event_log import INDEX_SHARD_NAME, SqliteEventLogStorage
+from dagster._core.storage.sql import create_engine
+from dagster._core.storage.sqlite import SQLITE_BUSY_TIMEOUT_SECONDS
 from dagster._serdes import ConfigurableClassData
 from sqlalchemy.engine import Connection
 
+from surge_dagster.event_rows import EventRows, RowWriter
+
 _FOLDER = Path("history", "runs")  # in the instance's own; where Dagster has it when nothing is configured
+_INSERT = SqlEventLogStorageTable.insert()
 _IN_ONE_TRANSACTION = {
     DagsterEventType.ASSET_MATERIALIZATION,
     DagsterEventType.ASSET_OBSERVATION,
@@ -67,47 +74,78 @@ class BatchingSqliteEventLogStorage(SqliteEventLogStorage):
         super().register_instance(instance)
 
     def store_event_batch(self, events: Sequence[EventLogEntry]) -> None:
-        """Store asset events in their order: in the database of their run, then in the one that all runs share."""
+        """Called by Dagster to store events in their order."""
         if not all(event.is_dagster_event and event.dagster_event_type in _IN_ONE_TRANSACTION for event in events):
             super().store_event_batch(events)
             return
-        rows = [self._event_to_row(event) for event in events]
+        rows = EventRows(
+            rows=[self._event_to_row(event) for event in events],
+            tags=[self._tags_for_asset_event(event) for event in events],
+            latest=_latest(events),
+        )
+        # Looked at before: within the transaction it would wait for the lock that the transaction holds.
+        has_tags = self.has_table(AssetEventTagsTable.name)
+        with self.index_transaction() as shared:
+            self._write_shared(shared, rows, has_tags)
         by_run: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
-        for row in rows:
+        for row in rows.rows:
             by_run[row["run_id"]].append(row)
         for run_id, of_run in by_run.items():
             with self.run_connection(run_id) as connection:
-                connection.execute(SqlEventLogStorageTable.insert(), of_run)
-        # Looked at before: within the transaction it would wait for the lock that the transaction holds.
+                connection.execute(_INSERT, of_run)
+
+    @contextmanager
+    def row_writer(self, run_id: str) -> Iterator[RowWriter]:
+        """What writes rows of one run, for one thread.
+
+        Its connections stay open, since SQLite copies its log into the database and waits for the disk whenever the
+        last connection closes. It does not wait for the disk at each commit either. What a power failure takes are the
+        last events, as when the run is killed before it has stored them.
+        """
         has_tags = self.has_table(AssetEventTagsTable.name)
-        with self.index_transaction() as connection:
-            insert = SqlEventLogStorageTable.insert()
-            ids = [connection.execute(insert, row).lastrowid for row in rows]
-            tags = self._tag_rows(events, ids) if has_tags else []
-            if tags:
-                connection.execute(AssetEventTagsTable.insert(), tags)
-            self._store_latest(connection, events, ids)
+        with self._kept_open(INDEX_SHARD_NAME) as shared, self._kept_open(run_id) as of_run:
 
-    def _tag_rows(self, events: Sequence[EventLogEntry], ids: Sequence[int]) -> list[dict[str, Any]]:
-        return [
-            {
-                "event_id": event_id,
-                "asset_key": asset_key.to_string(),
-                "key": key,
-                "value": value,
-                "event_timestamp": self._event_insert_timestamp(event),
-            }
-            for event_id, event in zip(ids, events, strict=True)
-            if (asset_key := event.get_dagster_event().asset_key) is not None
-            for key, value in self._tags_for_asset_event(event).items()
-        ]
+            def write(events: EventRows) -> list[int]:
+                with shared.begin():
+                    ids = self._write_shared(shared, events, has_tags)
+                with of_run.begin():
+                    of_run.execute(_INSERT, events.rows)
+                return ids
 
-    def _store_latest(self, connection: Connection, events: Sequence[EventLogEntry], ids: Sequence[int]) -> None:
-        """Bring the table of assets up to date; only the last event of its kind leaves anything there."""
-        latest: dict[object, tuple[EventLogEntry, int]] = {}
-        for event, event_id in zip(events, ids, strict=True):
-            kind = (event.get_dagster_event().asset_key, event.dagster_event_type)
-            latest.pop(kind, None)  # so that what comes last is also written last
-            latest[kind] = (event, event_id)
-        for event, event_id in latest.values():
-            self._store_asset_event(connection, event, event_id)
+            yield write
+
+    @contextmanager
+    def _kept_open(self, shard: str) -> Iterator[Connection]:
+        with self._connect(shard):
+            pass  # makes the tables
+        engine = create_engine(
+            self.conn_string_for_shard(shard),
+            poolclass=db.NullPool,
+            connect_args={"timeout": SQLITE_BUSY_TIMEOUT_SECONDS},
+        )
+        with engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA synchronous = NORMAL")
+            connection.rollback()
+            yield connection
+
+    def _write_shared(self, connection: Connection, events: EventRows, has_tags: bool) -> list[int]:
+        """Write to the database that all runs share, first: where others may hold the lock, nothing is stored yet."""
+        connection.execute(_INSERT, events.rows)
+        # Nobody else writes while this transaction does, so the rows got ids without gaps.
+        last = connection.exec_driver_sql("SELECT last_insert_rowid()").scalar_one()
+        ids = list(range(last - len(events.rows) + 1, last + 1))
+        if has_tags and (tags := events.tag_rows(ids)):
+            connection.execute(AssetEventTagsTable.insert(), tags)
+        for place, event in events.latest:
+            self._store_asset_event(connection, event, ids[place])
+        return ids
+
+
+def _latest(events: Sequence[EventLogEntry]) -> list[tuple[int, EventLogEntry]]:
+    """The last event of each kind and asset; only that leaves anything in the table of assets."""
+    latest: dict[object, tuple[int, EventLogEntry]] = {}
+    for place, event in enumerate(events):
+        kind = (event.get_dagster_event().asset_key, event.dagster_event_type)
+        latest.pop(kind, None)  # so that what comes last is also written last
+        latest[kind] = (place, event)
+    return list(latest.values())

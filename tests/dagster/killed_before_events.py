@@ -10,13 +10,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import dagster as dg
 
 from surge_dagster.assets import event_writer
-from surge_dagster.assets.event_batches import Event, Store, event_store
+from surge_dagster.assets.event_batches import Store, event_store
+from surge_dagster.assets.event_texts import Event
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.in_process import execute, local_instance
@@ -27,19 +29,20 @@ def main(catalog: str, output: str) -> None:
     partitions = len(list(Path(catalog).iterdir()))
     stored: list[int] = []
 
-    def store_of(context: dg.OpExecutionContext) -> Store:
-        store = event_store(context)
-
-        def store_the_first(events: Sequence[Event]) -> None:
+    @contextmanager
+    def store_of(context: dg.OpExecutionContext) -> Iterator[Store]:
+        def store_the_first(events: Sequence[Event], wanted: bool) -> Sequence[int | None]:
             if events[0].asset_key == CatalogNames().embeddings and stored:
                 while len(list(Path(output).glob("*/*.parquet"))) < partitions:
                     pass  # the others are on their way
                 os.kill(os.getpid(), signal.SIGKILL)
-            store(events)
+            ids = store(events, wanted)
             if events[0].asset_key == CatalogNames().embeddings:
                 stored.append(len(events))
+            return ids
 
-        return store_the_first
+        with event_store(context) as store:
+            yield store_the_first
 
     event_writer.event_store = store_of
     settings = load_settings(source=catalog, output=output, model="hash://16")

@@ -16,7 +16,9 @@ from dagster._core.events import (
 )
 from dagster._core.events.log import EventLogEntry
 from dagster._core.storage.event_log import SqliteEventLogStorage
+from dagster._serdes import serialize_value
 
+from surge_dagster.event_rows import EventRows
 from surge_dagster.event_storage import BatchingSqliteEventLogStorage
 
 RUNS = ("00000000-0000-0000-0000-000000000001", "00000000-0000-0000-0000-000000000002")
@@ -78,16 +80,28 @@ def test_a_batch_leaves_the_rows_that_dagsters_own_class_leaves_event_by_event(t
     assert tables(tmp_path / "batched") == tables(tmp_path / "stock")
 
 
-def test_a_batch_is_in_the_shared_database_as_a_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_is_stored_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = BatchingSqliteEventLogStorage(str(tmp_path))
     storage.store_event_batch(entries()[:3])
-    before = {name: rows for name, rows in tables(tmp_path).items() if name.startswith("index.db")}
-    monkeypatch.setattr(BatchingSqliteEventLogStorage, "_store_latest", lambda *_: 1 / 0)
+    before = tables(tmp_path)
+    monkeypatch.setattr(BatchingSqliteEventLogStorage, "_store_asset_event", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         storage.store_event_batch(entries()[3:])
-    assert {name: rows for name, rows in tables(tmp_path).items() if name.startswith("index.db")} == before
+    assert tables(tmp_path) == before
+
+
+def test_rows_get_their_own_ids_while_others_write(tmp_path: Path) -> None:
+    """Other connections of this process and other processes write to the same databases between batches."""
+    storage = BatchingSqliteEventLogStorage(str(tmp_path))
+    events = [event for event in entries() if event.run_id == RUNS[0]]
+    with storage.row_writer(RUNS[0]) as write:
+        for start in range(0, len(events), 4):
+            part = events[start : start + 4]
+            ids = write(EventRows([storage._event_to_row(event) for event in part], [{}] * len(part), []))
+            SqliteEventLogStorage(str(tmp_path)).store_event(part[0])
+            with sqlite3.connect(tmp_path / "index.db") as connection:
+                stored = dict(connection.execute("SELECT id, event FROM event_logs").fetchall())
+            assert [stored[event_id] for event_id in ids] == [serialize_value(event) for event in part]
 
 
 def test_an_instance_can_change_to_it_and_back(tmp_path: Path) -> None:

@@ -9,17 +9,24 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
 import yaml
 
 from benchmarks.postgres_server import PostgresServer, postgres_server
-from surge_dagster.assets import event_batches, event_writer
-from surge_dagster.assets.event_batches import Event, Store, event_store
+from surge_dagster.assets import event_batches, event_texts, event_writer, lineage
+from surge_dagster.assets.event_batches import Store, event_store
+from surge_dagster.assets.event_texts import Event
 from surge_dagster.assets.event_writer import EventWriter
+from surge_dagster.assets.source_partitions import DATA_VERSION_TAG, observation
+from surge_dagster.engine.catalog import Partition
+from surge_dagster.engine.telemetry import Receipt
+from surge_dagster.event_rows import EventRows
 from tests.dagster.conftest import NAMES, ROOT, Workbench
 from tests.dagster.test_failures import shown
 
@@ -65,6 +72,17 @@ def recorded(request: pytest.FixtureRequest, bench: Workbench) -> Iterator[Workb
         yield Workbench(bench.root, instance)
 
 
+def execute(bench: Workbench, work: dg.OpDefinition) -> dg.ExecuteInProcessResult:
+    """A run of one op."""
+
+    @dg.job(executor_def=dg.in_process_executor)
+    def job() -> None:
+        work()
+
+    quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+    return job.execute_in_process(instance=bench.instance, run_config=quiet, raise_on_error=False)
+
+
 def ids_of(bench: Workbench, asset: dg.AssetKey, kind: dg.DagsterEventType) -> dict[str, int]:
     return dict(bench.instance.get_latest_storage_id_by_partition(asset, kind))
 
@@ -104,6 +122,128 @@ def test_a_run_leaves_a_complete_record_on_every_storage(recorded: Workbench) ->
     assert_complete_record(recorded, keys)
     again = recorded.refresh()
     assert again.materialized() == {} and again.observed() == {}
+
+
+def events_of_every_kind() -> list[Event]:
+    """Several of each, alike and not alike, with texts and numbers that JSON writes in a special way."""
+    events: list[Event] = []
+    for number, key in enumerate(["plain", 'quote"back\\slash', "größe 中文 🙂", "7316400070000000", "e"]):
+        partition = Partition(key, f"v{number}", lambda: iter(()), lambda: "v", rows=number or None)
+        events.append(observation(NAMES, partition))
+        rate = (0.1, 1e-7, 2.0**70, float("inf"), None)[number]
+        receipt = Receipt(key, "encoded", f"/a/{key}", number, 8, 2**60, "d", 0, "s", "c", "w", "space", number, rate)
+        events.append(lineage.materialization(NAMES, receipt, number, None, reused=number % 2 == 0))
+        metadata: dict[str, Any] = {"nested": {"a": [1, None]}, "none": dg.MetadataValue.text(None or ""), "n": number}
+        events.append(dg.AssetMaterialization(NAMES.superbatches, f"SuperBatch {number}", metadata))
+    return events
+
+
+def as_read(bench: Workbench, run_id: str) -> dict[str, Any]:
+    """What Dagster reads of a run's events, in every way in which its pages ask."""
+    instance, storage = bench.instance, bench.instance.event_log_storage
+
+    def of_any_run(entry: dg.EventLogEntry | None) -> dg.EventLogEntry | None:
+        if entry is None or entry.dagster_event is None:
+            return entry
+        tags = {**(entry.dagster_event.logging_tags or {}), "run_id": ""}
+        return entry._replace(timestamp=0.0, run_id="", dagster_event=entry.dagster_event._replace(logging_tags=tags))
+
+    def in_order(records: Sequence[dg.EventLogRecord]) -> list[object]:
+        ours = [record for record in records if record.run_id == run_id]
+        assert [record.storage_id for record in ours] == sorted((record.storage_id for record in ours), reverse=True)
+        return [(of_any_run(record.event_log_entry), record.partition_key) for record in ours]
+
+    told = [entry for entry in instance.all_logs(run_id) if entry.dagster_event and entry.dagster_event.asset_key]
+    read: dict[str, Any] = {"events": len(told)}
+    for asset in (NAMES.source_partitions, NAMES.superbatches, NAMES.embeddings):
+        [record] = instance.get_asset_records([asset])
+        read |= {
+            f"{asset} log": [of_any_run(entry) for entry in told if entry.get_dagster_event().asset_key == asset],
+            f"{asset} materializations": in_order(instance.fetch_materializations(asset, limit=100).records),
+            f"{asset} observations": in_order(instance.fetch_observations(asset, limit=100).records),
+            f"{asset} latest": of_any_run(instance.get_latest_materialization_event(asset)),
+            f"{asset} record": of_any_run(record.asset_entry.last_materialization),
+            f"{asset} last run": record.asset_entry.last_run_id == run_id,
+            f"{asset} partitions": instance.get_materialized_partitions(asset),
+            f"{asset} of the run": instance.get_asset_keys_for_run(run_id),
+        }
+        for kind in (MATERIALIZATION, OBSERVATION):
+            read[f"{asset} {kind} tags"] = storage.get_latest_tags_by_partition(asset, kind, [DATA_VERSION_TAG])
+            read[f"{asset} {kind} ids"] = sorted(storage.get_latest_storage_id_by_partition(asset, kind))
+    return read
+
+
+def without_messages(read: Any) -> Any:
+    """Events without what their entry in the log says around them."""
+    if isinstance(read, dg.EventLogEntry):
+        return read.dagster_event
+    return [without_messages(part) for part in read] if isinstance(read, list | tuple) else read
+
+
+def test_events_read_back_the_same_whichever_way_they_were_stored(
+    recorded: Workbench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As rows, in Dagster's batches, and event by event: the public call alone says something more in the run's log."""
+    found: list[dict[str, Any]] = []
+
+    @dg.op
+    def work(context) -> None:
+        with EventWriter(context, grace_seconds=60) as events:
+            for event in events_of_every_kind():
+                events.log(event)
+
+    for way in ("rows", "batches", "one by one"):
+        if way == "batches":
+            monkeypatch.setattr(event_batches, "row_writer", lambda instance, run_id: None)
+        elif way == "one by one":
+            monkeypatch.setattr(event_batches, "CHECKED_VERSIONS", ())
+        found.append(as_read(recorded, execute(recorded, work).run_id))
+    assert "Dagster's own calls" not in caplog.text
+    rows, batches, one_by_one = found
+    assert rows["events"] == len(rows[f"{NAMES.embeddings} materializations"]) * 3 == 15
+    assert rows == batches
+    for name, read in rows.items():
+        if name.endswith((" log", " materializations", " observations", " latest", " record")):
+            assert without_messages(read) == without_messages(one_by_one[name]), name
+        else:
+            assert read == one_by_one[name], name
+
+
+@pytest.mark.parametrize("how", ["other rows", "refused rows"])
+def test_events_whose_rows_cannot_be_used_go_through_dagster_once(
+    recorded: Workbench, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    if how == "other rows":
+        monkeypatch.setattr(event_texts._Template, "fill", lambda template, values: "{}")
+    else:
+        monkeypatch.setattr(EventRows, "tag_rows", lambda rows, ids: [{"event_id": None}])
+
+    @dg.op
+    def work(context) -> None:
+        with EventWriter(context, grace_seconds=60) as events:
+            for event in events_of_every_kind():
+                events.log(event)
+
+    read = as_read(recorded, execute(recorded, work).run_id)
+    assert read["events"] == 15
+    assert [
+        len(read[f"{asset} {kind}"])
+        for asset, kind in ((NAMES.embeddings, "materializations"), (NAMES.source_partitions, "observations"))
+    ] == [5, 5]
+
+
+def test_whoever_listens_to_a_run_hears_every_event(bench: Workbench) -> None:
+    heard: list[dg.EventLogEntry] = []
+
+    @dg.op
+    def work(context) -> None:
+        context.instance.add_event_listener(context.run_id, heard.append)
+        with EventWriter(context, grace_seconds=60) as events:
+            for event in events_of_every_kind():
+                events.log(event)
+
+    assert execute(bench, work).success
+    assert len([entry for entry in heard if entry.dagster_event and entry.dagster_event.asset_key]) == 15
 
 
 @pytest.mark.parametrize("why", ["another version", "turned off"])
@@ -171,15 +311,15 @@ def test_an_event_log_that_refuses_events_ends_the_attempt_and_the_next_one_adop
     monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
     refusals = iter([True])
 
-    def refusing(context: dg.OpExecutionContext) -> Store:
-        store = event_store(context)
-
-        def refuse_once(events: Sequence[Event]) -> None:
+    @contextmanager
+    def refusing(context: dg.OpExecutionContext) -> Iterator[Store]:
+        def refuse_once(events: Sequence[Event], wanted: bool) -> Sequence[int | None]:
             if events[0].asset_key == NAMES.embeddings and next(refusals, False):
                 raise OSError("the disk of the event log is full")
-            store(events)
+            return store(events, wanted)
 
-        return refuse_once
+        with event_store(context) as store:
+            yield refuse_once
 
     monkeypatch.setattr(event_writer, "event_store", refusing)
     ran = bench.refresh()
@@ -192,15 +332,6 @@ def test_an_event_log_that_refuses_events_ends_the_attempt_and_the_next_one_adop
 
 class TestWriter:
     """The writer inside an op of its own."""
-
-    @staticmethod
-    def execute(bench: Workbench, work: dg.OpDefinition) -> bool:
-        @dg.job(executor_def=dg.in_process_executor)
-        def job() -> None:
-            work()
-
-        quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-        return job.execute_in_process(instance=bench.instance, run_config=quiet, raise_on_error=False).success
 
     @staticmethod
     def event(number: int) -> dg.AssetMaterialization:
@@ -217,7 +348,7 @@ class TestWriter:
                     events.log(self.event(number))
                 raise end
 
-        assert not self.execute(bench, work)
+        assert not execute(bench, work).success
         assert len(ids_of(bench, dg.AssetKey("thing"), MATERIALIZATION)) == 700
 
     def test_a_run_that_is_faster_than_the_event_log_waits_for_it(
@@ -225,12 +356,14 @@ class TestWriter:
     ) -> None:
         opened, logged, stored = threading.Event(), [0], [0]
 
-        def store_of(context: dg.OpExecutionContext) -> Store:
-            def slow(events: Sequence[Event]) -> None:
+        @contextmanager
+        def store_of(context: dg.OpExecutionContext) -> Iterator[Store]:
+            def slow(events: Sequence[Event], wanted: bool) -> Sequence[int | None]:
                 assert opened.wait(60)
                 stored[0] += len(events)
+                return [None] * len(events)
 
-            return slow
+            yield slow
 
         monkeypatch.setattr(event_writer, "event_store", store_of)
         monkeypatch.setattr(event_writer, "_WAITING_EVENTS", 600)
@@ -254,7 +387,7 @@ class TestWriter:
                 opened.set()
                 logger.join()
 
-        assert self.execute(bench, work)
+        assert execute(bench, work).success
         assert seen[0] <= 600 + event_batches.BATCH_EVENTS and stored == [5_000]
 
     def pointing(self, number: int, stored: list[int], pointed: list[int]) -> dg.AssetMaterialization:
@@ -272,5 +405,5 @@ class TestWriter:
                     events.log(dg.AssetMaterialization("cause"), stored.append)
                     events.log_after(partial(self.pointing, number, stored, pointed))
 
-        assert self.execute(bench, work)
+        assert execute(bench, work).success
         assert len(pointed) == 1_200 and pointed == sorted(set(pointed)), "each its own, in the order of the log"
