@@ -72,9 +72,10 @@ def held_by_active_runs(names: CatalogNames, instance: dg.DagsterInstance) -> se
     def embeds(run: dg.DagsterRun) -> bool:
         return run.job_name in (names.refresh_job, names.embed_job) or names.embeddings in (run.asset_selection or ())
 
-    registered = dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name))
     held: set[str] = set()
-    for run in list(active_runs(instance, embeds)):
+    runs = list(active_runs(instance, embeds))
+    registered = dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name)) if runs else {}
+    for run in runs:
         keys = held_keys(run, registered, (names.embeddings_op, names.refresh_op))
         if keys is None:
             return None

@@ -16,14 +16,15 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from itertools import islice
 
 import dagster as dg
 
 from surge_dagster.assets import lineage
 from surge_dagster.assets.launch import REQUEST_TAG
-from surge_dagster.assets.lineage import Catalogued, read_catalogued
+from surge_dagster.assets.lineage import Catalogued, read_catalogued_again
 from surge_dagster.assets.names import CatalogNames
-from surge_dagster.assets.outputs import file_states, known_space, published
+from surge_dagster.assets.outputs import file_states, known_space, receipt_of_fresh
 from surge_dagster.assets.partition_keys import is_canonical, to_partition_key
 from surge_dagster.assets.refusals import refused_since_observed
 from surge_dagster.assets.sensor_cursor import Request, SensorCursor, digest
@@ -32,7 +33,7 @@ from surge_dagster.assets.vanished import Departures, Vanishing
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.spec import EncodingSpec, Space
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.output.freshness import OutputState, Status
+from surge_dagster.engine.output.freshness import OutputState, PublishedFile, Status
 from surge_dagster.engine.output.store import Store
 from surge_dagster.shards import Sharding
 
@@ -103,10 +104,10 @@ class Look:
             now: the time of this look.
         """
         by_key = {to_partition_key(partition.key): partition for partition in partitions}
-        catalogued = read_catalogued(self.names, self.instance)
+        catalogued = read_catalogued_again(self.names, self.instance)
         new = [key for key in by_key if key not in catalogued.registered]
         order = [*catalogued.registered, *new[:_KEYS_PER_TICK]]
-        moved = list(changed(by_key.values(), catalogued.observed))[:_EVENTS_PER_TICK]
+        moved = list(islice(changed(by_key, catalogued.observed), _EVENTS_PER_TICK))
         found = Discovery(order, cursor, new[:_KEYS_PER_TICK])
         found.events += [observation(self.names, partition) for partition in moved]
         missing = [key for key in catalogued.registered if key not in by_key and is_canonical(key)]
@@ -124,12 +125,13 @@ class Look:
         self._let_go(found, departures, missing, held, catalogued, now)
         free = {} if held is None else {key: part for key, part in by_key.items() if key not in held}
         outputs = OutputState(self.store, found.space.name) if found.space else None
-        states = file_states(by_key, outputs)
+        fresh: dict[str, PublishedFile] = {}
+        states = file_states(by_key, outputs, fresh)
         wanted = self._wanted(by_key, states)
         if outputs:
-            idle = {key: part for key, part in free.items() if states[key] == "fresh"}
-            found.events += self._adoptions(idle, outputs, catalogued, found.room)
-        self._choose(found, wanted, free, refused_since_observed(self.names, self.instance, catalogued), now)
+            idle = {key: file for key, file in fresh.items() if key in free}
+            found.events += self._adoptions(by_key, idle, outputs, catalogued, found.room)
+        self._choose(found, wanted, free, refused_since_observed(catalogued), now)
         if foreign := sum(state == "foreign" for state in states.values()):
             notes.append(f"{foreign:,} whose place is taken by a file of another space")
         if unreadable := sum(state is None for state in states.values()):
@@ -204,19 +206,22 @@ class Look:
         }
 
     def _adoptions(
-        self, idle: dict[str, Partition], outputs: OutputState, catalogued: Catalogued, room: int
+        self,
+        by_key: Mapping[str, Partition],
+        idle: Mapping[str, PublishedFile],
+        outputs: OutputState,
+        catalogued: Catalogued,
+        room: int,
     ) -> list[dg.AssetObservation | dg.AssetMaterialization]:
         """Materializations of fresh files that are not on record, once their source version is."""
         adopted: list[dg.AssetObservation | dg.AssetMaterialization] = []
-        for key, partition in idle.items():
+        for key, file in idle.items():
             if len(adopted) >= room:
                 break
-            if catalogued.observed.get(key) != partition.source_version:
+            if catalogued.knows(key, file.facts.desired_version):
                 continue
-            facts = outputs.facts(partition.key)
-            if facts is None or catalogued.knows(partition.key, facts.desired_version):
-                continue
-            if receipt := published(outputs, partition.key):
+            if catalogued.observed.get(key) == by_key[key].source_version:
+                receipt = receipt_of_fresh(outputs, file)
                 observed = catalogued.observation_ids.get(key)
                 adopted.append(lineage.materialization(self.names, receipt, observed, adopted=True))
         return adopted

@@ -8,13 +8,15 @@ one per partition.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
 
 import dagster as dg
 from dagster._core.events import DagsterEventType
 
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.partition_keys import to_partition_key
+from surge_dagster.assets.records_version import event_log_identity, records_version
 from surge_dagster.assets.source_partitions import DATA_VERSION_TAG
 from surge_dagster.engine.telemetry import Receipt
 
@@ -24,6 +26,8 @@ CODE_VERSION = "1"
 _INPUT_VERSION_TAG = "dagster/input_data_version/"
 _INPUT_EVENT_TAG = "dagster/input_event_pointer/"
 _NO_EVENT = "NULL"
+
+_known: dict[Hashable, tuple[Hashable, Catalogued]] = {}  # by event log and catalog
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,7 @@ class Catalogued:
         observation_ids: storage id of that observation.
         embedded: data version of the last materialization of `embeddings`.
         embedding_ids: storage id of that materialization.
+        refusal_ids: storage id of the last observation of `embeddings`, which tells of a refusal.
     """
 
     registered: dict[str, None]
@@ -43,39 +48,59 @@ class Catalogued:
     observation_ids: dict[str, int]
     embedded: dict[str, str]
     embedding_ids: dict[str, int]
+    refusal_ids: dict[str, int]
 
     def knows(self, key: str, desired_version: str) -> bool:
-        """Whether the last materialization of a catalog key is of this version, from the source version observed last.
+        """Whether a partition key's last materialization is of this version, from the source version observed last.
 
         Event tags other than the data version cannot be read in bulk; that the materialization is younger than the
         observation says the same.
         """
-        partition_key = to_partition_key(key)
-        made = self.embedding_ids.get(partition_key, -1)
-        return self.embedded.get(partition_key) == desired_version and made > self.observation_ids.get(
-            partition_key, -1
-        )
+        made = self.embedding_ids.get(key, -1)
+        return self.embedded.get(key) == desired_version and made > self.observation_ids.get(key, -1)
 
 
 def read_catalogued(names: CatalogNames, instance: dg.DagsterInstance) -> Catalogued:
-    """Everything on record, in five queries whatever the number of partitions."""
+    """Everything on record, in six queries whatever the number of partitions."""
     storage = instance.event_log_storage
 
     def versions(asset: dg.AssetKey, kind: DagsterEventType) -> dict[str, str]:
         tags = storage.get_latest_tags_by_partition(asset, kind, [DATA_VERSION_TAG])
         return {key: tagged[DATA_VERSION_TAG] for key, tagged in tags.items()}
 
+    def ids(asset: dg.AssetKey, kind: DagsterEventType) -> dict[str, int]:
+        return dict(storage.get_latest_storage_id_by_partition(asset, kind))
+
     return Catalogued(
-        registered=dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name)),
+        registered=_registered(names, instance),
         observed=versions(names.source_partitions, DagsterEventType.ASSET_OBSERVATION),
-        observation_ids=dict(
-            storage.get_latest_storage_id_by_partition(names.source_partitions, DagsterEventType.ASSET_OBSERVATION)
-        ),
+        observation_ids=ids(names.source_partitions, DagsterEventType.ASSET_OBSERVATION),
         embedded=versions(names.embeddings, DagsterEventType.ASSET_MATERIALIZATION),
-        embedding_ids=dict(
-            storage.get_latest_storage_id_by_partition(names.embeddings, DagsterEventType.ASSET_MATERIALIZATION)
-        ),
+        embedding_ids=ids(names.embeddings, DagsterEventType.ASSET_MATERIALIZATION),
+        refusal_ids=ids(names.embeddings, DagsterEventType.ASSET_OBSERVATION),
     )
+
+
+def read_catalogued_again(names: CatalogNames, instance: dg.DagsterInstance) -> Catalogued:
+    """Everything on record, for a process that asks again and again: events are fetched when there may be others.
+
+    What is given is shared with later calls; nobody changes it.
+    """
+    identity = event_log_identity(instance)
+    # Before the events: one that comes between is fetched now or, since the token has moved, by the next call.
+    version = None if identity is None else records_version(names, instance)
+    if version is None:
+        return read_catalogued(names, instance)
+    known, catalogued = _known.get((identity, names), (None, None))
+    if catalogued is not None and known == version:
+        return replace(catalogued, registered=_registered(names, instance))
+    catalogued = read_catalogued(names, instance)
+    _known[identity, names] = version, catalogued
+    return catalogued
+
+
+def _registered(names: CatalogNames, instance: dg.DagsterInstance) -> dict[str, None]:
+    return dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name))
 
 
 def materialization(

@@ -10,7 +10,7 @@ from surge_dagster.assets.names import CatalogNames
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.spec import EncodingSpec, Space
 from surge_dagster.engine.errors import ConfigError, TransientError
-from surge_dagster.engine.output.freshness import OutputState, Status
+from surge_dagster.engine.output.freshness import OutputState, PublishedFile, Status
 from surge_dagster.engine.output.receipts import receipt_of
 from surge_dagster.engine.output.spaces import find_space, list_spaces
 from surge_dagster.engine.output.store import Store
@@ -43,8 +43,11 @@ class _Alone:
 def published(outputs: OutputState, key: str) -> Receipt | None:
     """The receipt of a valid file of the space that is there already."""
     file = outputs.file(key)
-    if file is None or file.facts.space != outputs.space:
-        return None
+    return None if file is None or file.facts.space != outputs.space else receipt_of_fresh(outputs, file)
+
+
+def receipt_of_fresh(outputs: OutputState, file: PublishedFile) -> Receipt:
+    """The receipt of a file of the space that was there already."""
     return receipt_of(file.facts, file.stored, outputs.store.location(file.stored.name), action="fresh")
 
 
@@ -64,16 +67,28 @@ def known_space(names: CatalogNames, store: Store, spec: EncodingSpec, *, unatte
     return space
 
 
-def file_states(by_key: dict[str, Partition], outputs: OutputState | None) -> dict[str, Status | None]:
-    """How each partition's file stands; None where it cannot be read now, so that a run would have to refuse it."""
+def file_states(
+    by_key: dict[str, Partition], outputs: OutputState | None, fresh: dict[str, PublishedFile] | None = None
+) -> dict[str, Status | None]:
+    """How each partition's file stands; None where it cannot be read now, so that a run would have to refuse it.
+
+    Args:
+        by_key: the partitions, by partition key.
+        outputs: the files, None where there are none yet.
+        fresh: gets the files of those that are fresh, in the same order.
+    """
     states: dict[str, Status | None] = dict.fromkeys(by_key, "missing")
     if outputs is None:
         return states
     outputs.look_at(partition.key for partition in by_key.values())
     for key, partition in by_key.items():
         try:
-            states[key] = outputs.status(partition)
+            file = outputs.file(partition.key)
         except TransientError as error:
             log.warning("%s", error)
             states[key] = None
+            continue
+        states[key] = status = outputs.status_of(partition, file)
+        if fresh is not None and file is not None and status == "fresh":
+            fresh[key] = file
     return states

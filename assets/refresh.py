@@ -299,7 +299,7 @@ class Refresh:
         shown_as_failed = failed_on_record(self._names, self._context.instance) if fresh else set[str]()
         for receipt in fresh:
             moved = self._observe(receipt.key)
-            known = not moved and self._catalogued.knows(receipt.key, receipt.desired_version)
+            known = not moved and self._catalogued.knows(to_partition_key(receipt.key), receipt.desired_version)
             if not known and not self._reads_back(receipt.key, space):
                 continue
             if not known or self._backfill or to_partition_key(receipt.key) in shown_as_failed:

@@ -37,9 +37,6 @@ def tell_of_refusals(names: CatalogNames, context: dg.OpExecutionContext, refuse
             pass  # it is stored by now
 
 
-def refused_since_observed(names: CatalogNames, instance: dg.DagsterInstance, catalogued: Catalogued) -> set[str]:
+def refused_since_observed(catalogued: Catalogued) -> set[str]:
     """Partition keys whose content was refused in the source version observed last."""
-    refusals = instance.event_log_storage.get_latest_storage_id_by_partition(
-        names.embeddings, dg.DagsterEventType.ASSET_OBSERVATION
-    )
-    return {key for key, event in refusals.items() if event > catalogued.observation_ids.get(key, -1)}
+    return {key for key, event in catalogued.refusal_ids.items() if event > catalogued.observation_ids.get(key, -1)}

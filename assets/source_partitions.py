@@ -6,7 +6,7 @@ changed, so Dagster's own staleness follows the catalog.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import dagster as dg
 
@@ -55,8 +55,8 @@ def in_chunks(keys: Sequence[str]) -> Iterator[list[str]]:
         yield list(keys[start : start + _KEYS_PER_STATEMENT])
 
 
-def changed(partitions: Iterable[Partition], observed: dict[str, str]) -> Iterator[Partition]:
-    """Those whose source version is not the one observed last; `observed` goes by partition key."""
-    for partition in partitions:
-        if observed.get(to_partition_key(partition.key)) != partition.source_version:
+def changed(by_key: Mapping[str, Partition], observed: Mapping[str, str]) -> Iterator[Partition]:
+    """Those whose source version is not the one observed last; both go by partition key."""
+    for key, partition in by_key.items():
+        if observed.get(key) != partition.source_version:
             yield partition

@@ -184,7 +184,10 @@ class OutputState:
         Raises:
             TransientError: it has a file that cannot be read now, so nobody can tell.
         """
-        found = self.file(partition.key)
+        return self.status_of(partition, self.file(partition.key))
+
+    def status_of(self, partition: Partition, found: PublishedFile | None) -> Status:
+        """The same, where the valid file in the partition's place is known already."""
         if found is None:
             return "missing"
         if found.facts.space != self.space:

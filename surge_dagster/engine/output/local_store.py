@@ -137,9 +137,11 @@ class LocalStore:
                 if deep and entry.is_dir(follow_symlinks=False):
                     yield from self.list(name, deep=True)
                 elif entry.is_file():
-                    # It may be replaced or removed while the folder is being listed.
-                    with contextlib.suppress(FileNotFoundError):
-                        yield _stored(name, entry.stat())
+                    try:
+                        status = entry.stat()
+                    except FileNotFoundError:
+                        continue  # replaced or removed while the folder is being listed
+                    yield _stored(name, status)
 
     def folders(self) -> list[str]:
         """Names of the folders at the root, sorted; hidden ones are left out.

@@ -4,7 +4,8 @@ A process that looks at the same catalog again and again, as a sensor does, spen
 not changed. What is kept of one counts only while the file's size, its modification and status-change times, its inode
 and its disk are those that were seen: a file written in place, replaced by a rename or given its old modification time
 again differs in one of them. The one exception is a file that is written twice within the grain of its disk's clock, so
-a file that has changed within the last two seconds is read again the next time.
+a file that has changed within the last two seconds is read again the next time. A partition whose folder and files are
+all as they were is given as it was, without being put together again.
 
 Only listings use this. Whoever looks up a source version before a file is published reads the footer itself.
 """
@@ -13,7 +14,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+
+from surge_dagster.engine.catalog import Partition
 
 _SETTLED_NS = 2_000_000_000
 
@@ -35,7 +39,10 @@ class Footer:
 
 
 _Stamp = tuple[int, int, int, int, int]
+_Stamps = tuple[_Stamp, ...]
 _known: dict[str, dict[str, tuple[_Stamp, Footer | list[str]]]] = {}  # by catalog, then by path
+# By catalog and how it is read, then by folder: its own path and those of its files, how they were, and what they made.
+_made: dict[Hashable, dict[str, tuple[tuple[str, ...], _Stamps, Partition]]] = {}
 
 
 class KnownFooters:
@@ -43,45 +50,82 @@ class KnownFooters:
 
     Args:
         catalog: its folder; two listings of one folder share what they know.
+        reading: everything else that a partition depends on; partitions are shared by listings that agree in it.
     """
 
-    def __init__(self, catalog: str) -> None:
+    def __init__(self, catalog: str, reading: Hashable) -> None:
         self._known = _known.setdefault(catalog, {})
+        self._made = _made.setdefault((catalog, reading), {})
         self._listed: set[str] = set()
+        self._seen: dict[str, _Stamp] = {}  # how it was when what is kept of it was found to be true
         self._begun_ns = time.time_ns()
         self._status: os.stat_result | None = None
 
     def get(self, path: str, status: os.stat_result) -> Footer | None:
         """The footer of a file in this state, None when it has to be read."""
         self._listed.add(path)
+        now = _stamp(status)
         stamp, footer = self._known.get(path, (None, None))
-        return footer if isinstance(footer, Footer) and stamp == _stamp(status) else None
+        if not isinstance(footer, Footer) or stamp != now:
+            return None
+        self._seen[path] = now
+        return footer
 
     def keep(self, path: str, status: os.stat_result, footer: Footer) -> None:
         """Keep a footer that was read after the file was in this state."""
         self._keep(path, status, footer)
 
     def names(self, folder: str) -> list[str] | None:
-        """The Parquet files of a folder, None when it has to be listed."""
+        """The names in a folder that were kept, None when it has to be listed."""
         self._listed.add(folder)
         self._status = _look(folder)
+        now = _stamp(self._status) if self._status is not None else None
         stamp, names = self._known.get(folder, (None, None))
-        is_same = self._status is not None and stamp == _stamp(self._status)
-        return names if is_same and isinstance(names, list) else None
+        if now is None or not isinstance(names, list) or stamp != now:
+            return None
+        self._seen[folder] = now
+        return names
 
     def keep_names(self, folder: str, names: list[str]) -> None:
-        """Keep the names in a folder without folders, which were listed after `names` was asked for them."""
+        """Keep the names in a folder, which were listed after `names` was asked for them.
+
+        Of a folder with folders that would be asked too, nothing may be kept: its state says nothing of theirs.
+        """
         if self._status is not None:
             self._keep(folder, self._status, names)
 
+    def partition(self, folder: str) -> Partition | None:
+        """The partition that was made of a folder, None when it has to be made."""
+        paths, stamps, partition = self._made.get(folder, (None, None, None))
+        if paths is None:
+            return None
+        try:
+            now = tuple(map(_stamp, map(os.stat, paths)))
+        except OSError:
+            return None
+        if now != stamps:
+            return None
+        self._listed.update(paths)
+        return partition
+
+    def keep_partition(self, folder: str, files: Sequence[str], partition: Partition) -> None:
+        """Keep what was made of a folder and these files, if this listing found all of them settled."""
+        paths = (folder, *files)
+        stamps = tuple(self._seen[path] for path in paths if path in self._seen)
+        if len(stamps) == len(paths):
+            self._made[folder] = (paths, stamps, partition)
+
     def _keep(self, path: str, status: os.stat_result, known: Footer | list[str]) -> None:
         if self._begun_ns - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLED_NS:
-            self._known[path] = (_stamp(status), known)
+            self._seen[path] = stamp = _stamp(status)
+            self._known[path] = (stamp, known)
 
     def forget_others(self) -> None:
         """Forget files that were not asked for since this was made, so that no more is kept than the catalog has."""
         for path in self._known.keys() - self._listed:
             self._known.pop(path, None)
+        for folder in self._made.keys() - self._listed:
+            self._made.pop(folder, None)
 
 
 def _look(folder: str) -> os.stat_result | None:

@@ -73,9 +73,12 @@ class ParquetCatalog:
         Raises:
             ConfigError: the folder is unreadable or holds no partition folder.
         """
-        known = KnownFooters(str(self.root.absolute()))
-        for key, folders in self._folders_by_key(known).items():
-            yield self._partition(key, folders, known)
+        reading = (self.url, self.id_column, self.text_column, self.max_text_bytes)
+        known = KnownFooters(str(self.root.absolute()), reading)
+        made: dict[str, Partition] = {}
+        for key, folders in self._folders_by_key(known, made).items():
+            partition = made.get(folders[0]) if len(folders) == 1 else None
+            yield partition or self._partition(key, folders, known)
         known.forget_others()
 
     def partition(self, key: str) -> Partition | None:
@@ -83,13 +86,27 @@ class ParquetCatalog:
         folders = self._folders_by_key().get(key)
         return self._partition(key, folders) if folders else None
 
-    def _folders_by_key(self, known: KnownFooters | None = None) -> dict[str, list[str]]:
+    def _folders_by_key(
+        self, known: KnownFooters | None = None, made: dict[str, Partition] | None = None
+    ) -> dict[str, list[str]]:
+        """The folders of each key, in the catalog's order.
+
+        Args:
+            made: gets the partitions that are known to be as they were, by folder.
+        """
         by_key: dict[str, list[str]] = {}
-        for folder in self._folders():
-            by_key.setdefault(self._key_of(folder, known), []).append(folder)
+        for folder in self._folders(known):
+            partition = known.partition(f"{self.url}/{folder}") if known and made is not None else None
+            if partition is None or made is None:
+                key = self._key_of(folder, known)
+            else:
+                key, made[folder] = partition.key, partition
+            by_key.setdefault(key, []).append(folder)
         return by_key
 
-    def _folders(self) -> list[str]:
+    def _folders(self, known: KnownFooters | None = None) -> list[str]:
+        if known and (folders := known.names(self.url)):
+            return folders
         try:
             entries = [entry.name for entry in os.scandir(self.root) if not entry.name.startswith(("_", "."))]
         except OSError as error:
@@ -102,6 +119,8 @@ class ParquetCatalog:
                 f"the catalog {self.url!r} is empty: expected folders named partition=<key> with Parquet files "
                 f"in them, found {found}. Write one folder per partition, or give another path."
             )
+        if known:
+            known.keep_names(self.url, folders)
         return folders
 
     def _key_of(self, folder: str, known: KnownFooters | None) -> str:
@@ -118,7 +137,7 @@ class ParquetCatalog:
     def _partition(self, key: str, folders: list[str], known: KnownFooters | None = None) -> Partition:
         files = [file for folder in folders for file in self._files(folder, known)]
         is_counted = bool(files) and all(file.rows is not None for file in files)
-        return Partition(
+        partition = Partition(
             key=key,
             source_version=_version(files),
             read=partial(self._read, key, folders),
@@ -126,6 +145,9 @@ class ParquetCatalog:
             rows=sum(file.rows or 0 for file in files) if is_counted else None,
             text_bytes=sum(file.text_bytes for file in files) if files else None,
         )
+        if known and len(folders) == 1:
+            known.keep_partition(f"{self.url}/{folders[0]}", [file.path for file in files], partition)
+        return partition
 
     def _current_version(self, folders: list[str]) -> str | None:
         if not any((self.root / folder).is_dir() for folder in folders):
@@ -275,7 +297,8 @@ def _file(relative: str, path: str, known: KnownFooters | None) -> _File:
 
 
 def _footer(path: str) -> Footer:
-    footer = pq.read_metadata(path)
+    with pa.OSFile(path) as file:  # given a path, pyarrow looks for its file system first, which takes longer
+        footer = pq.read_metadata(file)
     declared = footer.metadata or {}
     # Of all columns, as an estimate of the texts: see `unreadable` for why not of the text column alone.
     row_bytes = sum(footer.row_group(group).total_byte_size for group in range(footer.num_row_groups))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources import ParquetCatalog, footers, open_source
 from tests.small_catalogs import numbered_rows, partition_folder, write_catalog, write_partition, write_rows
 
@@ -102,6 +103,8 @@ def test_no_more_is_kept_than_the_catalog_has(catalog: ParquetCatalog) -> None:
     (folder / "part-0.parquet").unlink()
     folder.rmdir()
     assert versions(catalog) == {"a": "v1", "c": "v1"}
+    kept = [folder for made in footers._made.values() for folder in made if folder.startswith(str(catalog.root))]
+    assert len(kept) == 2
     assert not [path for path in footers._known[str(catalog.root)] if path.startswith(str(folder))]
 
 
@@ -113,3 +116,35 @@ def test_the_look_before_a_file_is_published_remembers_nothing(
     [a, *_] = list(catalog)
     monkeypatch.setattr(footers.KnownFooters, "get", lambda *_: pytest.fail("asked for what was remembered"))
     assert a.current_source_version() == "v1"
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_partition_is_put_together_again_only_when_it_has_changed(catalog: ParquetCatalog) -> None:
+    first = {partition.key: partition for partition in catalog}
+    assert [partition is first[partition.key] for partition in catalog] == [True, True, True]
+    write_partition(catalog.root, "b", numbered_rows("b", 4), version="v2")
+    write_partition(catalog.root, "d", numbered_rows("d", 1))
+    again = {partition.key: partition for partition in catalog}
+    assert [key for key, partition in again.items() if first.get(key) is not partition] == ["b", "d"]
+    assert (again["b"].source_version, again["b"].rows) == ("v2", 4)
+    assert sum(len(batch) for batch in again["b"].read()) == 4
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_catalog_that_is_read_in_another_way_has_partitions_of_its_own(catalog: ParquetCatalog) -> None:
+    list(catalog)
+    strict = open_source(catalog.root, max_text_bytes=1)
+    [a, *_] = strict
+    with pytest.raises(DataError, match="at most 1 are allowed"):
+        list(a.read())
+
+
+@pytest.mark.usefixtures("settled")
+def test_two_folders_of_one_key_are_found_though_each_was_known_alone(catalog: ParquetCatalog) -> None:
+    write_partition(catalog.root, "x y", numbered_rows("x y", 1))
+    list(catalog)
+    twin = catalog.root / "partition=x y"
+    write_rows(twin / "part-0.parquet", numbered_rows("x y", 1), key="x y", version="v1")
+    [both] = [partition for partition in catalog if partition.key == "x y"]
+    with pytest.raises(DataError, match="all stand for this key"):
+        list(both.read())

@@ -1,0 +1,94 @@
+"""A sensor that fetches records only when there may be others must see every change of them at its next tick."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+from dagster._core.definitions.sensor_definition import SensorExecutionData
+from dagster._core.storage.event_log.schema import AssetEventTagsTable, SqlEventLogStorageTable
+
+from surge_dagster.assets import records_version
+from surge_dagster.assets.records_version import records_version as token
+from tests.dagster.conftest import NAMES, Workbench
+
+_KEYS = ["a", "b"]
+
+
+def told(found: SensorExecutionData) -> list[tuple[str, str | None]]:
+    """Asset and partition of each event of a tick."""
+    return sorted((event.asset_key.to_user_string(), event.partition) for event in found.asset_events)
+
+
+def embedded(bench: Workbench) -> str:
+    """Two partitions, embedded and on record; gives the id of their run."""
+    for key in _KEYS:
+        bench.write(key)
+    [ran] = bench.launch(bench.tick())
+    assert [told(bench.tick()) for _ in range(2)] == [[], []]
+    return ran.run_id
+
+
+def test_every_change_of_the_records_is_seen_at_the_next_tick(bench: Workbench) -> None:
+    run_id = embedded(bench)
+    both = [("embeddings", key) for key in _KEYS]
+
+    bench.instance.delete_run(run_id)
+    assert told(bench.tick()) == both, "their materializations went with the run"
+    assert told(bench.tick()) == []
+
+    bench.instance.wipe_assets([NAMES.embeddings])
+    assert told(bench.tick()) == both
+    assert told(bench.tick()) == []
+
+    other = {"dagster/data_version": "of somebody else"}
+    bench.instance.report_runless_asset_event(dg.AssetObservation(NAMES.source_partitions, partition="a", tags=other))
+    assert told(bench.tick()) == [("source_partitions", "a")]
+    assert told(bench.tick()) == [("embeddings", "a")], "made from what was observed before"
+    assert told(bench.tick()) == []
+
+    bench.instance.report_runless_asset_event(dg.AssetMaterialization(NAMES.embeddings, partition="b", tags=other))
+    assert told(bench.tick()) == [("embeddings", "b")]
+    assert told(bench.tick()) == []
+
+    bench.instance.report_runless_asset_event(dg.AssetObservation(NAMES.embeddings, partition="b"))
+    bench.file("b").unlink()
+    assert "1 refused as they are" in (bench.tick().skip_message or "")
+
+    bench.instance.delete_dynamic_partition(NAMES.partitions_name, "a")
+    [request] = bench.tick().dynamic_partitions_requests or []
+    assert list(request.partition_keys) == ["a"]
+
+
+def test_a_tick_that_finds_the_records_unchanged_fetches_none(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedded(bench)
+    fetched: list[str] = []
+    storage = bench.instance.event_log_storage
+    for name in ("get_latest_tags_by_partition", "get_latest_storage_id_by_partition"):
+        monkeypatch.setattr(storage, name, lambda *_, name=name: fetched.append(name) or {})
+    assert told(bench.look()) == [] == fetched
+    monkeypatch.setattr(records_version, "CHECKED_VERSIONS", ())
+    bench.look()
+    assert fetched, "with another version of Dagster they are fetched at each tick"
+
+
+def test_an_event_that_got_the_id_of_a_deleted_one_is_another(bench: Workbench) -> None:
+    def report(version: str) -> None:
+        tags = {"dagster/data_version": version}
+        event = dg.AssetMaterialization(NAMES.embeddings, partition="a", tags=tags)
+        bench.instance.report_runless_asset_event(event)
+
+    def newest() -> int:
+        [record] = bench.instance.fetch_materializations(NAMES.embeddings, limit=1).records
+        return record.storage_id
+
+    report("v1")
+    before, storage_id = token(NAMES, bench.instance), newest()
+    assert before is not None and before == token(NAMES, bench.instance)
+    with bench.instance.event_log_storage.index_connection() as connection:  # pyright: ignore[reportAttributeAccessIssue]
+        connection.execute(SqlEventLogStorageTable.delete().where(SqlEventLogStorageTable.c.id == storage_id))
+        connection.execute(AssetEventTagsTable.delete().where(AssetEventTagsTable.c.event_id == storage_id))
+    report("v2")
+    assert newest() == storage_id
+    assert token(NAMES, bench.instance) != before
