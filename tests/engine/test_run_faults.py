@@ -10,14 +10,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
@@ -28,6 +30,7 @@ from surge_dagster.engine.output.store import StoredObject
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.superbatch import Thresholds
+from surge_dagster.engine.telemetry import Receipt
 from tests.engine.runs import DoorPool, failures, finish, in_memory, make_run, receipts
 from tests.small_catalogs import Rows, assert_embedded, keys_of, numbered_rows, published_files, write_catalog
 
@@ -352,3 +355,67 @@ def test_the_thresholds_and_the_limit_are_checked_before_anything_is_written(
     with pytest.raises(ConfigError, match="the smallest that works is"):
         make_run(hash_pool, [], tmp_path / "o", memory_limit=1)
     assert not (tmp_path / "o").exists()
+
+
+TINY: dict[str, Rows] = {f"p{n:02}": numbered_rows(f"p{n:02}", 3) for n in range(40)}  # written in groups
+
+
+@pytest.mark.parametrize("step", ["create", "write", "publish", "published", "exit"])
+def test_a_disk_that_refuses_one_tiny_partition_of_a_group_fails_that_one_alone(
+    hash_pool: EncoderPool, tmp_path: Path, step: str
+) -> None:
+    store = FaultyStore(tmp_path, {"p07", "p30"}, step, disk_full)
+    run = make_run(hash_pool, in_memory(TINY), store, Thresholds(b_min=100_000, b_max=100_000))
+    events = finish(run)
+    assert {failure.key for failure in failures(events)} == {"p07", "p30"}
+    assert all("Make room on" in failure.reason and failure.transient for failure in failures(events))
+    assert {receipt.key for receipt in receipts(events)} == TINY.keys() - {"p07", "p30"}
+    for key in TINY.keys() - {"p07", "p30"}:
+        assert_embedded(tmp_path, run.space.name, key, TINY[key])
+
+
+def test_a_tiny_partition_whose_source_changed_fails_alone(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def changed(partition: Partition) -> Partition:
+        return replace(partition, current_source_version=lambda: "another") if partition.key == "p07" else partition
+
+    run = make_run(hash_pool, map(changed, in_memory(TINY)), tmp_path, Thresholds(b_min=100_000, b_max=100_000))
+    events = finish(run)
+    [failure] = failures(events)
+    assert (failure.key, failure.transient) == ("p07", True)
+    assert published_files(tmp_path, run.space.name) == {f"{key}.parquet" for key in TINY.keys() - {"p07"}}
+
+
+def test_no_tiny_partition_is_told_of_before_the_folder_with_its_name_is_flushed(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    durable: set[str] = set()  # names that survive a power cut
+
+    class Recording(LocalStore):
+        def sync(self, folder: str) -> None:
+            names = {stored.name for stored in self.list(folder)}
+            super().sync(folder)
+            durable.update(names)
+
+        def until(self, over: threading.Event) -> Self:
+            return self
+
+    store = Recording(tmp_path)
+    run = make_run(hash_pool, in_memory(TINY), store, Thresholds(b_min=30, b_max=60))
+    told = 0
+    for event in run.events():
+        if isinstance(event, Receipt):
+            assert file_name(run.space.name, event.key) in durable
+            told += 1
+    assert told == len(TINY)
+
+
+def test_a_folder_that_cannot_be_flushed_leaves_no_tiny_partition_told_as_published(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    store = FaultyStore(tmp_path, set(), "", disk_full)
+    run = make_run(hash_pool, in_memory(TINY), store)
+    store._step = "sync"
+    told: list[Receipt] = []
+    with pytest.raises(TransientError, match="cannot flush the folder"):
+        told += [event for event in run.events() if isinstance(event, Receipt)]
+    assert told == []

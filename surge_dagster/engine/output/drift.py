@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -65,6 +66,36 @@ class DriftDraw:
         self._seen += 1
         drawn = hashlib.blake2b(f"{self._seed}:{key}".encode(), digest_size=8).digest()
         return int.from_bytes(drawn) * self._seen < ALWAYS_COMPARED << 64
+
+
+class Comparisons:
+    """What was found of partitions on their way, until their files stand; used by all publishing threads.
+
+    Args:
+        store, space: where the old files lie.
+        ledger: booked with what reading a sample takes.
+    """
+
+    def __init__(self, store: Store, space: Space, ledger: Ledger) -> None:
+        self._store = store
+        self._space = space
+        self._ledger = ledger
+        self._lock = threading.Lock()
+        self._found: dict[str, Drift] = {}
+
+    def add(
+        self, key: str, content_digest: str, ids: Sequence[pa.Array], texts: pa.LargeStringArray, matrix: np.ndarray
+    ) -> None:
+        """Compare rows of a partition: see `compare_with_previous`."""
+        found = compare_with_previous(self._store, self._space, key, content_digest, ids, texts, matrix, self._ledger)
+        if found is not None:
+            with self._lock:
+                self._found[key] = found.joined(self._found.get(key))
+
+    def take(self, key: str) -> Drift | None:
+        """What was found of a partition, whose file is complete; it is forgotten."""
+        with self._lock:
+            return self._found.pop(key, None)
 
 
 def compare_with_previous(

@@ -22,7 +22,7 @@ from typing import Self
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, TransientError
-from surge_dagster.engine.output.store import ObjectEnd, StoredObject
+from surge_dagster.engine.output.store import ObjectEnd, StoredObject, Upload
 from surge_dagster.engine.output.temp_files import (
     TEMP_PREFIX,
     Locked,
@@ -239,11 +239,11 @@ class LocalUpload:
     def __init__(self, root: Path, name: str) -> None:
         self._name = name
         self._final = f"{root}/{name}"
-        self._folder = self._final.rpartition("/")[0]
+        self.folder = self._final.rpartition("/")[0]
         folder = name.rpartition("/")[0]
         hidden = _hidden_depth(folder.split("/")) is not None
         with _StorageErrors(self._final):
-            self._temp, self._descriptor = open_temp_and_folder(root, folder) if hidden else open_temp(self._folder)
+            self._temp, self._descriptor = open_temp_and_folder(root, folder) if hidden else open_temp(self.folder)
         self._sink: pa.NativeFile | None = None
         self._published = False
 
@@ -271,15 +271,24 @@ class LocalUpload:
         Args:
             still_wanted: called last, under the folder's lock; what it raises stops the publication.
         """
+        self.flush()
+        with _StorageErrors(self._final), Locked(self.folder):
+            return self.appear(still_wanted)
+
+    def flush(self) -> None:
+        """Bring the content to the disk: the first half of `publish`."""
         with _StorageErrors(self._final):
             if self._sink is not None:
                 self._sink.close()
             os.fsync(self._descriptor)
-            with Locked(self._folder):
-                still_wanted()
-                os.rename(self._temp, self._final)  # noqa: PTH104
-        self._published = True
-        return _stored(self._name, os.fstat(self._descriptor))
+
+    def appear(self, still_wanted: Callable[[], None]) -> StoredObject:
+        """Take the name: the second half of `publish`, for who holds the folder's lock."""
+        with _StorageErrors(self._final):
+            still_wanted()
+            os.rename(self._temp, self._final)  # noqa: PTH104
+            self._published = True
+            return _stored(self._name, os.fstat(self._descriptor))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -292,6 +301,45 @@ class LocalUpload:
                 Path(self._temp).unlink(missing_ok=True)
         finally:
             os.close(self._descriptor)
+
+
+def publish_together(
+    uploads: Sequence[tuple[Upload, Callable[[], None]]],
+) -> list[StoredObject | Exception]:
+    """Publish several uploads, each with its last look, as their own `publish` would.
+
+    Files of one folder are all flushed before the first one takes its name, and the folder is locked once: a disk that
+    is told of many files in a row flushes them together. Uploads of any other kind publish themselves.
+
+    Returns:
+        For each what was published, or what it raised; one that fails holds up no other.
+    """
+    outcomes: list[StoredObject | Exception] = []
+    ours = [upload for upload, _ in uploads if type(upload) is LocalUpload]
+    if len(ours) < len(uploads) or len({upload.folder for upload in ours}) != 1:
+        for upload, still_wanted in uploads:
+            try:
+                outcomes.append(upload.publish(still_wanted))
+            except Exception as error:
+                outcomes.append(error)
+        return outcomes
+    flushed: list[Exception | None] = []
+    for upload in ours:
+        try:
+            upload.flush()
+            flushed.append(None)
+        except Exception as error:
+            flushed.append(error)
+    try:
+        with _StorageErrors(ours[0].folder), Locked(ours[0].folder):
+            for upload, error, (_, still_wanted) in zip(ours, flushed, uploads, strict=True):
+                try:
+                    outcomes.append(error or upload.appear(still_wanted))
+                except Exception as refusal:
+                    outcomes.append(refusal)
+    except TransientError as error:  # the lock: none of them has taken its name
+        return [error] * len(ours)
+    return outcomes
 
 
 def _stored(name: str, status: os.stat_result) -> StoredObject:

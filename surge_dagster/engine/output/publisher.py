@@ -12,86 +12,27 @@ from __future__ import annotations
 import errno
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 
-import numpy as np
-import pyarrow as pa
-
-from surge_dagster.engine.encoder.calls import EncodeFigures
-from surge_dagster.engine.encoder.isolation import FailedRow
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import Cancelled, DataError, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.ledger import Ledger
 from surge_dagster.engine.output.assembly import assemble
-from surge_dagster.engine.output.drift import Drift, compare_with_previous
-from surge_dagster.engine.output.freshness import file_name
-from surge_dagster.engine.output.receipts import facts_of_file, receipt_of, require_unchanged
-from surge_dagster.engine.output.small_file import write_file
+from surge_dagster.engine.output.piece_writer import PieceWriter, is_whole
+from surge_dagster.engine.output.publication import EncodedSuperBatch, Publication, PublishedSuperBatch
+from surge_dagster.engine.output.receipts import receipt_of
 from surge_dagster.engine.output.split_partitions import Complete, SplitPartitions, Spoilt
 from surge_dagster.engine.output.staging import Staging
 from surge_dagster.engine.output.store import Store
-from surge_dagster.engine.output.validation import invalid_row
-from surge_dagster.engine.superbatch import OpenPartition, Segment, StagedRows, SuperBatch
-from surge_dagster.engine.telemetry import Failure, Receipt, SuperBatchReport, overlap_ratio, worker_idle_ratio
-from surge_dagster.engine.timeline import Lane, Span
+from surge_dagster.engine.superbatch import OpenPartition, Segment, SuperBatch
+from surge_dagster.engine.telemetry import Failure, Receipt
 
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedSuperBatch:
-    """What became of one SuperBatch."""
-
-    report: SuperBatchReport
-    receipts: tuple[Receipt, ...]
-    failures: tuple[Failure, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedSuperBatch:
-    """What is known of an encode call beside its vectors.
-
-    Attributes:
-        duty_cycle, pace_ratio, encode_span: see `SuperBatchReport`.
-    """
-
-    figures: EncodeFigures
-    duty_cycle: float = 1.0
-    pace_ratio: float | None = None
-    encode_span: Span | None = None
-
-    def failed_row(self, start: int, stop: int) -> FailedRow | None:
-        """The text among rows start..stop that could not be encoded, if there is one."""
-        return next((failed for failed in self.figures.failed if start <= failed.row < stop), None)
-
-
-@dataclass(slots=True)
-class _Publication:
-    """One SuperBatch while its pieces are being written."""
-
-    batch: SuperBatch
-    encoded: EncodedSuperBatch
-    remaining: int
-    started: float = field(default_factory=time.perf_counter)
-    receipts: list[Receipt] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
-    staged: dict[int, StagedRows] = field(default_factory=dict)  # by the segment's start
-    serialize: Lane = field(default_factory=Lane)
-    upload: Lane = field(default_factory=Lane)
-    truncated: int = 0
-
-    @property
-    def texts_per_second(self) -> float | None:
-        """Of the encode call."""
-        seconds = self.encoded.figures.encode_seconds
-        return len(self.batch.slot) / seconds if seconds > 0 else None
 
 
 class Publisher:
@@ -144,7 +85,7 @@ class Publisher:
         self._pieces = ThreadPoolExecutor(threads, thread_name_prefix="surge-publish")
         self._files = ThreadPoolExecutor(1, thread_name_prefix="surge-publish-split")
         self._split = SplitPartitions()
-        self._drift: dict[str, Drift] = {}  # by key, of partitions on their way
+        self._writer = PieceWriter(store, space, staging, precision=precision, include_text=include_text, ledger=ledger)
         self._fatal: BaseException | None = None
         self._unfinished = 0  # SuperBatches
         self._files_unfinished = 0
@@ -159,13 +100,13 @@ class Publisher:
             BaseException: whatever ended an earlier piece unexpectedly.
         """
         self.require_alive()
-        publication = _Publication(batch, encoded, remaining=len(batch.segments))
+        publication = Publication(batch, encoded, remaining=len(batch.segments))
         with self._lock:
             self._unfinished += 1
         for segment in batch.segments:
-            if not _is_whole(segment):
+            if not is_whole(segment):
                 self._split.begin(segment.partition)
-        waiting = deque(batch.segments)
+        waiting = self._writer.pieces(batch)
         for _ in range(min(self._threads, len(waiting))):
             self._pieces.submit(self._write_waiting, publication, waiting)
 
@@ -205,23 +146,65 @@ class Publisher:
         if self._fatal is not None:
             raise self._fatal
 
-    def _write_waiting(self, publication: _Publication, waiting: deque[Segment]) -> None:
+    def _write_waiting(self, publication: Publication, waiting: deque[tuple[Segment, ...]]) -> None:
         """One thread's share of a SuperBatch: a task for each of thousands of tiny partitions would cost as they do."""
         while not self._over.is_set():
             try:
-                segment = waiting.popleft()
+                piece = waiting.popleft()
             except IndexError:
                 return
-            self._guarded(publication, segment)
+            if len(piece) == 1 or not self._write_group(publication, piece):
+                for segment in piece:
+                    self._write_one(publication, segment)
+            self._count_down(publication, len(piece))
 
-    def _guarded(self, publication: _Publication, segment: Segment) -> None:
-        if not segment.partition.refused:
-            failure = self._failure(segment.partition, lambda: self._write(publication, segment))
+    def _write_group(self, publication: Publication, segments: tuple[Segment, ...]) -> bool:
+        """Whether the partitions were dealt with together."""
+        if any(segment.partition.refused for segment in segments):
+            return False
+        try:
+            written = self._writer.publish_group(publication, segments)
+        except BaseException as error:  # not of one partition: each of them failed of it
+            written = [error for _ in segments], None
+        if written is None:
+            return False
+        outcomes, spent = written
+        receipts = [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
+        failures = [
+            self._failure(segment.partition, outcome)
+            for segment, outcome in zip(segments, outcomes, strict=True)
+            if not isinstance(outcome, Receipt)
+        ]
+        with self._lock:
+            publication.receipts += receipts
+            publication.failures += [failure for failure in failures if failure is not None]
+            if spent is not None:
+                publication.count(spent)
+        return True
+
+    def _write_one(self, publication: Publication, segment: Segment) -> None:
+        if segment.partition.refused:
+            return
+        try:
+            if is_whole(segment):
+                receipt, spent = self._writer.publish(publication, segment)
+                with self._lock:
+                    publication.receipts.append(receipt)
+                    publication.count(spent)
+            elif segment.start < segment.stop:
+                staged, spent = self._writer.stage(publication, segment)
+                with self._lock:
+                    publication.staged[segment.start] = staged
+                    publication.count(spent)
+        except BaseException as error:
+            failure = self._failure(segment.partition, error)
             if failure is not None:
                 with self._lock:
                     publication.failures.append(failure)
+
+    def _count_down(self, publication: Publication, written: int) -> None:
         with self._lock:
-            publication.remaining -= 1
+            publication.remaining -= written
             last = publication.remaining == 0
         if last:
             try:
@@ -232,123 +215,30 @@ class Publisher:
                 self._unfinished -= 1
                 self._finished.notify_all()
 
-    def _failure(self, partition: OpenPartition, work: Callable[[], None]) -> Failure | None:
-        """Do something for a partition; what goes wrong refuses it."""
+    def _failure(self, partition: OpenPartition, error: BaseException) -> Failure | None:
+        """What went wrong with a partition refuses it; None when it was given up with the run."""
         key = partition.key
-        try:
-            work()
-            return None
-        except Cancelled:
-            return None
-        except DataError as error:
-            failure = Failure(key, str(error), remedy=error.remedy)
-        except StoreUnavailable as error:
-            self._fatal = error
-            failure = Failure(key, str(error), transient=True)
-        except SurgeError as error:
-            failure = Failure(key, str(error), transient=isinstance(error, TransientError))
-        except OSError as error:
-            remedy = "Make room on its disk, then run again." if error.errno in _DISK_FULL else "Run again."
-            reason = f"partition {key!r}: cannot be written: {error}. {remedy}"
-            failure = Failure(key, reason, transient=True, remedy=remedy)
-        except BaseException as error:
-            self._fatal = error
-            failure = Failure(key, f"partition {key!r}: {type(error).__name__}: {error}", transient=True)
+        match error:
+            case Cancelled():
+                return None
+            case DataError():
+                failure = Failure(key, str(error), remedy=error.remedy)
+            case StoreUnavailable():
+                self._fatal = error
+                failure = Failure(key, str(error), transient=True)
+            case SurgeError():
+                failure = Failure(key, str(error), transient=isinstance(error, TransientError))
+            case OSError():
+                remedy = "Make room on its disk, then run again." if error.errno in _DISK_FULL else "Run again."
+                reason = f"partition {key!r}: cannot be written: {error}. {remedy}"
+                failure = Failure(key, reason, transient=True, remedy=remedy)
+            case _:
+                self._fatal = error
+                failure = Failure(key, f"partition {key!r}: {type(error).__name__}: {error}", transient=True)
         partition.refused = True
         if not failure.transient:
             self._follow(self._split.spoil(partition))
         return failure
-
-    def _write(self, publication: _Publication, segment: Segment) -> None:
-        if _is_whole(segment):
-            receipt = self._publish(publication, segment)
-            with self._lock:
-                publication.receipts.append(receipt)
-        elif segment.start < segment.stop:
-            self._stage(publication, segment)
-
-    def _publish(self, publication: _Publication, segment: Segment) -> Receipt:
-        partition, slot = segment.partition, publication.batch.slot
-        begun = time.perf_counter()
-        matrix = self._sound_vectors(publication, segment)
-        texts = slot.texts(segment.start, segment.stop) if self._include_text else None
-        truncated = slot.truncated(segment.start, segment.stop)
-        facts = facts_of_file(partition, self._space, precision=self._precision, rows=len(matrix), truncated=truncated)
-        self._compare(publication, segment, matrix)
-        drift = self._drift.pop(partition.key, None)
-        with self._store.create(file_name(self._space.name, partition.key)) as upload:
-            write_file(upload, segment.ids, partition.id_type or pa.string(), texts, matrix, facts)
-            serialized = time.perf_counter()
-            stored = upload.publish(lambda: require_unchanged(partition.source))
-        ended = time.perf_counter()
-        with self._lock:
-            publication.truncated += truncated
-            publication.serialize.add(begun, serialized)
-            publication.upload.add(serialized, ended)
-        return receipt_of(
-            facts,
-            stored,
-            self._store.location(stored.name),
-            superbatch=publication.batch.index,
-            texts_per_second=publication.texts_per_second,
-            drift=drift,
-        )
-
-    def _stage(self, publication: _Publication, segment: Segment) -> None:
-        slot = publication.batch.slot
-        begun = time.perf_counter()
-        matrix = self._sound_vectors(publication, segment)
-        truncated = slot.truncated(segment.start, segment.stop)
-        self._compare(publication, segment, matrix)
-        checked = time.perf_counter()
-        staged = self._staging.write(
-            segment.partition,
-            segment.first_row,
-            segment.ids,
-            slot.texts(segment.start, segment.stop),
-            matrix,
-            truncated=truncated,
-        )
-        ended = time.perf_counter()
-        with self._lock:
-            publication.staged[segment.start] = staged
-            publication.truncated += truncated
-            publication.serialize.add(begun, checked)
-            publication.upload.add(checked, ended)
-
-    def _compare(self, publication: _Publication, segment: Segment, matrix: np.ndarray) -> None:
-        """Compare a segment with the file that is about to be replaced, where its partition was drawn for that."""
-        partition = segment.partition
-        if partition.replaces is None or segment.start == segment.stop:
-            return
-        texts = publication.batch.slot.texts(segment.start, segment.stop)
-        found = compare_with_previous(
-            self._store, self._space, partition.key, partition.replaces, segment.ids, texts, matrix, self._ledger
-        )
-        if found is not None:
-            with self._lock:
-                self._drift[partition.key] = found.joined(self._drift.get(partition.key))
-
-    def _sound_vectors(self, publication: _Publication, segment: Segment) -> np.ndarray:
-        """A segment's vectors, [rows, dimension]; refuses its partition if one of them is no embedding."""
-        failed = publication.encoded.failed_row(segment.start, segment.stop)
-        if failed is not None:
-            raise DataError(
-                segment.partition.key,
-                f"its text ends every worker that encodes it ({failed.reason})",
-                "Look at this text, shorten it or take it out, and run again.",
-                segment.first_row + failed.row - segment.start,
-            )
-        matrix = publication.batch.slot.matrix(segment.start, segment.stop)
-        wrong = invalid_row(matrix, normalized=self._space.normalize)
-        if wrong is not None:
-            raise DataError(
-                segment.partition.key,
-                f"{wrong[1]}: the encoder gave what cannot be published",
-                "Look at the text of this row; if it is ordinary, the model or the device is at fault.",
-                segment.first_row + wrong[0],
-            )
-        return matrix
 
     def _follow(self, what: Complete | Spoilt | None) -> None:
         """Do what follows from the books of a split partition, in the thread for their files."""
@@ -366,9 +256,12 @@ class Publisher:
             if isinstance(what, Spoilt):
                 self._staging.remove(what.partition.key)
                 return
-            failure = self._failure(what.partition, lambda: self._assemble(what))
-            if failure is not None:
-                self._report(failure)
+            try:
+                self._assemble(what)
+            except BaseException as error:
+                failure = self._failure(what.partition, error)
+                if failure is not None:
+                    self._report(failure)
         except BaseException as error:  # a thread pool would keep it to itself
             self._fatal = error
         finally:
@@ -404,7 +297,7 @@ class Publisher:
                 superbatch=complete.superbatch,
                 texts_per_second=complete.texts_per_second,
                 texts_reused=sum(rows.stop - rows.start for rows in complete.partition.reused),
-                drift=self._drift.pop(complete.partition.key, None),
+                drift=self._writer.drift.take(complete.partition.key),
             )
         )
 
@@ -415,7 +308,7 @@ class Publisher:
         if self._over.is_set():
             raise Cancelled
 
-    def _finish(self, publication: _Publication) -> None:
+    def _finish(self, publication: Publication) -> None:
         try:
             if publication.receipts:
                 self._store.sync(self._space.name)
@@ -425,47 +318,12 @@ class Publisher:
             )
             publication.failures += [Failure(receipt.key, str(self._fatal), True) for receipt in publication.receipts]
             publication.receipts = []
-        batch, encoded = publication.batch, publication.encoded
-        figures = encoded.figures
-        publish_seconds = time.perf_counter() - publication.started
-        texts = sum(segment.stop - segment.start for segment in batch.segments)  # all of it, unless the run was stopped
-        report = SuperBatchReport(
-            index=batch.index,
-            partitions=len(batch.segments),
-            texts=texts,
-            text_bytes=batch.slot.text_bytes,
-            tokens=figures.tokens,
-            padded_tokens=figures.padded_tokens,
-            truncated=publication.truncated,
-            encode_seconds=figures.encode_seconds,
-            tokenize_seconds=figures.tokenize_seconds,
-            forward_seconds=figures.forward_seconds,
-            serialize_seconds=publication.serialize.seconds,
-            upload_seconds=publication.upload.seconds,
-            publish_seconds=publish_seconds,
-            fill_ratio=texts / self._b_min,
-            overlap_ratio=overlap_ratio(publish_seconds, figures.encode_seconds),
-            texts_per_second=texts / figures.encode_seconds if figures.encode_seconds > 0 else 0.0,
-            copy_seconds=figures.copy_seconds,
-            duty_cycle=encoded.duty_cycle,
-            worker_idle_ratio=worker_idle_ratio(figures.forward_seconds, figures.workers, figures.encode_seconds),
-            pace_ratio=encoded.pace_ratio,
-            replays=figures.replays,
-            gpu_utilisation=figures.gpu_utilisation,
-            gpu_memory_bytes=figures.gpu_memory_bytes,
-            peak_resident_bytes=self._ledger.peak,
-            encode_span=encoded.encode_span,
-            serialize_span=publication.serialize.span(self._begun),
-            upload_span=publication.upload.span(self._begun),
+        batch = publication.batch
+        self._done(
+            batch,
+            publication.published(b_min=self._b_min, begun=self._begun, peak_resident_bytes=self._ledger.peak),
         )
-        order = {segment.partition.key: place for place, segment in enumerate(batch.segments)}
-        receipts = tuple(sorted(publication.receipts, key=lambda receipt: order[receipt.key]))
-        self._done(batch, PublishedSuperBatch(report, receipts, tuple(publication.failures)))
         for segment in batch.segments:
-            if not _is_whole(segment):
+            if not is_whole(segment):
                 staged = publication.staged.get(segment.start) if segment.start < segment.stop else None
                 self._follow(self._split.end(segment, staged, batch.index, publication.texts_per_second))
-
-
-def _is_whole(segment: Segment) -> bool:
-    return segment.first_row == 0 and segment.last

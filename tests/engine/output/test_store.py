@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
 import signal
@@ -14,7 +16,7 @@ import pytest
 
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.output import open_store
-from surge_dagster.engine.output.local_store import LocalStore
+from surge_dagster.engine.output.local_store import LocalStore, publish_together
 
 
 @pytest.fixture
@@ -119,6 +121,93 @@ class TestAtomicity:
             fast.join(30)
         assert seen == [b"first"]
         assert store.open("space/a.parquet").read() == b"second"
+
+
+class TestTogether:
+    """Several files that are published in two steps: each as if it were published by itself."""
+
+    def test_all_contents_reach_the_disk_before_the_first_name(
+        self, store: LocalStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen: list[tuple[str, int, set[str]]] = []
+
+        def fsync(descriptor: int) -> None:
+            target = Path(f"/proc/self/fd/{descriptor}").readlink()
+            seen.append((target.name[:5], target.stat().st_size if target.is_file() else 0, visible(store)))
+
+        monkeypatch.setattr("surge_dagster.engine.output.local_store.os.fsync", fsync)
+        with store.create("space/a.parquet") as one, store.create("space/b.parquet") as other:
+            one.write(b"x" * 10)
+            other.write(b"x" * 20)
+            stored = publish_together([(one, lambda: None), (other, lambda: None)])
+        store.sync("space")
+        both = {"space/a.parquet", "space/b.parquet"}
+        assert seen == [(".tmp-", 10, set()), (".tmp-", 20, set()), ("space", 0, both)]
+        assert sorted(stored, key=str) == sorted(store.list("space"), key=str)
+        assert temps(store) == []
+
+    def test_one_that_is_not_wanted_any_more_holds_up_no_other(self, store: LocalStore) -> None:
+        changed = TransientError("the source changed")
+
+        def object_to() -> None:
+            raise changed
+
+        names = [f"space/{name}.parquet" for name in "abc"]
+        put(store, names[1], b"old")
+        with contextlib.ExitStack() as stack:
+            uploads = [stack.enter_context(store.create(name)) for name in names]
+            for upload in uploads:
+                upload.write(b"new")
+            outcomes = publish_together(list(zip(uploads, [lambda: None, object_to, lambda: None], strict=True)))
+        assert outcomes[1] is changed
+        assert [store.open(name).read() for name in names] == [b"new", b"old", b"new"]
+        assert temps(store) == []
+
+    def test_one_that_the_disk_refuses_holds_up_no_other(
+        self, store: LocalStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fsync, flushed = os.fsync, iter([False, True])
+
+        def refuse(descriptor: int) -> None:
+            if next(flushed):
+                raise OSError(errno.EIO, "bad sector")
+            fsync(descriptor)
+
+        monkeypatch.setattr("surge_dagster.engine.output.local_store.os.fsync", refuse)
+        with store.create("space/a.parquet") as one, store.create("space/b.parquet") as other:
+            one.write(b"one")
+            other.write(b"other")
+            outcomes = publish_together([(one, lambda: None), (other, lambda: None)])
+        assert isinstance(outcomes[1], TransientError)
+        assert "b.parquet" in str(outcomes[1])
+        assert (visible(store), temps(store)) == ({"space/a.parquet"}, [])
+
+    def test_the_last_looks_and_the_names_are_one_step_for_other_writers(self, store: LocalStore) -> None:
+        looking, go_on = threading.Event(), threading.Event()
+
+        def look() -> None:
+            looking.set()
+            assert go_on.wait(30)
+
+        with store.create("space/a.parquet") as first, store.create("space/b.parquet") as second:
+            first.write(b"first")
+            second.write(b"second")
+            slow = threading.Thread(target=publish_together, args=([(first, look), (second, lambda: None)],))
+            slow.start()
+            assert looking.wait(30)
+            with (store.root / "space" / ".lock").open() as lock, pytest.raises(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            go_on.set()
+            slow.join(30)
+        assert visible(store) == {"space/a.parquet", "space/b.parquet"}
+
+    def test_files_of_several_folders_are_published_one_by_one(self, store: LocalStore) -> None:
+        store.prepare("other")
+        with store.create("space/a.parquet") as one, store.create("other/a.parquet") as other:
+            one.write(b"one")
+            other.write(b"other")
+            publish_together([(one, lambda: None), (other, lambda: None)])
+        assert store.open("space/a.parquet").read() + store.open("other/a.parquet").read() == b"oneother"
 
 
 LEAVE_A_TEMP_FILE = """
