@@ -28,9 +28,8 @@ from surge_dagster.engine.errors import Cancelled, DataError, StoreUnavailable, 
 from surge_dagster.engine.ledger import Ledger
 from surge_dagster.engine.output.assembly import assemble
 from surge_dagster.engine.output.drift import Drift, compare_with_previous
-from surge_dagster.engine.output.freshness import file_name
+from surge_dagster.engine.output.file_formats import file_name, write_file
 from surge_dagster.engine.output.receipts import facts_of_file, receipt_of, require_unchanged
-from surge_dagster.engine.output.small_file import write_file
 from surge_dagster.engine.output.split_partitions import Complete, SplitPartitions, Spoilt
 from surge_dagster.engine.output.staging import Staging
 from surge_dagster.engine.output.store import Store
@@ -276,8 +275,9 @@ class Publisher:
         facts = facts_of_file(partition, self._space, precision=self._precision, rows=len(matrix), truncated=truncated)
         self._compare(publication, segment, matrix)
         drift = self._drift.pop(partition.key, None)
-        with self._store.create(file_name(self._space.name, partition.key)) as upload:
-            write_file(upload, segment.ids, partition.id_type or pa.string(), texts, matrix, facts)
+        file_format = self._space.file_format
+        with self._store.create(file_name(self._space.name, partition.key, file_format)) as upload:
+            write_file(file_format, upload, segment.ids, partition.id_type or pa.string(), texts, matrix, facts)
             serialized = time.perf_counter()
             stored = upload.publish(lambda: require_unchanged(partition.source))
         ended = time.perf_counter()
