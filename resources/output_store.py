@@ -6,25 +6,36 @@ so they must not be strings here.
 """
 
 from dataclasses import replace
+from typing import Annotated
 
 import dagster as dg
 from dagster_gcp import GCSResource
 from pydantic import Field
 
+from surge_dagster.engine.encoder.spec import FILE_FORMATS, FileFormat
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output import StorageOptions, open_store
 from surge_dagster.engine.output.store import Store
 
 
 class OutputStore(dg.ConfigurableResource):
-    """Where embedding files go: `<url>/<space>/<encoded key>.parquet`.
+    """Where embedding files go: `<url>/<space>/<encoded key>.<format>`.
 
     `storage` holds the options of a bucket. With `gcs`, a GCS bucket is reached with the credentials of that resource.
     """
 
     url: str = Field(description="a path or URL; the folder need not exist yet")
     include_text: bool = Field(True, description="whether files carry the texts beside the vectors")
+    format: Annotated[str, Field(description="of files that are written: parquet or arrow; one per space")] = "parquet"
     storage: dg.ResourceDependency[StorageOptions] = StorageOptions()  # pyright: ignore[reportAssignmentType]
     gcs: dg.ResourceDependency[GCSResource] = None  # pyright: ignore[reportAssignmentType]
+
+    def file_format(self) -> FileFormat:
+        """The format; `ConfigError` when there is none of that name."""
+        for known in FILE_FORMATS:
+            if known == self.format:
+                return known
+        raise ConfigError(f"format is one of {', '.join(FILE_FORMATS)}, not {self.format!r}")
 
     def open(self) -> Store:
         """The store; `ConfigError` when the place cannot be one."""
