@@ -191,6 +191,9 @@ class ArrowFile:
 def _borders(table: pa.Table, most_rows: int) -> list[int]:
     """Where record batches end: full ones, or as many rows as may lie together."""
     rows = table.num_rows
+    strings = [table.column(name) for name in ("id", "text") if name in table.column_names]
+    if 0 < rows <= most_rows and sum(column.nbytes for column in strings) <= _BATCH_STRING_BYTES:
+        return [rows]  # as nearly always
     ends = np.cumsum(_string_bytes(table))
     borders: list[int] = []
     start = 0

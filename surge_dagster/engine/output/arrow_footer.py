@@ -58,15 +58,20 @@ class ArrowEnd:
     """What the end of a file says, found whole.
 
     Attributes:
-        schema: of the rows.
         parts: from the file's first byte up to `content`.
         content: the rest of the file, from the end mark on.
+        reader: of the footer alone.
     """
 
     facts: FileFacts
-    schema: pa.Schema
     parts: tuple[Part, ...]
     content: bytes
+    reader: pa.RecordBatchFileReader
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the rows; put together when it is asked for, which whoever wants facts alone does not."""
+        return self.reader.schema
 
 
 @lru_cache(maxsize=64)
@@ -142,7 +147,6 @@ def read_end(content: bytes, file_bytes: int) -> ArrowEnd:
     try:
         reader = pa.ipc.open_file(pa.BufferReader(content))
         entries = {key: value for key, value in (reader.metadata or {}).items() if key.startswith(b"surge.")}
-        schema = reader.schema
     except UNREADABLE as error:
         raise InvalidFile(f"its footer cannot be read ({first_line(error)})") from error
     facts = facts_of(entries, FileFacts, FORMAT)
@@ -151,7 +155,7 @@ def read_end(content: bytes, file_bytes: int) -> ArrowEnd:
         raise InvalidFile(f"its metadata describe another length than its {file_bytes:,} bytes")
     if part_of(content[: parts[-1].length]) != parts[-1]:
         raise InvalidFile("its footer does not match its checksum: it was changed after it was written")
-    return ArrowEnd(facts, schema, parts[:-1], content)
+    return ArrowEnd(facts, parts[:-1], content, reader)
 
 
 def _parts(entries: Mapping[bytes, bytes]) -> tuple[Part, ...]:
