@@ -39,7 +39,7 @@ _GROUPS: dict[CheckName, _Group] = {
     "row_counts_match": _Group(("rows",), "Each file has as many rows as its source."),
     "ids_match": _Group(("ids",), "Each file has its source's ids, once each and in the same order."),
     "texts_match": _Group(("texts",), "Each file was made from its source's texts, in the same order."),
-    "files_are_whole": _Group(("damaged", "vectors"), "Each file can be read in full, page checksums included."),
+    "files_are_whole": _Group(("damaged", "vectors"), "Each file can be read in full, checksums included."),
     "dimensions_match": _Group(("dimension",), "Each file's vectors have the space's dimension."),
     "vectors_are_finite": _Group(("finite",), "No vector holds a NaN or an infinity."),
     "vectors_have_length_1": _Group(("length",), "Each vector has length 1, where the space is normalized."),

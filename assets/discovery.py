@@ -124,7 +124,7 @@ class Look:
             return found
         self._let_go(found, departures, missing, held, catalogued, now)
         free = {} if held is None else {key: part for key, part in by_key.items() if key not in held}
-        outputs = OutputState(self.store, found.space.name) if found.space else None
+        outputs = OutputState(self.store, found.space.name, found.space.file_format) if found.space else None
         fresh: dict[str, PublishedFile] = {}
         states = file_states(by_key, outputs, fresh)
         wanted = self._wanted(by_key, states)

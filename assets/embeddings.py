@@ -21,6 +21,7 @@ from surge_dagster.assets.lineage import CODE_VERSION
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.refresh import Outcome, Refresh
 from surge_dagster.check_policy import CheckPolicy
+from surge_dagster.engine.encoder.spec import FileFormat
 from surge_dagster.engine.errors import ConfigError, EncoderError, TransientError
 from surge_dagster.engine.telemetry import Failure
 
@@ -29,8 +30,12 @@ _RETRIES = 2
 _RETRY_SECONDS = 5
 
 
-def embeddings(names: CatalogNames, policy: CheckPolicy) -> dg.AssetsDefinition:
-    """The asset with a file per partition, and the checks that end its runs."""
+def embeddings(names: CatalogNames, policy: CheckPolicy, file_format: FileFormat = "parquet") -> dg.AssetsDefinition:
+    """The asset with a file per partition, and the checks that end its runs.
+
+    Args:
+        file_format: of the files, for whoever looks at the asset.
+    """
     attempts = _Attempts(names, policy)
 
     @dg.multi_asset(
@@ -42,10 +47,10 @@ def embeddings(names: CatalogNames, policy: CheckPolicy) -> dg.AssetsDefinition:
                 skippable=True,
                 code_version=CODE_VERSION,
                 group_name=names.group,
-                kinds={"parquet", "pytorch"},
+                kinds={file_format, "pytorch"},
                 description=(
-                    "One Parquet file per catalog partition with id, text and embedding, complete or not there at all. "
-                    "A run skips what is up to date; `force: true` in its config encodes it again."
+                    f"One {file_format.capitalize()} file per catalog partition with id, text and embedding, complete "
+                    "or not there at all. A run skips what is up to date; `force: true` in its config encodes it again."
                 ),
             )
         ],

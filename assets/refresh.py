@@ -33,6 +33,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.output.spaces import require_format
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.telemetry import Failure, Receipt, RunReport, SuperBatchReport
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
@@ -173,6 +174,8 @@ class Refresh:
                 f"the run was launched for the space {expected!r}, and the settings now mean {now}. "
                 f"Launch {self._names.refresh_job} by hand to go on with that."
             )
+        if space is not None:
+            require_format(self._store, space, self._output.file_format())
         return space
 
     def _guard_pool(self, pool: EncoderPool, space: Space | None) -> None:
@@ -188,7 +191,7 @@ class Refresh:
     ) -> tuple[list[Receipt], list[Partition], list[Failure]]:
         """Receipts of what is fresh, partitions that are selected and need work, and those nobody can tell of now."""
         instance, select = self._context.instance, self._config.select
-        outputs = OutputState(self._store, space.name) if space else None
+        outputs = OutputState(self._store, space.name, space.file_format) if space else None
         failed = failed_on_record(self._names, instance) if select is Select.failed else set[str]()
         done = done_before(self._names, self._context) if self._config.force else set[str]()
         fresh: list[Receipt] = []
@@ -214,7 +217,7 @@ class Refresh:
         """Receipts of partitions that left the catalog and still have their file; the others count as failures."""
         if not self._gone:
             return []
-        outputs = OutputState(self._store, space.name)
+        outputs = OutputState(self._store, space.name, space.file_format)
         outputs.look_at(self._gone)
         kept: list[Receipt] = []
         remedy = "Delete it in Dagster, or put it back."
@@ -239,6 +242,7 @@ class Refresh:
             self._encoder.thresholds(),
             force=self._config.force,
             include_text=self._output.include_text,
+            file_format=self._output.file_format(),
             memory_limit=self._encoder.memory_limit_bytes,
             grace_seconds=self._encoder.grace_seconds,
         )

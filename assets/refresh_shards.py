@@ -44,7 +44,7 @@ def refresh_requests(
     if sharding.shards == 1:
         return single
     held = held_by_active_runs(names, instance)
-    outputs = OutputState(store, space.name) if space else None
+    outputs = OutputState(store, space.name, space.file_format) if space else None
     free = {} if held is None else {to_partition_key(partition.key): partition for partition in partitions}
     free = {key: partition for key, partition in free.items() if key not in (held or ())}
     states = file_states(free, outputs)

@@ -22,7 +22,7 @@ from surge_dagster.assets.partition_keys import from_partition_key
 from surge_dagster.assets.sensor_cursor import Gone, digest
 from surge_dagster.assets.source_partitions import DATA_VERSION_TAG
 from surge_dagster.engine.encoder.spec import Space
-from surge_dagster.engine.output.freshness import file_name
+from surge_dagster.engine.output.file_formats import file_name
 from surge_dagster.engine.output.store import Store
 
 GONE, DELETED = "gone", "deleted"
@@ -130,7 +130,7 @@ class Vanishing:
         for key in due[: min(room, _DELETED_PER_TICK)]:
             what = "Its key was removed; there was no output."
             if space is not None:
-                name = file_name(space.name, from_partition_key(key))
+                name = file_name(space.name, from_partition_key(key), space.file_format)
                 store.delete(name)
                 what = f"Its output {store.location(name)} and its key were removed."
             found.events.append(

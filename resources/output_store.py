@@ -6,11 +6,13 @@ so they must not be strings here.
 """
 
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import dagster as dg
 from pydantic import Field
 
+from surge_dagster.engine.encoder.spec import FILE_FORMATS, FileFormat
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output import StorageOptions, open_store
 from surge_dagster.engine.output.store import Store
 
@@ -24,7 +26,7 @@ class GivesStorageClient(Protocol):
 
 
 class OutputStore(dg.ConfigurableResource):
-    """Where embedding files go: `<url>/<space>/<encoded key>.parquet`.
+    """Where embedding files go: `<url>/<space>/<encoded key>.<format>`.
 
     `storage` holds the options of a bucket. With `gcs`, a `dagster_gcp.GCSResource`, a GCS bucket is reached with its
     credentials.
@@ -32,8 +34,16 @@ class OutputStore(dg.ConfigurableResource):
 
     url: str = Field(description="a path or URL; the folder need not exist yet")
     include_text: bool = Field(True, description="whether files carry the texts beside the vectors")
+    format: Annotated[str, Field(description="of files that are written: parquet or arrow; one per space")] = "parquet"
     storage: dg.ResourceDependency[StorageOptions] = StorageOptions()  # pyright: ignore[reportAssignmentType]
     gcs: dg.ResourceDependency[GivesStorageClient] = None  # pyright: ignore[reportAssignmentType]
+
+    def file_format(self) -> FileFormat:
+        """The format; `ConfigError` when there is none of that name."""
+        for known in FILE_FORMATS:
+            if known == self.format:
+                return known
+        raise ConfigError(f"format is one of {', '.join(FILE_FORMATS)}, not {self.format!r}")
 
     def open(self) -> Store:
         """The store; `ConfigError` when the place cannot be one."""

@@ -66,6 +66,7 @@ MaxTextBytes = Annotated[int | None, typer.Option(help="A longer text refuses it
 Grace = Annotated[float | None, typer.Option(help="Seconds in which a run that is stopped publishes what it has.")]
 MemoryLimit = Annotated[int | None, typer.Option(help="Bytes of data that may be resident at any time.")]
 IncludeText = Annotated[bool | None, typer.Option(help="Whether files carry the texts beside the vectors.")]
+Format = Annotated[str | None, typer.Option(help="Of the files: parquet, or arrow for readers that map them.")]
 
 
 @app.command()
@@ -91,6 +92,7 @@ def embed(
     text_column: TextColumn = None,
     max_text_bytes: MaxTextBytes = None,
     include_text: IncludeText = None,
+    format: Format = None,
     force: Annotated[bool, typer.Option(help="Encode what is fresh too.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -99,7 +101,7 @@ def embed(
     catalog, store = settings.open_source(), settings.open_store()
     total = sum(partition.rows or 0 for partition in catalog)
     settings.thresholds().resolve(1.0)  # refuses what cannot work, whether or not there is something to do
-    if not force and (report := report_when_fresh(catalog, store, settings.encoding_spec())):
+    if not force and (report := report_when_fresh(catalog, store, settings.encoding_spec(), settings.format)):
         _print_report(report, store, as_json)
         return
     with terminable(), _pool(settings) as pool:
@@ -110,6 +112,7 @@ def embed(
             settings.thresholds(),
             force=force,
             include_text=settings.include_text,
+            file_format=settings.format,
             memory_limit=settings.memory_limit_bytes,
             grace_seconds=settings.grace_seconds,
         )

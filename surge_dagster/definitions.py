@@ -54,7 +54,12 @@ def embedding_catalog(
     refresh, embed = embedding_jobs(names, policy)
     check, switch = catalog_check(names, checks), switch_current_space(names)
     return dg.Definitions(
-        assets=[source_partitions(names), superbatches(names), embeddings(names, policy), current_space(names)],
+        assets=[
+            source_partitions(names),
+            superbatches(names),
+            embeddings(names, policy, settings.format),
+            current_space(names),
+        ],
         asset_checks=[checks],
         jobs=[refresh, embed, check, switch],
         sensors=[

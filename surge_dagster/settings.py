@@ -34,7 +34,7 @@ from surge_dagster.check_policy import (
 )
 from surge_dagster.engine.encoder.model_files import DEFAULT_MODEL
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec, arithmetic_of
+from surge_dagster.engine.encoder.spec import EncodingSpec, FileFormat, arithmetic_of
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output import StorageOptions, open_store
 from surge_dagster.engine.output.store import Store
@@ -103,6 +103,7 @@ class Settings(BaseSettings):
     text_column: str = "text"
     max_text_bytes: int = Field(DEFAULT_MAX_TEXT_BYTES, ge=1, description="a longer text refuses its partition")
     include_text: bool = Field(True, description="whether output files carry the texts beside the vectors")
+    format: FileFormat = Field("parquet", description="of output files: parquet, or arrow for readers that map them")
 
     model: str = Field(DEFAULT_MODEL, min_length=1, description="hub name, local folder, or hash://D")
     prompt: str | None = Field(None, description="put before each text; none: the model's own default")

@@ -13,9 +13,10 @@ import pyarrow.parquet as pq
 
 from surge_dagster.engine.catalog import KEY_METADATA, SOURCE_VERSION_METADATA, Partition, RowBatch, encode_key
 from surge_dagster.engine.encoder.backends.hash_backend import hash_vectors
+from surge_dagster.engine.encoder.spec import FILE_FORMATS
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.output.embedding_file import EmbeddingFileWriter, FileFacts, matrix_of, read_facts
-from surge_dagster.engine.output.freshness import file_name
+from surge_dagster.engine.output.file_formats import file_name, format_of, open_output_file
 
 DIMENSION = 16
 
@@ -105,10 +106,14 @@ class Embedded:
 
 
 def read_embedded(output: Path, space: str, key: str) -> Embedded:
-    """Read a partition's output file in full, checking page checksums."""
-    with pq.ParquetFile(output / file_name(space, key), page_checksum_verification=True) as reader:
-        facts = read_facts(reader.metadata)
-        table = reader.read()
+    """Read a partition's output file in full, comparing checksums."""
+    [name] = [name for name in (file_name(space, key, known) for known in FILE_FORMATS) if (output / name).exists()]
+    with (
+        pa.OSFile(str(output / name)) as source,
+        open_output_file(source, format_of(name) or "parquet") as reader,
+    ):
+        facts = reader.facts
+        table = pa.Table.from_batches(reader.read(), schema=reader.schema)
     whole = table.combine_chunks().to_batches() if table.num_rows else []
     matrix = matrix_of(whole[0]) if whole else np.empty((0, facts.dimension), np.float32)
     texts = table["text"].to_pylist() if "text" in table.column_names else None

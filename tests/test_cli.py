@@ -134,6 +134,20 @@ def test_search_follows_a_switch_which_wants_everything(
     assert (found["space"], [(hit["key"], hit["id"]) for hit in found["hits"]]) == (second, [("b", "id-7")])
 
 
+def test_a_space_keeps_the_format_that_it_was_begun_with(
+    catalog: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embed = ("embed", catalog, "out", *MODEL, "--json")
+    code, out, error = in_process(capsys, monkeypatch, tmp_path, *embed, "--format", "arrow")
+    assert code == 0, error
+    assert (tmp_path / "out" / json.loads(out.splitlines()[-1])["space"] / "apples.arrow").exists()
+    code, out, _ = in_process(capsys, monkeypatch, tmp_path, *embed, "--format", "arrow")
+    assert (code, json.loads(out.splitlines()[-1])["partitions_skipped"]) == (0, 3)
+    code, _, error = in_process(capsys, monkeypatch, tmp_path, *embed)
+    assert code == 2 and "'parquet' was asked for. Set format to 'arrow'" in " ".join(error.split())
+    assert in_process(capsys, monkeypatch, tmp_path, "verify", catalog, "out", *MODEL)[0] == 0
+
+
 def test_verify_names_the_partition_and_exits_with_1(catalog: Path, tmp_path: Path) -> None:
     report = last_json(surge("embed", catalog, "out", *MODEL, "--json", cwd=tmp_path))
     path = tmp_path / "out" / report["space"] / "apples.parquet"
@@ -160,6 +174,7 @@ def test_verify_names_the_partition_and_exits_with_1(catalog: Path, tmp_path: Pa
         (("verify", "catalog", "out", *MODEL, "--reencode", "some"), "--reencode"),
         (("embed", "--no-such-option"), "--no-such-option"),
         (("embed", "catalog", "out", *MODEL, "--prompt", "\udcff"), "UTF-8"),
+        (("embed", "catalog", "out", *MODEL, "--format", "csv"), "'parquet' or 'arrow'"),
         (("search", "out", "\udcff", *MODEL), "UTF-8"),
     ],
 )

@@ -25,6 +25,7 @@ from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.arena import Arena, ArenaClosed, Slot
 from surge_dagster.engine.encoder.calls import EncodeCall, EncodeFigures
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.spec import FileFormat
 from surge_dagster.engine.errors import Cancelled, EncoderError
 from surge_dagster.engine.ledger import Ledger
 from surge_dagster.engine.memory import MemoryPlan, largest_pieces, plan_memory
@@ -69,6 +70,7 @@ class EmbeddingRun:
         thresholds: of the SuperBatches; what is left open follows from the pool's measured speed.
         force: encode what is fresh too.
         include_text: write the text column.
+        file_format: of the files; the one of the space, where the output has it.
         memory_limit: bytes of data that may be resident at any time; None is what three SuperBatches need.
         grace_seconds: how long a run that is stopped may take to publish what is encoded.
         publish_threads: pieces serialized and published at a time; None is four per worker, at least eight.
@@ -86,6 +88,7 @@ class EmbeddingRun:
         *,
         force: bool = False,
         include_text: bool = True,
+        file_format: FileFormat = "parquet",
         memory_limit: int | None = None,
         grace_seconds: float = 20.0,
         publish_threads: int | None = None,
@@ -95,7 +98,7 @@ class EmbeddingRun:
         self._memory: MemoryPlan = plan_memory(self.bounds, pool.space, self._threads, memory_limit, store.upload_bytes)
         self._retries_before = dict(store.retries)
         keep_current(store, pool.space)
-        self.space = claim_space(store, pool.space)
+        self.space = claim_space(store, pool.space, file_format)
         self.report = RunReport(
             space=self.space.name,
             dimension=self.space.dimension,
@@ -322,7 +325,7 @@ class EmbeddingRun:
             self._put(ready, batch)
 
         try:
-            outputs = OutputState(self._store, self.space.name)
+            outputs = OutputState(self._store, self.space.name, self.space.file_format)
             admission = Admission(
                 aggregator=Aggregator(
                     self.bounds,

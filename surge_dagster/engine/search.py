@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.output.embedding_file import InvalidFile, matrix_of, read_facts, read_rows
-from surge_dagster.engine.output.freshness import SUFFIX
+from surge_dagster.engine.output.embedding_file import InvalidFile, matrix_of
+from surge_dagster.engine.output.file_formats import format_of, open_output_file
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.unreadable import UNREADABLE
 
@@ -36,7 +35,7 @@ def search(store: Store, pool: EncoderPool, queries: Sequence[str], k: int = 5) 
     Raises:
         ConfigError: the output holds nothing of this space, or a file of it cannot be read.
     """
-    names = sorted(stored.name for stored in store.list(pool.space.name) if stored.name.endswith(SUFFIX))
+    names = sorted(stored.name for stored in store.list(pool.space.name) if format_of(stored.name))
     if not names:
         raise ConfigError(
             f"{store.url!r} holds no embeddings of the space {pool.space.name}. Run `surge-dagster embed`."
@@ -45,9 +44,9 @@ def search(store: Store, pool: EncoderPool, queries: Sequence[str], k: int = 5) 
     best: list[list[Hit]] = [[] for _ in queries]
     for name in names:
         try:
-            with store.open(name) as file, pq.ParquetFile(file, page_checksum_verification=True) as reader:
-                key = read_facts(reader.metadata).partition_key
-                for batch in read_rows(reader):
+            with store.open(name) as file, open_output_file(file, format_of(name) or "parquet") as reader:
+                key = reader.facts.partition_key
+                for batch in reader.read():
                     _collect(best, vectors, batch, key, k)
         except (InvalidFile, *UNREADABLE) as error:
             raise ConfigError(

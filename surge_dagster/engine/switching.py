@@ -68,7 +68,7 @@ class SwitchRefused(SurgeError):
 
 def missing_from(source: Source, store: Store, space: Space) -> tuple[list[Violation], int]:
     """Partitions without a fresh file in the space, told from footers alone, and how many partitions there are."""
-    outputs = OutputState(store, space.name)
+    outputs = OutputState(store, space.name, space.file_format)
     found: list[Violation] = []
     partitions = 0
     for partition in outputs.looked_at(source):

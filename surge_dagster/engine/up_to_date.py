@@ -5,27 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from surge_dagster.engine.catalog import Partition
-from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.encoder.spec import EncodingSpec, FileFormat
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.output.spaces import find_space
+from surge_dagster.engine.output.spaces import find_space, require_format
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.telemetry import RunReport
 
 
-def report_when_fresh(partitions: Iterable[Partition], store: Store, spec: EncodingSpec) -> RunReport | None:
+def report_when_fresh(
+    partitions: Iterable[Partition], store: Store, spec: EncodingSpec, file_format: FileFormat = "parquet"
+) -> RunReport | None:
     """The report of a run that has nothing to do; None when there may be something, and a pool has to be started.
 
     The model's files are digested, not loaded: a model whose content has changed under its name is another space, in
     which nothing is fresh.
 
     Raises:
-        ConfigError: the output cannot be read, or the model that it was made with is not there.
+        ConfigError: the output cannot be read, the model that it was made with is not there, or the space has files
+            of another format than is asked for.
     """
     space = find_space(store, spec)
     if space is None or space.spec_sha256 != spec.resolve().spec_sha256:
         return None
-    outputs = OutputState(store, space.name)
+    require_format(store, space, file_format)
+    outputs = OutputState(store, space.name, space.file_format)
     report = RunReport(space=space.name, dimension=space.dimension)
     try:
         for partition in outputs.looked_at(partitions):

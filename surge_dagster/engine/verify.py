@@ -1,6 +1,6 @@
 """Proof of what lies in an output, made from the files and the source alone.
 
-Every file of a space is read in full, page checksums included, side by side with its source partition: the same ids and
+Every file of a space is read in full, checksums included, side by side with its source partition: the same ids and
 texts in the same order, none missing, none twice, and a vector of the right kind for each. Sampled rows, or all of
 them, are encoded again and must give the vector that is there. What does not hold is a `Violation`; nothing is changed.
 """
@@ -14,7 +14,6 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from surge_dagster.engine.catalog import Partition, RowBatch, Source
 from surge_dagster.engine.columns import value_lengths
@@ -29,10 +28,8 @@ from surge_dagster.engine.output.embedding_file import (
     check_schema,
     desired_version,
     matrix_of,
-    read_facts,
-    read_rows,
 )
-from surge_dagster.engine.output.freshness import SUFFIX, file_name
+from surge_dagster.engine.output.file_formats import SUFFIXES, OutputFile, file_name, format_of, open_output_file
 from surge_dagster.engine.output.staging import STAGING
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.output.validation import invalid_row
@@ -125,7 +122,7 @@ def verify(
     samples = _Samples(pool, space) if pool is not None else None
     expected: set[str] = set()
     for partition in source:
-        name = file_name(space.name, partition.key)
+        name = file_name(space.name, partition.key, space.file_format)
         expected.add(name)
         rows = truncated = 0
         try:
@@ -138,7 +135,7 @@ def verify(
         if samples is not None:
             yield from samples.due()
     for stored in sorted(store.list(space.name), key=lambda stored: stored.name):
-        if stored.name not in expected and stored.name.endswith(SUFFIX):
+        if stored.name not in expected and format_of(stored.name):
             yield _without_source(store, space, stored.name)
     yield from _staged_without_source(store, space, expected)
     if samples is not None:
@@ -147,10 +144,17 @@ def verify(
 
 def _without_source(store: Store, space: Space, name: str) -> Violation:
     location = store.location(name)
+    if format_of(name) != space.file_format:
+        return Violation(
+            name,
+            "orphan",
+            f"{location!r} is no file of a space whose files are in the format {space.file_format!r}: nobody reads it. "
+            "Remove it.",
+        )
     try:
-        with store.open(name) as file, _reader(file) as reader:
+        with store.open(name) as file, open_output_file(file, space.file_format) as reader:
             facts = _facts(reader, space, None, name)
-            for _ in read_rows(reader):
+            for _ in reader.read():
                 pass
     except _Broken as broken:
         return Violation(name, broken.kind, broken.reason)
@@ -169,7 +173,7 @@ def _staged_without_source(store: Store, space: Space, expected: set[str]) -> It
     root = f"{STAGING}/{space.name}"
     folders = {stored.name.removeprefix(f"{root}/").partition("/")[0] for stored in store.list(root, deep=True)}
     for folder in sorted(folders):
-        if f"{space.name}/{folder}{SUFFIX}" not in expected:
+        if f"{space.name}/{folder}{SUFFIXES[space.file_format]}" not in expected:
             yield Violation(
                 f"{root}/{folder}",
                 "orphan",
@@ -189,7 +193,7 @@ def _verify_partition(
 ) -> tuple[int, int]:
     location = store.location(name)
     try:
-        with store.open(name) as file, _reader(file) as reader:
+        with store.open(name) as file, open_output_file(file, space.file_format) as reader:
             facts = _facts(reader, space, partition.key, name)
             if facts.source_version != partition.source_version:
                 raise _Broken(
@@ -221,13 +225,13 @@ def _require_readable(partition: Partition) -> None:
         raise _Broken("refused", f"it has no file, because its data are refused: {error}") from error
 
 
-def _facts(reader: pq.ParquetFile, space: Space, key: str | None, name: str) -> FileFacts:
-    facts = read_facts(reader.metadata)
+def _facts(reader: OutputFile, space: Space, key: str | None, name: str) -> FileFacts:
+    facts = reader.facts
     if facts.space != space.name:
         raise _Broken(
             "space", f"{name!r} holds vectors of the space {facts.space!r}; expected {space.name!r}. Move it away."
         )
-    if file_name(space.name, facts.partition_key) != name or key not in (None, facts.partition_key):
+    if file_name(space.name, facts.partition_key, space.file_format) != name or key not in (None, facts.partition_key):
         raise _Broken("ids", f"{name!r} is the file of partition {facts.partition_key!r}. Move it away and run again.")
     if facts.dimension != space.dimension:
         raise _Broken(
@@ -239,14 +243,14 @@ def _facts(reader: pq.ParquetFile, space: Space, key: str | None, name: str) -> 
         raise InvalidFile(f"its metadata name an unknown precision {facts.precision!r}")
     if facts.desired_version != desired_version(facts.content_digest, facts.space):
         raise InvalidFile("its desired version does not follow from its content digest and space")
-    check_schema(reader.schema_arrow, dimension=space.dimension, dtype=space.dtype)
+    check_schema(reader.schema, dimension=space.dimension, dtype=space.dtype)
     return facts
 
 
 def _verify_rows(
     partition: Partition,
     facts: FileFacts,
-    reader: pq.ParquetFile,
+    reader: OutputFile,
     space: Space,
     wanted: frozenset[int],
     samples: _Samples | None,
@@ -260,7 +264,7 @@ def _verify_rows(
             ids.add(batch.ids)
             yield batch
 
-    for ours, theirs in _aligned(from_source(), read_rows(reader)):
+    for ours, theirs in _aligned(from_source(), reader.read()):
         if ours is None or theirs is None:
             raise _Broken(
                 "rows",
@@ -397,10 +401,6 @@ def _fill(slot: Slot, texts: list[pa.LargeStringArray]) -> None:
 def _cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     return np.einsum("ij,ij->i", a, b) / np.maximum(lengths, np.finfo(np.float32).tiny)
-
-
-def _reader(file: pa.NativeFile) -> pq.ParquetFile:
-    return pq.ParquetFile(file, pre_buffer=False, page_checksum_verification=True)
 
 
 def _short(value: pa.Scalar) -> str:

@@ -28,7 +28,7 @@ import numpy as np
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.encoder.spec import EncodingSpec, FileFormat
 from surge_dagster.engine.output import StorageOptions, open_store
 from surge_dagster.engine.output.object_store import ObjectStore
 from surge_dagster.engine.output.object_upload import WriteClient
@@ -208,7 +208,7 @@ def open_output(url: str, endpoint: str) -> Store:
     return open_store(url, options)
 
 
-def main(catalog: str, output: str, endpoint: str, log: str, point: str, count: str) -> None:
+def main(catalog: str, output: str, endpoint: str, file_format: FileFormat, log: str, point: str, count: str) -> None:
     """Run until the point comes, or to the end."""
     reaper = Reaper(Path(log), point, int(count))
     with EncoderPool(EncodingSpec(model=f"hash://{DIMENSION}")) as pool:
@@ -219,7 +219,7 @@ def main(catalog: str, output: str, endpoint: str, log: str, point: str, count: 
             opened._client = client
         store: Any = MortalStore(opened, reaper)
         front: Any = MortalPool(pool, reaper)
-        reaper.run = EmbeddingRun(open_source(catalog), store, front, THRESHOLDS)
+        reaper.run = EmbeddingRun(open_source(catalog), store, front, THRESHOLDS, file_format=file_format)
         for event in reaper.run.events():
             if isinstance(event, Receipt):
                 reaper.say("receipt", event.key)
@@ -246,6 +246,6 @@ def serve() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        main(*sys.argv[1:])
+        main(*sys.argv[1:])  # pyright: ignore[reportArgumentType]
     else:
         serve()

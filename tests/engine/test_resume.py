@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.spec import FileFormat
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.staging import STAGING
 from surge_dagster.engine.output.store import Store
@@ -52,6 +53,10 @@ INSTANTS += [
 ]
 
 
+# What is different about Arrow files: they are written otherwise, in one piece and from segments.
+INSTANTS += [("disk, arrow", "publish", 9), ("disk, arrow", "assembled", 1)]
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """A folder, or a bucket whose objects are copied into one when they are to be looked at."""
@@ -59,6 +64,7 @@ class Output:
     url: str
     folder: Path
     server: ObjectServer | None
+    file_format: FileFormat = "parquet"
 
     @property
     def endpoint(self) -> str:
@@ -85,8 +91,8 @@ class Output:
 
 @pytest.fixture
 def output(request: pytest.FixtureRequest, tmp_path: Path, where: str) -> Output:
-    if where == "disk":
-        return Output(str(tmp_path / "out"), tmp_path / "out", None)
+    if where.startswith("disk"):
+        return Output(str(tmp_path / "out"), tmp_path / "out", None, "arrow" if "arrow" in where else "parquet")
     server: ObjectServer = request.getfixturevalue("object_server")
     return Output("s3://vectors/out", tmp_path / "copy", server)
 
@@ -121,7 +127,7 @@ def mortal_run(tmp_path_factory: pytest.TempPathFactory, catalog: Path) -> Itera
             nonlocal runs
             runs += 1
             log = logs / str(runs)
-            arguments = [str(catalog), output.url, output.endpoint, str(log), point, str(count)]
+            arguments = [str(catalog), output.url, output.endpoint, output.file_format, str(log), point, str(count)]
             print(json.dumps(arguments), file=forking.stdin, flush=True)
             status = int(forking.stdout.readline())  # pyright: ignore[reportOptionalMemberAccess]
             return status, [line.split(" ") for line in log.read_text().splitlines()]
@@ -154,12 +160,12 @@ def test_a_killed_run_is_taken_up_where_it_was(
     status, lines = mortal_run(output, point, count)
     assert status == -signal.SIGKILL
     said = [line[1] for line in lines if line[0] == "receipt"]
-    state = OutputState(output.open(), space)
+    state = OutputState(output.open(), space, output.file_format)
     published = {key for key in CATALOG if state.facts(key)}
     staged = staged_rows(output.look(), CATALOG.keys() - published)
     assert set(said) <= published, "what has a receipt is there"
 
-    run = make_run(hash_pool, open_source(catalog), output.open(), THRESHOLDS)
+    run = make_run(hash_pool, open_source(catalog), output.open(), THRESHOLDS, file_format=output.file_format)
     events = finish(run)
     assert keys_of(receipts(events, "fresh")) == sorted(published), "what was published is not encoded again"
     assert keys_of(receipts(events, "encoded")) == sorted(CATALOG.keys() - published)
@@ -167,7 +173,8 @@ def test_a_killed_run_is_taken_up_where_it_was(
     assert run.report.texts_encoded == TEXTS - sum(len(CATALOG[key]) for key in published) - staged
     assert texts_encoded(lines) + run.report.texts_encoded - TEXTS <= in_flight(lines), "encoded twice"
     found = output.look()
-    assert published_files(found, space) == published_files(uninterrupted, space), "nor is a temp file left"
+    files = {name.replace("parquet", output.file_format) for name in published_files(uninterrupted, space)}
+    assert published_files(found, space) == files, "nor is a temp file left"
     assert not (found / STAGING).exists()
     assert output.unfinished() == []
     for key, rows in CATALOG.items():
@@ -251,7 +258,7 @@ def test_a_run_that_is_killed_again_and_again_still_gets_done(
 
 
 def test_a_run_that_nobody_kills_dies_of_nothing(tmp_path: Path, catalog: Path) -> None:
-    arguments = [str(catalog), str(tmp_path / "o"), "", str(tmp_path / "log"), "receipt", "1000"]
+    arguments = [str(catalog), str(tmp_path / "o"), "", "parquet", str(tmp_path / "log"), "receipt", "1000"]
     ran = subprocess.run([*COMMAND, *arguments], cwd=ROOT, timeout=100, capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (0, "")
     lines = [line.split(" ") for line in (tmp_path / "log").read_text().splitlines()]

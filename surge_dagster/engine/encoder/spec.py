@@ -13,7 +13,7 @@ import hashlib
 import re
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from surge_dagster.engine.encoder.model_digest import canonical_json
 from surge_dagster.engine.encoder.model_files import DEFAULT_MODEL, describe_model, find_model
@@ -23,6 +23,8 @@ HASH_SCHEME = "hash://"
 SPACE_FORMAT = 1
 DTYPES = ("float32", "float16")
 ARITHMETICS = ("float", "int8")
+FileFormat = Literal["parquet", "arrow"]
+FILE_FORMATS: tuple[FileFormat, ...] = get_args(FileFormat)
 # Moves when the way a model is quantized changes (see `backends/quantized_models.py`), because the vectors then do.
 INT8_RECIPE = 1
 _HASH_MAX_LENGTH = 256
@@ -128,6 +130,8 @@ class Space:
         model_path: the folder that workers load, "" where there is none (`hash://`, or read from a space.json).
         model_digest: SHA-256 over everything in the model that shapes a vector.
         arithmetic: "float", or "int8-N" for vectors of a model that was quantized by recipe N.
+        file_format: of all its files, in the output whose space.json it was read from. It shapes no vector, and is no
+            part of the name.
     """
 
     name: str
@@ -140,6 +144,7 @@ class Space:
     dimension: int
     dtype: str
     arithmetic: str = "float"
+    file_format: FileFormat = "parquet"
 
     @property
     def is_hash(self) -> bool:
@@ -167,6 +172,7 @@ class Space:
             "format": SPACE_FORMAT,
             "name": self.name,
             "requested": self.requested.as_dict(),
+            "file_format": self.file_format,
             **self._resolved(),
             "spec_sha256": self.spec_sha256,
         }
@@ -195,9 +201,15 @@ def space_from_json(document: dict[str, Any]) -> Space:
         asked = {key: value for key, value in document["requested"].items() if key in known}
         resolved = {key: document[key] for key in _RESOLVED if key != "arithmetic"}
         resolved["arithmetic"] = document.get("arithmetic", "float")
+        resolved["file_format"] = document.get("file_format", "parquet")  # older ones do not say it
         space = Space(name=document["name"], requested=EncodingSpec(**asked), model_path="", **resolved)
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"space.json is incomplete ({error!r}); restore it or use another output") from error
+    if space.file_format not in FILE_FORMATS:
+        raise ConfigError(
+            f"space.json of {space.name} names the file format {space.file_format!r}; this version knows "
+            f"{', '.join(FILE_FORMATS)}: use the version that wrote it, or another output"
+        )
     if space.requested.arithmetic != space.arithmetic.partition("-")[0]:
         raise ConfigError(
             f"space.json of {space.name} was changed by hand: its vectors are {space.arithmetic}, and "

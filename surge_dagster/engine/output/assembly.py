@@ -12,13 +12,9 @@ import pyarrow as pa
 
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.output.embedding_file import (
-    STRING_COPIES,
-    EmbeddingFileWriter,
-    InvalidFile,
-    levels_bytes,
-)
-from surge_dagster.engine.output.freshness import PublishedFile, file_name
+from surge_dagster.engine.output.embedding_file import STRING_COPIES, InvalidFile, levels_bytes
+from surge_dagster.engine.output.file_formats import FileWriter, file_name, new_writer
+from surge_dagster.engine.output.freshness import PublishedFile
 from surge_dagster.engine.output.receipts import facts_of_file, require_unchanged
 from surge_dagster.engine.output.staging import Staging
 from surge_dagster.engine.output.store import Store
@@ -53,9 +49,14 @@ def assemble(
     require_unchanged(source)  # again before it is published; here it spares the work
     rows = _Rows(staging, partition, segments)
     with (
-        store.create(file_name(space.name, partition.key)) as upload,
-        EmbeddingFileWriter(
-            upload.sink, partition.id_type or pa.string(), space.dimension, space.dtype, include_text=include_text
+        store.create(file_name(space.name, partition.key, space.file_format)) as upload,
+        new_writer(
+            space.file_format,
+            upload.sink,
+            partition.id_type or pa.string(),
+            space.dimension,
+            space.dtype,
+            include_text=include_text,
         ) as writer,
     ):
         for group in row_groups(rows, writer, space):
@@ -106,7 +107,7 @@ class _Rows:
         )
 
 
-def row_groups(batches: Iterable[pa.RecordBatch], writer: EmbeddingFileWriter, space: Space) -> Iterator[pa.Table]:
+def row_groups(batches: Iterable[pa.RecordBatch], writer: FileWriter, space: Space) -> Iterator[pa.Table]:
     """Small batches as row groups of a file: full ones, or as large as may be held while they are written."""
     held: list[pa.RecordBatch] = []
     size = rows = 0

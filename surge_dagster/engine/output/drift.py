@@ -18,13 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.ledger import Ledger
-from surge_dagster.engine.output.embedding_file import InvalidFile, check_schema, matrix_of, read_facts, read_rows
-from surge_dagster.engine.output.freshness import file_name
+from surge_dagster.engine.output.embedding_file import InvalidFile, check_schema, matrix_of
+from surge_dagster.engine.output.file_formats import file_name, open_output_file
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.unreadable import UNREADABLE
 
@@ -119,19 +118,22 @@ def compare_with_previous(
         None where no row of the sample is among the new ones with the same text, or where the old file has no texts.
     """
     try:
-        with store.open(file_name(space.name, key)) as file, _reader(file) as reader:
-            facts = read_facts(reader.metadata)
+        with (
+            store.open(file_name(space.name, key, space.file_format)) as file,
+            open_output_file(file, space.file_format) as reader,
+        ):
+            facts = reader.facts
             if facts.content_digest != content_digest or not facts.rows:
                 return None
-            check_schema(reader.schema_arrow, dimension=space.dimension, dtype=space.dtype)
-            if "text" not in reader.schema_arrow.names:
+            check_schema(reader.schema, dimension=space.dimension, dtype=space.dtype)
+            if "text" not in reader.schema.names:
                 return None
-            group = random.Random(key).randrange(reader.num_row_groups)
-            booked = _COPIES * reader.metadata.row_group(group).total_byte_size
+            group = random.Random(key).randrange(reader.groups)
+            booked = _COPIES * reader.group_bytes(group)
             if not ledger.try_reserve(booked):
                 return None
             try:
-                sample = next(read_rows(reader, batch_rows=SAMPLE_ROWS, row_groups=[group]), None)
+                sample = next(reader.read(batch_rows=SAMPLE_ROWS, groups=[group]), None)
                 return None if sample is None else _compared(sample, ids, texts, matrix)
             finally:
                 ledger.release(booked)
@@ -166,7 +168,3 @@ def _cosine(one: np.ndarray, other: np.ndarray) -> float:
         return float(np.array_equal(one, other))
     cosine = float(one @ other) / lengths
     return cosine if np.isfinite(cosine) else 0.0
-
-
-def _reader(file: pa.NativeFile) -> pq.ParquetFile:
-    return pq.ParquetFile(file, pre_buffer=False, page_checksum_verification=True)

@@ -110,11 +110,12 @@ def read_facts(footer: pq.FileMetaData) -> FileFacts:
     return read_guarded(footer, FileFacts, FORMAT)
 
 
-def guarded_metadata(facts: Facts, file_format: str) -> dict[bytes, bytes]:
-    """Facts as `surge.*` entries, with the digest that guards them."""
+def guarded_metadata(facts: Facts, file_format: str, others: Mapping[bytes, bytes] | None = None) -> dict[bytes, bytes]:
+    """Facts as `surge.*` entries, with `others` among them, and the digest that guards them all."""
     entries = {_FORMAT_ENTRY: file_format.encode()}
     for name, key in _entry_keys(type(facts)):
         entries[key] = str(getattr(facts, name)).encode("utf-8", "surrogatepass")
+    entries.update(others or {})
     entries[_DIGEST_ENTRY] = _metadata_digest(entries)
     return entries
 
@@ -274,6 +275,16 @@ def row_group_rows(dimension: int, itemsize: int) -> int:
     return max(1, min(MAX_ROW_GROUP_ROWS, _ROW_GROUP_BYTES // (dimension * itemsize)))
 
 
+def embedding_table(
+    columns: pa.Schema, ids: pa.Array | pa.ChunkedArray, texts: pa.Array | None, matrix: np.ndarray
+) -> pa.Table:
+    """Rows as a table; `matrix` has shape [rows, dimension], is contiguous and is referred to, not copied."""
+    values = pa.Array.from_buffers(_arrow_type(matrix), matrix.size, [None, pa.py_buffer(matrix)])
+    embeddings = pa.FixedSizeListArray.from_arrays(values, type=columns.field("embedding").type)
+    arrays = [ids, embeddings] if texts is None else [ids, texts, embeddings]
+    return pa.Table.from_arrays(arrays, schema=columns)
+
+
 class EmbeddingFileWriter:
     """Writes one partition, in one piece or in several, as row groups.
 
@@ -314,11 +325,7 @@ class EmbeddingFileWriter:
 
     def append(self, ids: pa.Array | pa.ChunkedArray, texts: pa.Array | None, matrix: np.ndarray) -> None:
         """Write rows; `matrix` has shape [rows, dimension], is contiguous and is referred to, not copied."""
-        values = pa.Array.from_buffers(_arrow_type(matrix), matrix.size, [None, pa.py_buffer(matrix)])
-        item = self.schema.field("embedding").type
-        embeddings = pa.FixedSizeListArray.from_arrays(values, type=item)
-        columns = [ids, embeddings] if texts is None else [ids, texts, embeddings]
-        self.append_table(pa.Table.from_arrays(columns, schema=self.schema))
+        self.append_table(embedding_table(self.schema, ids, texts, matrix))
 
     def append_table(self, table: pa.Table) -> None:
         """Write rows that have the file's schema already."""

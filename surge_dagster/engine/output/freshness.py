@@ -13,24 +13,26 @@ import contextlib
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from surge_dagster.engine.catalog import Partition, encode_key
+from surge_dagster.engine.catalog import Partition
+from surge_dagster.engine.encoder.spec import FileFormat
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
+from surge_dagster.engine.output import arrow_footer
 from surge_dagster.engine.output.embedding_file import FileFacts, InvalidFile, read_facts
+from surge_dagster.engine.output.file_formats import SUFFIXES, file_name, format_of
 from surge_dagster.engine.output.footer_cache import FooterCache
 from surge_dagster.engine.output.footer_end import END_BYTES, TRAILER_BYTES, facts_in_footer, footer_bytes
-from surge_dagster.engine.output.store import Store, StoredObject
+from surge_dagster.engine.output.store import ObjectEnd, Store, StoredObject
 from surge_dagster.engine.unreadable import UNREADABLE, first_line
 
 Status = Literal["fresh", "stale", "missing", "foreign"]
-SUFFIX = ".parquet"
 READS_AT_ONCE = 32
 _LOOK_AHEAD = (32, 1024)
 
@@ -48,11 +50,6 @@ Found = PublishedFile | str  # or what is wrong with it
 _known: dict[tuple[str, str], dict[str, tuple[StoredObject, Found]]] = {}  # by output and space, then by name
 
 
-def file_name(space: str, key: str) -> str:
-    """The name of a partition's output file within the store."""
-    return f"{space}/{encode_key(key)}{SUFFIX}"
-
-
 def read_published_file(store: Store, name: str) -> PublishedFile:
     """One file as it is now, from one read of its end where that is enough.
 
@@ -61,6 +58,9 @@ def read_published_file(store: Store, name: str) -> PublishedFile:
         FileNotFoundError: there is none.
         TransientError: there is one that cannot be read now.
     """
+    if format_of(name) == "arrow":
+        end = _arrow_end(store, name)
+        return PublishedFile(end.stored, arrow_footer.read_end(end.content, end.stored.size).facts)
     end = store.read_end(name, END_BYTES)
     length = footer_bytes(end.content, end.stored.size)
     if length + TRAILER_BYTES <= len(end.content):
@@ -69,9 +69,7 @@ def read_published_file(store: Store, name: str) -> PublishedFile:
             return PublishedFile(end.stored, facts)
         whole = end
     else:
-        whole = store.read_end(name, length + TRAILER_BYTES)
-        if whole.stored != end.stored:
-            raise TransientError(f"{store.location(name)!r} was replaced while it was read. Run again.")
+        whole = _more_of_end(store, end, length + TRAILER_BYTES)
     try:
         footer = pq.read_metadata(pa.BufferReader(whole.content))
     except UNREADABLE as error:
@@ -79,8 +77,23 @@ def read_published_file(store: Store, name: str) -> PublishedFile:
     return PublishedFile(whole.stored, read_facts(footer))
 
 
+def _arrow_end(store: Store, name: str) -> ObjectEnd:
+    end = store.read_end(name, END_BYTES)
+    needed = arrow_footer.end_bytes(end.content, end.stored.size)
+    if needed > len(end.content):
+        end = _more_of_end(store, end, needed)
+    return replace(end, content=end.content[-needed:])
+
+
+def _more_of_end(store: Store, end: ObjectEnd, size: int) -> ObjectEnd:
+    whole = store.read_end(end.stored.name, size)
+    if whole.stored != end.stored:
+        raise TransientError(f"{store.location(end.stored.name)!r} was replaced while it was read. Run again.")
+    return whole
+
+
 def read_footer(store: Store, name: str) -> pq.FileMetaData:
-    """Read one file's footer; whether it is that of an embedding file, `read_facts` tells.
+    """Read one Parquet file's footer; whether it is that of an embedding file, `read_facts` tells.
 
     Raises:
         InvalidFile: it is not a complete Parquet file.
@@ -95,17 +108,51 @@ def read_footer(store: Store, name: str) -> pq.FileMetaData:
         raise InvalidFile(f"its footer cannot be read ({first_line(error)})") from error
 
 
+def read_facts_and_columns(
+    store: Store, name: str, known: dict[bytes | pa.Schema, pa.Schema], check: Callable[[pa.Schema], None]
+) -> tuple[FileFacts, pa.Schema]:
+    """What a file says of itself, and its columns.
+
+    Args:
+        known: columns that were found in other files; they are the same for thousands, and costly to take apart.
+        check: called with columns that are not known; raises what is wrong with them.
+
+    Raises:
+        InvalidFile: it is not a complete embedding file.
+        FileNotFoundError: there is none.
+        TransientError: there is one that cannot be read now.
+    """
+    if format_of(name) == "arrow":
+        end = _arrow_end(store, name)
+        read = arrow_footer.read_end(end.content, end.stored.size)
+        facts, written, columns = read.facts, read.schema, lambda: read.schema
+    else:
+        footer = read_footer(store, name)
+        facts, columns = read_facts(footer), footer.schema.to_arrow_schema
+        written = (footer.metadata or {}).get(b"ARROW:schema", b"")
+    if written not in known:
+        try:
+            found = columns()
+        except UNREADABLE as error:
+            raise InvalidFile(f"its columns cannot be read ({first_line(error)})") from error
+        check(found)
+        known[written] = found.remove_metadata()
+    return facts, known[written]
+
+
 class OutputState:
     """The files of one space, as they were when this was made or last refreshed.
 
     Args:
         store: the output.
         space: name of the space; its folder need not exist.
+        file_format: of the space's files; others are not looked at.
     """
 
-    def __init__(self, store: Store, space: str) -> None:
+    def __init__(self, store: Store, space: str, file_format: FileFormat = "parquet") -> None:
         self.store = store
         self.space = space
+        self._format: FileFormat = file_format
         self._remembered = {} if store.identity is None else _known.setdefault((store.identity, space), {})
         self._cache: FooterCache | None = None
         self.refresh()
@@ -113,7 +160,8 @@ class OutputState:
     def refresh(self) -> None:
         """List the space's folder again."""
         self._seen_ns = time.time_ns()
-        self._listed = {stored.name: stored for stored in self.store.list(self.space) if stored.name.endswith(SUFFIX)}
+        suffix = SUFFIXES[self._format]
+        self._listed = {stored.name: stored for stored in self.store.list(self.space) if stored.name.endswith(suffix)}
         self._found: dict[str, Found] = {}
         self._unreadable: dict[str, TransientError] = {}
         for name, (stored, found) in list(self._remembered.items()):  # a copy: other threads look too
@@ -158,7 +206,7 @@ class OutputState:
         Raises:
             TransientError: there is one that cannot be read now.
         """
-        name = file_name(self.space, key)
+        name = file_name(self.space, key, self._format)
         if self._is_unread(name):
             self._read(name)
         if name in self._unreadable:
@@ -209,7 +257,7 @@ class OutputState:
         unread = []
         for key in keys:
             with contextlib.suppress(ValueError):  # no partition can be called that, as whoever reads it will say
-                name = file_name(self.space, key)
+                name = file_name(self.space, key, self._format)
                 if not self._is_unread(name):
                     continue
                 stored = self._listed[name]

@@ -1,4 +1,4 @@
-"""A polars LazyFrame over embedding files, read through pyarrow so that page checksums are checked.
+"""A polars LazyFrame over embedding files, read through pyarrow so that checksums are checked.
 
 Files are read one after the other, a batch at a time, so a query that reduces what it reads needs the memory of its
 result and of a batch. Columns that a query does not need are not read, nor are the files that a filter on the partition
@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 from polars.io.plugins import register_io_source
 
 from surge_dagster.engine.errors import DataError, TransientError
-from surge_dagster.engine.output.embedding_file import InvalidFile, read_facts, read_rows
+from surge_dagster.engine.output.embedding_file import InvalidFile
+from surge_dagster.engine.output.file_formats import format_of, open_output_file
 from surge_dagster.engine.output.freshness import PublishedFile
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.unreadable import UNREADABLE, first_line
@@ -78,11 +78,14 @@ def _batches(store: Store, files: Iterable[PublishedFile], wanted: pa.Schema, ro
     for file in files:
         key, location = file.facts.partition_key, store.location(file.stored.name)
         try:
-            with store.open_listed(file.stored) as source, _reader(source) as reader:
-                if read_facts(reader.metadata) != file.facts:  # a store may give one tag to two contents
+            with (
+                store.open_listed(file.stored) as source,
+                open_output_file(source, format_of(file.stored.name) or "parquet", mapped=True) as reader,
+            ):
+                if reader.facts != file.facts:  # a store may give one tag to two contents
                     raise _replaced(location, key)
-                columns = [name for name in reader.schema_arrow.names if name in wanted.names]
-                for batch in read_rows(reader, columns=columns or ["id"], batch_rows=rows):
+                columns = [name for name in reader.schema.names if name in wanted.names]
+                for batch in reader.read(columns=columns or ["id"], batch_rows=rows):
                     yield _complete(batch, key, wanted)
         except FileNotFoundError as error:
             raise _replaced(location, key) from error
@@ -90,10 +93,6 @@ def _batches(store: Store, files: Iterable[PublishedFile], wanted: pa.Schema, ro
             raise DataError(
                 key, f"{location!r} is damaged: {first_line(error)}", "Remove it and embed the partition again."
             ) from error
-
-
-def _reader(source: pa.NativeFile) -> pq.ParquetFile:
-    return pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
 
 
 def _complete(batch: pa.RecordBatch, key: str, wanted: pa.Schema) -> pa.RecordBatch:

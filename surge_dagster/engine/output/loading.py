@@ -2,8 +2,9 @@
 
 What is loaded is what one listing of the space's folder showed, and only files that say they belong there: a folder
 that is being written to gives the same rows however often they are read, or an error, and vectors of two models never
-come together. Pages are checked as they are read. Polars' own Parquet reader does not check them (of 400 flipped bits
-it gave wrong rows for 388), so the LazyFrame reads through pyarrow.
+come together. Checksums are compared as rows are read. Polars' own Parquet reader does not compare them (of 400 flipped
+bits it gave wrong rows for 388), so the LazyFrame reads through pyarrow. Arrow files on a local disk are mapped into
+memory, whether they come as a LazyFrame or as a dataset.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import ConfigError, DataError
 from surge_dagster.engine.output import open_store
 from surge_dagster.engine.output.current_space import named_space, space_of_readers
-from surge_dagster.engine.output.embedding_file import FileFacts, InvalidFile, check_schema, read_facts
-from surge_dagster.engine.output.freshness import SUFFIX, PublishedFile, file_name, read_footer
+from surge_dagster.engine.output.embedding_file import FileFacts, InvalidFile, check_schema
+from surge_dagster.engine.output.file_formats import SUFFIXES, file_name
+from surge_dagster.engine.output.freshness import PublishedFile, read_facts_and_columns
 from surge_dagster.engine.output.store import Store, StoredObject
 from surge_dagster.engine.output.store_filesystem import filesystem_of
-from surge_dagster.engine.unreadable import UNREADABLE, first_line
 
 if TYPE_CHECKING:
     import polars as pl
@@ -47,9 +48,9 @@ class Embeddings:
         self._files: dict[str, PublishedFile] = {}
         self._columns: dict[str, pa.Schema] = {}
         self._unusable: dict[str, str] = {}
-        known: dict[bytes, pa.Schema] = {}
+        known: dict[bytes | pa.Schema, pa.Schema] = {}
         for stored in sorted(store.list(space.name), key=lambda stored: stored.name):
-            if not stored.name.endswith(SUFFIX):
+            if not stored.name.endswith(SUFFIXES[space.file_format]):
                 continue
             try:
                 facts, columns = self._look_at(stored, known)
@@ -111,13 +112,16 @@ class Embeddings:
             partitions: keys, in the order wanted; None is everything there is.
 
         Raises:
-            ConfigError, DataError: see `lazy`. A damaged page is an `OSError` of pyarrow when it is read.
+            ConfigError, DataError: see `lazy`. What is damaged is an `OSError` when it is read.
         """
         import pyarrow.dataset as ds  # it imports pandas
 
         files = self._chosen(partitions)
-        options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
-        form = ds.ParquetFileFormat(default_fragment_scan_options=options)
+        if self.space.file_format == "arrow":
+            form = ds.IpcFileFormat()
+        else:
+            options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+            form = ds.ParquetFileFormat(default_fragment_scan_options=options)
         filesystem = filesystem_of(self.store)
         fragments = [
             form.make_fragment(
@@ -130,22 +134,19 @@ class Embeddings:
         ]
         return ds.FileSystemDataset(fragments, self._schema(files), form, filesystem)
 
-    def _look_at(self, stored: StoredObject, known: dict[bytes, pa.Schema]) -> tuple[FileFacts, pa.Schema]:
-        footer = read_footer(self.store, stored.name)
-        facts = read_facts(footer)
+    def _look_at(self, stored: StoredObject, known: dict[bytes | pa.Schema, pa.Schema]) -> tuple[FileFacts, pa.Schema]:
+        def check(columns: pa.Schema) -> None:
+            check_schema(columns, dimension=self.space.dimension, dtype=self.space.dtype)
+
+        facts, columns = read_facts_and_columns(self.store, stored.name, known, check)
         if facts.space != self.space.name:
             raise InvalidFile(f"it holds vectors of the space {facts.space!r}; expected {self.space.name!r}")
-        if file_name(self.space.name, facts.partition_key) != stored.name:
+        if self._name(facts.partition_key) != stored.name:
             raise InvalidFile(f"it is the file of partition {facts.partition_key!r}, under another name")
-        written = (footer.metadata or {}).get(b"ARROW:schema", b"")
-        if written not in known:  # the same for thousands of files, and costly to take apart
-            try:
-                found = footer.schema.to_arrow_schema()
-            except UNREADABLE as error:
-                raise InvalidFile(f"its columns cannot be read ({first_line(error)})") from error
-            check_schema(found, dimension=self.space.dimension, dtype=self.space.dtype)
-            known[written] = found.remove_metadata()
-        return facts, known[written]
+        return facts, columns
+
+    def _name(self, key: str) -> str:
+        return file_name(self.space.name, key, self.space.file_format)
 
     def _chosen(self, partitions: Iterable[str] | None) -> list[PublishedFile]:
         if partitions is None:
@@ -156,8 +157,8 @@ class Embeddings:
             partitions = [partitions]
         keys = list(dict.fromkeys(partitions))
         for key in keys:
-            if key not in self._files and (reason := self._unusable.get(file_name(self.space.name, key))):
-                raise self._refusal(file_name(self.space.name, key), reason, 0)
+            if key not in self._files and (reason := self._unusable.get(self._name(key))):
+                raise self._refusal(self._name(key), reason, 0)
         if missing := [key for key in keys if key not in self._files]:
             more = f" and {len(missing) - _NAMED:,} more" if len(missing) > _NAMED else ""
             raise ConfigError(
@@ -168,7 +169,7 @@ class Embeddings:
         return [self._files[key] for key in keys]
 
     def _refusal(self, name: str, reason: str, others: int) -> DataError:
-        encoded = name.removeprefix(f"{self.space.name}/").removesuffix(SUFFIX)
+        encoded = name.removeprefix(f"{self.space.name}/").removesuffix(SUFFIXES[self.space.file_format])
         try:
             key = decode_key(encoded) or encoded
         except ValueError:

@@ -20,12 +20,11 @@ from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.ledger import Ledger
 from surge_dagster.engine.output.drift import Comparisons
 from surge_dagster.engine.output.embedding_file import FileFacts
+from surge_dagster.engine.output.file_formats import file_name, write_file
 from surge_dagster.engine.output.file_group import GroupRows, fits, group_files
-from surge_dagster.engine.output.freshness import file_name
 from surge_dagster.engine.output.local_store import publish_together
 from surge_dagster.engine.output.publication import Publication, Spent
 from surge_dagster.engine.output.receipts import facts_of_file, receipt_of, require_unchanged
-from surge_dagster.engine.output.small_file import write_file
 from surge_dagster.engine.output.staging import Staging
 from surge_dagster.engine.output.store import Store, StoredObject, Upload
 from surge_dagster.engine.output.validation import invalid_row
@@ -62,7 +61,8 @@ class PieceWriter:
 
     def pieces(self, batch: SuperBatch) -> deque[tuple[Segment, ...]]:
         """A SuperBatch's segments in order, alone or with those neighbours that they are written with."""
-        if self._store.is_remote:  # each is a request, which is sent as soon as a thread is free
+        # In a bucket each is a request, which is sent as soon as a thread is free.
+        if self._store.is_remote or self._space.file_format != "parquet":
             return deque((segment,) for segment in batch.segments)
         itemsize = np.dtype(self._space.dtype).itemsize
         offsets = batch.slot.offsets
@@ -111,8 +111,10 @@ class PieceWriter:
         truncated = slot.truncated(segment.start, segment.stop)
         facts = facts_of_file(partition, self._space, precision=self._precision, rows=len(matrix), truncated=truncated)
         self._compare(publication, segment, matrix)
-        with self._store.create(file_name(self._space.name, partition.key)) as upload:
-            write_file(upload, segment.ids, partition.id_type or pa.string(), texts, matrix, facts)
+        with self._store.create(file_name(self._space.name, partition.key, self._space.file_format)) as upload:
+            write_file(
+                self._space.file_format, upload, segment.ids, partition.id_type or pa.string(), texts, matrix, facts
+            )
             serialized = time.perf_counter()
             stored = upload.publish(lambda: require_unchanged(partition.source))
         spent = Spent(begun, serialized, time.perf_counter(), truncated)
@@ -155,7 +157,9 @@ class PieceWriter:
             for segment, said, content in zip(segments, facts, group_files(rows, facts), strict=True):
                 key = said.partition_key
                 try:
-                    opened[key] = self._store.create(file_name(self._space.name, key)).__enter__()
+                    opened[key] = self._store.create(
+                        file_name(self._space.name, key, self._space.file_format)
+                    ).__enter__()
                     if content is None:
                         self._write_alone(opened[key], publication, segment, said)
                     else:
@@ -206,7 +210,9 @@ class PieceWriter:
         slot = publication.batch.slot
         texts = slot.texts(segment.start, segment.stop) if self._include_text else None
         matrix = slot.matrix(segment.start, segment.stop)
-        write_file(upload, segment.ids, segment.partition.id_type or pa.string(), texts, matrix, facts)
+        write_file(
+            self._space.file_format, upload, segment.ids, segment.partition.id_type or pa.string(), texts, matrix, facts
+        )
 
     def _receipt(self, publication: Publication, facts: FileFacts, stored: StoredObject) -> Receipt:
         return receipt_of(

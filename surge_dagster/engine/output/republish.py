@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.spec import Space
@@ -17,13 +16,11 @@ from surge_dagster.engine.output.embedding_file import (
     READ_BYTES,
     STRING_COPIES,
     WRITER,
-    EmbeddingFileWriter,
     InvalidFile,
     check_schema,
-    page_bytes,
-    read_rows,
     rows_at_a_time,
 )
+from surge_dagster.engine.output.file_formats import new_writer, open_output_file
 from surge_dagster.engine.output.freshness import PublishedFile
 from surge_dagster.engine.output.receipts import require_unchanged
 from surge_dagster.engine.output.store import Store
@@ -54,13 +51,14 @@ def republish(
     try:
         with (
             store.open(name) as source,
-            pq.ParquetFile(source, pre_buffer=False, buffer_size=READ_BYTES, page_checksum_verification=True) as reader,
-            held(page_bytes(reader.metadata, widest_row) + (1 + STRING_COPIES) * widest_row),
+            open_output_file(source, space.file_format, buffer_size=READ_BYTES) as reader,
+            held(reader.reading_bytes(widest_row) + (1 + STRING_COPIES) * widest_row),
             store.create(name) as upload,
         ):
-            columns = reader.schema_arrow
+            columns = reader.schema
             check_schema(columns, dimension=space.dimension, dtype=space.dtype)
-            with EmbeddingFileWriter(
+            with new_writer(
+                space.file_format,
                 upload.sink,
                 columns.field("id").type,
                 space.dimension,
@@ -68,7 +66,7 @@ def republish(
                 include_text="text" in columns.names,
             ) as writer:
                 rows = rows_at_a_time(widest_row, space.dimension, np.dtype(space.dtype).itemsize)
-                for group in row_groups(read_rows(reader, batch_rows=rows), writer, space):
+                for group in row_groups(reader.read(batch_rows=rows), writer, space):
                     writer.append_table(group)
                 if writer.rows != facts.rows:
                     raise InvalidFile(f"{writer.rows:,} rows could be read of {facts.rows:,}")

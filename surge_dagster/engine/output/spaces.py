@@ -8,11 +8,12 @@ same weights under another folder name go to the folder that is there.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from surge_dagster.engine.encoder.spec import EncodingSpec, Space, space_from_json
+from surge_dagster.engine.encoder.spec import EncodingSpec, FileFormat, Space, space_from_json
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.output.store import Store
 
@@ -40,11 +41,32 @@ def find_space(store: Store, spec: EncodingSpec) -> Space | None:
     return None
 
 
-def claim_space(store: Store, space: Space) -> Space:
-    """Make the space's folder ready for writing and describe it there; gives the space under its name in this output.
+def require_format(store: Store, space: Space, file_format: FileFormat) -> None:
+    """Refuse to write files of another format into a space: its readers look for those of one.
+
+    Args:
+        space: as the output has it.
 
     Raises:
-        ConfigError: the output is itself a space's folder, cannot be written, or has another space under that name.
+        ConfigError: its files are of the other format.
+    """
+    if space.file_format != file_format:
+        raise ConfigError(
+            f"the space {space.name} in {store.url!r} has files in the format {space.file_format!r}; "
+            f"{file_format!r} was asked for. Set format to {space.file_format!r}, or write to another output; to "
+            "change the format of a space, remove its folder and embed it again."
+        )
+
+
+def claim_space(store: Store, space: Space, file_format: FileFormat = "parquet") -> Space:
+    """Make the space's folder ready for writing and describe it there; gives the space as this output has it.
+
+    Args:
+        file_format: of the files to be written.
+
+    Raises:
+        ConfigError: the output is itself a space's folder, cannot be written, has another space under that name, or has
+            this one in another format.
         TransientError: its disk is full.
     """
     if any(stored.name == SPACE_FILE for stored in store.list("")):
@@ -52,8 +74,10 @@ def claim_space(store: Store, space: Space) -> Space:
             f"the output {store.url!r} is the folder of one space; give the folder above it, which holds all spaces."
         )
     document: dict[str, Any] | None = None
+    space = replace(space, file_format=file_format)
     for known, found in _documents(store):
         if known.spec_sha256 == space.spec_sha256:
+            require_format(store, known, file_format)
             space = replace(space, name=known.name)
             document = found
         elif known.name == space.name:
@@ -65,7 +89,13 @@ def claim_space(store: Store, space: Space) -> Space:
     store.sweep(space.name)
     asked = space.requested.as_dict()
     if document is None:
-        _write(store, space, space.to_json())
+
+        def not_begun_otherwise() -> None:
+            for known, _ in _documents(store):
+                if known.spec_sha256 == space.spec_sha256:
+                    require_format(store, known, file_format)
+
+        _write(store, space, space.to_json(), not_begun_otherwise)
     elif asked not in [document["requested"], *document.get("also_requested", [])]:
         _write(store, space, document | {"also_requested": [*document.get("also_requested", []), asked]})
     return space
@@ -96,12 +126,14 @@ def _documents(store: Store) -> list[tuple[Space, dict[str, Any]]]:
     return found
 
 
-def _write(store: Store, space: Space, document: dict[str, Any]) -> None:
+def _write(
+    store: Store, space: Space, document: dict[str, Any], still_wanted: Callable[[], None] = lambda: None
+) -> None:
     name = f"{space.name}/{SPACE_FILE}"
     try:
         with store.create(name) as upload:
             upload.sink.write(json.dumps(document, indent=2, sort_keys=True).encode() + b"\n")
-            upload.publish(lambda: None)
+            upload.publish(still_wanted)
         store.sync(space.name)
     except OSError as error:
         raise TransientError(

@@ -7,11 +7,15 @@ from typing import Any, NoReturn
 import pyarrow as pa
 import pyarrow.fs as fs
 
+from surge_dagster.engine.output.file_formats import format_of, open_checked
 from surge_dagster.engine.output.store import Store
 
 
 def filesystem_of(store: Store) -> fs.FileSystem:
-    """A read-only filesystem whose paths are the store's names."""
+    """A read-only filesystem whose paths are the store's names.
+
+    An Arrow file gives nothing that was not compared with its checksums; of a Parquet file pyarrow does that itself.
+    """
     return fs.PyFileSystem(_Reading(store))
 
 
@@ -37,7 +41,7 @@ class _Reading(fs.FileSystemHandler):
         return [self._info(path) for path in paths]
 
     def open_input_file(self, path: str) -> pa.NativeFile:
-        return self._store.open(path)
+        return open_checked(self._store.open(path), format_of(path) or "parquet")
 
     def open_input_stream(self, path: str) -> pa.NativeFile:
         return self._store.open(path)

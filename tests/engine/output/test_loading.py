@@ -17,11 +17,11 @@ import pyarrow.dataset as ds
 import pytest
 
 from surge_dagster import Embeddings, open_embeddings
-from surge_dagster.engine.encoder.spec import EncodingSpec, Space
+from surge_dagster.engine.encoder.spec import FILE_FORMATS, EncodingSpec, FileFormat, Space
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.output import open_store
-from surge_dagster.engine.output.embedding_file import EmbeddingFileWriter, FileFacts, desired_version
-from surge_dagster.engine.output.freshness import file_name
+from surge_dagster.engine.output.embedding_file import FileFacts, desired_version, embedding_table
+from surge_dagster.engine.output.file_formats import file_name, new_writer
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.output.store import Store
 
@@ -32,14 +32,17 @@ KEYS = ["Köln, 50%", "b", LONG]
 class Output:
     """An output in which partitions can be put without a run."""
 
-    def __init__(self, root: Path, spec: EncodingSpec) -> None:
+    def __init__(self, root: Path, spec: EncodingSpec, file_format: FileFormat = "parquet") -> None:
         self.root = root
         self.store: Store = open_store(root)
-        self.space: Space = claim_space(self.store, spec.resolve())
+        self.space: Space = claim_space(self.store, spec.resolve(), file_format)
         self.random = np.random.default_rng(5)
 
+    def name(self, key: str) -> str:
+        return file_name(self.space.name, key, self.space.file_format)
+
     def path(self, key: str) -> Path:
-        return self.root / file_name(self.space.name, key)
+        return self.root / self.name(key)
 
     def put(
         self,
@@ -61,18 +64,20 @@ class Output:
         named = space or self.space.name
         version = desired_version(content, named)
         with (
-            self.store.create(file_name(self.space.name, key)) as upload,
-            EmbeddingFileWriter(upload.sink, ids.type, d, self.space.dtype, include_text=include_text) as writer,
+            self.store.create(self.name(key)) as upload,
+            new_writer(
+                self.space.file_format, upload.sink, ids.type, d, self.space.dtype, include_text=include_text
+            ) as writer,
         ):
-            writer.append(ids, texts, matrix)
+            writer.append_table(embedding_table(writer.schema, ids, texts, matrix))
             writer.close(FileFacts(key, named, "m", precision, "v1", content, version, rows, d, 0))
             upload.publish(lambda: None)
         return matrix
 
 
-@pytest.fixture
-def output(tmp_path: Path) -> Output:
-    return Output(tmp_path / "out", EncodingSpec("hash://16"))
+@pytest.fixture(params=FILE_FORMATS)
+def output(request: pytest.FixtureRequest, tmp_path: Path) -> Output:
+    return Output(tmp_path / "out", EncodingSpec("hash://16"), request.param)
 
 
 @pytest.fixture
@@ -136,10 +141,11 @@ def test_the_types_are_those_of_the_file(output: Output, vectors: dict[str, np.n
 @both_ways
 @pytest.mark.parametrize("id_type", [pa.int64(), pa.binary()])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("file_format", FILE_FORMATS)
 def test_other_kinds_of_ids_and_vectors_come_back_too(
-    tmp_path: Path, load: Load, id_type: pa.DataType, dtype: str
+    tmp_path: Path, load: Load, id_type: pa.DataType, dtype: str, file_format: FileFormat
 ) -> None:
-    output = Output(tmp_path / "out", EncodingSpec("hash://8", dtype=dtype))
+    output = Output(tmp_path / "out", EncodingSpec("hash://8", dtype=dtype), file_format)
     matrix = output.put("a", 4, id_type=id_type)
     table = load(open_embeddings(output.root))
     assert table["id"].cast(pa.string()).to_pylist() == ["0", "1", "2", "3"]
@@ -185,10 +191,10 @@ def test_a_filter_on_the_partition_opens_no_other_file(
     original = type(output.store).open
     monkeypatch.setattr(type(output.store), "open", lambda self, name: read.append(name) or original(self, name))
     assert opened.lazy().filter(pl.col("partition") == LONG).collect().height == 5
-    assert read == [file_name(output.space.name, LONG)]
+    assert read == [output.name(LONG)]
     read.clear()
     assert opened.dataset().to_table(filter=ds.field("partition") == LONG).num_rows == 5
-    assert set(read) == {file_name(output.space.name, LONG)}
+    assert set(read) == {output.name(LONG)}
     read.clear()
     assert opened.lazy().head(2).collect().height == 2
     assert len(read) == 1
@@ -254,7 +260,7 @@ class TestSpaces:
         output.put("b", 2, space="other-space")
         opened = open_embeddings(output.root)
         assert opened.keys() == ["a"]
-        with pytest.raises(DataError, match=r"partition 'b': .*b\.parquet.*vectors of the space 'other-space'"):
+        with pytest.raises(DataError, match=r"partition 'b': .*b\.(parquet|arrow).*vectors of the space 'other-space'"):
             load(opened)
         with pytest.raises(DataError, match="partition 'b'"):
             load(opened, ["a", "b"])
@@ -273,7 +279,9 @@ class TestDamage:
         elif damage == "another partition's":
             shutil.copy(output.path("a"), output.path("b"))
         opened = open_embeddings(output.root)
-        with pytest.raises(DataError, match=r"partition 'b': .*b\.parquet' cannot be loaded: .*embed the partition"):
+        with pytest.raises(
+            DataError, match=r"partition 'b': .*b\.(parquet|arrow)' cannot be loaded: .*embed the partition"
+        ):
             opened.lazy()
         with pytest.raises(DataError, match="partition 'b'"):
             opened.dataset(["b"])
@@ -287,9 +295,12 @@ class TestDamage:
         output.path("b").write_bytes(damaged)
         opened = open_embeddings(output.root)
         for engine in ("in-memory", "streaming"):
-            with pytest.raises(DataError, match=r"partition 'b': .*is damaged: .*CRC.*embed the partition again"):
+            with pytest.raises(
+                DataError,
+                match=r"partition 'b': .*is damaged: .*checksum verification failed.*embed the partition again",
+            ):
                 opened.lazy().collect(engine=engine)  # pyright: ignore[reportArgumentType]
-        with pytest.raises(OSError, match="CRC checksum verification failed"):
+        with pytest.raises(OSError, match="checksum verification failed"):
             opened.dataset().to_table()
 
     def test_partitions_that_are_missing_are_named(self, output: Output) -> None:

@@ -1,0 +1,46 @@
+"""A catalog whose files are Arrow files, through Dagster."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from surge_dagster import open_embeddings
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.resources import OutputStore
+from tests.dagster.conftest import Workbench
+from tests.small_catalogs import partition_folder
+
+
+def test_runs_sensor_and_checks_see_the_files_of_the_space_whatever_their_format(bench: Workbench) -> None:
+    bench.settings |= {"format": "arrow", "vanished": "delete", "vanished_grace_seconds": 0, "vanished_share": 1}
+    for key in "ab":
+        bench.write(key)
+    [ran] = bench.launch(bench.tick())
+    assert ran.success and ran.figures()["partitions_written"] == 2
+    files = sorted(bench.output.glob("*/*.arrow"))
+    assert [path.name for path in files] == ["a.arrow", "b.arrow"] and not list(bench.output.glob("*/*.parquet"))
+    assert bench.tick().run_requests == [] and bench.refresh().figures()["partitions_skipped"] == 2
+    assert open_embeddings(bench.output).lazy().collect().height == 6
+
+    content = bytearray(files[0].read_bytes())
+    content[len(content) // 2] ^= 1
+    files[0].write_bytes(content)
+    checks = bench.run("catalog_check").checks()
+    assert [name for name, check in checks.items() if not check.passed] == ["files_are_whole"]
+
+    shutil.rmtree(partition_folder(bench.catalog, "b"))
+    for _ in range(3):
+        bench.later(minutes=1)
+    bench.later(minutes=1)
+    assert not files[1].exists() and files[0].exists()
+
+    bench.settings["format"] = "parquet"
+    refused = bench.refresh(force=True)
+    assert not refused.success and "has files in the format 'arrow'; 'parquet' was asked for" in refused.failure()
+
+
+def test_a_format_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match="format is one of parquet, arrow, not 'csv'"):
+        OutputStore(url="out", include_text=True, format="csv").file_format()

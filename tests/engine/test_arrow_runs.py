@@ -1,0 +1,249 @@
+"""Runs that write Arrow files: all that is promised of Parquet files, from the same run."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from surge_dagster import open_embeddings
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.output import freshness, open_store
+from surge_dagster.engine.output.embedding_file import FileFacts
+from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.output.spaces import find_space
+from surge_dagster.engine.output.staging import STAGING
+from surge_dagster.engine.search import search
+from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.superbatch import Thresholds
+from surge_dagster.engine.up_to_date import report_when_fresh
+from surge_dagster.engine.verify import Verified, Violation, verify
+from tests.engine.output.object_server import ObjectServer
+from tests.engine.runs import failures, finish, in_memory, make_run, receipts
+from tests.engine.test_run_object_store import open_bucket
+from tests.small_catalogs import (
+    Rows,
+    assert_embedded,
+    numbered_rows,
+    partition_of,
+    published_files,
+    read_embedded,
+    write_catalog,
+    write_partition,
+)
+
+# "big" is split: its file is put together from staged segments.
+CATALOG: dict[str, Rows] = {
+    "a": numbered_rows("a", 30),
+    "big": numbered_rows("big", 450),
+    "empty": [],
+    "Köln, 50%": numbered_rows("k", 3, words=400),
+}
+
+
+def embed(pool: EncoderPool, root: Path, **options: Any) -> Path:
+    """A catalog on disk and a run over it."""
+    if not (root / "catalog").exists():
+        write_catalog(root / "catalog", CATALOG)
+    run = make_run(pool, open_source(root / "catalog"), root / "out", file_format="arrow", **options)
+    assert failures(finish(run)) == []
+    return root
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory, hash_pool: EncoderPool) -> Path:
+    return embed(hash_pool, tmp_path_factory.mktemp("arrow"))
+
+
+@pytest.fixture
+def copy(embedded: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(embedded, tmp_path / "copy"))
+
+
+def space_of(root: Path, pool: EncoderPool) -> Any:
+    space = find_space(open_store(root / "out"), pool.space.requested)
+    assert space is not None and space.file_format == "arrow"
+    return space
+
+
+def violations(root: Path, pool: EncoderPool) -> list[Violation]:
+    found = verify(open_source(root / "catalog"), open_store(root / "out"), space_of(root, pool))
+    return [one for one in found if isinstance(one, Violation)]
+
+
+@pytest.mark.parametrize("include_text", [True, False])
+def test_the_same_run_in_both_formats_gives_the_same_rows_and_facts(
+    hash_pool: EncoderPool, tmp_path: Path, include_text: bool
+) -> None:
+    for file_format in ("parquet", "arrow"):
+        output = tmp_path / file_format
+        run = make_run(hash_pool, in_memory(CATALOG), output, include_text=include_text, file_format=file_format)
+        assert failures(finish(run)) == []
+        assert not (output / STAGING).exists()
+    space = run.space.name
+    assert {Path(name).suffix for name in published_files(tmp_path / "arrow", space)} == {".arrow"}
+    for key, rows in CATALOG.items():
+        one, other = (read_embedded(tmp_path / name, space, key) for name in ("parquet", "arrow"))
+        assert (one.facts, one.ids, one.texts) == (other.facts, other.ids, other.texts)
+        assert one.matrix.tobytes() == other.matrix.tobytes() and len(one.matrix) == len(rows)
+    frames = [open_embeddings(tmp_path / name).lazy().collect() for name in ("parquet", "arrow")]
+    assert frames[0].equals(frames[1])
+
+
+def test_what_is_there_is_fresh_and_nothing_is_encoded(
+    copy: Path, hash_pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(freshness, "_known", {})
+    run = make_run(hash_pool, open_source(copy / "catalog"), copy / "out", file_format="arrow")
+    assert {receipt.action for receipt in receipts(finish(run))} == {"fresh"}
+    assert (run.report.texts_encoded, run.report.partitions_skipped) == (0, len(CATALOG))
+    store, spec = open_store(copy / "out"), hash_pool.space.requested
+    report = report_when_fresh(open_source(copy / "catalog"), store, spec, "arrow")
+    assert report is not None and report.partitions_skipped == len(CATALOG)
+
+
+class TestOneFormat:
+    def test_a_space_has_one_and_says_which(self, copy: Path, hash_pool: EncoderPool) -> None:
+        wrong = r"has files in the format 'arrow'; 'parquet' was asked for\. Set format to 'arrow', or write to another"
+        before = {path: path.stat().st_mtime_ns for path in (copy / "out").rglob("*")}
+        with pytest.raises(ConfigError, match=wrong):
+            make_run(hash_pool, open_source(copy / "catalog"), copy / "out")
+        with pytest.raises(ConfigError, match=wrong):
+            store, spec = open_store(copy / "out"), hash_pool.space.requested
+            report_when_fresh(open_source(copy / "catalog"), store, spec)
+        assert {path: path.stat().st_mtime_ns for path in (copy / "out").rglob("*")} == before
+
+    def test_one_that_does_not_say_has_parquet(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+        run = make_run(hash_pool, in_memory({"a": CATALOG["a"]}), tmp_path)
+        finish(run)
+        record = tmp_path / run.space.name / "space.json"
+        record.write_text(record.read_text().replace('  "file_format": "parquet",\n', ""))
+        assert "file_format" not in record.read_text()
+        with pytest.raises(ConfigError, match="has files in the format 'parquet'; 'arrow' was asked for"):
+            make_run(hash_pool, in_memory({"a": CATALOG["a"]}), tmp_path, file_format="arrow")
+        assert [receipt.action for receipt in receipts(finish(make_run(hash_pool, [], tmp_path)))] == []
+        assert open_embeddings(tmp_path).keys() == ["a"]
+
+    def test_a_format_that_this_version_does_not_know_is_refused(self, copy: Path, hash_pool: EncoderPool) -> None:
+        record = copy / "out" / space_of(copy, hash_pool).name / "space.json"
+        record.write_text(record.read_text().replace('"arrow"', '"feather"'))
+        with pytest.raises(ConfigError, match="names the file format 'feather'; this version knows parquet, arrow"):
+            open_embeddings(copy / "out")
+
+    def test_a_file_of_the_other_one_is_nobodys(self, copy: Path, hash_pool: EncoderPool) -> None:
+        stray = copy / "out" / space_of(copy, hash_pool).name / "a.parquet"
+        stray.write_bytes(b"PAR1")
+        [found] = violations(copy, hash_pool)
+        assert found.is_warning and "nobody reads it" in found.reason
+        assert open_embeddings(copy / "out").rows == sum(map(len, CATALOG.values()))
+
+
+class TestVerify:
+    def test_what_a_run_published_has_no_violation(self, embedded: Path, hash_pool: EncoderPool) -> None:
+        source, store = open_source(embedded / "catalog"), open_store(embedded / "out")
+        found = list(verify(source, store, space_of(embedded, hash_pool), pool=hash_pool, reencode=None))
+        assert {one.key: one.rows for one in found if isinstance(one, Verified)} == {
+            key: len(rows) for key, rows in CATALOG.items()
+        }
+        assert len(found) == len(CATALOG)
+
+    def test_a_flipped_bit_in_a_vector_is_damage(self, copy: Path, hash_pool: EncoderPool) -> None:
+        path = copy / "out" / space_of(copy, hash_pool).name / "big.arrow"
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+        [found] = violations(copy, hash_pool)
+        assert (found.key, found.kind) == ("big", "damaged")
+        assert "checksum verification failed" in found.reason
+
+    def test_what_the_source_no_longer_has_is_left_over(self, copy: Path, hash_pool: EncoderPool) -> None:
+        shutil.rmtree(copy / "catalog" / "partition=a")
+        assert [(one.key, one.kind) for one in violations(copy, hash_pool)] == [("a", "orphan")]
+
+
+def test_search_finds_what_was_embedded(embedded: Path, hash_pool: EncoderPool) -> None:
+    [[hit]] = search(open_store(embedded / "out"), hash_pool, [CATALOG["a"][7][1]], k=1)
+    assert (hit.key, hit.id, hit.score) == ("a", "id-7", pytest.approx(1, abs=1e-5))
+
+
+def test_a_moved_version_with_the_same_content_is_written_again_and_not_encoded(
+    copy: Path, hash_pool: EncoderPool
+) -> None:
+    for key in ("a", "big", "empty"):
+        write_partition(copy / "catalog", key, CATALOG[key], version="v2")
+    run = make_run(hash_pool, open_source(copy / "catalog"), copy / "out", file_format="arrow")
+    again = receipts(finish(run), "republished")
+    assert {receipt.key: receipt.source_version for receipt in again} == {"a": "v2", "big": "v2", "empty": "v2"}
+    assert run.report.texts_encoded == 0 and violations(copy, hash_pool) == []
+
+
+def test_vectors_that_are_replaced_are_compared_with_those_that_were_there(copy: Path, hash_pool: EncoderPool) -> None:
+    run = make_run(hash_pool, open_source(copy / "catalog"), copy / "out", file_format="arrow", force=True)
+    compared = {receipt.key: receipt for receipt in receipts(finish(run), "encoded") if receipt.compared_rows}
+    assert compared.keys() == {"a", "big", "Köln, 50%"}
+    assert all(receipt.previous_cosine == pytest.approx(1, abs=1e-6) for receipt in compared.values())
+
+
+def test_wide_texts_are_assembled_and_rewritten_within_what_is_booked(
+    hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    import pyarrow as pa
+
+    size = 256 * 1024
+    rows = [(f"id-{row}", f"{row} ".ljust(size, "x")) for row in range(60)]
+    thresholds = Thresholds(b_min=1, b_max=1000, b_max_bytes=20 * size)  # three segments
+    before = pa.default_memory_pool()
+    for version, action in (("v1", "encoded"), ("v2", "republished")):
+        source = [partition_of("wide", rows, version=version, batch_rows=1)]
+        run = make_run(hash_pool, source, tmp_path, thresholds, file_format="arrow")
+        watched = pa.proxy_memory_pool(before)
+        pa.set_memory_pool(watched)
+        try:
+            [receipt] = receipts(finish(run))
+        finally:
+            pa.set_memory_pool(before)
+        assert (receipt.action, receipt.source_version) == (action, version)
+        assert 0 < watched.max_memory() < run.report.peak_resident_bytes
+        assert_embedded(tmp_path, run.space.name, "wide", rows)
+
+
+def test_a_bucket_is_written_and_told_fresh_with_one_request_for_each_file(
+    object_server: ObjectServer, hash_pool: EncoderPool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path))  # another machine
+    store, facts = open_bucket(object_server), dict[str, FileFacts | None]()
+    run = make_run(hash_pool, in_memory(CATALOG), store, file_format="arrow")
+    assert failures(finish(run)) == []
+    monkeypatch.setattr(freshness, "_known", {})
+    object_server.log.clear()
+    outputs = OutputState(store, run.space.name, "arrow")
+    for partition in outputs.looked_at(in_memory(CATALOG)):
+        assert outputs.status(partition) == "fresh"
+        facts[partition.key] = outputs.facts(partition.key)
+    assert len([target for target in object_server.requests("GET") if ".arrow" in target]) == len(CATALOG)
+    loaded = open_embeddings(store)
+    assert {key: loaded.facts(key) for key in CATALOG} == facts
+    assert loaded.lazy(["big"]).collect()["text"].to_list() == [text for _, text in CATALOG["big"]]
+    assert loaded.dataset().to_table(columns=["id", "embedding"]).num_rows == sum(map(len, CATALOG.values()))
+
+
+def test_a_file_that_was_damaged_is_encoded_again(
+    copy: Path, hash_pool: EncoderPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(freshness, "_known", {})
+    folder = copy / "out" / space_of(copy, hash_pool).name
+    cut, flipped = folder / "a.arrow", folder / "big.arrow"
+    cut.write_bytes(cut.read_bytes()[:-100])
+    content = bytearray(flipped.read_bytes())
+    content[3_000] ^= 1
+    flipped.write_bytes(content)
+    write_partition(copy / "catalog", "big", CATALOG["big"], version="v2")  # would only be written again
+    with caplog.at_level(logging.WARNING):
+        run = make_run(hash_pool, open_source(copy / "catalog"), copy / "out", file_format="arrow")
+        assert {receipt.key for receipt in receipts(finish(run), "encoded")} == {"a", "big"}
+    assert "big.arrow is encoded again: its record batches cannot be read" in caplog.text
+    assert violations(copy, hash_pool) == []
