@@ -1,4 +1,4 @@
-"""Tables of format 1 as Parquet, without pyarrow's writer: the same bytes in a third of the time.
+"""Tables of format 1 as Parquet, without pyarrow's writer: the same bytes in two fifths of the time.
 
 Pyarrow computes the repetition and definition levels of a list value by value, which takes longer than everything
 else about a file of embeddings. In lists that all have the same length and no nulls they are the same in every page
