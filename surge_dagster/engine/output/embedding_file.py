@@ -6,9 +6,9 @@ except in files too small to gain from it.
 Page checksums are on, since an unnoticed bit flip in a vector is a wrong vector; the facts in the footer, which page
 checksums do not cover, carry a digest of their own.
 
-Parquet stores repetition and definition levels of a list, which pyarrow builds for a whole row group at once, so a row
-group's embeddings are kept to 1 MiB to bound what writing costs: 4 MiB are neither written nor read faster and take
-three times the memory.
+Parquet stores repetition and definition levels of a list. They are the same in every page, so `page_writer` makes them
+once; where that is not proven, pyarrow builds them for a whole row group at once. So a row group's embeddings are kept
+to 1 MiB to bound what writing costs: 4 MiB are neither written nor read faster and take three times the memory.
 """
 
 from __future__ import annotations
@@ -226,7 +226,8 @@ def piece_bytes(rows: int, dimension: int, itemsize: int, widest_text_bytes: int
 
     Columns are written one after the other. Embeddings need repetition and definition levels, four bytes per value of
     a row group, in buffers that grow by copying; float16, a fixed-size binary to Parquet, needs a pointer per value
-    too. Strings are collected by `WRITE_BATCH_ROWS` and pages of 256 KiB: plain, compressed and on the way.
+    too. Strings are collected by `WRITE_BATCH_ROWS` and pages of 256 KiB: plain, compressed and on the way. That is
+    what pyarrow takes. `page_writer` takes less, and once in a process some megabytes, when a form of file is proven.
 
     Args:
         widest_text_bytes: what `page_window_bytes` gives for the ids or the texts, whichever is more.
@@ -308,7 +309,7 @@ class EmbeddingFileWriter:
     ) -> None:
         self.schema = schema(id_type, dimension, dtype, include_text=include_text)
         self.row_group_rows = row_group_rows(dimension, np.dtype(dtype).itemsize)
-        form = FileForm(id_type, dimension, dtype, include_text, compress)
+        form = FileForm(id_type, dimension, np.dtype(dtype), include_text, compress)
         self._writer = table_writer(sink, form, self.schema, self.row_group_rows)
         self.rows = 0
 

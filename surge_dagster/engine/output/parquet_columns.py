@@ -13,6 +13,7 @@ from surge_dagster.engine.columns import value_bytes, value_lengths, value_offse
 from surge_dagster.engine.output.parquet_proof import PAGE_BYTES, WRITE_BATCH_ROWS
 
 _EMPTY = pa.scalar(b"", pa.large_binary())
+_NOTHING = pa.py_buffer(b"")
 _LENGTH_BYTES = 4
 
 
@@ -67,7 +68,7 @@ class _Strings:
         sizes = np.concatenate([[0], *(value_lengths(piece) for piece in column.chunks)])
         sizes[1:] += _LENGTH_BYTES
         self._ends = np.cumsum(sizes, dtype=np.int64)
-        self._made = pa.py_buffer(b"")
+        self._made = _NOTHING
         self._first = self._behind = 0
 
     def page_ends(self, start: int, stop: int) -> Iterator[int]:
@@ -82,6 +83,7 @@ class _Strings:
         if not self._first <= start <= stop <= self._behind:
             fits = int(np.searchsorted(self._ends, self._ends[start] + PAGE_BYTES, side="right")) - 1
             self._first, self._behind = start, max(stop, fits)
+            self._made = _NOTHING  # not held while the next one is made
             self._made = _plain_strings(self._column.slice(start, self._behind - start))
         begin, end = int(self._ends[start] - self._ends[self._first]), int(self._ends[stop] - self._ends[self._first])
         return self._made.slice(begin, end - begin)

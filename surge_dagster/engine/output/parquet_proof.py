@@ -47,20 +47,20 @@ class FileForm:
     """What files have in common that differ in their rows alone.
 
     Attributes:
-        dtype: of the vectors, as numpy calls it.
+        dtype: of the vectors; not its name, which takes numpy longer than some columns of a small file.
         compress: whether ids and texts are compressed.
     """
 
     id_type: pa.DataType
     dimension: int
-    dtype: str
+    dtype: np.dtype
     include_text: bool
     compress: bool
 
     @property
     def vector_kind(self) -> int:
         """Parquet's type of the vectors' values."""
-        return FLOAT if self.dtype == "float32" else FIXED_LENGTH
+        return FLOAT if self.dtype == np.float32 else FIXED_LENGTH
 
 
 def arrow_writer(sink: Any, schema: pa.Schema, *, compress: bool) -> pq.ParquetWriter:
@@ -97,15 +97,19 @@ class Proofs:
         self._frames: dict[FileForm, Frame | None] = {}
         self._lock = threading.Lock()
 
-    def frame(self, form: FileForm, schema: pa.Schema) -> Frame | None:
-        """What the footers of a form's files share; None where pyarrow is to write them."""
+    def frame(self, form: FileForm, schema: Callable[[], pa.Schema]) -> Frame | None:
+        """What the footers of a form's files share; None where pyarrow is to write them.
+
+        Args:
+            schema: asked for the form's columns when it is to be proven.
+        """
         try:
             return self._frames[form]
         except KeyError:
             pass
         with self._lock:
             if form not in self._frames:
-                self._frames[form] = self._proven(form, schema)
+                self._frames[form] = self._proven(form, schema())
             return self._frames[form]
 
     def _proven(self, form: FileForm, schema: pa.Schema) -> Frame | None:

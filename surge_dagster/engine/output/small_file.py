@@ -79,8 +79,9 @@ def small_file(
     rows, dimension = matrix.shape
     if not 0 < rows <= MAX_ROWS or matrix.nbytes > _MAX_VECTOR_BYTES:
         return None
-    form = FileForm(id_type, dimension, str(matrix.dtype), texts is not None, compress=False)
-    frame = _proofs.frame(form, schema(id_type, dimension, form.dtype, include_text=form.include_text))
+    include_text = texts is not None
+    form = FileForm(id_type, dimension, matrix.dtype, include_text, compress=False)
+    frame = _proofs.frame(form, lambda: schema(id_type, dimension, str(matrix.dtype), include_text=include_text))
     if frame is None:
         return None
     columns = [b"".join(_plain_values(piece) for piece in ids)]

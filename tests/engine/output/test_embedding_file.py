@@ -281,6 +281,7 @@ class TestMemoryOfWriting:
             (30_000, 384, 46, "float16"),
             (1_000, 16, 30_000, "float32"),
             (10, 384, 46, "float32"),
+            (10_000, 14, 200, "float32"),
         ],
     )
     def test_the_estimate_covers_what_arrow_really_takes(
