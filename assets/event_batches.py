@@ -28,7 +28,7 @@ from surge_dagster.assets.storage_ids import StorageIds, kind_of
 Store = Callable[[Sequence[Event], bool], Sequence[int | None]]
 
 # A batch is one transaction, and as long as it lasts other processes wait for SQLite.
-BATCH_EVENTS = 500
+BATCH_EVENTS = 1_000
 CHECKED_VERSIONS = ("1.13.27",)
 # Dagster ignores what marks a batch unless this is over 0; whoever sets it to 0 gets events one by one.
 _BATCH_SIZE = "DAGSTER_EVENT_BATCH_SIZE"

@@ -23,6 +23,9 @@ _Shape = tuple[object, ...]
 # Metadata that holds one plain value, and that another value can be put into.
 _PLAIN = {dg.TextMetadataValue, dg.PathMetadataValue, dg.IntMetadataValue, dg.FloatMetadataValue}
 
+# What `json.dumps` does with one, which it finds out every time anew.
+_JSON: dict[type, Callable[[Any], str]] = {str: json.dumps, int: int.__repr__, float: json.dumps}
+
 
 class EventTexts:
     """Events of partitions as the JSON that Dagster stores.
@@ -61,7 +64,7 @@ class _Template:
         return _Template(parts[::2], [written[mark] for mark in parts[1::2]])
 
     def fill(self, values: Sequence[Any]) -> str:
-        written = [json.dumps(value) for value in values]
+        written = [_JSON[type(value)](value) for value in values]
         parts = [self.pieces[0]]
         for place, piece in zip(self.places, self.pieces[1:], strict=True):
             parts += (written[place], piece)
@@ -78,7 +81,7 @@ def _take_apart(event: Event) -> tuple[_Shape, list[Any]] | None:
     for label, entry in event.metadata.items():
         value = entry.value
         shape += (label, type(entry), type(value))
-        if type(entry) in _PLAIN and type(value) in (str, int, float):
+        if type(entry) in _PLAIN and type(value) in _JSON:
             values.append(value)
         elif type(entry) is dg.BoolMetadataValue:
             shape.append(value)

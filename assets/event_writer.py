@@ -26,8 +26,8 @@ from surge_dagster.assets.event_texts import Event
 from surge_dagster.engine.errors import TransientError
 
 _FLUSH_SECONDS = 1.0
-# Four batches of some 4 kB per event; more would only take longer to store when a run is terminated.
-_WAITING_EVENTS = 4 * BATCH_EVENTS
+# Two batches of some 4 kB per event; more would only take longer to store when a run is terminated.
+_WAITING_EVENTS = 2 * BATCH_EVENTS
 
 
 class EventsNotStored(TransientError):

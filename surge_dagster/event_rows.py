@@ -56,6 +56,8 @@ def postgres_writer(storage: SqlEventLogStorage) -> Iterator[RowWriter]:
 
     def write(events: EventRows) -> list[int]:
         with storage.index_transaction() as connection:
+            # A server that crashes may lose the last events, as a run does that is killed before it has stored them.
+            connection.exec_driver_sql("SET LOCAL synchronous_commit TO off")
             ids: list[int] = list(connection.execute(insert, events.rows).scalars())
             if tags := events.tag_rows(ids):
                 connection.execute(AssetEventTagsTable.insert(), tags)
