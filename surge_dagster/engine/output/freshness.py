@@ -184,7 +184,10 @@ class OutputState:
         Raises:
             TransientError: it has a file that cannot be read now, so nobody can tell.
         """
-        found = self.file(partition.key)
+        return self.status_of(self.file(partition.key), partition)
+
+    def status_of(self, found: PublishedFile | None, partition: Partition) -> Status:
+        """What `status` says when `file` gave this."""
         if found is None:
             return "missing"
         if found.facts.space != self.space:
