@@ -95,10 +95,11 @@ class Admission:
         """
         try:
             self._require_new(partition)
-            if self._settled(partition):
+            published = self._outputs.file(partition.key)
+            if published is not None and self._settled(partition, published):
                 self._staging.remove(partition.key)
             else:
-                self._gather(partition)
+                self._gather(partition, published)
         except DataError as error:
             self._report(self._refusal(partition, error))
         except StoreUnavailable:
@@ -137,12 +138,9 @@ class Admission:
             )
         self._seen.add(partition.key)
 
-    def _settled(self, partition: Partition) -> bool:
-        """Whether the partition is dealt with without encoding it."""
-        status = self._outputs.status(partition)
-        published = self._outputs.file(partition.key)
-        if status == "missing" or published is None:
-            return False
+    def _settled(self, partition: Partition, published: PublishedFile) -> bool:
+        """Whether the partition, of which there is a file, is dealt with without encoding it."""
+        status = self._outputs.status_of(partition, published)
         if status == "foreign":
             raise DataError(
                 partition.key,
@@ -200,14 +198,17 @@ class Admission:
         finally:
             self._ledger.release(size)
 
-    def _gather(self, partition: Partition) -> None:
+    def _gather(self, partition: Partition, replaced: PublishedFile | None) -> None:
+        opened = OpenPartition(partition)
+        if replaced is not None and self._draw.takes(partition.key):
+            opened.replaces = replaced.facts.content_digest
         staged = self._staged(partition)
         try:
-            self._gather_unstaged(partition, staged)
+            self._gather_unstaged(opened, staged)
         except OtherRows as error:
             log.warning("partition %r: what was staged of it is not used: %s", partition.key, error)
             self._staging.remove(partition.key)
-            self._gather_unstaged(partition, [])
+            self._gather_unstaged(OpenPartition(partition, replaces=opened.replaces), [])
 
     def _staged(self, partition: Partition) -> list[StagedRows]:
         """What an earlier run staged of the partition and can be used; what cannot is removed."""
@@ -222,16 +223,13 @@ class Admission:
         finally:
             self._ledger.release(self._memory.reader)
 
-    def _gather_unstaged(self, partition: Partition, staged: list[StagedRows]) -> None:
+    def _gather_unstaged(self, opened: OpenPartition, staged: list[StagedRows]) -> None:
         """Read all rows, and gather those that are not staged.
 
         Raises:
             OtherRows: what is staged is not what is read; nothing of the partition is held any more.
         """
-        opened = OpenPartition(partition)
-        replaced = self._outputs.facts(partition.key)
-        if replaced is not None and self._draw.takes(partition.key):
-            opened.replaces = replaced.content_digest
+        partition = opened.source
         digest, ids, seam = ContentDigest(), IdSet(), StagedRowsCheck(staged)
         self._aggregator.open(opened)
         try:
@@ -294,7 +292,8 @@ class Admission:
         for batch in partition.read():
             if self._stopped():
                 raise Cancelled
-            reading = min(2 * (batch.ids.nbytes + batch.texts.nbytes), self._memory.reader)
+            # As much as Arrow holds: values, and up to eight bytes a row for where each id and each text begins.
+            reading = min(2 * (batch.value_bytes + 16 * (len(batch) + 1)), self._memory.reader)
             self._ledger.reserve(reading, self._stopped)
             try:
                 yield batch

@@ -17,13 +17,16 @@ from surge_dagster.engine.errors import DataError
 
 # Repeated ids looked for in one reading: a partition may hold each of its ids twice, and one is enough to refuse it.
 _SUSPECTS = 4096
+_FEW = 256
 
 
 class ContentDigest:
     """SHA-256 over the canonical (id, text) rows of one partition."""
 
     def __init__(self) -> None:
-        self._streams = [hashlib.sha256() for _ in range(4)]
+        self._streams: list[hashlib._Hash] | None = (
+            None  # made with what is hashed first: most partitions are one batch
+        )
         self._kind = b""
         self._rows = 0
 
@@ -31,23 +34,28 @@ class ContentDigest:
         """Add the next rows."""
         if not self._kind:
             self._kind = str(batch.ids.type).encode()
-        self._rows += len(batch)
-        if not len(batch):
+        rows = len(batch)
+        if not rows:
             return
-        if batch.id_offsets is None:
-            self._streams[1].update(np.ascontiguousarray(batch.ids.to_numpy(zero_copy_only=True)).data)
+        self._rows += rows
+        offsets = batch.id_offsets
+        if offsets is None:
+            ids = (b"", np.ascontiguousarray(batch.ids.to_numpy(zero_copy_only=True)).data)
         else:
-            self._update_strings(batch.ids, batch.id_offsets, 0)
-        self._update_strings(batch.texts, batch.text_offsets, 2)
-
-    def _update_strings(self, column: pa.Array, offsets: np.ndarray, stream: int) -> None:
-        self._streams[stream].update((offsets[1:] - offsets[:-1]).astype("<u4").data)
-        self._streams[stream + 1].update(value_bytes(column, offsets))
+            ids = (_lengths(offsets), value_bytes(batch.ids, offsets))
+        offsets = batch.text_offsets
+        parts = (*ids, _lengths(offsets), value_bytes(batch.texts, offsets))
+        if not self._streams:
+            self._streams = [*map(hashlib.sha256, parts)]
+            return
+        for stream, part in zip(self._streams, parts, strict=True):
+            stream.update(part)
 
     def hexdigest(self) -> str:
         """The digest so far, 32 hex digits."""
         head = b"surge.content.1\0" + self._kind + b"\0" + self._rows.to_bytes(8, "little")
-        return hashlib.sha256(head + b"".join(stream.digest() for stream in self._streams)).hexdigest()[:32]
+        streams = self._streams or [hashlib.sha256()] * 4
+        return hashlib.sha256(head + b"".join([stream.digest() for stream in streams])).hexdigest()[:32]
 
 
 class IdSet:
@@ -68,15 +76,18 @@ class IdSet:
 
     def add(self, ids: pa.Array) -> None:
         """Add the next ids."""
-        room = _rounded_up(self._rows + len(ids))
+        rows = len(ids)
+        room = _rounded_up(self._rows + rows)
         if room > self._hashes.size:
             self._hashes.resize(room, refcheck=False)
-        self._hashes[self._rows : self._rows + len(ids)] = _hash_ids(ids)
-        self._rows += len(ids)
+        self._hashes[self._rows : self._rows + rows] = _hash_ids(ids)
+        self._rows += rows
 
     def repeated(self) -> np.ndarray:
         """Hashes that came twice, sorted; sorts in place, so nothing can be added afterwards."""
         known = self._hashes[: self._rows]
+        if len(known) <= _FEW and len(set(known.tolist())) == len(known):
+            return known[:0]  # for few ids, sorting costs more, and other threads take their turn meanwhile
         known.sort()
         again = known[1:] == known[:-1]
         return np.unique(known[1:][again]) if again.any() else known[:0]
@@ -112,6 +123,11 @@ def _refuse_one_of(partition: Partition, suspects: np.ndarray) -> None:
         row += len(batch)
 
 
+def _lengths(offsets: np.ndarray) -> memoryview:
+    """Bytes of each value as unsigned 32-bit numbers; no value is longer, and Arrow's own are 32-bit or 64-bit."""
+    return np.subtract(offsets[1:], offsets[:-1], dtype="<u4", casting="unsafe").data
+
+
 def _hash_ids(ids: pa.Array) -> np.ndarray:
     if pa.types.is_int64(ids.type):
         return ids.to_numpy(zero_copy_only=True)
@@ -119,7 +135,9 @@ def _hash_ids(ids: pa.Array) -> np.ndarray:
 
 
 def _rounded_up(rows: int) -> int:
-    # Grows by a quarter, so that copying stays linear in the number of rows.
+    # Grows by a quarter, so that copying stays linear in the number of rows; few are copied soon enough.
+    if rows <= _FEW:
+        return rows
     size = 1024
     while size < rows:
         size += max(1024, size // 4)

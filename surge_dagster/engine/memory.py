@@ -16,6 +16,7 @@ texts and embeddings of one SuperBatch; this counts every one that is alive, and
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,13 +107,19 @@ def largest_pieces(batch: SuperBatch, space: Space, threads: int) -> int:
     """Memory that writing a SuperBatch can take at once: that of its `threads` largest pieces, in bytes."""
     itemsize = np.dtype(space.dtype).itemsize
     offsets = batch.slot.offsets
+    text_begins = offsets[[segment.start for segment in batch.segments]].tolist()
+    text_ends = offsets[[segment.stop for segment in batch.segments]].tolist()
     sizes = []
-    for segment in batch.segments:
-        widest = _window([offsets[segment.start : segment.stop + 1]])
-        if segment.ids and not pa.types.is_int64(segment.ids[0].type):
+    for segment, begin, end in zip(batch.segments, text_begins, text_ends, strict=True):
+        widest, id_bytes = end - begin, segment.id_bytes
+        if page_window_bytes(widest, 0) < widest:
+            widest = _window([offsets[segment.start : segment.stop + 1]])
+        if id_bytes is not None and page_window_bytes(id_bytes, 0) == id_bytes:
+            widest = max(widest, id_bytes)
+        elif segment.ids and not pa.types.is_int64(segment.ids[0].type):
             widest = max(widest, _window([value_offsets(ids) for ids in segment.ids]))
         sizes.append(piece_bytes(segment.stop - segment.start, space.dimension, itemsize, widest))
-    return sum(sorted(sizes)[-threads:])
+    return sum(heapq.nlargest(threads, sizes))
 
 
 def _window(columns: list[np.ndarray]) -> int:

@@ -153,6 +153,7 @@ class Segment:
         first_row: the place of the first one in its partition.
         ids: the rows' ids, in order.
         last: whether the partition ends here; such a segment has no rows where the partition's last ones were skipped.
+        id_bytes: of ids that are strings, 0 for numbers; None where nobody counted them.
     """
 
     partition: OpenPartition
@@ -161,6 +162,7 @@ class Segment:
     first_row: int
     ids: tuple[pa.Array, ...]
     last: bool
+    id_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,10 +195,12 @@ class _Held:
     bytes: int = PARTITION_OVERHEAD_BYTES  # counted once per partition, with its first rows
     rows: int = 0
     ids: list[pa.Array] = field(default_factory=list)
+    id_bytes: int = 0
     last: bool = False
 
     def segment(self) -> Segment:
-        return Segment(self.partition, self.start, self.start + self.rows, self.first_row, tuple(self.ids), self.last)
+        stop, ids = self.start + self.rows, tuple(self.ids)
+        return Segment(self.partition, self.start, stop, self.first_row, ids, self.last, self.id_bytes)
 
 
 class Aggregator:
@@ -344,10 +348,12 @@ class Aggregator:
         if self._slot is None:
             self._slot = self._acquire()
         self._slot.append(batch.texts)
+        rows, offsets = len(batch), batch.id_offsets
         current.ids.append(batch.ids)
-        current.rows += len(batch)
+        current.id_bytes += 0 if offsets is None else int(offsets[-1] - offsets[0])
+        current.rows += rows
         current.bytes += size
-        current.partition.rows += len(batch)
+        current.partition.rows += rows
 
     def _flush_pending(self) -> SuperBatch:
         segments, size = tuple(held.segment() for held in self._pending), self._pending_bytes

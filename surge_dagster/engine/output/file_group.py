@@ -12,13 +12,11 @@ of `write_file`, byte by byte, that one writes the files of the form. So another
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import operator
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
 from typing import Self
@@ -27,7 +25,8 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.columns import value_bytes, value_offsets
-from surge_dagster.engine.output.embedding_file import FORMAT, LEAST_COMPRESSED_BYTES, FileFacts, entry_names
+from surge_dagster.engine.output.embedding_file import LEAST_COMPRESSED_BYTES, FileFacts
+from surge_dagster.engine.output.fact_values import values_of
 from surge_dagster.engine.output.small_file import MAX_ROWS, write_file
 from surge_dagster.engine.output.store import StoredObject
 
@@ -37,12 +36,6 @@ MAX_VECTOR_BYTES = 128 * 1024
 _TRAILER_BYTES = 8
 _MAGIC = b"PAR1"
 _LONGEST_HEADER = 64
-
-# What a file says of itself, in the order of its entries, and what the digest among them is taken of.
-_VALUES = operator.attrgetter(*(fact.name for fact in fields(FileFacts)))
-_GUARDED = entry_names(FileFacts)[:-1]
-_SORTED = operator.itemgetter(*sorted(range(len(_GUARDED)), key=_GUARDED.__getitem__))
-_GUARDED_TEMPLATE = b"".join(name + b"\0%b\n" for name in _SORTED(_GUARDED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +156,7 @@ def _filled(template: _Template, form: _Form, pages: list[bytes], vectors: memor
     gaps.append(checksum)
     sizes.append(template.header_bytes[-1] + len(checksum) + len(template.levels) + len(vectors))
     places = _places(form, pages, sizes)
-    footer = template.foot % (*map(_number, places), *map(_with_length, _metadata(facts)))
+    footer = template.foot % (*map(_number, places), *map(_with_length, values_of(facts)))
     return b"".join((template.head % tuple(gaps), vectors, footer, len(footer).to_bytes(4, "little"), _MAGIC))
 
 
@@ -182,13 +175,6 @@ def _places(form: _Form, pages: list[bytes], sizes: list[int]) -> list[int]:
             numbers.append(len(pages[index]) - 4 * form.rows)
         place += size
     return [*numbers, place - len(_MAGIC), place - len(_MAGIC)]
-
-
-def _metadata(facts: FileFacts) -> list[bytes]:
-    """The values of `FileFacts.to_metadata`, in its order."""
-    values = [FORMAT.encode(), *[str(value).encode("utf-8", "surrogatepass") for value in _VALUES(facts)]]
-    values.append(hashlib.sha256(_GUARDED_TEMPLATE % _SORTED(values)).hexdigest()[:32].encode())
-    return values
 
 
 def _template(form: _Form) -> _Template | None:
@@ -300,7 +286,7 @@ def _cut_from(file: bytes, form: _Form, sample: _Sample) -> _Template | None:
     ]
     sizes.append(header_bytes[-1] + len(gaps[-1]) + len(levels) + matrix.nbytes)
     numbers = _places(form, pages, sizes)
-    foot = _cut(footer, [*map(_number, numbers), *map(_with_length, _metadata(facts))])
+    foot = _cut(footer, [*map(_number, numbers), *map(_with_length, values_of(facts))])
     if foot is None:
         return None
     return _Template(_joined(pieces), _joined(foot), tuple(header_bytes), levels, zlib.crc32(levels))

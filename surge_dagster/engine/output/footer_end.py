@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import re
 
-from surge_dagster.engine.output.embedding_file import FORMAT, FileFacts, InvalidFile, entry_names, facts_of_values
+from surge_dagster.engine.output.embedding_file import FileFacts, InvalidFile, entry_names
+from surge_dagster.engine.output.fact_values import facts_of
 
 END_BYTES = 8 * 1024
 TRAILER_BYTES = 8
@@ -51,4 +52,4 @@ def facts_in_footer(footer: bytes) -> FileFacts | None:
         return None
     first = footer.find(_FIRST)
     found = _ENTRIES.search(footer, max(0, first - _LONGEST_LIST_HEAD)) if first >= 0 else None
-    return facts_of_values(found.groups(), FileFacts, FORMAT) if found else None
+    return facts_of(found.groups()) if found else None

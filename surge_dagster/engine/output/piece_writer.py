@@ -73,7 +73,10 @@ class PieceWriter:
         rows = string_bytes = 0
         for segment, text_begin, text_end in zip(batch.segments, text_begins, text_ends, strict=True):
             own_rows = segment.stop - segment.start
-            own_bytes = text_end - text_begin + sum([ids.nbytes for ids in segment.ids])
+            id_bytes = segment.id_bytes
+            own_bytes = (
+                text_end - text_begin + (sum(ids.nbytes for ids in segment.ids) if id_bytes is None else id_bytes)
+            )
             is_tiny = (
                 fits(own_rows, self._space.dimension, itemsize, own_bytes)
                 and is_whole(segment)
