@@ -19,6 +19,9 @@ from surge_dagster.engine.output.current_space import named_space
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.switching import SwitchRefused, switch_space
 
+# On a run that found that the space, as it is, must not become the current one.
+REFUSED_TAG = "surge/refused"
+
 _RETRIES = 2
 _RETRY_SECONDS = 5
 
@@ -53,10 +56,12 @@ def current_space(names: CatalogNames) -> dg.AssetsDefinition:
         except TransientError as error:
             raise dg.RetryRequested(_RETRIES, _RETRY_SECONDS) from error
         except SwitchRefused as refused:
+            context.instance.add_run_tags(context.run_id, {REFUSED_TAG: "true"})
             listed = failure_table([(found.key, found.reason) for found in refused.violations])
             metadata = {"counts": dg.MetadataValue.json(dict(refused.counts)), "failed": listed}
             raise dg.Failure(str(refused), metadata=metadata, allow_retries=False) from refused
         except SurgeError as error:
+            context.instance.add_run_tags(context.run_id, {REFUSED_TAG: "true"})
             raise dg.Failure(str(error), allow_retries=False) from error
         verb = "is now" if switched.changed else "was already"
         context.log.info(f"{space.name} {verb} the current space of {store.url}")

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import dagster as dg
-from dagster._core.events import AssetMaterializationPlannedData, DagsterEvent
+from dagster._core.events import (
+    AssetMaterializationPlannedData,
+    DagsterEvent,
+    DagsterEventBatchMetadata,
+    generate_event_batch_id,
+)
 
+from surge_dagster.assets.event_batches import BATCH_EVENTS, CHECKED_VERSIONS
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.partition_keys import to_partition_key
 from surge_dagster.assets.refresh import Outcome
@@ -16,8 +22,6 @@ from surge_dagster.engine.telemetry import Failure
 _TABLE_ROWS = 200
 _NAMED = 20
 _TRY_AGAIN = "Run again."
-# Each costs an event of about 10 ms just before the run ends.
-_MARKED_AS_FAILED = 1000
 
 
 def failure_table(rows: Sequence[tuple[str, str]], count: int | None = None) -> dg.MarkdownMetadataValue:
@@ -58,11 +62,18 @@ def tell_of_failures(names: CatalogNames, context: dg.OpExecutionContext, outcom
     whole range in one event, without which fresh partitions that a failing run skipped would be shown as failed too.
     """
     tell_of_refusals(names, context, outcome.refused)
-    step = str(context.op_handle)
-    for key in list(dict.fromkeys(failure.key for failure in outcome.failures))[:_MARKED_AS_FAILED]:
-        planned = AssetMaterializationPlannedData(names.embeddings, partition=to_partition_key(key))
-        event = DagsterEvent.build_asset_materialization_planned_event(context.job_name, step, planned)
-        context.instance.report_dagster_event(event, context.run_id)
+    step, run_id = str(context.op_handle), context.run_id
+    keys = list(dict.fromkeys(failure.key for failure in outcome.failures))
+    for start in range(0, len(keys), BATCH_EVENTS):
+        batch = generate_event_batch_id()
+        for place, key in enumerate(part := keys[start : start + BATCH_EVENTS], 1):
+            planned = AssetMaterializationPlannedData(names.embeddings, partition=to_partition_key(key))
+            event = DagsterEvent.build_asset_materialization_planned_event(context.job_name, step, planned)
+            if dg.__version__ in CHECKED_VERSIONS:
+                ends = DagsterEventBatchMetadata(batch, is_end=place == len(part))
+                context.instance.report_dagster_event(event, run_id, batch_metadata=ends)
+            else:
+                context.instance.report_dagster_event(event, run_id)
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], count: int) -> dg.MarkdownMetadataValue:

@@ -11,30 +11,29 @@ from collections.abc import Iterable
 
 import dagster as dg
 
+from surge_dagster.assets.event_writer import EventWriter
 from surge_dagster.assets.lineage import Catalogued
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.partition_keys import to_partition_key
 from surge_dagster.engine.telemetry import Failure
 
-# Each costs an event of about 10 ms just before the run ends; what is left over is refused by the next run.
-_TOLD = 1000
+_GRACE_SECONDS = 8.0
 
 
 def tell_of_refusals(names: CatalogNames, context: dg.OpExecutionContext, refused: Iterable[Failure]) -> None:
     """Log an observation of each partition that was refused."""
     reasons = {failure.key: failure.reason for failure in refused}
-    for key, reason in list(reasons.items())[:_TOLD]:
-        metadata = {"key": dg.MetadataValue.text(key), "refused": dg.MetadataValue.text(reason)}
-        context.log_event(
-            dg.AssetObservation(
-                names.embeddings,
-                partition=to_partition_key(key),
-                description="Refused, and left alone until its source changes.",
-                metadata=metadata,
+    with EventWriter(context, grace_seconds=_GRACE_SECONDS) as events:
+        for key, reason in reasons.items():
+            metadata = {"key": dg.MetadataValue.text(key), "refused": dg.MetadataValue.text(reason)}
+            events.log(
+                dg.AssetObservation(
+                    names.embeddings,
+                    partition=to_partition_key(key),
+                    description="Refused, and left alone until its source changes.",
+                    metadata=metadata,
+                )
             )
-        )
-        for _ in context.consume_events():
-            pass  # it is stored by now
 
 
 def refused_since_observed(catalogued: Catalogued) -> set[str]:

@@ -2,18 +2,22 @@
 
 It begins no space: one that the settings mean and the output does not have is a person's to launch. While a space is
 incomplete it costs two listings; when it is complete, the job that verifies and switches is asked for once per state of
-its files, so that a space that is refused is looked at again only when something in it has changed.
+its files, so that a space that is refused is looked at again only when something in it has changed. A run that ended
+without an answer, because it was canceled, killed or met an outage, is asked for again, after a wait that doubles.
 """
 
 from __future__ import annotations
 
 import hashlib
+from datetime import UTC, datetime
 
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
+from surge_dagster.assets.current_space import REFUSED_TAG
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import known_space
+from surge_dagster.assets.sensor_cursor import Request
 from surge_dagster.engine.errors import SurgeError
 from surge_dagster.engine.output.current_space import space_of_readers
 from surge_dagster.engine.output.store import Store
@@ -21,6 +25,8 @@ from surge_dagster.engine.switching import missing_from
 from surge_dagster.settings import Settings
 
 _SENSOR_SECONDS = 60
+_STATE_TAG = "surge/switch_state"
+_UNSUCCESSFUL = (dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
 
 
 def complete_space(
@@ -52,10 +58,35 @@ def complete_space(
             return dg.SkipReason(str(error))
         if missing or not partitions:
             return dg.SkipReason(f"{space.name} has {partitions - len(missing):,} of {partitions:,} partitions")
-        config = {"ops": {names.current_space_op: {"config": {"space": space.name}}}}
-        return dg.RunRequest(run_key=_state_of(store, space.name), run_config=config)
+        state = _state_of(store, space.name)
+        unanswered = _unanswered(context.instance, state)
+        if unanswered is not None and _now() < unanswered.due:
+            return dg.SkipReason(
+                f"{space.name} is complete; the switch was asked for {unanswered.attempt:,} times without an answer, "
+                f"and is asked for again from {unanswered.due.isoformat(sep=' ', timespec='seconds')}"
+            )
+        return dg.RunRequest(
+            run_key=f"{state} {unanswered.attempt}" if unanswered else state,
+            run_config={"ops": {names.current_space_op: {"config": {"space": space.name}}}},
+            tags={_STATE_TAG: state},
+        )
 
     return [sensor]
+
+
+def _unanswered(instance: dg.DagsterInstance, state: str) -> Request | None:
+    """The runs of a state that ended without telling whether it may become the current one, None without any."""
+    records = instance.get_run_records(dg.RunsFilter(tags={_STATE_TAG: state}))
+    ended = [
+        record.update_timestamp
+        for record in records
+        if record.dagster_run.status in _UNSUCCESSFUL and REFUSED_TAG not in record.dagster_run.tags
+    ]
+    return Request("", len(ended), max(ended).replace(tzinfo=UTC), set()) if ended else None
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
 
 
 def _state_of(store: Store, space: str) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest import mock
 
 import dagster as dg
 import pytest
 
 from surge_dagster import Embeddings
+from surge_dagster.automation import complete_space
 from surge_dagster.engine.output.current_space import CurrentSpace, read_current, write_current
+from surge_dagster.engine.switching import SwitchRefused
 from tests.dagster.conftest import NAMES, Ran, Workbench
 from tests.small_catalogs import numbered_rows, write_partition
 from tests.spaces import KEYS, Spaces
@@ -126,3 +130,33 @@ def test_with_the_setting_a_space_becomes_current_once_it_is_complete_and_never_
     bench.settings["model"] = "hash://8"
     found = look(bench)
     assert not found.run_requests and "launch catalog_refresh by hand" in (found.skip_message or "")
+
+
+def test_a_switch_that_ended_without_an_answer_is_asked_for_again_and_a_refused_one_is_not(
+    bench: Workbench, made: Spaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.settings["switch_when_complete"] = True
+    [request] = look(bench).run_requests
+
+    def ended(status: dg.DagsterRunStatus) -> None:
+        bench.pretend_run(NAMES.switch_job, status, tags=request.tags, run_config=request.run_config)
+
+    asked = [request.run_key]
+    for status in (dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.FAILURE):
+        ended(status)
+        assert "is asked for again from" in (look(bench).skip_message or "")
+        with monkeypatch.context() as patch:
+            patch.setattr(complete_space, "_now", lambda: datetime.now(UTC) + timedelta(minutes=3))
+            [again] = look(bench).run_requests
+        asked.append(again.run_key)
+    assert len(set(asked)) == 3
+
+    monkeypatch.setattr(complete_space, "_now", lambda: datetime.now(UTC) + timedelta(days=2))
+    [last] = look(bench).run_requests
+    with monkeypatch.context() as patch:
+        refusal = SwitchRefused("the new one", (), 3)
+        patch.setattr("surge_dagster.assets.current_space.switch_space", mock.Mock(side_effect=refusal))
+        assert not bench.run(NAMES.switch_job, last.run_config, last.tags).success
+    assert [found.run_key for found in look(bench).run_requests] == [last.run_key], "which Dagster has launched"
+    made.file("hash://24", "b").touch()
+    assert look(bench).run_requests[0].run_key not in asked, "something has changed"

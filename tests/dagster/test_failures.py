@@ -65,6 +65,20 @@ def test_only_what_truly_failed_is_shown_as_failed_and_repair_mends_it(bench: Wo
     assert shown(bench) == ({"a", "b", "c"}, set())
 
 
+def test_every_partition_that_failed_is_shown_and_left_alone_however_many_there_are(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("surge_dagster.assets.failures.BATCH_EVENTS", 4)
+    bad = {f"bad{number:02}" for number in range(10)}
+    for key in sorted(bad):
+        bench.write(key, NULL_TEXT)
+    bench.write("good")
+    assert not bench.refresh().success
+    assert shown(bench) == ({"good"}, bad)
+    found = bench.tick()
+    assert requested(found) == [] and "10 refused as they are" in (found.skip_message or "")
+
+
 def test_a_file_that_cannot_be_read_fails_its_partition_and_is_not_embedded_again(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
