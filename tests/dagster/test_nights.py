@@ -258,7 +258,7 @@ def require_valid_spaces(production: Production, nights: Nights, unseen: set[str
         "orphan": moving.gone.keys() & production.stored(production.spaces[1]),
     }
     has_file = moving.bad & production.stored(production.spaces[1])
-    expected |= {"refused": moving.bad - has_file, "source": has_file}
+    expected |= {"refused": moving.bad - has_file, "stale": has_file}
     assert new == {kind: keys for kind, keys in expected.items() if keys}
     assert old.keys() <= {"missing", "stale", "refused", "source", "orphan"}
     assert set().union(*old.values()) <= nights.moved_on | unseen | moving.bad | moving.gone.keys()
