@@ -77,7 +77,7 @@ bench-resume: $(STAMP) ## how long a run takes to find 40,000 outputs up to date
 bench-output: $(STAMP) ## serialization, slow stores, tiny partitions and the bound on memory
 	@$(BIN)/python -m benchmarks.output $(ARGS)
 
-bench-dagster: $(STAMP) ## what Dagster costs: the record of each partition, a tick of the sensor
+bench-dagster: $(STAMP) ## what Dagster costs: the record of each partition, a tick of the sensor, a refresh, the UI
 	@$(BIN)/python -m benchmarks.dagster $(ARGS)
 
 # The peers are not needed: one that is missing is a line in the table that says so.

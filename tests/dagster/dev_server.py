@@ -99,9 +99,9 @@ class DevServer:
         assert answer["__typename"] == "LaunchBackfillSuccess", answer
         return answer["backfillId"]
 
-    def backfill(self, backfill_id: str) -> dict[str, Any]:
+    def backfill(self, backfill_id: str, *, seconds: float = 100) -> dict[str, Any]:
         """Wait for a backfill to end; gives its status and its runs."""
-        return eventually("the end of a backfill", lambda: self._backfill_if_ended(backfill_id), seconds=100)
+        return eventually("the end of a backfill", lambda: self._backfill_if_ended(backfill_id), seconds=seconds)
 
     def _backfill_if_ended(self, backfill_id: str) -> dict[str, Any] | None:
         query = """query($b: String!) { partitionBackfillOrError(backfillId: $b) {
@@ -225,7 +225,7 @@ def dev_server(folder: Path, **settings: str) -> Iterator[DevServer]:
     with (folder / "dev.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True)
         try:
-            eventually("dagster dev answers", lambda: _answers(server, process), seconds=80)
+            eventually("dagster dev answers", lambda: _answers(server, process), seconds=200)
             yield server
         finally:
             process.send_signal(signal.SIGINT)

@@ -122,8 +122,8 @@ class Nights:
         else:
             self._nightly(night)
         grown = production.rows_of_events() - before
-        self._require_a_reason_for_each_row(night, moved, grown, len(registered - self._registered()))
         assert production.rows_of_runs() - own_rows <= grown.total() + _OWN_ROWS_OF_A_RUN * self._runs
+        self._require_a_reason_for_each_row(night, moved, grown, len(registered - self._registered()))
         cursor = production.bench.cursor or ""
         assert len(cursor) <= 300 + 150 * len(moving.gone), "what is done is forgotten"
         assert not production.living() and not production.temporary_files()
@@ -258,7 +258,7 @@ def require_valid_spaces(production: Production, nights: Nights, unseen: set[str
         "orphan": moving.gone.keys() & production.stored(production.spaces[1]),
     }
     has_file = moving.bad & production.stored(production.spaces[1])
-    expected |= {"refused": moving.bad - has_file, "source": has_file}
+    expected |= {"refused": moving.bad - has_file, "stale": has_file}
     assert new == {kind: keys for kind, keys in expected.items() if keys}
     assert old.keys() <= {"missing", "stale", "refused", "source", "orphan"}
     assert set().union(*old.values()) <= nights.moved_on | unseen | moving.bad | moving.gone.keys()
