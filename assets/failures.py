@@ -48,7 +48,7 @@ def failure_of(names: CatalogNames, outcome: Outcome) -> dg.Failure:
     if len(outcome.failures) > _NAMED:
         named.append(f"… and {len(outcome.failures) - _NAMED:,} more, listed in the check {names.run_check.name}")
     return dg.Failure(
-        f"{len(outcome.failures):,} partitions failed; the others are published and will not be encoded again.\n"
+        f"{len(outcome.failures):,} partition(s) failed; the others are published and will not be encoded again.\n"
         + "\n".join(named),
         metadata={"failed": table_of_failures(outcome.failures)},
         allow_retries=False,

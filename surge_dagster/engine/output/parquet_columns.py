@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -12,7 +13,6 @@ import pyarrow.compute as pc
 from surge_dagster.engine.columns import value_bytes, value_lengths, value_offsets
 from surge_dagster.engine.output.parquet_proof import PAGE_BYTES, WRITE_BATCH_ROWS
 
-_EMPTY = pa.scalar(b"", pa.large_binary())
 _NOTHING = pa.py_buffer(b"")
 _LENGTH_BYTES = 4
 
@@ -99,7 +99,7 @@ def _plain_strings(column: pa.ChunkedArray) -> pa.Buffer:
         np.arange(0, _LENGTH_BYTES * rows + 1, _LENGTH_BYTES), pa.py_buffer(np.diff(offsets).astype("<u4"))
     )
     strings = _binary((offsets - offsets[0]).astype(np.int64, copy=False), pa.py_buffer(value_bytes(piece, offsets)))
-    return pc.binary_join_element_wise(lengths, strings, _EMPTY).buffers()[2]  # pyright: ignore[reportAttributeAccessIssue]
+    return pc.binary_join_element_wise(lengths, strings, _separator()).buffers()[2]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _binary(offsets: np.ndarray, values: pa.Buffer) -> pa.Array:
@@ -155,3 +155,9 @@ def _bytes_of(piece: pa.FixedSizeListArray, dimension: int, itemsize: int) -> me
         raise pa.ArrowInvalid("an embedding or one of its values is null; expected none")
     start = values.offset * itemsize
     return memoryview(values.buffers()[1])[start : start + len(piece) * dimension * itemsize]
+
+
+@functools.cache
+def _separator() -> pa.Scalar:
+    # Not when this is imported: the first scalar that Arrow makes has it import pandas, if that is installed.
+    return pa.scalar(b"", pa.large_binary())
