@@ -61,7 +61,6 @@ def current_space(names: CatalogNames) -> dg.AssetsDefinition:
             metadata = {"counts": dg.MetadataValue.json(dict(refused.counts)), "failed": listed}
             raise dg.Failure(str(refused), metadata=metadata, allow_retries=False) from refused
         except SurgeError as error:
-            context.instance.add_run_tags(context.run_id, {REFUSED_TAG: "true"})
             raise dg.Failure(str(error), allow_retries=False) from error
         verb = "is now" if switched.changed else "was already"
         context.log.info(f"{space.name} {verb} the current space of {store.url}")

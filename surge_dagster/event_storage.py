@@ -11,6 +11,7 @@ back at any time:
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,8 +29,11 @@ from dagster._core.storage.sql import create_engine
 from dagster._core.storage.sqlite import SQLITE_BUSY_TIMEOUT_SECONDS
 from dagster._serdes import ConfigurableClassData
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import SQLAlchemyError
 
 from surge_dagster.event_rows import EventRows, RowWriter
+
+log = logging.getLogger(__name__)
 
 _FOLDER = Path("history", "runs")  # in the instance's own; where Dagster has it when nothing is configured
 _INSERT = SqlEventLogStorageTable.insert()
@@ -91,7 +95,7 @@ class BatchingSqliteEventLogStorage(SqliteEventLogStorage):
         for row in rows.rows:
             by_run[row["run_id"]].append(row)
         for run_id, of_run in by_run.items():
-            with self.run_connection(run_id) as connection:
+            with _told_when_it_fails(run_id), self.run_connection(run_id) as connection:
                 connection.execute(_INSERT, of_run)
 
     @contextmanager
@@ -108,7 +112,7 @@ class BatchingSqliteEventLogStorage(SqliteEventLogStorage):
             def write(events: EventRows) -> list[int]:
                 with shared.begin():
                     ids = self._write_shared(shared, events, has_tags)
-                with of_run.begin():
+                with _told_when_it_fails(run_id), of_run.begin():
                     of_run.execute(_INSERT, events.rows)
                 return ids
 
@@ -149,3 +153,12 @@ def _latest(events: Sequence[EventLogEntry]) -> list[tuple[int, EventLogEntry]]:
         latest.pop(kind, None)  # so that what comes last is also written last
         latest[kind] = (place, event)
     return list(latest.values())
+
+
+@contextmanager
+def _told_when_it_fails(run_id: str) -> Iterator[None]:
+    """The log of one run is what its page shows; what the shared log holds counts, and must not be stored again."""
+    try:
+        yield
+    except SQLAlchemyError as error:
+        log.warning("the log of run %s lacks events that the log of all runs has: %s", run_id, error)

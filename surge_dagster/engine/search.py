@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.output.current_space import named_space
 from surge_dagster.engine.output.embedding_file import InvalidFile, matrix_of
 from surge_dagster.engine.output.file_formats import format_of, open_output_file
 from surge_dagster.engine.output.store import Store
@@ -35,7 +36,10 @@ def search(store: Store, pool: EncoderPool, queries: Sequence[str], k: int = 5) 
     Raises:
         ConfigError: the output holds nothing of this space, or a file of it cannot be read.
     """
-    names = sorted(stored.name for stored in store.list(pool.space.name) if format_of(stored.name))
+    listed = sorted(stored.name for stored in store.list(pool.space.name) if format_of(stored.name))
+    # A file of the other format is a stray that nobody reads.
+    file_format = named_space(store, pool.space.name).file_format if listed else "parquet"
+    names = [name for name in listed if format_of(name) == file_format]
     if not names:
         raise ConfigError(
             f"{store.url!r} holds no embeddings of the space {pool.space.name}. Run `surge-dagster embed`."
@@ -44,7 +48,7 @@ def search(store: Store, pool: EncoderPool, queries: Sequence[str], k: int = 5) 
     best: list[list[Hit]] = [[] for _ in queries]
     for name in names:
         try:
-            with store.open(name) as file, open_output_file(file, format_of(name) or "parquet") as reader:
+            with store.open(name) as file, open_output_file(file, file_format) as reader:
                 key = reader.facts.partition_key
                 for batch in reader.read():
                     _collect(best, vectors, batch, key, k)

@@ -104,6 +104,26 @@ def test_rows_get_their_own_ids_while_others_write(tmp_path: Path) -> None:
             assert [stored[event_id] for event_id in ids] == [serialize_value(event) for event in part]
 
 
+@pytest.mark.parametrize("by_rows", [False, True])
+def test_events_that_one_runs_log_refuses_are_in_the_shared_log_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_rows: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = BatchingSqliteEventLogStorage(str(tmp_path))
+    events = [event for event in entries() if event.run_id == RUNS[0]]
+    storage.store_event_batch(events[:1])
+    with sqlite3.connect(tmp_path / f"{RUNS[0]}.db") as connection:
+        connection.execute("CREATE TRIGGER full BEFORE INSERT ON event_logs BEGIN SELECT RAISE(ABORT, 'full'); END")
+    if by_rows:
+        with storage.row_writer(RUNS[0]) as write:
+            rows = [storage._event_to_row(event) for event in events[1:]]
+            assert len(write(EventRows(rows, [{}] * len(rows), []))) == len(rows)
+    else:
+        storage.store_event_batch(events[1:])
+    assert f"the log of run {RUNS[0]} lacks events" in caplog.text
+    with sqlite3.connect(tmp_path / "index.db") as connection:
+        assert connection.execute("SELECT COUNT(*) FROM event_logs").fetchone() == (len(events),)
+
+
 def test_an_instance_can_change_to_it_and_back(tmp_path: Path) -> None:
     """The settings name no folder: the databases of the instance are found where Dagster has made them."""
     settings = "event_log_storage:\n  module: surge_dagster.event_storage\n  class: BatchingSqliteEventLogStorage\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from pathlib import Path
@@ -117,6 +118,10 @@ class TestOneFormat:
             report_when_fresh(open_source(copy / "catalog"), store, spec)
         assert {path: path.stat().st_mtime_ns for path in (copy / "out").rglob("*")} == before
 
+    def test_versions_that_know_parquet_alone_refuse_the_space(self, copy: Path, hash_pool: EncoderPool) -> None:
+        record = json.loads((copy / "out" / space_of(copy, hash_pool).name / "space.json").read_text())
+        assert record["format"] == 2
+
     def test_one_that_does_not_say_has_parquet(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         run = make_run(hash_pool, in_memory({"a": CATALOG["a"]}), tmp_path)
         finish(run)
@@ -140,6 +145,8 @@ class TestOneFormat:
         [found] = violations(copy, hash_pool)
         assert found.is_warning and "nobody reads it" in found.reason
         assert open_embeddings(copy / "out").rows == sum(map(len, CATALOG.values()))
+        [[hit]] = search(open_store(copy / "out"), hash_pool, [CATALOG["a"][7][1]], k=1)
+        assert hit.id == "id-7"
 
 
 class TestVerify:

@@ -169,7 +169,7 @@ class Space:
     def to_json(self) -> dict[str, Any]:
         """What `<output>/<space>/space.json` holds: the same on every machine."""
         return {
-            "format": SPACE_FORMAT,
+            "format": SPACE_FORMAT if self.file_format == "parquet" else _ARROW_SPACE_FORMAT,
             "name": self.name,
             "requested": self.requested.as_dict(),
             "file_format": self.file_format,
@@ -181,6 +181,8 @@ class Space:
         return _without_float({key: getattr(self, key) for key in _RESOLVED})
 
 
+# So that versions which know only Parquet refuse the space, and do not fill it with files that others take for strays.
+_ARROW_SPACE_FORMAT = 2
 _RESOLVED = ("model_digest", "prompt", "max_length", "normalize", "dimension", "dtype", "arithmetic")
 
 
@@ -191,10 +193,10 @@ def arithmetic_of(precision: str) -> str:
 
 def space_from_json(document: dict[str, Any]) -> Space:
     """The space that a space.json describes, without a folder to load; `ConfigError` when it does not hold together."""
-    if document.get("format") != SPACE_FORMAT:
+    if document.get("format") not in (SPACE_FORMAT, _ARROW_SPACE_FORMAT):
         raise ConfigError(
-            f"space.json has format {document.get('format')!r}; this version reads format {SPACE_FORMAT}: "
-            "use the version that wrote it, or another output"
+            f"space.json has format {document.get('format')!r}; this version reads {SPACE_FORMAT} and "
+            f"{_ARROW_SPACE_FORMAT}: use the version that wrote it, or another output"
         )
     try:
         known = {field.name for field in fields(EncodingSpec)}

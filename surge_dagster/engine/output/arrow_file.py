@@ -56,7 +56,8 @@ def write_arrow_file(
         texts: None leaves the column out.
         matrix: [rows, dimension], contiguous.
     """
-    small = matrix.nbytes + (0 if texts is None else texts.nbytes) <= _HELD_WHOLE_BYTES
+    strings = sum(part.nbytes for part in ids) + (0 if texts is None else texts.nbytes)
+    small = matrix.nbytes + strings <= _HELD_WHOLE_BYTES
     sink: Any = pa.BufferOutputStream() if small else upload.sink
     with ArrowFileWriter(sink, id_type, matrix.shape[1], str(matrix.dtype), include_text=texts is not None) as writer:
         writer.append(pa.chunked_array(list(ids), type=id_type), texts, matrix)

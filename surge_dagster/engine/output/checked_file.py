@@ -8,7 +8,6 @@ instead of read: then each part is compared once, and what is given out is the f
 from __future__ import annotations
 
 import io
-import mmap
 import os
 import zlib
 from bisect import bisect_right
@@ -19,6 +18,9 @@ from typing import Any
 import pyarrow as pa
 
 from surge_dagster.engine.output.arrow_footer import ArrowEnd, Part, end_bytes, read_end
+
+# Linux gives a process 65,530 maps by default.
+_LEAST_MAPPED_BYTES = 64 * 1024
 
 _END_BYTES = 8 * 1024
 
@@ -127,9 +129,11 @@ def _map_of(source: pa.NativeFile) -> pa.Buffer | None:
     if not isinstance(source, pa.OSFile):
         return None
     descriptor = source.fileno()
-    if not os.fstat(descriptor).st_size:
+    if os.fstat(descriptor).st_size < _LEAST_MAPPED_BYTES:
         return None
-    return pa.py_buffer(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+    # Python's own maps keep a descriptor open for as long as they live, and a catalog has thousands of files.
+    with pa.memory_map(f"/proc/self/fd/{descriptor}") as mapped:
+        return mapped.read_buffer()
 
 
 def _read(source: pa.NativeFile, start: int, length: int) -> Any:

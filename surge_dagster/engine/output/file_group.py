@@ -184,8 +184,22 @@ def _template(form: _Form) -> _Template | None:
         pass
     with _lock:
         if form not in _templates:
-            _templates[form] = _proven(form)
+            _templates[form] = _proven_or_none(form)
         return _templates[form]
+
+
+def _proven_or_none(form: _Form) -> _Template | None:
+    try:
+        template = _proven(form)
+    except Exception:  # files in another form than the one known here cost time and nothing else
+        log.debug("a file could not be taken apart", exc_info=True)
+        template = None
+    if template is None:
+        log.warning(
+            "files of %d rows are written one by one, which takes longer: their form is not the one known here",
+            form.rows,
+        )
+    return template
 
 
 def _proven(form: _Form) -> _Template | None:
@@ -197,9 +211,6 @@ def _proven(form: _Form) -> _Template | None:
         for rows in (sample, _sample(form, 0, 1), _sample(form, LEAST_COMPRESSED_BYTES // 2 - 16 * form.rows, 300))
     ):
         return template
-    log.warning(
-        "files of %d rows are written one by one, which takes longer: their form is not the one known here", form.rows
-    )
     return None
 
 

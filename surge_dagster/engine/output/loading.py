@@ -4,7 +4,7 @@ What is loaded is what one listing of the space's folder showed, and only files 
 that is being written to gives the same rows however often they are read, or an error, and vectors of two models never
 come together. Checksums are compared as rows are read. Polars' own Parquet reader does not compare them (of 400 flipped
 bits it gave wrong rows for 388), so the LazyFrame reads through pyarrow. Arrow files on a local disk are mapped into
-memory, whether they come as a LazyFrame or as a dataset.
+memory; a dataset gives that memory itself.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from surge_dagster.engine.output.parquet_proof import (
 
 _MOST_PAGE_ROWS = 20_000  # pyarrow cuts longer pages here: tiny vectors, whose row groups are longer, are left to it
 _GATHERED_BYTES = 64 * 1024  # a page of more is written at once: it would be held twice
+_LARGEST_PAGE = 2**31 - 1
 _PREPARED_ROWS = 8192  # of ids and texts: what must be known of each takes some memory
 
 
@@ -117,6 +118,8 @@ class PageWriter:
         return chunk
 
     def _write_page(self, chunk: ColumnChunk, plain: pa.Buffer, rows: int) -> None:
+        if plain.size > _LARGEST_PAGE:
+            raise pa.ArrowInvalid(f"a page of {plain.size:,} bytes; Parquet's may have {_LARGEST_PAGE:,}")
         stored = plain if self._codec is None else self._codec.compress(plain)
         header = parquet.page_header(plain.size, stored.size, zlib.crc32(stored), rows)
         chunk.add(header, plain.size, stored.size)

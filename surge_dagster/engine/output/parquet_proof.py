@@ -109,8 +109,22 @@ class Proofs:
             pass
         with self._lock:
             if form not in self._frames:
-                self._frames[form] = self._proven(form, schema())
+                self._frames[form] = self._proven_or_none(form, schema())
             return self._frames[form]
+
+    def _proven_or_none(self, form: FileForm, schema: pa.Schema) -> Frame | None:
+        try:
+            frame = self._proven(form, schema)
+        except Exception:  # whatever another pyarrow does differently costs time and nothing else
+            log.debug("what pyarrow wrote could not be taken apart", exc_info=True)
+            frame = None
+        if frame is None:
+            log.warning(
+                "%s files of dimension %d are left to pyarrow %s, which takes longer: it writes them in a form that is "
+                "not known here",
+                *(form.dtype, form.dimension, pa.__version__),
+            )
+        return frame
 
     def _proven(self, form: FileForm, schema: pa.Schema) -> Frame | None:
         tables = [_made_up(form, schema, rows) for rows in self._row_groups(form)]
@@ -122,14 +136,7 @@ class Proofs:
         writer.close()
         expected = sink.getvalue()
         frame = self._taken_from(expected, form, tables)
-        if self._write(form, frame, tables, _ENTRIES) == expected.to_pybytes():
-            return frame
-        log.warning(
-            "%s files of dimension %d are left to pyarrow %s, which takes longer: it writes them in a form that is not "
-            "known here",
-            *(form.dtype, form.dimension, pa.__version__),
-        )
-        return None
+        return frame if self._write(form, frame, tables, _ENTRIES) == expected.to_pybytes() else None
 
     def _taken_from(self, file: pa.Buffer, form: FileForm, tables: Sequence[pa.Table]) -> Frame:
         """What a form's files share, out of one that pyarrow wrote of these tables."""

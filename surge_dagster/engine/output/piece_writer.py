@@ -7,6 +7,7 @@ are published in two steps, so that a thread which waits for a disk waits for se
 
 from __future__ import annotations
 
+import resource
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -47,11 +48,24 @@ class PieceWriter:
         precision: recorded in each file.
         include_text: whether files have a text column.
         ledger: booked with what a comparison with an old file takes.
+        threads: that write at a time; each has the files of a group open.
     """
 
     def __init__(
-        self, store: Store, space: Space, staging: Staging, *, precision: str, include_text: bool, ledger: Ledger
+        self,
+        store: Store,
+        space: Space,
+        staging: Staging,
+        *,
+        precision: str,
+        include_text: bool,
+        ledger: Ledger,
+        threads: int,
     ) -> None:
+        # A quarter of what the process may have open at a time; Debian's default is 1,024.
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        spare = _MOST_PARTITIONS if descriptors == resource.RLIM_INFINITY else descriptors // (4 * threads)
+        self._most_partitions = max(1, min(_MOST_PARTITIONS, spare))
         self._store = store
         self._space = space
         self._staging = staging
@@ -85,7 +99,7 @@ class PieceWriter:
             goes_on = is_tiny and bool(group) and _are_neighbours(group[-1], segment)
             if group and not (
                 goes_on
-                and len(group) < _MOST_PARTITIONS
+                and len(group) < self._most_partitions
                 and rows + own_rows <= _MOST_ROWS
                 and string_bytes + own_bytes <= _MOST_STRING_BYTES
             ):

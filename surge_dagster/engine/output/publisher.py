@@ -85,7 +85,9 @@ class Publisher:
         self._pieces = ThreadPoolExecutor(threads, thread_name_prefix="surge-publish")
         self._files = ThreadPoolExecutor(1, thread_name_prefix="surge-publish-split")
         self._split = SplitPartitions()
-        self._writer = PieceWriter(store, space, staging, precision=precision, include_text=include_text, ledger=ledger)
+        self._writer = PieceWriter(
+            store, space, staging, precision=precision, include_text=include_text, ledger=ledger, threads=threads
+        )
         self._fatal: BaseException | None = None
         self._unfinished = 0  # SuperBatches
         self._files_unfinished = 0

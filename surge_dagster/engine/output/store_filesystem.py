@@ -44,7 +44,7 @@ class _Reading(fs.FileSystemHandler):
         return open_checked(self._store.open(path), format_of(path) or "parquet")
 
     def open_input_stream(self, path: str) -> pa.NativeFile:
-        return self._store.open(path)
+        return self.open_input_file(path)
 
     def _info(self, path: str) -> fs.FileInfo:
         try:

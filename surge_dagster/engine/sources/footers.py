@@ -60,6 +60,7 @@ class KnownFooters:
         self._seen: dict[str, _Stamp] = {}  # how it was when what is kept of it was found to be true
         self._begun_ns = time.time_ns()
         self._status: os.stat_result | None = None
+        self._has_folder_times = not _filesystem_of(catalog).startswith("fuse")
 
     def get(self, path: str, status: os.stat_result) -> Footer | None:
         """The footer of a file in this state, None when it has to be read."""
@@ -78,7 +79,7 @@ class KnownFooters:
     def names(self, folder: str) -> list[str] | None:
         """The names in a folder that were kept, None when it has to be listed."""
         self._listed.add(folder)
-        self._status = _look(folder)
+        self._status = _look(folder) if self._has_folder_times else None
         now = _stamp(self._status) if self._status is not None else None
         stamp, names = self._known.get(folder, (None, None))
         if now is None or not isinstance(names, list) or stamp != now:
@@ -126,6 +127,23 @@ class KnownFooters:
             self._known.pop(path, None)
         for folder in self._made.keys() - self._listed:
             self._made.pop(folder, None)
+
+
+def _filesystem_of(folder: str) -> str:
+    """The type of filesystem that a folder lies on; empty where that cannot be told.
+
+    Drivers in user space, which mount buckets, need not give a folder another time when something in it changes.
+    """
+    place, found = f"{os.path.realpath(folder)}/", (0, "")
+    try:
+        with open("/proc/self/mounts") as mounts:  # noqa: PTH123
+            for _, point, kind, *_ in map(str.split, mounts):
+                root = point.replace("\\040", " ").rstrip("/") + "/"
+                if place.startswith(root) and len(root) >= found[0]:
+                    found = (len(root), kind)
+    except (OSError, ValueError):
+        return ""
+    return found[1]
 
 
 def _look(folder: str) -> os.stat_result | None:

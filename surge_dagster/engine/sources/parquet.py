@@ -105,8 +105,7 @@ class ParquetCatalog:
         return by_key
 
     def _folders(self, known: KnownFooters | None = None) -> list[str]:
-        if known and (folders := known.names(self.url)):
-            return folders
+        # Always listed: one pass over it costs little, and a mounted bucket gives its root a time that never moves.
         try:
             entries = [entry.name for entry in os.scandir(self.root) if not entry.name.startswith(("_", "."))]
         except OSError as error:
@@ -119,8 +118,6 @@ class ParquetCatalog:
                 f"the catalog {self.url!r} is empty: expected folders named partition=<key> with Parquet files "
                 f"in them, found {found}. Write one folder per partition, or give another path."
             )
-        if known:
-            known.keep_names(self.url, folders)
         return folders
 
     def _key_of(self, folder: str, known: KnownFooters | None) -> str:

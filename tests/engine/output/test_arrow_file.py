@@ -155,6 +155,18 @@ class TestMapped:
         assert pa.total_allocated_bytes() - before < 100_000
         assert table.equals(rows_of(tmp_path / "f.arrow").select(["embedding"]))
 
+    def test_rows_that_are_held_keep_no_file_open(self, tmp_path: Path) -> None:
+        (tmp_path / "f.arrow").write_bytes(content_of(vectors(70_000)))
+        form, filesystem = ds.IpcFileFormat(), filesystem_of(LocalStore(tmp_path))
+        columns = schema(pa.string(), 16, "float32", include_text=True)
+        dataset = ds.FileSystemDataset([form.make_fragment("f.arrow", filesystem)] * 20, columns, form, filesystem)
+        table = dataset.to_table()
+        opened = [link.resolve() for link in Path("/proc/self/fd").iterdir() if link.exists()]
+        assert opened.count((tmp_path / "f.arrow").resolve()) < 10, (
+            "of 20; Arrow may be closing the last ones"
+        )
+        assert len(table) == 20 * len(rows_of(tmp_path / "f.arrow"))
+
 
 class TestDamage:
     def test_no_flipped_bit_gives_other_rows_or_facts(self, tmp_path: Path) -> None:

@@ -148,3 +148,25 @@ def test_two_folders_of_one_key_are_found_though_each_was_known_alone(catalog: P
     [both] = [partition for partition in catalog if partition.key == "x y"]
     with pytest.raises(DataError, match="all stand for this key"):
         list(both.read())
+
+
+@pytest.mark.usefixtures("settled")
+@pytest.mark.parametrize("kind", ["fuse.gcsfuse", "ext4"])
+def test_what_comes_and_goes_is_seen_where_folders_keep_their_times(
+    catalog: ParquetCatalog, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A mounted bucket need not give a folder another time; partitions are seen on any filesystem, files on such."""
+    monkeypatch.setattr(footers, "_filesystem_of", lambda _: kind)
+    kept: dict[str, os.stat_result] = {}
+    monkeypatch.setattr(footers, "_look", lambda folder: kept.setdefault(folder, Path(folder).stat()))
+    before = versions(catalog)
+    write_partition(catalog.root, "d", numbered_rows("d", 3))
+    assert versions(catalog).keys() == set("abcd")
+    if kind != "ext4":
+        write_rows(partition_folder(catalog.root, "b") / "part-2.parquet", [("y", "text")], key="b", version="v2")
+        assert versions(catalog)["b"] != before["b"]
+
+
+def test_the_filesystem_of_a_folder_is_that_of_the_innermost_mount() -> None:
+    assert footers._filesystem_of("/proc/self") == "proc"
+    assert footers._filesystem_of("/dev/shm") == "tmpfs"
