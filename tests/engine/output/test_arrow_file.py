@@ -162,9 +162,7 @@ class TestMapped:
         dataset = ds.FileSystemDataset([form.make_fragment("f.arrow", filesystem)] * 20, columns, form, filesystem)
         table = dataset.to_table()
         opened = [link.resolve() for link in Path("/proc/self/fd").iterdir() if link.exists()]
-        assert opened.count((tmp_path / "f.arrow").resolve()) < 10, (
-            "of 20; Arrow may be closing the last ones"
-        )
+        assert opened.count((tmp_path / "f.arrow").resolve()) < 10, "of 20; Arrow may be closing the last ones"
         assert len(table) == 20 * len(rows_of(tmp_path / "f.arrow"))
 
 
