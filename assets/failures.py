@@ -44,11 +44,12 @@ def table_of_failures(failures: Sequence[Failure]) -> dg.MarkdownMetadataValue:
 
 def failure_of(names: CatalogNames, outcome: Outcome) -> dg.Failure:
     """What a run with refused partitions ends with; nothing that went wrong in the data gets better by trying again."""
+    count = len(outcome.failures)
     named = [failure.reason for failure in outcome.failures[:_NAMED]]
-    if len(outcome.failures) > _NAMED:
-        named.append(f"… and {len(outcome.failures) - _NAMED:,} more, listed in the check {names.run_check.name}")
+    if count > _NAMED:
+        named.append(f"… and {count - _NAMED:,} more, listed in the check {names.run_check.name}")
     return dg.Failure(
-        f"{len(outcome.failures):,} partition(s) failed; the others are published and will not be encoded again.\n"
+        f"{count:,} partition{'' if count == 1 else 's'} failed; the others are published and will not be encoded again.\n"
         + "\n".join(named),
         metadata={"failed": table_of_failures(outcome.failures)},
         allow_retries=False,

@@ -40,7 +40,7 @@ def test_a_bad_partition_fails_the_run_once_and_stops_no_other(bench: Workbench,
     ran = bench.refresh() if launched == "catalog_refresh" else bench.embed("a", "z")
     assert not ran.success and set(ran.materialized()) == {"a", "b", "z"}
     assert ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 0
-    assert "1 partitions failed" in ran.failure() and "partition 'bad', row 1" in ran.failure()
+    assert "1 partition failed" in ran.failure() and "partition 'bad', row 1" in ran.failure()
     check = ran.checks()[NAMES.run_check.name]
     assert not check.passed
     assert str(check.metadata["failed"].value).splitlines()[2:] == [
