@@ -50,8 +50,7 @@ def failure_of(names: CatalogNames, outcome: Outcome) -> dg.Failure:
         named.append(f"… and {count - _NAMED:,} more, listed in the check {names.run_check.name}")
     return dg.Failure(
         f"{count:,} partition{'' if count == 1 else 's'} failed; "
-        "the others are published and will not be encoded again.\n"
-        + "\n".join(named),
+        "the others are published and will not be encoded again.\n" + "\n".join(named),
         metadata={"failed": table_of_failures(outcome.failures)},
         allow_retries=False,
     )
