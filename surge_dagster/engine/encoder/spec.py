@@ -212,6 +212,11 @@ def space_from_json(document: dict[str, Any]) -> Space:
             f"space.json of {space.name} names the file format {space.file_format!r}; this version knows "
             f"{', '.join(FILE_FORMATS)}: use the version that wrote it, or another output"
         )
+    if document["format"] != space.to_json()["format"]:
+        raise ConfigError(
+            f"space.json of {space.name} was changed by hand: a space of {space.file_format} files has format "
+            f"{space.to_json()['format']}, not format {document['format']}; restore it or use another output"
+        )
     if space.requested.arithmetic != space.arithmetic.partition("-")[0]:
         raise ConfigError(
             f"space.json of {space.name} was changed by hand: its vectors are {space.arithmetic}, and "

@@ -165,8 +165,10 @@ def test_space_json_holds_the_space_and_no_path_of_this_machine(small_model: Pat
     assert (read.name, read.model_path, read.spec_sha256) == (space.name, "", space.spec_sha256)
     with pytest.raises(ConfigError, match="changed by hand"):
         space_from_json(document | {"max_length": 17})
-    with pytest.raises(ConfigError, match="format 2"):
+    with pytest.raises(ConfigError, match="format 2"):  # that of a space with Arrow files
         space_from_json(document | {"format": 2})
+    with pytest.raises(ConfigError, match="format 3"):
+        space_from_json(document | {"format": 3})
     with pytest.raises(ConfigError, match="incomplete"):
         space_from_json({"format": 1, "name": "x"})
 
