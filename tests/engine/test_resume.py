@@ -5,6 +5,7 @@ kill.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
@@ -230,16 +231,24 @@ def test_every_step_of_a_split_partition_and_of_an_upload_is_among_those_at_whic
 
 def all_gone(pids: list[int]) -> bool:
     """Whether the processes end, of themselves; a zombie whose parent has not looked yet has ended."""
-    found = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
-    _, alive = psutil.wait_procs([process for process in found if is_ours(process)], timeout=30)
-    return not [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    _, alive = psutil.wait_procs([process for pid in pids for process in worker_with(pid)], timeout=30)
+    return not [process for process in alive if still_runs(process)]
 
 
-def is_ours(process: psutil.Process) -> bool:
+def still_runs(process: psutil.Process) -> bool:
     try:
-        return "surge_dagster.engine.encoder.worker" in process.cmdline()
-    except psutil.Error:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
+
+
+def worker_with(pid: int) -> list[psutil.Process]:
+    """The worker that has the pid, if there still is one: it may end at any moment, and the pid may be another's."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        if "surge_dagster.engine.encoder.worker" in process.cmdline():
+            return [process]
+    return []
 
 
 @pytest.mark.parametrize("where", ["disk"])
