@@ -39,7 +39,7 @@ _LEVEL = logging.DEBUG
 def event_store(context: dg.OpExecutionContext) -> Iterator[Store]:
     """What stores events of a run, in their order; for the thread that opens it."""
     ids = StorageIds(context.instance, context.run_id)
-    if dg.__version__ not in CHECKED_VERSIONS or not _looks_as_checked():
+    if not is_checked():
         context.log.info(
             f"Dagster {dg.__version__} is not one of those that events are written in batches with "
             f"({', '.join(CHECKED_VERSIONS)}): they are written one by one, which takes about 10 ms each."
@@ -91,6 +91,11 @@ def _in_groups(
     return found
 
 
+def is_checked() -> bool:
+    """Whether this version of Dagster is one that batches were tried with, and looks as it did then."""
+    return dg.__version__ in CHECKED_VERSIONS and _looks_as_checked()
+
+
 def _looks_as_checked() -> bool:
     def takes(function: object, *names: str) -> bool:
         return callable(function) and set(names) <= inspect.signature(function).parameters.keys()
@@ -109,14 +114,20 @@ def _looks_as_checked() -> bool:
 
 def _store_batch(context: dg.OpExecutionContext, events: Sequence[Event]) -> None:
     """As `context.log_event` would store them, but past the run's loggers: a console line each costs as much again."""
-    batch = internal.generate_event_batch_id()
-    for place, event in enumerate(events):
-        context.instance.report_dagster_event(
-            _dagster_event(context, event),
-            context.run_id,
-            _LEVEL,
-            batch_metadata=internal.DagsterEventBatchMetadata(batch, is_end=place == len(events) - 1),
-        )
+    report_batch(context.instance, context.run_id, [_dagster_event(context, event) for event in events], _LEVEL)
+
+
+def report_batch(
+    instance: dg.DagsterInstance, run_id: str, events: Sequence[internal.DagsterEvent], level: int = logging.INFO
+) -> None:
+    """Report events of a run as one batch; one by one with a version of Dagster that batches were not tried with."""
+    batch = internal.generate_event_batch_id() if is_checked() else None
+    for place, event in enumerate(events, 1):
+        if batch is None:
+            instance.report_dagster_event(event, run_id, level)
+        else:
+            ends = internal.DagsterEventBatchMetadata(batch, is_end=place == len(events))
+            instance.report_dagster_event(event, run_id, level, batch_metadata=ends)
 
 
 def _store_one_by_one(context: dg.OpExecutionContext, events: Sequence[Event]) -> None:

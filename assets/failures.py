@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import dagster as dg
-from dagster._core.events import (
-    AssetMaterializationPlannedData,
-    DagsterEvent,
-    DagsterEventBatchMetadata,
-    generate_event_batch_id,
-)
+from dagster._core.events import AssetMaterializationPlannedData, DagsterEvent
 
-from surge_dagster.assets.event_batches import BATCH_EVENTS, CHECKED_VERSIONS
+from surge_dagster.assets.event_batches import BATCH_EVENTS, report_batch
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.partition_keys import to_partition_key
 from surge_dagster.assets.refresh import Outcome
@@ -66,15 +61,12 @@ def tell_of_failures(names: CatalogNames, context: dg.OpExecutionContext, outcom
     step, run_id = str(context.op_handle), context.run_id
     keys = list(dict.fromkeys(failure.key for failure in outcome.failures))
     for start in range(0, len(keys), BATCH_EVENTS):
-        batch = generate_event_batch_id()
-        for place, key in enumerate(part := keys[start : start + BATCH_EVENTS], 1):
-            planned = AssetMaterializationPlannedData(names.embeddings, partition=to_partition_key(key))
-            event = DagsterEvent.build_asset_materialization_planned_event(context.job_name, step, planned)
-            if dg.__version__ in CHECKED_VERSIONS:
-                ends = DagsterEventBatchMetadata(batch, is_end=place == len(part))
-                context.instance.report_dagster_event(event, run_id, batch_metadata=ends)
-            else:
-                context.instance.report_dagster_event(event, run_id)
+        planned = [
+            AssetMaterializationPlannedData(names.embeddings, partition=to_partition_key(key))
+            for key in keys[start : start + BATCH_EVENTS]
+        ]
+        build = DagsterEvent.build_asset_materialization_planned_event
+        report_batch(context.instance, run_id, [build(context.job_name, step, each) for each in planned])
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], count: int) -> dg.MarkdownMetadataValue:

@@ -17,13 +17,12 @@ from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.partition_keys import to_partition_key
 from surge_dagster.engine.telemetry import Failure
 
-_GRACE_SECONDS = 8.0
-
 
 def tell_of_refusals(names: CatalogNames, context: dg.OpExecutionContext, refused: Iterable[Failure]) -> None:
     """Log an observation of each partition that was refused."""
     reasons = {failure.key: failure.reason for failure in refused}
-    with EventWriter(context, grace_seconds=_GRACE_SECONDS) as events:
+    grace_seconds = names.resources(context.resources).encoder.grace_seconds
+    with EventWriter(context, grace_seconds=grace_seconds) as events:
         for key, reason in reasons.items():
             metadata = {"key": dg.MetadataValue.text(key), "refused": dg.MetadataValue.text(reason)}
             events.log(
