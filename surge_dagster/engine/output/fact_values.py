@@ -30,11 +30,13 @@ def values_of(facts: FileFacts) -> list[bytes]:
     return values
 
 
-def facts_of(values: Sequence[bytes]) -> FileFacts | None:
-    """The facts of values without zero bytes, None when they are not of this format: what `facts_of_values` gives."""
+def facts_of_values(values: Sequence[bytes]) -> FileFacts | None:
+    """The facts of values; None when they are not of this format, or hold a zero byte."""
     if values[0] != _FORMAT or values[-1] != _digest(values):
         return None
     words: list[str | int] = [*b"\0".join(values[1:-1]).decode("utf-8", "replace").split("\0")]
+    if len(words) != len(_FACTS):
+        return None
     try:
         for place in _NUMBERS:
             words[place] = int(words[place])

@@ -1,4 +1,4 @@
-"""Output files of many tiny partitions at once: the same bytes that `write_file` writes, for a tenth of the processor.
+"""Output files of many tiny partitions at once: the same bytes that `write_file` writes, in about half of its time.
 
 Where partitions have ten rows, a run is as fast as its Python is, so what can be done once for a group of neighbours is
 done once: their strings become Parquet's pages in one go, and what is left for each is to fill the gaps of two
@@ -17,7 +17,6 @@ import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from types import TracebackType
 from typing import Self
 
@@ -27,14 +26,13 @@ import pyarrow as pa
 from surge_dagster.engine.columns import value_bytes, value_offsets
 from surge_dagster.engine.output.embedding_file import LEAST_COMPRESSED_BYTES, FileFacts
 from surge_dagster.engine.output.fact_values import values_of
-from surge_dagster.engine.output.small_file import MAX_ROWS, write_file
+from surge_dagster.engine.output.parquet_encoding import MAGIC, checksum_number, number, with_length
+from surge_dagster.engine.output.small_file import MAX_ROWS, MAX_VECTOR_BYTES, write_file
 from surge_dagster.engine.output.store import StoredObject
 
 log = logging.getLogger(__name__)
 
-MAX_VECTOR_BYTES = 128 * 1024
 _TRAILER_BYTES = 8
-_MAGIC = b"PAR1"
 _LONGEST_HEADER = 64
 
 
@@ -149,15 +147,15 @@ def _filled(template: _Template, form: _Form, pages: list[bytes], vectors: memor
     gaps: list[bytes] = []
     sizes: list[int] = []
     for page, header in zip(pages, template.header_bytes, strict=False):
-        size, checksum = _number(len(page)), _checksum(zlib.crc32(page))
+        size, checksum = number(len(page)), checksum_number(zlib.crc32(page))
         gaps += (size, size, checksum, page)
         sizes.append(header + 2 * len(size) + len(checksum) + len(page))
-    checksum = _checksum(zlib.crc32(vectors, template.levels_checksum))
+    checksum = checksum_number(zlib.crc32(vectors, template.levels_checksum))
     gaps.append(checksum)
     sizes.append(template.header_bytes[-1] + len(checksum) + len(template.levels) + len(vectors))
     places = _places(form, pages, sizes)
-    footer = template.foot % (*map(_number, places), *map(_with_length, values_of(facts)))
-    return b"".join((template.head % tuple(gaps), vectors, footer, len(footer).to_bytes(4, "little"), _MAGIC))
+    footer = template.foot % (*map(number, places), *map(with_length, values_of(facts)))
+    return b"".join((template.head % tuple(gaps), vectors, footer, len(footer).to_bytes(4, "little"), MAGIC))
 
 
 def _places(form: _Form, pages: list[bytes], sizes: list[int]) -> list[int]:
@@ -166,7 +164,7 @@ def _places(form: _Form, pages: list[bytes], sizes: list[int]) -> list[int]:
     The first column's place is the same in all files.
     """
     numbers: list[int] = []
-    place = len(_MAGIC)
+    place = len(MAGIC)
     for index, size in enumerate(sizes):
         numbers += (size, size)
         if index:
@@ -174,7 +172,7 @@ def _places(form: _Form, pages: list[bytes], sizes: list[int]) -> list[int]:
         if index < len(pages) and (index or form.id_type != _INT64):
             numbers.append(len(pages[index]) - 4 * form.rows)
         place += size
-    return [*numbers, place - len(_MAGIC), place - len(_MAGIC)]
+    return [*numbers, place - len(MAGIC), place - len(MAGIC)]
 
 
 def _template(form: _Form) -> _Template | None:
@@ -273,7 +271,7 @@ def _written(sample: _Sample) -> bytes:
 def _cut_from(file: bytes, form: _Form, sample: _Sample) -> _Template | None:
     """The template of a form from one of its files, None when that is not built as it is thought to be."""
     ids, texts, matrix, facts = sample
-    footer_at = len(file) - _TRAILER_BYTES - int.from_bytes(file[-_TRAILER_BYTES : -len(_MAGIC)], "little")
+    footer_at = len(file) - _TRAILER_BYTES - int.from_bytes(file[-_TRAILER_BYTES : -len(MAGIC)], "little")
     head, footer = file[: footer_at - matrix.nbytes], file[footer_at:-_TRAILER_BYTES]
     levels = _levels(head, matrix)
     if levels is None:
@@ -281,15 +279,15 @@ def _cut_from(file: bytes, form: _Form, sample: _Sample) -> _Template | None:
     pages = [_pages(column, [0, form.rows])[0] for column in (ids, texts) if column is not None]
     gaps: list[bytes] = []
     for page in pages:
-        size = _number(len(page))
-        gaps += (size, size, _checksum(zlib.crc32(page)), page)
-    gaps.append(_checksum(zlib.crc32(levels + matrix.tobytes())))
+        size = number(len(page))
+        gaps += (size, size, checksum_number(zlib.crc32(page)), page)
+    gaps.append(checksum_number(zlib.crc32(levels + matrix.tobytes())))
     pieces = _cut(head, gaps)
     if pieces is None:
         return None
     # A header lies between two pages: three pieces and what follows the checksum.
     header_bytes = [sum(map(len, pieces[4 * index : 4 * index + 4])) for index in range(len(pages))]
-    header_bytes[0] -= len(_MAGIC)
+    header_bytes[0] -= len(MAGIC)
     header_bytes.append(len(pieces[-2]) + len(pieces[-1]) - len(levels))
     sizes = [
         header + 2 * len(gaps[4 * index]) + len(gaps[4 * index + 2]) + len(page)
@@ -297,7 +295,7 @@ def _cut_from(file: bytes, form: _Form, sample: _Sample) -> _Template | None:
     ]
     sizes.append(header_bytes[-1] + len(gaps[-1]) + len(levels) + matrix.nbytes)
     numbers = _places(form, pages, sizes)
-    foot = _cut(footer, [*map(_number, numbers), *map(_with_length, values_of(facts))])
+    foot = _cut(footer, [*map(number, numbers), *map(with_length, values_of(facts))])
     if foot is None:
         return None
     return _Template(_joined(pieces), _joined(foot), tuple(header_bytes), levels, zlib.crc32(levels))
@@ -307,8 +305,8 @@ def _levels(head: bytes, matrix: np.ndarray) -> bytes | None:
     """What stands between the header of the vectors' page and the vectors: with it, size and checksum are right."""
     for length in range(len(head)):
         levels, header = head[len(head) - length :], head[-length - _LONGEST_HEADER : len(head) - length]
-        has_size = header.count(_number(length + matrix.nbytes)) > 1
-        if has_size and _checksum(zlib.crc32(levels + matrix.tobytes())) in header:
+        has_size = header.count(number(length + matrix.nbytes)) > 1
+        if has_size and checksum_number(zlib.crc32(levels + matrix.tobytes())) in header:
             return levels
     return None
 
@@ -328,42 +326,6 @@ def _cut(data: bytes, gaps: Sequence[bytes]) -> list[bytes] | None:
 
 def _joined(pieces: list[bytes]) -> bytes:
     return b"%b".join(piece.replace(b"%", b"%%") for piece in pieces)
-
-
-@lru_cache(maxsize=16_384)  # most numbers come again in the next file
-def _number(value: int) -> bytes:
-    """A whole number that is not negative as Thrift's compact protocol has it: doubled, then seven bits a byte."""
-    return _varint(2 * value)
-
-
-def _checksum(value: int) -> bytes:
-    """A checksum as Thrift's compact protocol has it: a signed number of 32 bits, its sign last, seven bits a byte."""
-    folded = (value << 1 if value < 1 << 31 else ~(value << 1)) & 0xFFFFFFFF
-    if folded >> 28:
-        return bytes(
-            (
-                folded & 127 | 128,
-                folded >> 7 & 127 | 128,
-                folded >> 14 & 127 | 128,
-                folded >> 21 & 127 | 128,
-                folded >> 28,
-            )
-        )
-    return _varint(folded)
-
-
-@lru_cache(maxsize=1024)
-def _varint(value: int) -> bytes:
-    parts = bytearray()
-    while value >= 0x80:
-        parts.append(value & 0x7F | 0x80)
-        value >>= 7
-    parts.append(value)
-    return bytes(parts)
-
-
-def _with_length(value: bytes) -> bytes:
-    return _varint(len(value)) + value
 
 
 _INT64 = pa.int64()

@@ -21,7 +21,8 @@ from typing import Any
 import pyarrow as pa
 
 from surge_dagster.engine.encoder import disk_cache
-from surge_dagster.engine.output.embedding_file import FORMAT, FileFacts, entry_names, facts_of_values
+from surge_dagster.engine.output.embedding_file import FileFacts, entry_names
+from surge_dagster.engine.output.fact_values import facts_of_values, values_of
 from surge_dagster.engine.output.store import StoredObject
 
 _MAGIC = b"surge footers 1\n"
@@ -66,13 +67,13 @@ class FooterCache:
         name, size, etag, *entries, tie = row
         if (name, size, etag) != (stored.name, stored.size, stored.etag) or tie != self._tie(stored, entries[-1]):
             return None
-        return facts_of_values(entries, FileFacts, FORMAT)
+        return facts_of_values(entries)
 
     def add(self, stored: StoredObject, facts: FileFacts) -> None:
         """Keep what was read of an object; from any thread."""
         if not stored.etag:
             return
-        entries = list(facts.to_metadata().values())
+        entries = values_of(facts)
         with self._lock:
             self._new.append((stored.name, stored.size, stored.etag, *entries, self._tie(stored, entries[-1])))
 

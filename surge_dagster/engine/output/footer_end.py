@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 
 from surge_dagster.engine.output.embedding_file import FileFacts, InvalidFile, entry_names
-from surge_dagster.engine.output.fact_values import facts_of
+from surge_dagster.engine.output.fact_values import facts_of_values
 
 END_BYTES = 8 * 1024
 TRAILER_BYTES = 8
@@ -52,4 +52,4 @@ def facts_in_footer(footer: bytes) -> FileFacts | None:
         return None
     first = footer.find(_FIRST)
     found = _ENTRIES.search(footer, max(0, first - _LONGEST_LIST_HEAD)) if first >= 0 else None
-    return facts_of(found.groups()) if found else None
+    return facts_of_values(found.groups()) if found else None

@@ -60,8 +60,7 @@ class ColumnChunk:
 
 def page_header(plain: int, stored: int, checksum: int, values: int) -> bytes:
     """PageHeader: a data page, both its sizes, its checksum, and (a struct) its values and their encodings."""
-    signed = checksum - (1 << 32) if checksum >> 31 else checksum
-    parts = (_number(plain), _number(stored), _number(signed), _number(values))
+    parts = (number(plain), number(stored), checksum_number(checksum), number(values))
     return b"\x15\x00\x15%b\x15%b\x15%b\x1c\x15%b\x15\x00\x15\x06\x15\x06\x1c\x00\x00\x00" % parts
 
 
@@ -101,26 +100,26 @@ def _repetition_levels(rows: int, dimension: int) -> bytes:
 
 
 def _run(values: int, level: int) -> bytes:
-    return _length(values << 1) + bytes([level])
+    return varint(values << 1) + bytes([level])
 
 
 def _literals(groups: bytearray) -> bytes:
-    return _length(len(groups) << 1 | 1) + groups if groups else b""
+    return varint(len(groups) << 1 | 1) + groups if groups else b""
 
 
 def plain_column(name: bytes, codec: int, rows: int, chunk: ColumnChunk, string_bytes: int | None) -> bytes:
     """ColumnChunk of strings that have so many bytes together, or of 64-bit integers."""
-    path = _list_head(1, 8) + _string(name)
+    path = _list_head(1, 8) + with_length(name)
     if string_bytes is None:
         return _column(path, _INT64, codec, rows, chunk)
-    sizes = b"\x3c\x16" + _number(string_bytes) + b"\x19\x06\x19\x06\x00"
+    sizes = b"\x3c\x16" + number(string_bytes) + b"\x19\x06\x19\x06\x00"
     return _column(path, _BYTE_ARRAY, codec, rows, chunk, sizes)
 
 
 def vector_column(kind: int, rows: int, dimension: int, chunk: ColumnChunk) -> bytes:
     """ColumnChunk of embeddings."""
     values = rows * dimension
-    levels = b"\x3c\x29\x26%b%b\x19\x26\x00%b\x00" % (_number(rows), _number(values - rows), _number(values))
+    levels = b"\x3c\x29\x26%b%b\x19\x26\x00%b\x00" % (number(rows), number(values - rows), number(values))
     return _column(_EMBEDDING_PATH, kind, UNCOMPRESSED, values, chunk, levels)
 
 
@@ -131,10 +130,10 @@ def _column(path: bytes, kind: int, codec: int, values: int, chunk: ColumnChunk,
         path: a list with its head.
         sizes: SizeStatistics, where pyarrow writes them.
     """
-    kind_and_path = b"\x26\x00\x1c\x15%b\x19%%\x06\x00\x19%b" % (_number(kind), path)
-    lengths = (_number(codec), _number(values), _number(chunk.plain_size), _number(chunk.size), _number(chunk.place))
+    kind_and_path = b"\x26\x00\x1c\x15%b\x19%%\x06\x00\x19%b" % (number(kind), path)
+    lengths = (number(codec), number(values), number(chunk.plain_size), number(chunk.size), number(chunk.place))
     counts = b"\x15%b\x16%b\x16%b\x16%b\x26%b" % lengths
-    pages = b"\x49\x1c\x15\x00\x15\x00\x15%b\x00" % _number(chunk.pages)
+    pages = b"\x49\x1c\x15\x00\x15\x00\x15%b\x00" % number(chunk.pages)
     return b"".join((kind_and_path, counts, pages, sizes, b"\x00\x00"))
 
 
@@ -145,16 +144,16 @@ def row_group(columns: Sequence[bytes], chunks: Iterable[ColumnChunk], rows: int
     for chunk in others:
         plain += chunk.plain_size
         stored += chunk.size
-    head, numbers = _list_head(len(columns), 12), (_number(plain), _number(rows), _number(first.place), _number(stored))
+    head, numbers = _list_head(len(columns), 12), (number(plain), number(rows), number(first.place), number(stored))
     return b"".join((b"\x19", head, *columns, b"\x16%b\x16%b\x26%b\x16%b\x00" % numbers))
 
 
 def file_end(frame: Frame, rows: int, row_groups: Sequence[bytes], entries: Mapping[bytes, bytes]) -> bytes:
     """What follows the pages: the footer (FileMetaData), its length and the mark of the format."""
-    parts = [frame.schema, b"\x16", _number(rows), b"\x19", _list_head(len(row_groups), 12), *row_groups]
+    parts = [frame.schema, b"\x16", number(rows), b"\x19", _list_head(len(row_groups), 12), *row_groups]
     parts += (b"\x19", _list_head(len(entries) + 1, 12))
     for key, value in entries.items():
-        parts += (_entry_key(key), _length(len(value)), value, b"\x00")
+        parts += (_entry_key(key), varint(len(value)), value, b"\x00")
     parts.append(frame.end)
     footer = b"".join(parts)
     return b"".join((footer, len(footer).to_bytes(4, "little"), MAGIC))
@@ -169,31 +168,49 @@ def frame_end(last_entry: tuple[bytes, bytes], writer: bytes, columns: int) -> b
     """The end of a footer: the last entry of its metadata, who wrote the file, the order of each column."""
     key, value = last_entry
     orders = _list_head(columns, 12) + b"\x1c\x00\x00" * columns
-    return b"%b%b\x00\x18%b\x19%b\x00" % (_entry_key(key), _string(value), _string(writer), orders)
+    return b"%b%b\x00\x18%b\x19%b\x00" % (_entry_key(key), with_length(value), with_length(writer), orders)
 
 
 @cache
 def _entry_key(key: bytes) -> bytes:
-    return b"\x18" + _string(key) + b"\x18"
+    return b"\x18" + with_length(key) + b"\x18"
 
 
 @cache
 def _list_head(length: int, kind: int) -> bytes:
-    return bytes([length << 4 | kind]) if length < 15 else bytes([0xF0 | kind]) + _length(length)
+    return bytes([length << 4 | kind]) if length < 15 else bytes([0xF0 | kind]) + varint(length)
 
 
-def _string(value: bytes) -> bytes:
-    return _length(len(value)) + value
+def with_length(value: bytes) -> bytes:
+    """Bytes behind their length."""
+    return varint(len(value)) + value
 
 
 @lru_cache(maxsize=16_384)  # most numbers come again in the next file
-def _number(value: int) -> bytes:
-    """A signed number: zigzag, then seven bits a byte."""
-    return _length(value << 1 if value >= 0 else (-value << 1) - 1)
+def number(value: int) -> bytes:
+    """A signed number: zigzag (its sign last), then seven bits a byte."""
+    return varint(value << 1 if value >= 0 else (-value << 1) - 1)
+
+
+def checksum_number(value: int) -> bytes:
+    """A checksum as a signed number of 32 bits; hardly one comes again, so none is kept."""
+    folded = (value << 1 if value < 1 << 31 else ~(value << 1)) & 0xFFFFFFFF
+    if folded >> 28:
+        return bytes(
+            (
+                folded & 127 | 128,
+                folded >> 7 & 127 | 128,
+                folded >> 14 & 127 | 128,
+                folded >> 21 & 127 | 128,
+                folded >> 28,
+            )
+        )
+    return varint(folded)
 
 
 @lru_cache(maxsize=1024)
-def _length(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """A number that is not negative, seven bits a byte, the lowest first."""
     parts = bytearray()
     while value >= 0x80:
         parts.append(value & 0x7F | 0x80)
@@ -202,4 +219,4 @@ def _length(value: int) -> bytes:
     return bytes(parts)
 
 
-_EMBEDDING_PATH = _list_head(3, 8) + _string(b"embedding") + _string(b"list") + _string(b"item")
+_EMBEDDING_PATH = _list_head(3, 8) + with_length(b"embedding") + with_length(b"list") + with_length(b"item")

@@ -30,7 +30,7 @@ from surge_dagster.engine.output.parquet_proof import FileForm, Proofs
 from surge_dagster.engine.output.store import Upload
 
 MAX_ROWS = 64
-_MAX_VECTOR_BYTES = 128 * 1024  # a page is cut at 256 KiB
+MAX_VECTOR_BYTES = 128 * 1024  # a page is cut at 256 KiB
 _MAX_ID_BYTES = 64 * 1024
 _MADE_UP_ROWS = 5
 
@@ -77,7 +77,7 @@ def small_file(
         None for what is not small, and where pyarrow's own files are of another form: then that is to write it.
     """
     rows, dimension = matrix.shape
-    if not 0 < rows <= MAX_ROWS or matrix.nbytes > _MAX_VECTOR_BYTES:
+    if not 0 < rows <= MAX_ROWS or matrix.nbytes > MAX_VECTOR_BYTES:
         return None
     include_text = texts is not None
     form = FileForm(id_type, dimension, matrix.dtype, include_text, compress=False)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surge_dagster.engine.output.embedding_file import FORMAT, FileFacts, facts_of_values
-from surge_dagster.engine.output.fact_values import facts_of, values_of
+from surge_dagster.engine.output.embedding_file import FORMAT, FileFacts, entry_names, facts_of
+from surge_dagster.engine.output.fact_values import facts_of_values, values_of
 
 FACTS = FileFacts("shoes", "space", "model", "fp32", "v1", "0" * 32, "1" * 32, 10, 384, 2)
 
@@ -19,22 +19,26 @@ def test_values_are_those_of_the_metadata_and_read_back(key: str, version: str, 
     facts = FileFacts(key, "space", "model", "fp32", version, "0" * 32, "1" * 32, rows, 384, truncated)
     values = values_of(facts)
     assert values == list(facts.to_metadata().values())
-    assert facts_of(values) == facts
+    assert facts_of_values(values) == facts
 
 
 def test_values_that_are_not_text_are_read_as_the_whole_footer_is() -> None:
     values = values_of(FileFacts("\ud800", "space", "model", "fp32", "v1", "0", "1", 1, 2, 0))
-    found = facts_of(values)
+    found = facts_of_values(values)
     assert found is not None
-    assert found == facts_of_values(values, FileFacts, FORMAT)
+    assert found == facts_of(dict(zip(entry_names(FileFacts), values, strict=True)), FileFacts, FORMAT)
 
 
 def test_no_value_can_be_changed_unnoticed() -> None:
     values = values_of(FACTS)
     for place in range(len(values)):
-        assert facts_of([*values[:place], values[place] + b"0", *values[place + 1 :]]) is None
+        assert facts_of_values([*values[:place], values[place] + b"0", *values[place + 1 :]]) is None
 
 
 def test_a_number_that_is_none_makes_no_facts() -> None:
     broken = FileFacts("shoes", "space", "model", "fp32", "v1", "0", "1", "ten", 384, 2)  # pyright: ignore[reportArgumentType]
-    assert facts_of(values_of(broken)) is None
+    assert facts_of_values(values_of(broken)) is None
+
+
+def test_a_zero_byte_in_a_value_does_not_shift_the_others() -> None:
+    assert facts_of_values(values_of(FileFacts("a\0b", "space", "model", "fp32", "v1", "0", "1", 1, 2, 0))) is None
