@@ -12,11 +12,16 @@ import json
 import logging
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 log = logging.getLogger(__name__)
+
+# What is made under a lock takes seconds, or minutes for a large model; whoever holds one for longer may be stopped.
+_PATIENCE_SECONDS = 300.0
+_POLL_SECONDS = 0.05
 
 
 def cache_root() -> Path:
@@ -45,8 +50,10 @@ def read_bytes(name: str) -> bytes | None:
 
 
 @contextlib.contextmanager
-def lock(name: str) -> Iterator[bool]:
-    """Holds the lock file `name` against every other process; False, and no lock, where there can be none.
+def lock(name: str, patience_seconds: float = _PATIENCE_SECONDS) -> Iterator[bool]:
+    """Holds the lock file `name` against every other process.
+
+    Gives False, and no lock, where there can be none, or where its holder keeps it for longer than the patience.
 
     What is made under it is made once, by the first of several processes that start together. The system gives the
     lock back when its holder dies.
@@ -61,12 +68,26 @@ def lock(name: str) -> Iterator[bool]:
         return
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            locked = _locked(file, patience_seconds)
         except OSError as error:  # some network file systems
             log.warning("cannot lock %s (%s); every process computes for itself", target, error)
-            yield False
-            return
-        yield True
+            locked = False
+        yield locked
+
+
+def _locked(file: IO[str], patience_seconds: float) -> bool:
+    deadline = time.monotonic() + patience_seconds
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                log.warning(
+                    "another process has held %s for %.0f s; this one computes for itself", file.name, patience_seconds
+                )
+                return False
+        time.sleep(_POLL_SECONDS)
 
 
 def write_json(name: str, document: dict[str, Any]) -> None:

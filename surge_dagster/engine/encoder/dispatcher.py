@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 _TICK_SECONDS = 0.5
 _CHUNKS_PER_WORKER = 2
 _GRACE_SECONDS = 2.0
+_TELL_SECONDS = 60.0
 # A worker is given this many times what its chunk should take, on top of the timeout, before it counts as hanging.
 _PATIENCE = 4
 # How much of a worker's speed is what it was in its last chunk.
@@ -250,10 +251,11 @@ class Dispatcher:
             self._put_down(chunk)
         where = f"\nIt was at work on rows {chunks[0].start} to {chunks[0].stop} of its SuperBatch." if chunks else ""
         if losses > self._max_respawns:
-            self._fail(EncoderError(_last_words(worker, f"{why} ({losses} times in a row; giving up){where}")))
+            self._fail(EncoderError(worker.with_last_words(f"{why} ({losses} times in a row; giving up){where}")))
             return
         for job in {chunk.job for chunk in chunks if chunk.job.isolation.losses > MOST_LOSSES}:
-            self._withdraw(job, EncoderError(_last_words(worker, f"{why} ({MOST_LOSSES} workers in one SuperBatch)")))
+            too_many = f"{why} ({MOST_LOSSES} workers in one SuperBatch)"
+            self._withdraw(job, EncoderError(worker.with_last_words(too_many)))
         again = sum(not chunk.job.abandoned for chunk in chunks)
         self.replays += again
         log.warning("%s; replaced, and %d chunks are done again", summary, again)
@@ -288,7 +290,12 @@ class Dispatcher:
                 continue
             limit = self._patience(worker)
             if now - worker.moved_at > limit:
+                worker.ask_where()
                 self._lose(worker, None, f"it showed no progress for {limit:.0f} s and was killed")
+                log.warning("%s", worker.with_last_words(f"worker {worker.pid} hung"))
+            elif not worker.ready and now - worker.told_at > _TELL_SECONDS:
+                worker.told_at = now
+                log.info("worker %d on %s is still loading the model", worker.pid, worker.seat.device)
 
     def _patience(self, worker: WorkerProcess) -> float:
         """Seconds without progress after which a worker counts as hanging: the more it has to do, the longer."""
@@ -461,8 +468,3 @@ def _report(worker: WorkerProcess, report: dict[str, Any]) -> str:
         f"worker {worker.pid} on {worker.seat.device} failed with {report['type']}: {report['message']}\n"
         f"{report['trace']}"
     )
-
-
-def _last_words(worker: WorkerProcess, why: str) -> str:
-    lines = "\n".join(f"  {line}" for line in worker.last_lines)
-    return f"{why}\nIts last words:\n{lines}" if lines else f"{why}; it printed nothing"

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 from typing import Any
 
 Message = dict[str, Any]
 
 MAX_MESSAGE_BYTES = 64 << 10
+# Has a worker print the stacks of its threads: the one question that also reaches a worker that hangs.
+ASK_WHERE = signal.SIGUSR1
 _MAX_DESCRIPTORS = 4
 
 

@@ -10,6 +10,7 @@ An exception is answered as plain data, never pickled; what a worker prints ends
 
 from __future__ import annotations
 
+import faulthandler
 import itertools
 import mmap
 import os
@@ -218,6 +219,9 @@ def main(arguments: list[str]) -> int:
     connection, lifeline, parent = (int(argument) for argument in arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Where it was when a library crashed it, and where it stands when the pool asks because it seems to hang.
+    faulthandler.enable()
+    faulthandler.register(wire.ASK_WHERE, all_threads=True)
     # OpenVINO and NNCF report their use to their makers through this package, and do without it where it is missing.
     sys.modules["openvino_telemetry"] = None  # pyright: ignore[reportArgumentType]
     threading.Thread(target=_end_with_parent, args=(lifeline, parent), daemon=True).start()

@@ -17,8 +17,10 @@ from pathlib import Path
 from surge_dagster.engine.encoder import wire
 from surge_dagster.engine.encoder.chunks import Chunk
 
-_LAST_LINES = 40
+_LAST_LINES = 80
 _READ_BYTES = 64 << 10
+_ANSWER_SECONDS = 1.0
+_NEXT_LINES_SECONDS = 0.05
 _WORKER_MODULE = "surge_dagster.engine.encoder.worker"
 _PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 
@@ -54,6 +56,7 @@ class WorkerProcess:
         self._partial_line = b""
         self.progress = -1
         self.moved_at = time.monotonic()
+        self.told_at = self.moved_at  # when it was last said that it is still loading
         self.head_since = self.moved_at  # when the first of its chunks became that
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         lifeline, self._lifeline = os.pipe()
@@ -111,6 +114,19 @@ class WorkerProcess:
         self.last_lines.extend(line.decode(errors="replace").rstrip() for line in lines if line.strip())
         return True
 
+    def ask_where(self) -> None:
+        """Has a process that seems to hang print the stacks of its threads, as far as it still can."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(wire.ASK_WHERE)
+        patience = _ANSWER_SECONDS
+        while self._has_output(patience) and self.read_output():
+            patience = _NEXT_LINES_SECONDS
+
+    def with_last_words(self, why: str) -> str:
+        """Why it ended, and what it printed last."""
+        lines = "\n".join(f"  {line}" for line in self.last_lines)
+        return f"{why}\nIts last words:\n{lines}" if lines else f"{why}; it printed nothing"
+
     def kill(self) -> None:
         """Ends the process at once."""
         with contextlib.suppress(ProcessLookupError):
@@ -132,8 +148,10 @@ class WorkerProcess:
         os.close(self._lifeline)
         return code
 
-    def _has_output(self) -> bool:
-        return bool(select.select([self.output], [], [], 0)[0])
+    def _has_output(self, patience_seconds: float = 0.0) -> bool:
+        poll = select.poll()
+        poll.register(self.output, select.POLLIN)
+        return bool(poll.poll(1_000 * patience_seconds))
 
 
 def how_it_ended(code: int) -> str:

@@ -74,6 +74,13 @@ class RefusingBackend(HashBackend):
         raise DeviceLost("no such device")
 
 
+class CrashingBackend(HashBackend):
+    """Loads as a library does that has a bug in its C code."""
+
+    def __init__(self, space: Space, settings: BackendSettings) -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
 class ReportingBackend(FaultyBackend):
     """Cannot start unless it may report to somebody."""
 

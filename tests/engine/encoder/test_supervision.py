@@ -72,13 +72,17 @@ def test_a_worker_killed_from_outside_while_idle_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("kind", ["in its own code", "stopped by a signal"])
-def test_a_worker_that_hangs_is_replaced(tmp_path: Path, kind: str) -> None:
+def test_a_worker_that_hangs_is_replaced_and_the_log_says_where_it_hung(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     texts = _with_harm(f"hang once {tmp_path / 'hung'}") if kind == "in its own code" else _with_harm()
     with _faulty_pool(hang_timeout_seconds=2.5, max_respawns=9) as pool:
         if kind == "stopped by a signal":
             os.kill(pool.worker_pids[0], signal.SIGSTOP)
         assert np.array_equal(encode(pool, texts), hash_vectors(texts, 16))
         assert pool.replays >= 1
+    words = r"faults.py\", line \d+ in _harm" if kind == "in its own code" else "it printed nothing"
+    assert re.search(rf"(?s)worker \d+ hung.*{words}", caplog.text)
 
 
 def test_an_exception_is_tried_again_on_a_fresh_worker(tmp_path: Path) -> None:
@@ -306,6 +310,11 @@ def test_the_slot_of_a_call_that_ended_with_the_pool_is_free_again(tmp_path: Pat
 def test_a_worker_that_cannot_start_says_why_and_leaves_nothing() -> None:
     with pytest.raises(EncoderError, match="DeviceLost: no such device"):
         EncoderPool(SPEC, devices="cpu,cpu", backend="faults:RefusingBackend")
+
+
+def test_a_worker_that_crashes_says_where() -> None:
+    with pytest.raises(EncoderError, match=r"(?s)ended: SIGSEGV.*faults.py\", line \d+ in __init__"):
+        EncoderPool(SPEC, devices="cpu", backend="faults:CrashingBackend", max_respawns=0)
 
 
 def test_a_worker_cannot_report_its_use_to_anybody() -> None:
