@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Literal
 
 import dagster as dg
 
@@ -24,13 +23,12 @@ from surge_dagster.assets.source_partitions import DATA_VERSION_TAG
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.output.file_formats import file_name
 from surge_dagster.engine.output.store import Store
+from surge_dagster.settings import VanishedPolicy
 
 GONE, DELETED = "gone", "deleted"
 _LOOKS = 3
 # A request to a bucket for each.
 _DELETED_PER_TICK = 500
-
-VanishedPolicy = Literal["keep", "report", "delete"]
 
 
 @dataclass(slots=True)

@@ -44,6 +44,8 @@ from surge_dagster.shards import Sharding
 
 log = logging.getLogger(__name__)
 
+VanishedPolicy = Literal["keep", "report", "delete"]
+
 CONFIG_VARIABLE = "SURGE_CONFIG"
 CONFIG_FILE = "surge.yaml"
 _SECRETS = ("alert_webhook",)
@@ -127,7 +129,7 @@ class Settings(BaseSettings):
     max_partitions_per_run: int = Field(1000, ge=1, description="keys that the sensor puts into one run, at most")
     shards: int = Field(1, ge=1, description="runs that sensor and schedule divide their work among, at most")
     shard_bytes: int = Field(16 * 1024 * 1024, ge=1, description="text that is worth a run of its own")
-    vanished: Literal["keep", "report", "delete"] = Field(
+    vanished: VanishedPolicy = Field(
         "report", description="what the sensor does about partitions that the source no longer lists"
     )
     vanished_grace_seconds: float = Field(24 * 3600.0, ge=0, description="how long they must be away to be deleted")
