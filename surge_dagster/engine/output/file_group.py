@@ -15,17 +15,19 @@ from __future__ import annotations
 import logging
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from types import TracebackType
 from typing import Self
 
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.columns import value_bytes, value_offsets
+from surge_dagster.engine.columns import value_offsets
 from surge_dagster.engine.output.embedding_file import LEAST_COMPRESSED_BYTES, FileFacts
-from surge_dagster.engine.output.fact_values import values_of
+from surge_dagster.engine.output.fact_values import SharedValues, shared_facts, values_of
+from surge_dagster.engine.output.parquet_columns import plain_values
 from surge_dagster.engine.output.parquet_encoding import MAGIC, checksum_number, number, with_length
 from surge_dagster.engine.output.small_file import MAX_ROWS, MAX_VECTOR_BYTES, write_file
 from surge_dagster.engine.output.store import StoredObject
@@ -65,23 +67,60 @@ class _Form:
 
 
 @dataclass(frozen=True, slots=True)
+class _Column:
+    """What a column has in common in the files of a form.
+
+    Attributes:
+        fixed_bytes: of its page header, without what stands in gaps, and of the vectors' levels.
+        length_bytes: what the lengths of its strings take; None where it has no strings.
+    """
+
+    fixed_bytes: int
+    length_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Template:
     """The files of a form, with a gap `%b` for each thing in which they differ.
 
     Attributes:
-        head: up to the vectors. Gaps: of each column before them its page's size, twice, its checksum, and the page;
-            then the checksum of the vectors' page.
-        foot: behind the vectors. Gaps: `_places`, then the values of the facts, each behind its length.
-        header_bytes: of each column's page header, without what stands in gaps.
-        levels: what stands before the vectors in their page.
-        levels_checksum: its checksum, from which that of the page goes on.
+        head: up to the vectors; for its gaps see `_gaps`.
+        foot: the pieces of what stands behind them. After the gaps of `_gaps` come the values of the facts, each behind
+            its length.
+        levels_checksum: of what stands before the vectors in their page, from which that of the page goes on.
     """
 
     head: bytes
-    foot: bytes
-    header_bytes: tuple[int, ...]
-    levels: bytes
+    foot: tuple[bytes, ...]
+    columns: tuple[_Column, ...]
     levels_checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """Files of a form that also share what `SharedValues` says.
+
+    Attributes:
+        foot: what stands behind the vectors. After the gaps of `_gaps` come the values that files have of their own.
+    """
+
+    template: _Template
+    shared: SharedValues
+    foot: bytes
+
+    @classmethod
+    def of(cls, template: _Template, facts: FileFacts) -> _Series:
+        """The series that a file with these facts belongs to."""
+        shared = SharedValues(facts)
+        filled = [None if value is None else with_length(value) for value in shared.values]
+        numbers = len(template.foot) - 1 - len(filled)
+        pieces = [template.foot[0]]
+        for gap, piece in zip([*[None] * numbers, *filled], template.foot[1:], strict=True):
+            if gap is None:
+                pieces.append(piece)
+            else:
+                pieces[-1] += gap + piece
+        return cls(template, shared, _joined(pieces))
 
 
 _templates: dict[_Form, _Template | None] = {}
@@ -109,70 +148,78 @@ def group_files(rows: GroupRows, facts: Sequence[FileFacts]) -> Iterator[bytes |
     """
     columns = [column for column in (rows.ids, rows.texts) if column is not None]
     pages = [_pages(column, rows.bounds) for column in columns]
-    matrix = rows.matrix
-    vectors, row_bytes = matrix.data.cast("B"), matrix.shape[1] * matrix.itemsize
-    forms: dict[int, tuple[_Form, _Template | None]] = {}
-    for place, said in enumerate(facts):
-        first, end = rows.bounds[place], rows.bounds[place + 1]
-        if end - first not in forms:
-            form = _Form(rows.ids.type, matrix.shape[1], matrix.dtype, rows.texts is not None, end - first)
-            forms[end - first] = form, _template(form)
-        form, template = forms[end - first]
-        if template is None:
-            yield None
-        else:
-            own = [column[place] for column in pages]
-            yield _filled(template, form, own, vectors[first * row_bytes : end * row_bytes], said)
+    vectors = rows.matrix.data.cast("B")
+    row_bytes = rows.matrix.shape[1] * rows.matrix.itemsize
+    series: dict[Hashable, _Series | None] = {}
+    first = 0
+    for said, end, *own in zip(facts, rows.bounds[1:], *pages, strict=True):
+        shared = shared_facts(said)
+        if shared not in series:
+            series[shared] = _series(rows, said)
+        one_of = series[shared]
+        yield None if one_of is None else _filled(one_of, own, vectors[first * row_bytes : end * row_bytes], said)
+        first = end
 
 
 def _pages(column: pa.Array, bounds: list[int]) -> list[bytes]:
-    """The values of each partition in Parquet's encoding PLAIN: as they are, or each string behind its length."""
-    if pa.types.is_int64(column.type):
-        raw, ends = column.to_numpy(zero_copy_only=True).tobytes(), [8 * bound for bound in bounds]
+    """The values of each partition in Parquet's encoding PLAIN."""
+    if column.type == _INT64:
+        ends = [8 * bound for bound in bounds]
     else:
-        offsets = value_offsets(column)
-        starts = offsets - offsets[0] + 4 * np.arange(len(offsets))  # of the strings, each behind the lengths before it
-        places = starts[:-1, np.newaxis] + np.arange(4)
-        page = np.empty(int(starts[-1]), np.uint8)
-        is_length = np.zeros(len(page), bool)
-        is_length[places] = True
-        page[places] = np.diff(offsets).astype("<u4").view(np.uint8).reshape(-1, 4)
-        page[~is_length] = np.frombuffer(value_bytes(column, offsets), np.uint8)
-        raw, ends = page.tobytes(), starts[bounds].tolist()
-    return [raw[ends[place] : ends[place + 1]] for place in range(len(bounds) - 1)]
+        offsets = value_offsets(column)[bounds]
+        ends = (offsets - offsets[0] + np.multiply(bounds, 4)).tolist()
+    raw = plain_values(column).to_pybytes()
+    return [raw[begin:end] for begin, end in pairwise(ends)]
 
 
-def _filled(template: _Template, form: _Form, pages: list[bytes], vectors: memoryview, facts: FileFacts) -> bytes:
+def _filled(series: _Series, pages: Sequence[bytes], vectors: memoryview, facts: FileFacts) -> bytes:
     """The whole file."""
-    gaps: list[bytes] = []
-    sizes: list[int] = []
-    for page, header in zip(pages, template.header_bytes, strict=False):
-        size, checksum = number(len(page)), checksum_number(zlib.crc32(page))
-        gaps += (size, size, checksum, page)
-        sizes.append(header + 2 * len(size) + len(checksum) + len(page))
-    checksum = checksum_number(zlib.crc32(vectors, template.levels_checksum))
-    gaps.append(checksum)
-    sizes.append(template.header_bytes[-1] + len(checksum) + len(template.levels) + len(vectors))
-    places = _places(form, pages, sizes)
-    footer = template.foot % (*map(number, places), *map(with_length, values_of(facts)))
-    return b"".join((template.head % tuple(gaps), vectors, footer, len(footer).to_bytes(4, "little"), MAGIC))
+    template = series.template
+    head, foot = _gaps(template.columns, pages, zlib.crc32(vectors, template.levels_checksum), len(vectors))
+    footer = series.foot % (*foot, *map(with_length, series.shared.own(facts)))
+    return b"".join((template.head % tuple(head), vectors, footer, len(footer).to_bytes(4, "little"), MAGIC))
 
 
-def _places(form: _Form, pages: list[bytes], sizes: list[int]) -> list[int]:
-    """The numbers in a footer: of each column its size, twice, its place, and the bytes of its strings; of all, twice.
+def _gaps(
+    columns: Sequence[_Column], pages: Sequence[bytes], checksum: int, vector_bytes: int
+) -> tuple[list[bytes], list[bytes]]:
+    """What differs in the files of a form, except for the facts.
 
-    The first column's place is the same in all files.
+    Args:
+        pages: of the columns before the vectors.
+        checksum: of the vectors' page.
+
+    Returns:
+        Before the vectors, of each column but the last: its page's size, twice, its checksum, and the page; then the
+        checksum of the vectors' page. In the footer, of each column: its size, twice, its place, unless it is the
+        first one, and the bytes of its strings; then the size of all, twice.
     """
-    numbers: list[int] = []
+    head: list[bytes] = []
+    foot: list[bytes] = []
     place = len(MAGIC)
-    for index, size in enumerate(sizes):
-        numbers += (size, size)
-        if index:
-            numbers.append(place)
-        if index < len(pages) and (index or form.id_type != _INT64):
-            numbers.append(len(pages[index]) - 4 * form.rows)
-        place += size
-    return [*numbers, place - len(MAGIC), place - len(MAGIC)]
+    for column, page in zip(columns, pages, strict=False):
+        length = len(page)
+        size, sum_of_page = number(length), checksum_number(zlib.crc32(page))
+        head += (size, size, sum_of_page, page)
+        chunk = column.fixed_bytes + 2 * len(size) + len(sum_of_page) + length
+        described = number(chunk)
+        foot += (described, described)
+        if place > len(MAGIC):
+            foot.append(number(place))
+        if column.length_bytes is not None:
+            foot.append(number(length - column.length_bytes))
+        place += chunk
+    head.append(checksum_number(checksum))
+    chunk = columns[-1].fixed_bytes + len(head[-1]) + vector_bytes
+    described, whole = number(chunk), number(place + chunk - len(MAGIC))
+    foot += (described, described, number(place), whole, whole)
+    return head, foot
+
+
+def _series(rows: GroupRows, facts: FileFacts) -> _Series | None:
+    matrix = rows.matrix
+    template = _template(_Form(rows.ids.type, matrix.shape[1], matrix.dtype, rows.texts is not None, facts.rows))
+    return None if template is None else _Series.of(template, facts)
 
 
 def _template(form: _Form) -> _Template | None:
@@ -237,7 +284,7 @@ def _sample(form: _Form, longest: int, key_bytes: int) -> _Sample:
 def _put_together(template: _Template, form: _Form, sample: _Sample) -> bytes:
     ids, texts, matrix, facts = sample
     pages = [_pages(column, [0, form.rows])[0] for column in (ids, texts) if column is not None]
-    return _filled(template, form, pages, matrix.data.cast("B"), facts)
+    return _filled(_Series.of(template, facts), pages, matrix.data.cast("B"), facts)
 
 
 class _Kept:
@@ -277,28 +324,20 @@ def _cut_from(file: bytes, form: _Form, sample: _Sample) -> _Template | None:
     if levels is None:
         return None
     pages = [_pages(column, [0, form.rows])[0] for column in (ids, texts) if column is not None]
-    gaps: list[bytes] = []
-    for page in pages:
-        size = number(len(page))
-        gaps += (size, size, checksum_number(zlib.crc32(page)), page)
-    gaps.append(checksum_number(zlib.crc32(levels + matrix.tobytes())))
+    differing = pages, zlib.crc32(levels + matrix.tobytes()), matrix.nbytes
+    lengths = [None if form.id_type == _INT64 else 4 * form.rows, *[4 * form.rows] * (len(pages) - 1), None]
+    gaps, _ = _gaps([_Column(0, None) for _ in lengths], *differing)  # of which these do not depend on the columns
     pieces = _cut(head, gaps)
     if pieces is None:
         return None
     # A header lies between two pages: three pieces and what follows the checksum.
-    header_bytes = [sum(map(len, pieces[4 * index : 4 * index + 4])) for index in range(len(pages))]
-    header_bytes[0] -= len(MAGIC)
-    header_bytes.append(len(pieces[-2]) + len(pieces[-1]) - len(levels))
-    sizes = [
-        header + 2 * len(gaps[4 * index]) + len(gaps[4 * index + 2]) + len(page)
-        for index, (header, page) in enumerate(zip(header_bytes, pages, strict=False))
-    ]
-    sizes.append(header_bytes[-1] + len(gaps[-1]) + len(levels) + matrix.nbytes)
-    numbers = _places(form, pages, sizes)
-    foot = _cut(footer, [*map(number, numbers), *map(with_length, values_of(facts))])
-    if foot is None:
-        return None
-    return _Template(_joined(pieces), _joined(foot), tuple(header_bytes), levels, zlib.crc32(levels))
+    fixed = [sum(map(len, pieces[4 * index : 4 * index + 4])) for index in range(len(pages))]
+    fixed[0] -= len(MAGIC)
+    fixed.append(len(pieces[-2]) + len(pieces[-1]))
+    columns = tuple(map(_Column, fixed, lengths))
+    _, numbers = _gaps(columns, *differing)
+    foot = _cut(footer, [*numbers, *map(with_length, values_of(facts))])
+    return None if foot is None else _Template(_joined(pieces), tuple(foot), columns, zlib.crc32(levels))
 
 
 def _levels(head: bytes, matrix: np.ndarray) -> bytes | None:
