@@ -16,7 +16,7 @@ import logging
 import threading
 import zlib
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from types import TracebackType
 from typing import Self
@@ -28,7 +28,7 @@ from surge_dagster.engine.columns import value_offsets
 from surge_dagster.engine.output.embedding_file import LEAST_COMPRESSED_BYTES, FileFacts
 from surge_dagster.engine.output.fact_values import SharedValues, shared_facts, values_of
 from surge_dagster.engine.output.parquet_columns import plain_values
-from surge_dagster.engine.output.parquet_encoding import MAGIC, checksum_number, number, with_length
+from surge_dagster.engine.output.parquet_encoding import MAGIC, checksum_number, number, varint, with_length
 from surge_dagster.engine.output.small_file import MAX_ROWS, MAX_VECTOR_BYTES, write_file
 from surge_dagster.engine.output.store import StoredObject
 
@@ -88,12 +88,14 @@ class _Template:
         foot: the pieces of what stands behind them. After the gaps of `_gaps` come the values of the facts, each behind
             its length.
         levels_checksum: of what stands before the vectors in their page, from which that of the page goes on.
+        series: those that were made so far, by what their files share.
     """
 
     head: bytes
     foot: tuple[bytes, ...]
     columns: tuple[_Column, ...]
     levels_checksum: int
+    series: dict[Hashable, _Series] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ def group_files(rows: GroupRows, facts: Sequence[FileFacts]) -> Iterator[bytes |
     for said, end, *own in zip(facts, rows.bounds[1:], *pages, strict=True):
         shared = shared_facts(said)
         if shared not in series:
-            series[shared] = _series(rows, said)
+            series[shared] = _series(rows, said, shared)
         one_of = series[shared]
         yield None if one_of is None else _filled(one_of, own, vectors[first * row_bytes : end * row_bytes], said)
         first = end
@@ -176,7 +178,8 @@ def _filled(series: _Series, pages: Sequence[bytes], vectors: memoryview, facts:
     """The whole file."""
     template = series.template
     head, foot = _gaps(template.columns, pages, zlib.crc32(vectors, template.levels_checksum), len(vectors))
-    footer = series.foot % (*foot, *map(with_length, series.shared.own(facts)))
+    foot += [varint(len(value)) + value for value in series.shared.own(facts)]
+    footer = series.foot % tuple(foot)
     return b"".join((template.head % tuple(head), vectors, footer, len(footer).to_bytes(4, "little"), MAGIC))
 
 
@@ -216,10 +219,14 @@ def _gaps(
     return head, foot
 
 
-def _series(rows: GroupRows, facts: FileFacts) -> _Series | None:
+def _series(rows: GroupRows, facts: FileFacts, shared: Hashable) -> _Series | None:
     matrix = rows.matrix
     template = _template(_Form(rows.ids.type, matrix.shape[1], matrix.dtype, rows.texts is not None, facts.rows))
-    return None if template is None else _Series.of(template, facts)
+    if template is None:
+        return None
+    if shared not in template.series:
+        template.series[shared] = _Series.of(template, facts)
+    return template.series[shared]
 
 
 def _template(form: _Form) -> _Template | None:
