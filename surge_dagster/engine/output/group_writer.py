@@ -30,7 +30,7 @@ from surge_dagster.engine.telemetry import Receipt
 
 # What building a group takes beside its vectors stays within what is booked for any piece of each thread; and with
 # more files a thread, the files that all threads have open would come near what a process may have.
-_MOST_PARTITIONS = 16
+_MOST_PARTITIONS = 24
 _MOST_ROWS = 256
 _MOST_STRING_BYTES = 12 * 1024
 
