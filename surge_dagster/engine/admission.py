@@ -230,7 +230,8 @@ class Admission:
             OtherRows: what is staged is not what is read; nothing of the partition is held any more.
         """
         partition = opened.source
-        digest, ids, seam = ContentDigest(), IdSet(), StagedRowsCheck(staged)
+        digest, ids = ContentDigest(), IdSet()
+        seam = StagedRowsCheck(staged) if staged else None
         self._aggregator.open(opened)
         try:
             for batch in self._batches(partition):
@@ -239,7 +240,7 @@ class Admission:
                 digest.update(batch)
                 self._grow(partition, ids, len(batch))
                 ids.add(batch.ids)
-                for rows, are_staged in seam.cut(batch):
+                for rows, are_staged in seam.cut(batch) if seam is not None else ((batch, False),):
                     if are_staged:
                         self._aggregator.skip(rows)
                         continue
@@ -247,7 +248,8 @@ class Admission:
                     self._in_flight.add(len(rows))
                     for ready in taken:
                         self._hand_over(ready)
-            seam.finish()
+            if seam is not None:
+                seam.finish()
             if partition.rows not in (None, opened.rows):
                 raise TransientError(
                     f"partition {partition.key!r}: {partition.rows:,} rows were announced and {opened.rows:,} came. "

@@ -10,19 +10,19 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.columns import value_offsets
+from surge_dagster.engine.columns import value_parts
 
 KEY_METADATA = b"surge.partition_key"
 SOURCE_VERSION_METADATA = b"surge.source_version"
 
+_INT64 = pa.int64()
 _REVERSIBLE_BYTES = 180
 _PREFIX_BYTES = 120
 _PLAIN = re.compile(rf"[A-Za-z0-9_-]{{1,{_REVERSIBLE_BYTES}}}", re.ASCII)
@@ -31,34 +31,51 @@ _ENCODED = [chr(byte) if _PLAIN.fullmatch(chr(byte)) else f"%{byte:02X}" for byt
 _LONG_NAME = re.compile(r"^.{120}~[0-9a-f]{32}$", re.DOTALL)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RowBatch:
     """Consecutive rows of one partition, in the source's order.
 
-    `ids` is a string, int64 or binary array and `texts` a large_string array of the same length; neither holds nulls.
+    Attributes:
+        ids: string, int64 or binary, without nulls.
+        texts: as many, without nulls.
+        id_offsets: where each id starts in its column's data, one entry more than rows; None where ids are numbers.
+        id_values: the bytes of the ids, one behind the other; of numbers eight each.
+        text_offsets, text_values: the same of the texts; their offsets are int64.
     """
 
     ids: pa.Array
     texts: pa.LargeStringArray
+    # Found once: every stage that the rows pass asks for them, and a batch may have ten rows.
+    id_offsets: np.ndarray | None = field(init=False, repr=False, compare=False)
+    id_values: memoryview = field(init=False, repr=False, compare=False)
+    text_offsets: np.ndarray = field(init=False, repr=False, compare=False)
+    text_values: memoryview = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        ids = self.ids
+        if ids.type == _INT64:
+            offsets, values = None, ids.to_numpy(zero_copy_only=True).view(np.uint8).data
+        else:
+            offsets, values = value_parts(ids)
+        put = object.__setattr__
+        put(self, "id_offsets", offsets)
+        put(self, "id_values", values)
+        offsets, values = value_parts(self.texts)
+        put(self, "text_offsets", offsets)
+        put(self, "text_values", values)
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    @cached_property  # asked for by every stage that the rows pass, and a batch may have ten of them
-    def id_offsets(self) -> np.ndarray | None:
-        """Where each id starts in its column's data, one entry more than rows; None where ids are numbers."""
-        return None if pa.types.is_int64(self.ids.type) else value_offsets(self.ids)
-
-    @cached_property
-    def text_offsets(self) -> np.ndarray:
-        """Where each text starts in its column's data, int64, one entry more than rows."""
-        return value_offsets(self.texts)
+    @property
+    def id_bytes(self) -> int:
+        """Bytes of ids that are strings; 0 where they are numbers."""
+        return 0 if self.id_offsets is None else len(self.id_values)
 
     @property
     def value_bytes(self) -> int:
         """Bytes of all ids and texts; Arrow's own `nbytes` lets other threads go first, which takes its time."""
-        ids, texts = self.id_offsets, self.text_offsets
-        return int(texts[-1] - texts[0]) + (8 * len(self) if ids is None else int(ids[-1] - ids[0]))
+        return len(self.id_values) + len(self.text_values)
 
 
 @dataclass(frozen=True, slots=True)

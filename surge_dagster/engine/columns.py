@@ -9,12 +9,22 @@ _OFFSETS = {kind.id: np.dtype("<i4") for kind in (pa.string(), pa.binary())}
 _OFFSETS |= {kind.id: np.dtype("<i8") for kind in (pa.large_string(), pa.large_binary())}
 
 
+def value_parts(column: pa.Array) -> tuple[np.ndarray, memoryview]:
+    """`value_offsets` of a column and its `value_bytes`."""
+    width, count = _OFFSETS[column.type.id], len(column)
+    if not count:
+        return np.zeros(1, width), memoryview(b"")
+    _, starts, data = column.buffers()
+    offsets = np.frombuffer(starts, width, count + 1, column.offset * width.itemsize)
+    return offsets, memoryview(b"" if data is None else data)[offsets.item(0) : offsets.item(-1)]
+
+
 def value_offsets(column: pa.Array) -> np.ndarray:
     """Where each value starts in the column's data buffer, one entry more than values; int32 or int64."""
-    width = _OFFSETS[column.type.id]
-    if not len(column):
+    width, count = _OFFSETS[column.type.id], len(column)
+    if not count:
         return np.zeros(1, width)
-    return np.frombuffer(column.buffers()[1], dtype=width)[column.offset : column.offset + len(column) + 1]
+    return np.frombuffer(column.buffers()[1], width, count + 1, column.offset * width.itemsize)
 
 
 def value_lengths(column: pa.Array) -> np.ndarray:

@@ -7,17 +7,20 @@ separate streams, and the partition's digest is the hash of the four. Arrow's bu
 from __future__ import annotations
 
 import hashlib
+from array import array
+from collections.abc import Iterable
 
 import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.catalog import Partition, RowBatch
-from surge_dagster.engine.columns import value_bytes
 from surge_dagster.engine.errors import DataError
 
 # Repeated ids looked for in one reading: a partition may hold each of its ids twice, and one is enough to refuse it.
 _SUSPECTS = 4096
 _FEW = 256
+_INT64 = pa.int64()
+_NONE = np.empty(0, np.int64)
 
 
 class ContentDigest:
@@ -34,17 +37,12 @@ class ContentDigest:
         """Add the next rows."""
         if not self._kind:
             self._kind = str(batch.ids.type).encode()
-        rows = len(batch)
+        rows, id_offsets = len(batch.ids), batch.id_offsets
         if not rows:
             return
         self._rows += rows
-        offsets = batch.id_offsets
-        if offsets is None:
-            ids = (b"", np.ascontiguousarray(batch.ids.to_numpy(zero_copy_only=True)).data)
-        else:
-            ids = (_lengths(offsets), value_bytes(batch.ids, offsets))
-        offsets = batch.text_offsets
-        parts = (*ids, _lengths(offsets), value_bytes(batch.texts, offsets))
+        id_lengths = b"" if id_offsets is None else _lengths(id_offsets)
+        parts = (id_lengths, batch.id_values, _lengths(batch.text_offsets), batch.text_values)
         if not self._streams:
             self._streams = [*map(hashlib.sha256, parts)]
             return
@@ -62,32 +60,38 @@ class IdSet:
     """Eight bytes per id of one partition, enough to notice that one comes twice."""
 
     def __init__(self) -> None:
-        self._hashes = np.empty(0, dtype=np.int64)
-        self._rows = 0
+        self._few = array("q")  # while they are few: numpy takes longer, and most partitions end there
+        self._hashes = _NONE
+        self._rows = self._room = 0
 
     @property
     def bytes(self) -> int:
         """Memory held, in bytes."""
-        return self._hashes.nbytes
+        return self._room * 8
 
     def bytes_after(self, rows: int) -> int:
         """Memory held after `rows` more, in bytes."""
-        return max(self._hashes.size, _rounded_up(self._rows + rows)) * 8
+        return max(self._room, _rounded_up(self._rows + rows)) * 8
 
     def add(self, ids: pa.Array) -> None:
         """Add the next ids."""
-        rows = len(ids)
-        room = _rounded_up(self._rows + rows)
-        if room > self._hashes.size:
-            self._hashes.resize(room, refcheck=False)
-        self._hashes[self._rows : self._rows + rows] = _hash_ids(ids)
-        self._rows += rows
+        before = self._rows
+        self._rows += len(ids)
+        self._room = max(self._room, _rounded_up(self._rows))
+        if self._rows <= _FEW:
+            self._few.extend(_hashes(ids))
+            return
+        if self._hashes is _NONE:
+            self._hashes = np.array(self._few)
+        if self._room > self._hashes.size:
+            self._hashes.resize(self._room, refcheck=False)
+        self._hashes[before : self._rows] = _hash_ids(ids)
 
     def repeated(self) -> np.ndarray:
         """Hashes that came twice, sorted; sorts in place, so nothing can be added afterwards."""
-        known = self._hashes[: self._rows]
-        if len(known) <= _FEW and len(set(known.tolist())) == len(known):
-            return known[:0]  # for few ids, sorting costs more, and other threads take their turn meanwhile
+        if self._rows <= _FEW and len(set(self._few)) == self._rows:
+            return _NONE
+        known = np.array(self._few) if self._hashes is _NONE else self._hashes[: self._rows]
         known.sort()
         again = known[1:] == known[:-1]
         return np.unique(known[1:][again]) if again.any() else known[:0]
@@ -125,13 +129,18 @@ def _refuse_one_of(partition: Partition, suspects: np.ndarray) -> None:
 
 def _lengths(offsets: np.ndarray) -> memoryview:
     """Bytes of each value as unsigned 32-bit numbers; no value is longer, and Arrow's own are 32-bit or 64-bit."""
-    return np.subtract(offsets[1:], offsets[:-1], dtype="<u4", casting="unsafe").data
+    return (offsets[1:] - offsets[:-1]).astype("<u4", copy=False).data
 
 
 def _hash_ids(ids: pa.Array) -> np.ndarray:
-    if pa.types.is_int64(ids.type):
+    if ids.type == _INT64:
         return ids.to_numpy(zero_copy_only=True)
-    return np.fromiter(map(hash, ids.to_pylist()), dtype=np.int64, count=len(ids))
+    return np.fromiter(_hashes(ids), dtype=np.int64, count=len(ids))
+
+
+def _hashes(ids: pa.Array) -> Iterable[int]:
+    # Those of integers are not their hashes in Python, where -1 and -2 share one.
+    return ids.to_numpy(zero_copy_only=True).tolist() if ids.type == _INT64 else map(hash, ids.to_pylist())
 
 
 def _rounded_up(rows: int) -> int:

@@ -45,7 +45,8 @@ class Ledger:
                 self._changed.wait(0.1)
                 self._waiting -= 1
             self.held += size
-            self.peak = max(self.peak, self.held)
+            if self.held > self.peak:
+                self.peak = self.held
 
     def try_reserve(self, size: int) -> bool:
         """Hold `size` bytes if they fit now."""
@@ -53,7 +54,8 @@ class Ledger:
             if self.held + size > self.limit:
                 return False
             self.held += size
-            self.peak = max(self.peak, self.held)
+            if self.held > self.peak:
+                self.peak = self.held
             return True
 
     def release(self, size: int) -> None:

@@ -26,7 +26,8 @@ from surge_dagster.engine.columns import value_offsets
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output.embedding_file import STRING_COPIES, levels_bytes, page_window_bytes, piece_bytes
-from surge_dagster.engine.superbatch import PARTITION_OVERHEAD_BYTES, Bounds, SuperBatch
+from surge_dagster.engine.output.parquet_proof import PAGE_BYTES
+from surge_dagster.engine.superbatch import PARTITION_OVERHEAD_BYTES, Bounds, Segment, SuperBatch
 
 SLOTS = 3  # one filling, one encoding, one whose slices storage still holds
 _READER_BYTES = 32 * 1024 * 1024
@@ -106,20 +107,28 @@ def _pieces(bounds: Bounds, dimension: int, itemsize: int, threads: int) -> int:
 def largest_pieces(batch: SuperBatch, space: Space, threads: int) -> int:
     """Memory that writing a SuperBatch can take at once: that of its `threads` largest pieces, in bytes."""
     itemsize = np.dtype(space.dtype).itemsize
-    offsets = batch.slot.offsets
-    text_begins = offsets[[segment.start for segment in batch.segments]].tolist()
-    text_ends = offsets[[segment.stop for segment in batch.segments]].tolist()
-    sizes = []
-    for segment, begin, end in zip(batch.segments, text_begins, text_ends, strict=True):
-        widest, id_bytes = end - begin, segment.id_bytes
-        if page_window_bytes(widest, 0) < widest:
-            widest = _window([offsets[segment.start : segment.stop + 1]])
-        if id_bytes is not None and page_window_bytes(id_bytes, 0) == id_bytes:
-            widest = max(widest, id_bytes)
-        elif segment.ids and not pa.types.is_int64(segment.ids[0].type):
-            widest = max(widest, _window([value_offsets(ids) for ids in segment.ids]))
-        sizes.append(piece_bytes(segment.stop - segment.start, space.dimension, itemsize, widest))
-    return sum(heapq.nlargest(threads, sizes))
+    segments, offsets = batch.segments, batch.slot.offsets
+    starts = np.array([segment.start for segment in segments])
+    stops = np.array([segment.stop for segment in segments])
+    rows, text_bytes = (stops - starts).tolist(), (offsets[stops] - offsets[starts]).tolist()
+    strings = [_widest_strings(segment, size, offsets) for segment, size in zip(segments, text_bytes, strict=True)]
+    # A piece takes more with more rows and with more strings, whichever is more of the two: the largest are among those
+    # with the most of either.
+    most = {place for sizes in (rows, strings) for place in np.argsort(sizes)[-threads:].tolist()}
+    largest = heapq.nlargest(
+        threads, (piece_bytes(rows[place], space.dimension, itemsize, strings[place]) for place in most)
+    )
+    return sum(largest)
+
+
+def _widest_strings(segment: Segment, text_bytes: int, offsets: np.ndarray) -> int:
+    """`page_window_bytes` of a segment's texts or of its ids, whichever is more; offsets are those of the slot."""
+    id_bytes = segment.id_bytes
+    if id_bytes is None or id_bytes > PAGE_BYTES:
+        ids = [value_offsets(part) for part in segment.ids if not pa.types.is_int64(part.type)]
+        id_bytes = _window(ids)
+    texts = text_bytes if text_bytes <= PAGE_BYTES else _window([offsets[segment.start : segment.stop + 1]])
+    return max(texts, id_bytes)
 
 
 def _window(columns: list[np.ndarray]) -> int:

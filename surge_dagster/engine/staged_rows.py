@@ -31,10 +31,6 @@ class StagedRowsCheck:
         Raises:
             OtherRows: staged rows came to their end and were not these.
         """
-        if not self._left:  # nothing is staged of most partitions, or no more
-            self._row += len(batch)
-            yield batch, False
-            return
         if not len(batch):
             yield batch, False
         done = 0

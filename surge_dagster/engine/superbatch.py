@@ -164,6 +164,11 @@ class Segment:
     last: bool
     id_bytes: int | None = None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of its partition."""
+        return self.first_row == 0 and self.last
+
 
 @dataclass(frozen=True, slots=True)
 class SuperBatch:
@@ -229,6 +234,7 @@ class Aggregator:
         self._pending_bytes = 0
         self._current: _Held | None = None
         self._emitted = 0
+        self._b_min = bounds.b_min_of(0)  # of the SuperBatch being gathered
 
     @property
     def held_texts(self) -> int:
@@ -245,7 +251,7 @@ class Aggregator:
         if self._current is not None:
             raise RuntimeError(f"partition {self._current.partition.key!r} is still open")
         self._reserve(PARTITION_OVERHEAD_BYTES)
-        self._current = _Held(partition, start=self.held_texts, first_row=0)
+        self._current = _Held(partition, start=self._pending_texts, first_row=0)
 
     def add(self, batch: RowBatch) -> Iterator[SuperBatch]:
         """Take the next rows of the open partition.
@@ -254,26 +260,29 @@ class Aggregator:
             DataError: a single row is larger than B_max in bytes; at once, before any row was taken.
         """
         current = self._require_open()
-        current.partition.id_type = batch.ids.type
-        if not len(batch):
+        ids = batch.ids
+        current.partition.id_type = ids.type
+        if not len(ids):
             return iter(())
-        costs = row_bytes(batch)
-        size = int(costs.sum())
-        largest = size if size + PARTITION_OVERHEAD_BYTES <= self.bounds.b_max_bytes else int(costs.max(initial=0))
-        if largest + PARTITION_OVERHEAD_BYTES > self.bounds.b_max_bytes:
-            raise DataError(
-                current.partition.key,
-                f"the row has {largest:,} bytes and b_max_bytes is {self.bounds.b_max_bytes:,}",
-                "Raise b_max_bytes, or shorten the row.",
-                current.partition.rows + int(costs.argmax()),
-            )
-        return self._take(batch, costs, size)
+        if batch.value_bytes + PARTITION_OVERHEAD_BYTES > self.bounds.b_max_bytes:
+            costs = row_bytes(batch)
+            largest = int(costs.max())
+            if largest + PARTITION_OVERHEAD_BYTES > self.bounds.b_max_bytes:
+                raise DataError(
+                    current.partition.key,
+                    f"the row has {largest:,} bytes and b_max_bytes is {self.bounds.b_max_bytes:,}",
+                    "Raise b_max_bytes, or shorten the row.",
+                    current.partition.rows + int(costs.argmax()),
+                )
+        return self._take(current, batch)
 
-    def _take(self, batch: RowBatch, costs: np.ndarray, size: int) -> Iterator[SuperBatch]:
-        if size <= self.bounds.b_max_bytes - self.held_bytes and len(batch) <= self.bounds.b_max - self.held_texts:
-            self._append(self._require_open(), batch, size)
+    def _take(self, current: _Held, batch: RowBatch) -> Iterator[SuperBatch]:
+        size = batch.value_bytes
+        held_bytes, held_texts = self._pending_bytes + current.bytes, self._pending_texts + current.rows
+        if size <= self.bounds.b_max_bytes - held_bytes and len(batch.ids) <= self.bounds.b_max - held_texts:
+            self._append(current, batch, size)
             return
-        ends = np.cumsum(costs)
+        ends = np.cumsum(row_bytes(batch))
         done = 0
         while done < len(batch):
             current = self._require_open()
@@ -305,12 +314,12 @@ class Aggregator:
     def close(self) -> Iterator[SuperBatch]:
         """End the open partition: all its rows were added and none was refused."""
         current = self._require_open()
-        if self.held_bytes > self.bounds.b_max_bytes and self._pending:
+        if self._pending and self._pending_bytes + current.bytes > self.bounds.b_max_bytes:
             yield self._flush_pending()  # only one without rows can get here: its books alone did not fit
         current.last = True
         self._set_aside(current)
         self._current = None
-        if self.held_texts >= self.bounds.b_min_of(self._emitted) or self.held_bytes >= self.bounds.b_min_bytes:
+        if self._pending_texts >= self._b_min or self._pending_bytes >= self.bounds.b_min_bytes:
             yield self._flush_pending()
 
     def discard(self) -> tuple[int, int]:
@@ -347,10 +356,11 @@ class Aggregator:
         self._reserve(size)
         if self._slot is None:
             self._slot = self._acquire()
-        self._slot.append(batch.texts)
-        rows, offsets = len(batch), batch.id_offsets
-        current.ids.append(batch.ids)
-        current.id_bytes += 0 if offsets is None else int(offsets[-1] - offsets[0])
+        self._slot.append(batch.texts, (batch.text_offsets, batch.text_values))
+        ids = batch.ids
+        rows = len(ids)
+        current.ids.append(ids)
+        current.id_bytes += batch.id_bytes
         current.rows += rows
         current.bytes += size
         current.partition.rows += rows
@@ -380,6 +390,7 @@ class Aggregator:
 
     def _emit(self, slot: Slot, segments: tuple[Segment, ...], size: int) -> SuperBatch:
         self._emitted += 1
+        self._b_min = self.bounds.b_min_of(self._emitted)
         return SuperBatch(self._emitted - 1, slot, segments, size)
 
 

@@ -141,9 +141,13 @@ class CollidingIds:
     def __init__(self, values: list[Colliding]) -> None:
         self.values = values
         self.type = pa.binary()
+        self.offset = 0
 
     def __len__(self) -> int:
         return len(self.values)
+
+    def buffers(self) -> list[pa.Buffer]:
+        return pa.array(self.values, pa.binary()).buffers()
 
     def to_pylist(self) -> list[Colliding]:
         return self.values

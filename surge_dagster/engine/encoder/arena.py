@@ -22,11 +22,15 @@ from types import TracebackType
 import numpy as np
 import pyarrow as pa
 
+from surge_dagster.engine.columns import value_parts
 from surge_dagster.engine.encoder.layout import SlotLayout, slot_arrays
 from surge_dagster.engine.errors import Cancelled
 
 _POLL_SECONDS = 0.05
 _KEYS = itertools.count()
+# Numpy lets other threads go first where it copies more than a line of text, and a reader of tiny partitions waits for
+# its turn again at each of them.
+_COPIED_AT_ONCE = 64 * 1024
 
 
 class ArenaClosed(RuntimeError):
@@ -128,9 +132,12 @@ class Slot:
     def __init__(self, arena: Arena, memory: mmap.mmap, index: int) -> None:
         self.arena = arena
         self.index = index
+        self._memory = memory
+        self._data_start = index * arena.layout.slot_bytes + arena.layout.data_start
         self._arrays = slot_arrays(memory, arena.layout, index)
         self._arrays.offsets[0] = 0
         self._rows = 0
+        self._text_bytes = 0
         self._pins = 0
         self._released = False
         self._keep_pages = True
@@ -142,20 +149,23 @@ class Slot:
     @property
     def text_bytes(self) -> int:
         """UTF-8 bytes of all rows."""
-        return int(self._arrays.offsets[self._rows])
+        return self._text_bytes
 
     @property
     def room(self) -> tuple[int, int]:
         """Rows and bytes that still fit."""
-        return self.arena.layout.max_texts - self._rows, self.arena.layout.max_bytes - self.text_bytes
+        return self.arena.layout.max_texts - self._rows, self.arena.layout.max_bytes - self._text_bytes
 
     @property
     def offsets(self) -> np.ndarray:
         """Where each text starts, in bytes: one entry more than rows."""
         return self._arrays.offsets[: self._rows + 1]
 
-    def append(self, texts: pa.LargeStringArray) -> None:
+    def append(self, texts: pa.LargeStringArray, parts: tuple[np.ndarray, memoryview] | None = None) -> None:
         """Copies `texts` behind what is there, with one memcpy.
+
+        Args:
+            parts: their `value_parts`, from who has them already.
 
         Raises:
             ValueError: they do not fit, or one of them is null.
@@ -165,24 +175,25 @@ class Slot:
             return
         if texts.null_count:
             raise ValueError(f"{texts.null_count} of {count} texts are null")
-        _, offset_buffer, data_buffer = texts.buffers()
-        offsets = np.frombuffer(offset_buffer, np.int64, count + 1, texts.offset * 8)
-        first, last = int(offsets[0]), int(offsets[-1])
+        offsets, values = parts or value_parts(texts)
+        size, rows, end = len(values), self._rows, self._text_bytes
         free_rows, free_bytes = self.room
-        if count > free_rows or last - first > free_bytes:
+        if count > free_rows or size > free_bytes:
             raise ValueError(
-                f"{count} texts of {last - first} bytes do not fit: room for {free_rows} texts of {free_bytes} bytes"
+                f"{count} texts of {size} bytes do not fit: room for {free_rows} texts of {free_bytes} bytes"
             )
-        end, rows = self.text_bytes, self._rows
-        if last > first:
-            self._arrays.data[end : end + last - first] = np.frombuffer(data_buffer, np.uint8, last - first, first)
-        np.add(offsets[1:], end - first, out=self._arrays.offsets[rows + 1 : rows + 1 + count])
+        if size <= _COPIED_AT_ONCE:
+            self._memory[self._data_start + end : self._data_start + end + size] = values
+        else:
+            self._arrays.data[end : end + size] = np.frombuffer(values, np.uint8)
+        np.add(offsets[1:], end - offsets.item(0), out=self._arrays.offsets[rows + 1 : rows + 1 + count])
         self._rows = rows + count
+        self._text_bytes = end + size
 
     def texts(self, start: int, stop: int) -> pa.LargeStringArray:
         """Rows start..stop as an Arrow array over the shared memory."""
         self._check(start, stop)
-        data = self._arrays.data[: self.text_bytes]
+        data = self._arrays.data[: self._text_bytes]
         return pa.LargeStringArray.from_buffers(
             stop - start, pa.py_buffer(self._arrays.offsets[start : stop + 1]), pa.py_buffer(data), None, 0
         )
@@ -203,12 +214,13 @@ class Slot:
         if len(other):
             raise ValueError(f"the other slot is not empty: it has {len(other)} rows")
         other.append(self.texts(start, self._rows))
-        self._rows = start
+        self.truncate(start)
 
     def truncate(self, rows: int) -> None:
-        """Drops the rows from `rows` on: their partition was refused."""
+        """Drops the rows from `rows` on."""
         self._check(rows, self._rows)
         self._rows = rows
+        self._text_bytes = int(self._arrays.offsets[rows])
 
     def release(self, *, keep_pages: bool = True) -> None:
         """Gives the slot back to the arena; its views are no longer valid. Releasing twice is harmless.

@@ -206,6 +206,8 @@ class OutputState:
         Raises:
             TransientError: there is one that cannot be read now.
         """
+        if not self._listed:  # as when a catalog is embedded for the first time
+            return None
         name = file_name(self.space, key, self._format)
         if self._is_unread(name):
             self._read(name)

@@ -10,11 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from surge_dagster.engine.columns import value_bytes, value_lengths, value_offsets
+from surge_dagster.engine.columns import value_lengths, value_parts
 from surge_dagster.engine.output.parquet_proof import PAGE_BYTES, WRITE_BATCH_ROWS
 
 _NOTHING = pa.py_buffer(b"")
 _LENGTH_BYTES = 4
+_INT64 = pa.int64()
+_FEW_BYTES = 32 * 1024
 
 
 class PlainColumn(Protocol):
@@ -84,7 +86,8 @@ class _Strings:
             fits = int(np.searchsorted(self._ends, self._ends[start] + PAGE_BYTES, side="right")) - 1
             self._first, self._behind = start, max(stop, fits)
             self._made = _NOTHING  # not held while the next one is made
-            self._made = _plain_strings(self._column.slice(start, self._behind - start))
+            column = self._column.slice(start, self._behind - start)
+            self._made = plain_values(column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks))
         begin, end = int(self._ends[start] - self._ends[self._first]), int(self._ends[stop] - self._ends[self._first])
         return self._made.slice(begin, end - begin)
 
@@ -92,14 +95,38 @@ class _Strings:
         return int(self._ends[stop] - self._ends[start]) - _LENGTH_BYTES * (stop - start)
 
 
-def _plain_strings(column: pa.ChunkedArray) -> pa.Buffer:
-    piece = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
-    rows, offsets = len(piece), value_offsets(piece)
+def plain_values(column: pa.Array) -> pa.Buffer:
+    """Values without nulls in Parquet's encoding PLAIN: 64-bit integers, or each string behind its length."""
+    if column.type == _INT64:
+        return pa.py_buffer(column.to_numpy(zero_copy_only=True))
+    rows, (offsets, values) = len(column), value_parts(column)
+    if not rows:
+        return _NOTHING
+    if 0 < len(values) <= _FEW_BYTES:
+        return pa.py_buffer(_page_of_few(offsets, values))
     lengths = _binary(
         np.arange(0, _LENGTH_BYTES * rows + 1, _LENGTH_BYTES), pa.py_buffer(np.diff(offsets).astype("<u4"))
     )
-    strings = _binary((offsets - offsets[0]).astype(np.int64, copy=False), pa.py_buffer(value_bytes(piece, offsets)))
+    strings = _binary((offsets - offsets[0]).astype(np.int64, copy=False), pa.py_buffer(values))
     return pc.binary_join_element_wise(lengths, strings, _separator()).buffers()[2]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _page_of_few(offsets: np.ndarray, values: memoryview) -> np.ndarray:
+    """The same in half of the time that Arrow takes for a hundred short strings."""
+    starts = np.arange(0, _LENGTH_BYTES * len(offsets), _LENGTH_BYTES)
+    starts += offsets
+    starts -= offsets[0]
+    size, starts = starts.item(-1), starts[:-1]
+    page, is_value = np.empty(size, np.uint8), np.ones(size, bool)
+    _words(page)[starts] = offsets[1:] - offsets[:-1]
+    _words(is_value)[starts] = 0
+    page[is_value] = np.frombuffer(values, np.uint8)
+    return page
+
+
+def _words(raw: np.ndarray) -> np.ndarray:
+    """Bytes as the numbers of four bytes that begin at each of them."""
+    return np.ndarray(len(raw) - _LENGTH_BYTES + 1, "<u4", raw.data, 0, (1,))
 
 
 def _binary(offsets: np.ndarray, values: pa.Buffer) -> pa.Array:

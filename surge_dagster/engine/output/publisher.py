@@ -20,7 +20,8 @@ from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import Cancelled, DataError, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.ledger import Ledger
 from surge_dagster.engine.output.assembly import assemble
-from surge_dagster.engine.output.piece_writer import PieceWriter, is_whole
+from surge_dagster.engine.output.group_writer import GroupWriter
+from surge_dagster.engine.output.piece_writer import PieceWriter
 from surge_dagster.engine.output.publication import EncodedSuperBatch, Publication, PublishedSuperBatch
 from surge_dagster.engine.output.receipts import receipt_of
 from surge_dagster.engine.output.split_partitions import Complete, SplitPartitions, Spoilt
@@ -85,9 +86,8 @@ class Publisher:
         self._pieces = ThreadPoolExecutor(threads, thread_name_prefix="surge-publish")
         self._files = ThreadPoolExecutor(1, thread_name_prefix="surge-publish-split")
         self._split = SplitPartitions()
-        self._writer = PieceWriter(
-            store, space, staging, precision=precision, include_text=include_text, ledger=ledger, threads=threads
-        )
+        self._writer = PieceWriter(store, space, staging, precision=precision, include_text=include_text, ledger=ledger)
+        self._groups = GroupWriter(store, space, precision=precision, include_text=include_text, threads=threads)
         self._fatal: BaseException | None = None
         self._unfinished = 0  # SuperBatches
         self._files_unfinished = 0
@@ -106,9 +106,9 @@ class Publisher:
         with self._lock:
             self._unfinished += 1
         for segment in batch.segments:
-            if not is_whole(segment):
+            if not segment.is_whole:
                 self._split.begin(segment.partition)
-        waiting = self._writer.pieces(batch)
+        waiting = self._groups.pieces(batch)
         for _ in range(min(self._threads, len(waiting))):
             self._pieces.submit(self._write_waiting, publication, waiting)
 
@@ -165,7 +165,7 @@ class Publisher:
         if any(segment.partition.refused for segment in segments):
             return False
         try:
-            written = self._writer.publish_group(publication, segments)
+            written = self._groups.publish(publication, segments)
         except BaseException as error:  # not of one partition: each of them failed of it
             written = [error for _ in segments], None
         if written is None:
@@ -188,7 +188,7 @@ class Publisher:
         if segment.partition.refused:
             return
         try:
-            if is_whole(segment):
+            if segment.is_whole:
                 receipt, spent = self._writer.publish(publication, segment)
                 with self._lock:
                     publication.receipts.append(receipt)
@@ -326,6 +326,6 @@ class Publisher:
             publication.published(b_min=self._b_min, begun=self._begun, peak_resident_bytes=self._ledger.peak),
         )
         for segment in batch.segments:
-            if not is_whole(segment):
+            if not segment.is_whole:
                 staged = publication.staged.get(segment.start) if segment.start < segment.stop else None
                 self._follow(self._split.end(segment, staged, batch.index, publication.texts_per_second))

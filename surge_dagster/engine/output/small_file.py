@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.columns import value_bytes, value_offsets
+from surge_dagster.engine.columns import value_offsets
 from surge_dagster.engine.output import parquet_encoding as parquet
 from surge_dagster.engine.output.embedding_file import (
     LEAST_COMPRESSED_BYTES,
@@ -25,6 +24,7 @@ from surge_dagster.engine.output.embedding_file import (
     matrix_of,
     schema,
 )
+from surge_dagster.engine.output.parquet_columns import plain_values
 from surge_dagster.engine.output.parquet_encoding import ColumnChunk, Frame
 from surge_dagster.engine.output.parquet_proof import FileForm, Proofs
 from surge_dagster.engine.output.store import Upload
@@ -84,13 +84,13 @@ def small_file(
     frame = _proofs.frame(form, lambda: schema(id_type, dimension, str(matrix.dtype), include_text=include_text))
     if frame is None:
         return None
-    columns = [b"".join(_plain_values(piece) for piece in ids)]
+    columns: list[bytes | pa.Buffer] = [b"".join(map(plain_values, ids))]
     if len(columns[0]) > _MAX_ID_BYTES:
         return None
     if texts is not None:
         if _string_bytes(texts) >= LEAST_COMPRESSED_BYTES:
             return None
-        columns.append(_plain_values(texts))
+        columns.append(plain_values(texts))
     return _assembled(form, frame, columns, matrix, facts.to_metadata())
 
 
@@ -99,18 +99,12 @@ def _string_bytes(column: pa.Array) -> int:
     return int(offsets[-1]) - int(offsets[0])
 
 
-def _plain_values(column: pa.Array) -> bytes:
-    """Values without nulls in Parquet's encoding PLAIN: 64-bit integers, or a length and bytes for each string."""
-    if pa.types.is_int64(column.type):
-        return column.to_numpy(zero_copy_only=True).tobytes()
-    offsets = value_offsets(column)
-    data = bytes(value_bytes(column, offsets))
-    bounds = (offsets - offsets[0]).tolist()
-    return b"".join([(stop - start).to_bytes(4, "little") + data[start:stop] for start, stop in pairwise(bounds)])
-
-
 def _assembled(
-    form: FileForm, frame: Frame, columns: Sequence[bytes], matrix: np.ndarray, entries: Mapping[bytes, bytes]
+    form: FileForm,
+    frame: Frame,
+    columns: Sequence[bytes | pa.Buffer],
+    matrix: np.ndarray,
+    entries: Mapping[bytes, bytes],
 ) -> bytes:
     """The whole file: one row group, one page for each column."""
     rows, dimension = matrix.shape
@@ -136,7 +130,7 @@ def _assembled(
 
 def _of_tables(form: FileForm, frame: Frame, tables: Sequence[pa.Table], entries: Mapping[bytes, bytes]) -> bytes:
     [batch] = tables[0].to_batches()
-    return _assembled(form, frame, [_plain_values(column) for column in batch.columns[:-1]], matrix_of(batch), entries)
+    return _assembled(form, frame, [*map(plain_values, batch.columns[:-1])], matrix_of(batch), entries)
 
 
 _proofs = Proofs(lambda form: [_MADE_UP_ROWS], _of_tables)

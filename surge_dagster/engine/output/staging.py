@@ -106,7 +106,7 @@ class Staging:
 
     def knows(self, key: str) -> bool:
         """Whether anything of a partition was found staged, or was staged since."""
-        return encode_key(key) in self._known
+        return bool(self._known) and encode_key(key) in self._known
 
     def usable(self, partition: Partition) -> list[StagedRows]:
         """What earlier runs staged of this very source version, read in full and found whole: ascending, no overlap.

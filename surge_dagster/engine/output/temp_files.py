@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import secrets
 from pathlib import Path
@@ -17,6 +18,9 @@ from types import TracebackType
 TEMP_PREFIX = ".tmp-"
 _LOCK_NAME = ".lock"
 _TRIES = 100
+# Of the names of this process's files; a process of another container may have the same number.
+_OURS = secrets.token_hex(6)
+_NUMBERS = itertools.count()
 
 
 def open_temp(folder: str) -> tuple[str, int]:
@@ -26,7 +30,7 @@ def open_temp(folder: str) -> tuple[str, int]:
         OSError: the folder is not there or cannot be written.
     """
     while True:
-        path = f"{folder}/{TEMP_PREFIX}{os.getpid()}-{secrets.token_hex(6)}"
+        path = f"{folder}/{TEMP_PREFIX}{os.getpid()}-{_OURS}{next(_NUMBERS):x}"
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:

@@ -6,8 +6,9 @@ import numpy as np
 
 # A float32 vector of length 1 misses it by rounding alone; float16 rounds each component to 11 bits.
 _NORM_TOLERANCE = {np.dtype("float32"): 1e-3, np.dtype("float16"): 5e-3}
-# float16 is widened before it is squared, a few rows at a time, so that they stay in the processor's cache.
-_CHUNK_ROWS = {np.dtype("float32"): 4096, np.dtype("float16"): 128}
+# float32 is read as it lies, as fast as main memory gives it: the longer the way, the better. float16 is widened before
+# it is squared, a few rows at a time, so that they stay in the processor's cache.
+_CHUNK_ROWS = {np.dtype("float32"): 16_384, np.dtype("float16"): 128}
 _FINITE_SQUARES = {np.dtype("float32"): float(np.finfo(np.float32).max), np.dtype("float16"): 65_535.0**2}
 
 

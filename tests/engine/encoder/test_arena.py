@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from surge_dagster.engine.columns import value_parts
 from surge_dagster.engine.encoder.arena import Arena, ArenaClosed, Cancelled
 from tests.engine.encoder.conftest import column
 
@@ -31,6 +32,22 @@ def test_rows_come_out_as_they_went_in_also_from_slices_and_in_several_steps(are
     assert slot.texts(0, len(slot)).to_pylist() == TEXTS
     assert slot.texts(2, 5).to_pylist() == TEXTS[2:5]
     slot.texts(0, len(slot)).validate(full=True)
+
+
+def test_few_bytes_and_many_are_copied_alike() -> None:
+    texts = ["short", "x" * 70_000, "", "ö" * 32_768, "y" * 65_537, "end"]
+    with Arena(slots=2, max_texts=10, max_bytes=300_000, dimension=3, dtype="float32") as arena:
+        first, second = arena.acquire(), arena.acquire()  # what one slot holds must not show in the other one
+        for slot in (second, first):
+            for text in texts:
+                rows = column(["left out", text])[1:]
+                slot.append(rows, value_parts(rows))
+            slot.append(column(["dropped"]))
+            slot.truncate(len(texts))
+            slot.append(column(["more"]))
+        for slot in (first, second):
+            assert slot.texts(0, len(slot)).to_pylist() == [*texts, "more"]
+            assert slot.text_bytes == sum(len(text.encode()) for text in texts) + 4
 
 
 def test_views_of_texts_and_vectors_share_the_slots_memory(arena: Arena) -> None:

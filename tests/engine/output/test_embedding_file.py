@@ -296,7 +296,7 @@ class TestMemoryOfWriting:
 
 class TestVectors:
     def test_good_vectors_pass(self) -> None:
-        assert invalid_row(unit_vectors(5000, 8), normalized=True) is None
+        assert invalid_row(unit_vectors(20_000, 8), normalized=True) is None
         assert invalid_row(unit_vectors(5000, 8, "float16"), normalized=True) is None
         assert invalid_row(np.zeros((0, 8), np.float32), normalized=True) is None
         assert invalid_row(unit_vectors(10, 8) * 7, normalized=False) is None
@@ -308,17 +308,24 @@ class TestVectors:
     @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
     @pytest.mark.parametrize("normalized", [True, False])
     def test_a_vector_that_is_not_finite_is_named(self, value: float, normalized: bool, dtype: str) -> None:
-        matrix = unit_vectors(5000, 8, dtype)
-        matrix[4321, 3] = value
-        assert invalid_row(matrix, normalized=normalized) == (4321, "its vector is not finite")
+        matrix = unit_vectors(20_000, 8, dtype)
+        matrix[[17_321, 19_999], 3] = value
+        assert invalid_row(matrix, normalized=normalized) == (17_321, "its vector is not finite")
 
-    def test_a_vector_of_another_length_is_named(self) -> None:
-        matrix = unit_vectors(5000, 8)
-        matrix[4200] *= 1.01
-        matrix[4300] = 0
-        assert invalid_row(matrix, normalized=True) == (4200, "its vector has length 1.0100; expected 1")
-        matrix[4250, 3] = np.nan
-        assert invalid_row(matrix, normalized=True) == (4200, "its vector has length 1.0100; expected 1"), "the first"
+    @pytest.mark.parametrize("row", [0, 16_383, 16_384, 19_999])
+    def test_a_vector_of_another_length_is_named(self, row: int) -> None:
+        matrix = unit_vectors(20_001, 8)
+        matrix[row] *= 1.01
+        matrix[20_000] = 0
+        assert invalid_row(matrix, normalized=True) == (row, "its vector has length 1.0100; expected 1")
+        matrix[20_000, 3] = np.nan
+        assert invalid_row(matrix, normalized=True) == (row, "its vector has length 1.0100; expected 1"), "the first"
+
+    @pytest.mark.parametrize(("factor", "good"), [(1.0009, True), (0.9991, True), (1.0011, False), (0.9989, False)])
+    def test_a_float32_vector_may_miss_its_length_by_a_thousandth(self, factor: float, good: bool) -> None:
+        matrix = unit_vectors(700, 384)
+        matrix[699] *= np.float32(factor)
+        assert (invalid_row(matrix, normalized=True) is None) == good
 
     @pytest.mark.parametrize(("factor", "good"), [(1.004, True), (0.996, True), (1.007, False), (0.993, False)])
     def test_a_float16_vector_may_miss_its_length_by_what_it_is_rounded(self, factor: float, good: bool) -> None:

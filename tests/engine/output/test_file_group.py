@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surge_dagster.engine.output import file_group as module
+from surge_dagster.engine.output import file_template as module
 from surge_dagster.engine.output.embedding_file import LEAST_COMPRESSED_BYTES, FileFacts
 from surge_dagster.engine.output.file_group import GroupRows, fits, group_files
 from surge_dagster.engine.output.local_store import LocalStore

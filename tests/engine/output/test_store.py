@@ -16,7 +16,8 @@ import pytest
 
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.output import open_store
-from surge_dagster.engine.output.local_store import LocalStore, publish_together
+from surge_dagster.engine.output.local_store import LocalStore
+from surge_dagster.engine.output.local_upload import publish_together
 
 
 @pytest.fixture
