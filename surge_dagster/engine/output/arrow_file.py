@@ -9,7 +9,7 @@ unless one row alone has more: with that, writing takes no more memory than is b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -29,6 +29,7 @@ from surge_dagster.engine.output.arrow_footer import (
 from surge_dagster.engine.output.checked_file import CheckedFile, end_of
 from surge_dagster.engine.output.embedding_file import (
     FileFacts,
+    FileRows,
     InvalidFile,
     embedding_table,
     row_group_rows,
@@ -41,26 +42,16 @@ _BATCH_STRING_BYTES = 256 * 1024
 _HELD_WHOLE_BYTES = 256 * 1024
 
 
-def write_arrow_file(
-    upload: Upload,
-    ids: Sequence[pa.Array],
-    id_type: pa.DataType,
-    texts: pa.Array | None,
-    matrix: np.ndarray,
-    facts: FileFacts,
-) -> None:
-    """Write a whole output file.
-
-    Args:
-        ids: in one piece or in several.
-        texts: None leaves the column out.
-        matrix: [rows, dimension], contiguous.
-    """
-    strings = sum(part.nbytes for part in ids) + (0 if texts is None else texts.nbytes)
+def write_arrow_file(upload: Upload, rows: FileRows, facts: FileFacts) -> None:
+    """Write a whole output file."""
+    texts, matrix = rows.texts, rows.matrix
+    strings = sum(part.nbytes for part in rows.ids) + (0 if texts is None else texts.nbytes)
     small = matrix.nbytes + strings <= _HELD_WHOLE_BYTES
     sink: Any = pa.BufferOutputStream() if small else upload.sink
-    with ArrowFileWriter(sink, id_type, matrix.shape[1], str(matrix.dtype), include_text=texts is not None) as writer:
-        writer.append(pa.chunked_array(list(ids), type=id_type), texts, matrix)
+    with ArrowFileWriter(
+        sink, rows.id_type, matrix.shape[1], str(matrix.dtype), include_text=texts is not None
+    ) as writer:
+        writer.append(pa.chunked_array(list(rows.ids), type=rows.id_type), texts, matrix)
         writer.close(facts)
     if small:
         upload.write(sink.getvalue().to_pybytes())

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, lru_cache
 from types import TracebackType
@@ -93,6 +93,23 @@ class FileFacts:
     def to_metadata(self) -> dict[bytes, bytes]:
         """The footer metadata, with the digest that guards it."""
         return guarded_metadata(self, FORMAT)
+
+
+@dataclass(frozen=True, slots=True)
+class FileRows:
+    """All rows of one output file.
+
+    Attributes:
+        ids: in one piece or in several.
+        id_type: string, int64 or binary.
+        texts: None leaves the column out.
+        matrix: [rows, dimension], contiguous.
+    """
+
+    ids: Sequence[pa.Array]
+    id_type: pa.DataType
+    texts: pa.Array | None
+    matrix: np.ndarray
 
 
 def desired_version(content: str, space: str) -> str:

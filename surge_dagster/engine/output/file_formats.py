@@ -6,11 +6,10 @@ the same in both; what differs lies behind `FileWriter` and `OutputFile`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Protocol, Self
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -21,6 +20,7 @@ from surge_dagster.engine.output.checked_file import CheckedFile, end_of
 from surge_dagster.engine.output.embedding_file import (
     EmbeddingFileWriter,
     FileFacts,
+    FileRows,
     InvalidFile,
     page_bytes,
     read_facts,
@@ -146,24 +146,10 @@ def new_writer(
     return kind(sink, id_type, dimension, dtype, include_text=include_text)
 
 
-def write_file(
-    file_format: FileFormat,
-    upload: Upload,
-    ids: Sequence[pa.Array],
-    id_type: pa.DataType,
-    texts: pa.Array | None,
-    matrix: np.ndarray,
-    facts: FileFacts,
-) -> None:
-    """Write a whole output file.
-
-    Args:
-        ids: in one piece or in several.
-        texts: None leaves the column out.
-        matrix: [rows, dimension], contiguous.
-    """
+def write_file(file_format: FileFormat, upload: Upload, rows: FileRows, facts: FileFacts) -> None:
+    """Write a whole output file."""
     write = write_arrow_file if file_format == "arrow" else write_parquet_file
-    write(upload, ids, id_type, texts, matrix, facts)
+    write(upload, rows, facts)
 
 
 class _ParquetFile:

@@ -20,7 +20,7 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.output.embedding_file import LEAST_COMPRESSED_BYTES, FileFacts
+from surge_dagster.engine.output.embedding_file import LEAST_COMPRESSED_BYTES, FileFacts, FileRows
 from surge_dagster.engine.output.fact_values import SharedValues, shared_facts, values_of
 from surge_dagster.engine.output.parquet_columns import plain_values
 from surge_dagster.engine.output.parquet_encoding import MAGIC, checksum_number, number, varint, with_length
@@ -257,7 +257,7 @@ class _Kept:
 def _written(sample: _Sample) -> bytes:
     ids, texts, matrix, facts = sample
     kept = _Kept()
-    write_file(kept, [ids], ids.type, texts, matrix, facts)
+    write_file(kept, FileRows([ids], ids.type, texts, matrix), facts)
     return kept.sink.getvalue().to_pybytes()
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.encoder.spec import Space
-from surge_dagster.engine.output.embedding_file import FileFacts
+from surge_dagster.engine.output.embedding_file import FileFacts, FileRows
 from surge_dagster.engine.output.file_formats import file_name, write_file
 from surge_dagster.engine.output.file_group import GroupRows, fits, group_files
 from surge_dagster.engine.output.local_upload import publish_together
@@ -173,9 +173,8 @@ class GroupWriter:
         slot = publication.batch.slot
         texts = slot.texts(segment.start, segment.stop) if self._include_text else None
         matrix = slot.matrix(segment.start, segment.stop)
-        write_file(
-            self._space.file_format, upload, segment.ids, segment.partition.id_type or pa.string(), texts, matrix, facts
-        )
+        rows = FileRows(segment.ids, segment.partition.id_type or pa.string(), texts, matrix)
+        write_file(self._space.file_format, upload, rows, facts)
 
 
 def _id_bytes(segment: Segment) -> int:

@@ -15,6 +15,7 @@ from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.ledger import Ledger
 from surge_dagster.engine.output.drift import Comparisons
+from surge_dagster.engine.output.embedding_file import FileRows
 from surge_dagster.engine.output.file_formats import file_name, write_file
 from surge_dagster.engine.output.publication import Publication, Spent
 from surge_dagster.engine.output.receipts import facts_of_file, receipt_of, require_unchanged
@@ -68,9 +69,8 @@ class PieceWriter:
         facts = facts_of_file(partition, self._space, precision=self._precision, rows=len(matrix), truncated=truncated)
         self._compare(publication, segment, matrix)
         with self._store.create(file_name(self._space.name, partition.key, self._space.file_format)) as upload:
-            write_file(
-                self._space.file_format, upload, segment.ids, partition.id_type or pa.string(), texts, matrix, facts
-            )
+            rows = FileRows(segment.ids, partition.id_type or pa.string(), texts, matrix)
+            write_file(self._space.file_format, upload, rows, facts)
             serialized = time.perf_counter()
             stored = upload.publish(lambda: require_unchanged(partition.source))
         spent = Spent(begun, serialized, time.perf_counter(), truncated)

@@ -21,6 +21,7 @@ from surge_dagster.engine.output.embedding_file import (
     LEAST_COMPRESSED_BYTES,
     EmbeddingFileWriter,
     FileFacts,
+    FileRows,
     matrix_of,
     schema,
 )
@@ -35,56 +36,38 @@ _MAX_ID_BYTES = 64 * 1024
 _MADE_UP_ROWS = 5
 
 
-def write_file(
-    upload: Upload,
-    ids: Sequence[pa.Array],
-    id_type: pa.DataType,
-    texts: pa.Array | None,
-    matrix: np.ndarray,
-    facts: FileFacts,
-) -> None:
-    """Write a whole output file, in the way that is fastest for its size.
-
-    Args:
-        ids: in one piece or in several.
-        texts: None leaves the column out.
-        matrix: [rows, dimension], contiguous.
-    """
-    small = small_file(ids, id_type, texts, matrix, facts)
+def write_file(upload: Upload, rows: FileRows, facts: FileFacts) -> None:
+    """Write a whole output file, in the way that is fastest for its size."""
+    small = small_file(rows, facts)
     if small is not None:
         upload.write(small)
         return
+    texts, matrix = rows.texts, rows.matrix
     compress = texts is None or _string_bytes(texts) >= LEAST_COMPRESSED_BYTES
     include_text, dtype = texts is not None, str(matrix.dtype)
     with EmbeddingFileWriter(
-        upload.sink, id_type, matrix.shape[1], dtype, include_text=include_text, compress=compress
+        upload.sink, rows.id_type, matrix.shape[1], dtype, include_text=include_text, compress=compress
     ) as writer:
-        writer.append(pa.chunked_array(list(ids), type=id_type), texts, matrix)
+        writer.append(pa.chunked_array(list(rows.ids), type=rows.id_type), texts, matrix)
         writer.close(facts)
 
 
-def small_file(
-    ids: Sequence[pa.Array], id_type: pa.DataType, texts: pa.Array | None, matrix: np.ndarray, facts: FileFacts
-) -> bytes | None:
+def small_file(rows: FileRows, facts: FileFacts) -> bytes | None:
     """A whole output file, equal to what `EmbeddingFileWriter` writes without compression.
-
-    Args:
-        ids: in one piece or in several.
-        texts: None leaves the column out.
-        matrix: [rows, dimension], contiguous.
 
     Returns:
         None for what is not small, and where pyarrow's own files are of another form: then that is to write it.
     """
-    rows, dimension = matrix.shape
-    if not 0 < rows <= MAX_ROWS or matrix.nbytes > MAX_VECTOR_BYTES:
+    id_type, texts, matrix = rows.id_type, rows.texts, rows.matrix
+    count, dimension = matrix.shape
+    if not 0 < count <= MAX_ROWS or matrix.nbytes > MAX_VECTOR_BYTES:
         return None
     include_text = texts is not None
     form = FileForm(id_type, dimension, matrix.dtype, include_text, compress=False)
     frame = _proofs.frame(form, lambda: schema(id_type, dimension, str(matrix.dtype), include_text=include_text))
     if frame is None:
         return None
-    columns: list[bytes | pa.Buffer] = [b"".join(map(plain_values, ids))]
+    columns: list[bytes | pa.Buffer] = [b"".join(map(plain_values, rows.ids))]
     if len(columns[0]) > _MAX_ID_BYTES:
         return None
     if texts is not None:

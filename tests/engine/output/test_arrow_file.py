@@ -20,6 +20,7 @@ from surge_dagster.engine.output.arrow_file import ArrowFile, ArrowFileWriter, w
 from surge_dagster.engine.output.arrow_footer import end_bytes
 from surge_dagster.engine.output.embedding_file import (
     FileFacts,
+    FileRows,
     InvalidFile,
     check_schema,
     page_window_bytes,
@@ -77,7 +78,8 @@ class TestFormat:
         upload = LocalUpload(tmp_path, "f")
         with upload:
             texts = texts_of(50) if include_text else None
-            write_arrow_file(upload, [ids[:7], ids[7:]], id_type, texts, matrix, replace(FACTS, rows=50, dimension=3))
+            rows = FileRows([ids[:7], ids[7:]], id_type, texts, matrix)
+            write_arrow_file(upload, rows, replace(FACTS, rows=50, dimension=3))
             upload.publish(lambda: None)
         table = pa.ipc.open_file(tmp_path / "f").read_all()
         table.validate(full=True)

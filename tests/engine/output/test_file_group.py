@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surge_dagster.engine.output import file_template as module
-from surge_dagster.engine.output.embedding_file import LEAST_COMPRESSED_BYTES, FileFacts
+from surge_dagster.engine.output.embedding_file import LEAST_COMPRESSED_BYTES, FileFacts, FileRows
 from surge_dagster.engine.output.file_group import GroupRows, fits, group_files
 from surge_dagster.engine.output.local_store import LocalStore
 from surge_dagster.engine.output.small_file import MAX_ROWS, small_file, write_file
@@ -38,7 +38,7 @@ def one_by_one(folder: Path, rows: GroupRows, facts: Sequence[FileFacts]) -> lis
         with store.create("one") as upload:
             texts = None if rows.texts is None else rows.texts[first:end]
             ids: list[pa.Array] = [rows.ids[first:end]]
-            write_file(upload, ids, rows.ids.type, texts, rows.matrix[first:end], said)
+            write_file(upload, FileRows(ids, rows.ids.type, texts, rows.matrix[first:end]), said)
             stored = upload.publish(lambda: None)
         files.append(store.open(stored.name).read())
     return files
@@ -75,7 +75,7 @@ def test_whatever_stands_in_them(partitions: list[list[str]], key: str) -> None:
     matrix = np.random.default_rng(bounds[-1]).normal(size=(bounds[-1], 12)).astype("float32")
     rows, facts = GroupRows(ids, texts, matrix, bounds), facts_of(bounds, 12, key)
     alone = [
-        small_file([ids[first:end]], ids.type, texts[first:end], matrix[first:end], said)  # pyright: ignore[reportArgumentType]
+        small_file(FileRows([ids[first:end]], ids.type, texts[first:end], matrix[first:end]), said)  # pyright: ignore[reportArgumentType]
         for said, (first, end) in zip(facts, pairwise(bounds), strict=True)
     ]
     assert list(group_files(rows, facts)) == alone
@@ -99,15 +99,8 @@ def test_what_is_tiny(rows: int, dimension: int, string_bytes: int, expected: bo
 def test_a_form_that_is_written_otherwise_is_left_to_the_writer_of_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def otherwise(
-        upload: Upload,
-        ids: Sequence[pa.Array],
-        id_type: pa.DataType,
-        texts: pa.Array | None,
-        matrix: np.ndarray,
-        facts: FileFacts,
-    ) -> None:
-        write_file(upload, ids, id_type, texts, matrix, facts)
+    def otherwise(upload: Upload, rows: FileRows, facts: FileFacts) -> None:
+        write_file(upload, rows, facts)
         if len(facts.partition_key) == 300:  # one of those that a template is tried on
             upload.write(b"more")
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from surge_dagster.engine.output import parquet_proof
 from surge_dagster.engine.output import small_file as module
-from surge_dagster.engine.output.embedding_file import EmbeddingFileWriter, FileFacts
+from surge_dagster.engine.output.embedding_file import EmbeddingFileWriter, FileFacts, FileRows
 from surge_dagster.engine.output.parquet_proof import arrow_writer
 from surge_dagster.engine.output.small_file import MAX_ROWS, small_file
 
@@ -53,7 +53,7 @@ def test_files_of_every_form_are_pyarrows_own(kind: pa.DataType, dtype: str, inc
             texts = pa.array([f"text {row}" for row in range(rows)], pa.large_string()) if include_text else None
             matrix = random.normal(size=(rows, dimension)).astype(dtype)
             said = facts(rows, dimension, cut=rows)
-            assert small_file([ids], kind, texts, matrix, said) == by_pyarrow(ids, texts, matrix, said)
+            assert small_file(FileRows([ids], kind, texts, matrix), said) == by_pyarrow(ids, texts, matrix, said)
 
 
 @settings(max_examples=60, derandomize=True, deadline=None)
@@ -68,14 +68,14 @@ def test_whatever_stands_in_them(texts: list[str], cut: int, key: str) -> None:
     ids = pa.array([f"{row}{text}" for row, text in enumerate(texts)])
     matrix = np.random.default_rng(rows).normal(size=(rows, 12)).astype("float32")
     said = facts(rows, 12, key)
-    found = small_file([ids[:cut], ids[cut:]], pa.string(), column, matrix, said)
+    found = small_file(FileRows([ids[:cut], ids[cut:]], pa.string(), column, matrix), said)
     assert found == by_pyarrow(ids, column, matrix, said)
 
 
 def test_they_read_back_with_their_checksums() -> None:
     ids, texts = ids_of(pa.string(), 10), pa.array([f"text {row}" for row in range(10)], pa.large_string())
     matrix = np.random.default_rng(2).normal(size=(10, 8)).astype("float32")
-    raw = small_file([ids], pa.string(), texts, matrix, facts(10, 8))
+    raw = small_file(FileRows([ids], pa.string(), texts, matrix), facts(10, 8))
     assert raw is not None
     table = pq.read_table(io.BytesIO(raw), page_checksum_verification=True)
     assert table["id"].to_pylist() == ids.to_pylist()
@@ -95,7 +95,7 @@ def test_they_read_back_with_their_checksums() -> None:
 def test_what_is_not_small_is_left_to_pyarrow(rows: int, dimension: int, text: str) -> None:
     texts = pa.array([text] * rows, pa.large_string())
     matrix = np.zeros((rows, dimension), "float32")
-    assert small_file([ids_of(pa.string(), rows)], pa.string(), texts, matrix, facts(rows, dimension)) is None
+    assert small_file(FileRows([ids_of(pa.string(), rows)], pa.string(), texts, matrix), facts(rows, dimension)) is None
 
 
 def test_a_pyarrow_that_writes_another_form_writes_the_files_itself(
@@ -110,6 +110,6 @@ def test_a_pyarrow_that_writes_another_form_writes_the_files_itself(
     monkeypatch.setattr(parquet_proof, "arrow_writer", other)
     ids, matrix = ids_of(pa.string(), 3), np.zeros((3, 8), "float32")
     with caplog.at_level(logging.WARNING):
-        assert small_file([ids], pa.string(), None, matrix, facts(3, 8)) is None
-        assert small_file([ids], pa.string(), None, matrix, facts(3, 8)) is None
+        assert small_file(FileRows([ids], pa.string(), None, matrix), facts(3, 8)) is None
+        assert small_file(FileRows([ids], pa.string(), None, matrix), facts(3, 8)) is None
     assert caplog.text.count("left to pyarrow") == 1
