@@ -185,7 +185,11 @@ class DevServer:
 
     def process(self, run_id: str) -> psutil.Process:
         """The process that executes a run."""
-        return psutil.Process(int(self.run(run_id)["tags"]["surge/process"].partition("@")[0]))
+        query = """query($r: ID!) { logsForRun(runId: $r, limit: 100) { ... on EventConnection { events {
+            ... on EngineEvent { metadataEntries { label ... on TextMetadataEntry { text } } } } } } }"""
+        events = self.ask(query, r=run_id)["logsForRun"]["events"]
+        entries = [entry for event in events for entry in event.get("metadataEntries", ())]
+        return psutil.Process(int(next(entry["text"] for entry in entries if entry["label"] == "pid")))
 
     def runs(self) -> list[dict[str, Any]]:
         """All runs, the newest first."""

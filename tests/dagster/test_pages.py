@@ -201,6 +201,7 @@ def see_a_backfill(server: DevServer, camera: Camera, folder: Path) -> None:
     camera.take("backfill", f"/runs/b/{backfill}", "embeddings")
     camera.take("backfill-runs", f"/runs/b/{backfill}?tab=runs", "Success")
     camera.take("runs", "/runs", "catalog_refresh")
+    assert not [line for line in camera.lines() if "surge/" in line], "bookkeeping, which is cut off there"
 
 
 def see_figures(server: DevServer, camera: Camera) -> None:
