@@ -83,7 +83,7 @@ def throughput_chart(timeline: Timeline) -> dg.MarkdownMetadataValue:
     for x, y in points:
         chart.dot(x, y, _BLUE)
     chart.line(LEFT, level(mean), RIGHT, level(mean), stroke=_RED, dashed=True)
-    chart.text(RIGHT, 40, f"all together: {mean:,.0f} texts/s (dashed)", anchor="end", fill=_RED)
+    chart.text(RIGHT, 40, f"all calls together: {mean:,.0f} texts/s (dashed)", anchor="end", fill=_RED)
     chart.text(LEFT, _PLOT_BOTTOM + 18, "first SuperBatch", fill=GREY)
     chart.text(RIGHT, _PLOT_BOTTOM + 18, f"last of {count:,}", anchor="end", fill=GREY)
     return chart.metadata()

@@ -68,7 +68,7 @@ def test_the_throughput_has_a_point_for_each_superbatch_higher_where_it_was_fast
     svg = drawn(throughput_chart(timeline_of(3)))
     heights = [float(point.get("cy", 0)) for point in svg.iter(f"{_SVG}circle")]
     assert len(heights) == 3 and heights[0] > heights[1] > heights[2]
-    assert "all together: 1,001 texts/s" in words(svg)
+    assert "all calls together: 1,001 texts/s" in words(svg)
 
 
 def test_the_histogram_marks_n_star_and_b_min_where_they_lie_among_the_sizes() -> None:
