@@ -264,7 +264,7 @@ class DevServer:
 
 
 @contextmanager
-def dev_server(folder: Path, *, pool_limit: int = 1, **settings: str) -> Iterator[DevServer]:
+def dev_server(folder: Path, pool_limit: int = 1, /, **settings: str) -> Iterator[DevServer]:
     """Start `dagster dev` in a project folder of its own and stop it in the end.
 
     Args:

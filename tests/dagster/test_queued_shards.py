@@ -79,7 +79,7 @@ def test_the_queue_spreads_shards_over_processes_steals_work_and_survives_a_kill
     """Takes a minute or two: seven runs, each a process that starts, three at a time on whatever the machine has."""
     with dev_server(
         tmp_path,
-        pool_limit=SLOTS,
+        SLOTS,
         source=str(tmp_path / "catalog"),
         output=str(tmp_path / "output"),
         model="hash://16",
