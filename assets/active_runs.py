@@ -16,16 +16,18 @@ from typing import Any
 import dagster as dg
 from dagster._core.execution.context.system import StepExecutionContext
 from dagster._core.execution.retries import RetryMode
+from dagster._core.storage.tags import HIDDEN_TAG_PREFIX
 
 from surge_dagster.assets.launch import keys_of
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.partition_keys import to_partition_key
 from surge_dagster.engine.errors import ConfigError
 
-_HOST_TAG = "surge/host"
-_PROCESS_TAG = "surge/process"
+# Bookkeeping, with the prefix that Dagster's UI leaves out: its list of runs has room for three tags.
+_HOST_TAG = f"{HIDDEN_TAG_PREFIX}surge/host"
+_PROCESS_TAG = f"{HIDDEN_TAG_PREFIX}surge/process"
 # Dagster copies the tags of a run to the one that goes on from it, whose process is another.
-_SIGNED_TAG = "surge/signed_by"
+_SIGNED_TAG = f"{HIDDEN_TAG_PREFIX}surge/signed_by"
 _EXECUTING = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
 _ACTIVE = [
     dg.DagsterRunStatus.QUEUED,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -47,11 +47,19 @@ class EventWriter:
     Args:
         context: of the op whose events they are.
         grace_seconds: how long storing the rest may take when the step is ended by an error or is terminated.
+        before: called in the writer's thread with events that are about to be stored.
     """
 
-    def __init__(self, context: dg.OpExecutionContext, *, grace_seconds: float) -> None:
+    def __init__(
+        self,
+        context: dg.OpExecutionContext,
+        *,
+        grace_seconds: float,
+        before: Callable[[Sequence[Event]], None] = lambda events: None,
+    ) -> None:
         self._context = context
         self._grace_seconds = grace_seconds
+        self._before = before
         self._waiting: deque[_Logged] = deque()
         self._changed = threading.Condition()
         self._oldest = 0.0  # when the first of those that wait was logged
@@ -185,7 +193,9 @@ class EventWriter:
             alike = [logged for logged in batch if logged.points_back is points_back]
             if not alike:
                 continue
-            ids = store([logged.make() for logged in alike], any(logged.stored for logged in alike))
+            events = [logged.make() for logged in alike]
+            self._before(events)
+            ids = store(events, any(logged.stored for logged in alike))
             for logged, storage_id in zip(alike, ids, strict=True):
                 if logged.stored is not None and storage_id is not None:
                     logged.stored(storage_id)

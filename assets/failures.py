@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import dagster as dg
-from dagster._core.events import AssetMaterializationPlannedData, DagsterEvent
 
-from surge_dagster.assets.event_batches import BATCH_EVENTS, report_batch
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.partition_keys import to_partition_key
+from surge_dagster.assets.planned import plan
 from surge_dagster.assets.refresh import Outcome
 from surge_dagster.assets.refusals import tell_of_refusals
 from surge_dagster.engine.telemetry import Failure
@@ -54,19 +53,10 @@ def failure_of(names: CatalogNames, outcome: Outcome) -> dg.Failure:
 def tell_of_failures(names: CatalogNames, context: dg.OpExecutionContext, outcome: Outcome) -> None:
     """Make Dagster show exactly these partitions as failed when the run has ended, and why it refused any.
 
-    Dagster shows a partition as failed when a failed run planned it and did not materialize it. Runs here plan their
-    whole range in one event, without which fresh partitions that a failing run skipped would be shown as failed too.
+    Dagster shows a partition as failed when a failed run planned it and did not materialize it.
     """
     tell_of_refusals(names, context, outcome.refused)
-    step, run_id = str(context.op_handle), context.run_id
-    keys = list(dict.fromkeys(failure.key for failure in outcome.failures))
-    for start in range(0, len(keys), BATCH_EVENTS):
-        planned = [
-            AssetMaterializationPlannedData(names.embeddings, partition=to_partition_key(key))
-            for key in keys[start : start + BATCH_EVENTS]
-        ]
-        build = DagsterEvent.build_asset_materialization_planned_event
-        report_batch(context.instance, run_id, [build(context.job_name, step, each) for each in planned])
+    plan(names, context, (to_partition_key(failure.key) for failure in outcome.failures))
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], count: int) -> dg.MarkdownMetadataValue:

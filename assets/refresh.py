@@ -23,6 +23,7 @@ from surge_dagster.assets.lineage import read_catalogued
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import file_violation, known_space, published
 from surge_dagster.assets.partition_keys import from_partition_key, to_partition_key
+from surge_dagster.assets.planned import PlansAgain
 from surge_dagster.assets.resumed import done_before
 from surge_dagster.assets.run_findings import RunFindings
 from surge_dagster.assets.selection import Select, catalog_keys, failed_on_record
@@ -95,7 +96,9 @@ class Refresh:
         self._backfill = "dagster/backfill" in context.run_tags
         self._gone: list[str] = []
         self._catalogued = read_catalogued(names, context.instance)
-        self._events = EventWriter(context, grace_seconds=encoder.grace_seconds)
+        self._events = EventWriter(
+            context, grace_seconds=encoder.grace_seconds, before=PlansAgain(names, context).before
+        )
         self.outcome = Outcome(findings=RunFindings(policy))
 
     def run(self, partition_keys: Iterable[str] | None, already_refused: Mapping[str, Failure]) -> Outcome:

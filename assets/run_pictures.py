@@ -16,7 +16,8 @@ from surge_dagster.engine.timeline import Span, Timeline
 
 _LANES = (("encode", "#2f6f9f"), ("serialize", "#c98a3a"), ("upload", "#5b9a68"))
 _LANE, _TOP, _FAINTEST = 38, 36, 0.25
-_BLUE, _RED = "#2f6f9f", "#b5403a"
+_BLUE, _PALE, _RED, _DARK = "#2f6f9f", "#a9c6dc", "#b5403a", "#444"
+_LABEL = 90  # the room that a mark's label takes
 _PLOT_TOP, _PLOT_BOTTOM, _HEIGHT = 52, 210, 250
 
 
@@ -65,7 +66,7 @@ def throughput_chart(timeline: Timeline) -> dg.MarkdownMetadataValue:
     mean = _rate(sum(e.texts for e in timeline.entries), sum(e.encode_seconds for e in timeline.entries))
     most = 1.1 * max(max(rate for _, rate in rates), mean) or 1.0
     count = sum(superbatches for superbatches, _ in rates)
-    chart = Svg("Texts per second over the SuperBatches", _HEIGHT)
+    chart = Svg("Texts per second of each encode call", _HEIGHT)
 
     def level(rate: float) -> float:
         return _PLOT_BOTTOM - (_PLOT_BOTTOM - _PLOT_TOP) * rate / most
@@ -82,7 +83,7 @@ def throughput_chart(timeline: Timeline) -> dg.MarkdownMetadataValue:
     for x, y in points:
         chart.dot(x, y, _BLUE)
     chart.line(LEFT, level(mean), RIGHT, level(mean), stroke=_RED, dashed=True)
-    chart.text(RIGHT, 40, f"all together: {mean:,.0f} texts/s (dashed)", anchor="end", fill=_RED)
+    chart.text(RIGHT, 40, f"all calls together: {mean:,.0f} texts/s (dashed)", anchor="end", fill=_RED)
     chart.text(LEFT, _PLOT_BOTTOM + 18, "first SuperBatch", fill=GREY)
     chart.text(RIGHT, _PLOT_BOTTOM + 18, f"last of {count:,}", anchor="end", fill=GREY)
     return chart.metadata()
@@ -95,7 +96,7 @@ def sizes_chart(sizes: Counter[int], break_even: float, b_min: int) -> dg.Markdo
         sizes: partitions by the bits that their number of texts takes.
         break_even: n*, below which a partition alone would spend more on its encode call than on its texts.
     """
-    marks = [(f"n* = {short(max(break_even, 0))}", break_even, _RED), (f"B_min = {short(b_min)}", b_min, GREY)]
+    marks = [(f"n* = {short(max(break_even, 0))}", break_even, _RED), (f"B_min = {short(b_min)}", b_min, _DARK)]
     first = min([*sizes, *(int(_bits(value)) for _, value, _ in marks)])
     bins = max([*sizes, *(int(_bits(value)) for _, value, _ in marks)]) + 1 - first
     most = max(sizes.values())
@@ -110,12 +111,15 @@ def sizes_chart(sizes: Counter[int], break_even: float, b_min: int) -> dg.Markdo
         bits, x = first + number, LEFT + width * number
         height = (_PLOT_BOTTOM - _PLOT_TOP) * sizes[bits] / most
         if sizes[bits]:
-            chart.box(x + 1, _PLOT_BOTTOM - height, width - 2, height, _BLUE)
+            chart.box(x + 1, _PLOT_BOTTOM - height, width - 2, height, _PALE)
         chart.text(x, _PLOT_BOTTOM + 16, _power(bits), anchor="middle", fill=GREY)
-    for place, (label, value, colour) in enumerate(marks):
-        x = LEFT + width * (_bits(value) - first)
-        chart.line(x, _PLOT_TOP - 6, x, _PLOT_BOTTOM, stroke=colour, dashed=True)
-        chart.text(RIGHT - 130 * (1 - place), 40, label, anchor="end", fill=colour)
+    lines = [(LEFT + width * (_bits(value) - first), label, colour) for label, value, colour in marks]
+    for x, _, colour in lines:
+        chart.line(x, _PLOT_TOP - 6, x, _PLOT_BOTTOM, stroke=colour, dashed=True, width=2)
+    (left, left_label, left_colour), (right, right_label, right_colour) = sorted(lines)
+    right = min(right + 4, RIGHT - _LABEL)
+    chart.text(min(left - 4, right - 8), 40, left_label, anchor="end", fill=left_colour)
+    chart.text(right, 40, right_label, fill=right_colour)
     return chart.metadata()
 
 

@@ -46,10 +46,13 @@ class Svg:
             f'<rect x="{x:.1f}" y="{y:.0f}" width="{max(1.0, width):.1f}" height="{height:.0f}" fill="{fill}"{shade}/>'
         )
 
-    def line(self, x1: float, y1: float, x2: float, y2: float, *, stroke: str = "#ddd", dashed: bool = False) -> None:
+    def line(
+        self, x1: float, y1: float, x2: float, y2: float, *, stroke: str = "#ddd", dashed: bool = False, width: int = 1
+    ) -> None:
         """Draw a line."""
-        dashes = ' stroke-dasharray="5 4"' if dashed else ""
-        self._parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{stroke}"{dashes}/>')
+        style = f' stroke-width="{width}"' if width != 1 else ""
+        style += ' stroke-dasharray="5 4"' if dashed else ""
+        self._parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{stroke}"{style}/>')
 
     def dot(self, x: float, y: float, fill: str) -> None:
         """Draw a point."""

@@ -14,11 +14,13 @@ import statistics
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
+
+import psutil
 
 from benchmarks.browser import NoBrowser, browser_page
 from benchmarks.dagster_refresh import ROOT, Project
@@ -37,20 +39,35 @@ _KNOWN = """query KnownPartitionQuery { assetNodeOrError(assetKey: {path: ["embe
         materializedPartitions failedPartitions materializingPartitions unmaterializedPartitions } } } } }"""
 
 
+@dataclass(frozen=True, slots=True)
+class _Webserver:
+    """A webserver that answers, and its code server below it."""
+
+    url: str
+    process: psutil.Process
+
+    def cpu_seconds(self) -> float:
+        """Of both, so far."""
+        times = [each.cpu_times() for each in (self.process, *self.process.children(recursive=True))]
+        return sum(each.user + each.system for each in times)
+
+
 def pages_document(project: Project, rounds: int) -> Document:
     """Open the page, then ask its questions again."""
-    with _webserver(project) as url:
+    with _webserver(project) as server:
         asked: list[Document] = [{"operationName": "KnownPartitionQuery", "query": _KNOWN, "variables": {}}]
         found: Document = {"partitions": project.refreshed["partitions"]}
         say("  the page")
         try:
-            loads = [_load(f"{url}/assets/embeddings?view=partitions", found["partitions"]) for _ in range(rounds)]
+            loads = [
+                _load(f"{server.url}/assets/embeddings?view=partitions", found["partitions"]) for _ in range(rounds)
+            ]
             found["page_seconds"] = [seconds for seconds, _ in loads]
             asked += loads[-1][1]
         except NoBrowser as error:
             found["missing"] = str(error)
         say(f"  its {len(asked)} questions")
-        found["queries"] = [_ask(url, question, rounds) for question in asked]
+        found["queries"] = [_ask(server, question, rounds) for question in asked]
     return found
 
 
@@ -81,13 +98,13 @@ def pages_lines(found: Document) -> Iterator[str]:
         yield f"page with {found['partitions']:,} partitions, seconds until they are shown: " + ", ".join(
             f"{seconds:.1f}" for seconds in found["page_seconds"]
         )
-    yield f"{'asked by the page':40}{'s':>8}{'kB':>10}"
+    yield f"{'asked by the page':40}{'s':>8}{'CPU s':>8}{'kB':>10}"
     for row in sorted(found["queries"], key=lambda row: -row["seconds"]):
-        yield f"{row['name']:40}{row['seconds']:>8.2f}{row['bytes'] / 1e3:>10,.1f}"
+        yield f"{row['name']:40}{row['seconds']:>8.2f}{row['cpu_seconds']:>8.2f}{row['bytes'] / 1e3:>10,.1f}"
 
 
 @contextmanager
-def _webserver(project: Project) -> Iterator[str]:
+def _webserver(project: Project) -> Iterator[_Webserver]:
     shutil.copy(ROOT / "workspace.yaml", project.folder)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -102,7 +119,7 @@ def _webserver(project: Project) -> Iterator[str]:
                 if process.poll() is not None or time.monotonic() > end:
                     raise RuntimeError((project.folder / "webserver.log").read_text()[-2000:])
                 time.sleep(0.2)
-            yield url
+            yield _Webserver(url, psutil.Process(process.pid))
         finally:
             process.terminate()
             process.wait(60)
@@ -136,16 +153,18 @@ def _questions(body: str | None) -> dict[str, Document]:
     return {question["operationName"]: question} if "operationName" in question else {}
 
 
-def _ask(url: str, question: Document, rounds: int) -> Document:
+def _ask(server: _Webserver, question: Document, rounds: int) -> Document:
     body = json.dumps(question).encode()
-    seconds, size = list[float](), 0
+    seconds, cpu, size = list[float](), list[float](), 0
     for _ in range(rounds):
-        request = urllib.request.Request(f"{url}/graphql", body, {"Content-Type": "application/json"})
-        begun = time.perf_counter()
+        request = urllib.request.Request(f"{server.url}/graphql", body, {"Content-Type": "application/json"})
+        begun, cpu_begun = time.perf_counter(), server.cpu_seconds()
         with urllib.request.urlopen(request, timeout=300) as response:
             content = response.read()
         seconds.append(time.perf_counter() - begun)
+        cpu.append(server.cpu_seconds() - cpu_begun)
         size = len(content)
         if b'"errors"' in content[:200]:
             raise RuntimeError(f"{question['operationName']}: {content[:500].decode(errors='replace')}")
-    return {"name": question["operationName"], "seconds": statistics.median(seconds), "bytes": size}
+    name = question["operationName"]
+    return {"name": name, "seconds": statistics.median(seconds), "cpu_seconds": statistics.median(cpu), "bytes": size}

@@ -34,6 +34,10 @@ def test_a_small_refresh_and_its_pages_give_the_promised_document() -> None:
 
 
 def test_without_a_browser_the_pages_own_questions_are_not_measured() -> None:
-    found = {"partitions": 3, "missing": "no Chromium here", "queries": [{"name": "k", "seconds": 1.0, "bytes": 9}]}
+    found = {
+        "partitions": 3,
+        "missing": "no Chromium here",
+        "queries": [{"name": "k", "seconds": 1.0, "cpu_seconds": 0.5, "bytes": 9}],
+    }
     known, page = pages_targets(found)
     assert known.met and page.met is None and page.note == "no Chromium here"

@@ -12,13 +12,14 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
+import yaml
 
 ROOT = Path(__file__).parent.parent.parent
 FINISHED = ("SUCCESS", "FAILURE", "CANCELED")
@@ -36,6 +37,32 @@ def eventually(what: str, look: Callable[[], T | None], *, seconds: float = 60) 
             raise AssertionError(f"not within {seconds} s: {what}")
         time.sleep(0.2)
     return seen
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """What Dagster keeps of a run.
+
+    Attributes:
+        keys: partitions that its config names.
+        parent: the run that it goes on from, if any.
+        created, started, ended: seconds of the epoch; the last two None where it has not come to that.
+    """
+
+    id: str
+    status: str
+    tags: Mapping[str, str]
+    keys: tuple[str, ...]
+    parent: str | None
+    created: float
+    started: float | None
+    ended: float | None
+
+
+def most_at_once(runs: Sequence[RunRecord]) -> int:
+    """The most of these runs that were going on at one moment, as Dagster recorded it."""
+    spans = [(run.started, run.ended) for run in runs if run.started and run.ended]
+    return max(sum(begun <= moment < ended for begun, ended in spans) for moment, _ in spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +152,19 @@ class DevServer:
         answer = self.ask("mutation($i: String!) { stopSensor(id: $i) { __typename } }", i=state)["stopSensor"]
         assert answer["__typename"] == "StopSensorMutationResult", answer
 
+    def limit_pool(self, runs: int) -> None:
+        """Let so many runs hold the encoder's pool at once."""
+        query = 'mutation($n: Int!) { setConcurrencyLimit(concurrencyKey: "gpu", limit: $n) }'
+        assert self.ask(query, n=runs)["setConcurrencyLimit"]
+
+    def keys_of_a_tick(self) -> list[str]:
+        """Partitions that a tick of the sensor would ask for now if it remembered nothing; it asks for none of them."""
+        query = """mutation($s: SensorSelector!) { sensorDryRun(selectorData: $s, cursor: "") {
+            ... on DryRunInstigationTick { evaluationResult { error { message } runRequests { runConfigYaml } } } } }"""
+        tick = self.ask(query, s={**_SELECTOR, "sensorName": "new_partitions"})["sensorDryRun"]["evaluationResult"]
+        assert not tick["error"], tick["error"]
+        return [key for request in tick["runRequests"] or () for key in _named_keys(request["runConfigYaml"])]
+
     def terminate(self, run_id: str) -> None:
         """Terminate a run as the UI's button does."""
         query = "mutation($r: String!) { terminateRun(runId: $r, terminatePolicy: SAFE_TERMINATE) { __typename } }"
@@ -145,13 +185,36 @@ class DevServer:
 
     def process(self, run_id: str) -> psutil.Process:
         """The process that executes a run."""
-        return psutil.Process(int(self.run(run_id)["tags"]["surge/process"].partition("@")[0]))
+        query = """query($r: ID!) { logsForRun(runId: $r, limit: 100) { ... on EventConnection { events {
+            ... on EngineEvent { metadataEntries { label ... on TextMetadataEntry { text } } } } } } }"""
+        events = self.ask(query, r=run_id)["logsForRun"]["events"]
+        entries = [entry for event in events for entry in event.get("metadataEntries", ())]
+        return psutil.Process(int(next(entry["text"] for entry in entries if entry["label"] == "pid")))
 
     def runs(self) -> list[dict[str, Any]]:
         """All runs, the newest first."""
         return self.ask("{ runsOrError { ... on Runs { results { runId status jobName } } } }")["runsOrError"][
             "results"
         ]
+
+    def records(self) -> list[RunRecord]:
+        """All runs, in the order in which they were created."""
+        query = """{ runsOrError { ... on Runs { results { runId status parentRunId runConfigYaml
+            creationTime startTime endTime tags { key value } } } } }"""
+        found = [
+            RunRecord(
+                id=run["runId"],
+                status=run["status"],
+                tags={tag["key"]: tag["value"] for tag in run["tags"]},
+                keys=_named_keys(run["runConfigYaml"]),
+                parent=run["parentRunId"],
+                created=run["creationTime"],
+                started=run["startTime"],
+                ended=run["endTime"],
+            )
+            for run in self.ask(query)["runsOrError"]["results"]
+        ]
+        return sorted(found, key=lambda run: run.created)
 
     def finished(self, run_id: str) -> str:
         """Wait for a run to end; gives its status."""
@@ -201,17 +264,20 @@ class DevServer:
 
 
 @contextmanager
-def dev_server(folder: Path, **settings: str) -> Iterator[DevServer]:
+def dev_server(folder: Path, pool_limit: int = 1, /, **settings: str) -> Iterator[DevServer]:
     """Start `dagster dev` in a project folder of its own and stop it in the end.
 
     Args:
         folder: gets workspace.yaml, .env and DAGSTER_HOME as the project has them.
+        pool_limit: runs that encode at once.
         settings: of the project, without `SURGE_`.
     """
     for name in ("workspace.yaml", ".env"):
         shutil.copy(ROOT / name, folder / name)
     (folder / "home").mkdir()
-    shutil.copy(ROOT / ".dagster" / "dagster.yaml", folder / "home")
+    instance = yaml.safe_load((ROOT / ".dagster" / "dagster.yaml").read_text())
+    instance["concurrency"]["pools"]["default_limit"] = pool_limit
+    (folder / "home" / "dagster.yaml").write_text(yaml.safe_dump(instance))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -235,6 +301,11 @@ def dev_server(folder: Path, **settings: str) -> Iterator[DevServer]:
                 process.kill()
             for left in server.processes():
                 left.kill()
+
+
+def _named_keys(run_config: str) -> tuple[str, ...]:
+    ops = (yaml.safe_load(run_config) or {}).get("ops", {})
+    return tuple(key for op in ops.values() for key in op["config"].get("keys", ()))
 
 
 def _if_final(status: str) -> str | None:

@@ -128,7 +128,7 @@ def test_a_scaffolded_catalog_is_launched_by_dg_as_an_asset(project: Path, bench
     assert len(list((project / document["attributes"]["output"]).glob("*/a.parquet"))) == 1
     told = bench.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT)
     pids = [entry.dagster_event.engine_event_data.metadata.get("pid") for entry in told if entry.dagster_event]
-    assert run.tags["surge/process"].partition("@")[0] == next(str(pid.value) for pid in pids if pid)
+    assert run.tags[".dagster/surge/process"].partition("@")[0] == next(str(pid.value) for pid in pids if pid)
 
 
 def test_every_setting_is_an_attribute_and_nothing_else_but_the_name() -> None:

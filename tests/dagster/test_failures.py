@@ -65,10 +65,36 @@ def test_only_what_truly_failed_is_shown_as_failed_and_repair_mends_it(bench: Wo
     assert shown(bench) == ({"a", "b", "c"}, set())
 
 
+def test_the_last_run_that_tried_a_partition_is_the_one_that_mended_it_even_if_another_one_failed_in_it(
+    bench: Workbench,
+) -> None:
+    def tried(key: str) -> str | None:
+        """The run that the partition's page tells of when another one materialized it last."""
+        planned = bench.instance.get_latest_planned_materialization_info(NAMES.embeddings, key)
+        return planned.run_id if planned else None
+
+    bench.instance.add_dynamic_partitions("catalog", ["a", "b", "c"])
+    bench.write("a", NULL_TEXT)
+    bench.write("b", NULL_TEXT)
+    bench.write("c")
+    failed = bench.embed("a", "c")
+    assert not failed.success and (tried("a"), tried("b"), tried("c")) == (failed.run_id, failed.run_id, None)
+    bench.write("a", 2, version="v2")
+    bench.write("b", NULL_TEXT, version="v2")
+    partly = bench.refresh()
+    assert not partly.success and (tried("a"), tried("b")) == (partly.run_id, partly.run_id)
+    assert shown(bench) == ({"a", "c"}, {"b"})
+    bench.write("a", 3, version="v3")
+    bench.write("b", 2, version="v3")
+    mended = bench.embed("a", "c")
+    assert mended.success and (tried("a"), tried("b"), tried("c")) == (mended.run_id, mended.run_id, None)
+    assert shown(bench) == ({"a", "b", "c"}, set())
+
+
 def test_every_partition_that_failed_is_shown_and_left_alone_however_many_there_are(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("surge_dagster.assets.failures.BATCH_EVENTS", 4)
+    monkeypatch.setattr("surge_dagster.assets.planned.BATCH_EVENTS", 4)
     bad = {f"bad{number:02}" for number in range(10)}
     for key in sorted(bad):
         bench.write(key, NULL_TEXT)

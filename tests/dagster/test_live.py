@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.dagster.dev_server import DevServer, dev_server, eventually
+from tests.dagster.dev_server import DevServer, dev_server, eventually, most_at_once
 from tests.small_catalogs import numbered_rows, write_partition
 
 ROWS = 20
@@ -166,6 +166,37 @@ def test_a_backfill_of_everything_is_one_run_that_encodes_what_is_missing_if_any
         assert sorted(event["partition"] for event in files) == sorted(everything)
         encoded += [event["partition"] for event in files if not event.get("reused")]
     assert encoded == ["p03"]
+
+
+@pytest.mark.timeout(150)
+def test_with_room_for_two_in_the_pool_two_runs_encode_at_once_and_a_third_waits_for_one_of_them(
+    server: DevServer, folder: Path
+) -> None:
+    gates = {key: folder / f"gate of {key}" for key in ("t00", "t01", "t02")}
+    for key, gate in gates.items():
+        write_partition(folder / "catalog", key, [("x", f"wait for {gate}")])
+    server.limit_pool(2)
+    try:
+        runs = {
+            key: server.launch("embed_partitions", {"ops": {"embeddings": {"config": {"keys": [key]}}}})
+            for key in gates
+        }
+        reached = {key: gate.with_suffix(".reached") for key, gate in gates.items()}
+        eventually("two runs at their gates", lambda: sum(mark.exists() for mark in reached.values()) == 2)
+        [waits] = [key for key, mark in reached.items() if not mark.exists()]
+        first, second = (key for key in gates if key != waits)
+        assert server.run(runs[waits])["status"] == "QUEUED"
+        assert server.process(runs[first]) != server.process(runs[second])
+        gates[first].touch()
+        assert server.finished(runs[first]) == "SUCCESS"
+        eventually("the third run in the place of the first one", reached[waits].exists)
+        assert server.run(runs[second])["status"] == "STARTED"
+    finally:
+        for gate in gates.values():
+            gate.touch()
+        server.limit_pool(1)
+    assert [server.finished(run) for run in runs.values()] == ["SUCCESS"] * 3
+    assert most_at_once([run for run in server.records() if run.id in runs.values()]) == 2
 
 
 @pytest.mark.timeout(200)

@@ -5,6 +5,7 @@ The pictures are left in pytest's folder for temporary files (`--basetemp=FOLDER
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,19 @@ from typing import Any
 import pytest
 
 from benchmarks.browser import NoBrowser, browser_page
+from surge_dagster.assets.partition_keys import from_partition_key
 from tests.dagster.dev_server import DevServer, dev_server, eventually
 from tests.small_catalogs import numbered_rows, write_partition
 
-PARTITIONS, ROWS, HELD = 300, 4, 120
+PARTITIONS, HELD = 300, 120
+_DRAW = random.Random(0)
+ROWS = [1 + int(_DRAW.lognormvariate(2.0, 1.0)) for _ in range(PARTITIONS)]
 # A blank page of this size is some 5 kB.
 _LEAST_BYTES = 25_000
 _MILLISECONDS = 120_000
+_WIDTH, _HEIGHT, _TALL = 1600, 1000, 3200
+_CHECK = "/assets/embeddings?view=checks&checkDetail=published_partitions_are_valid"
+_PLOTTED = ("texts_per_second", "overlap_ratio", "duty_cycle", "padding_ratio", "fill_ratio", "peak_resident_bytes")
 
 
 def key(number: int) -> str:
@@ -29,8 +36,8 @@ def key(number: int) -> str:
 @pytest.fixture
 def server(tmp_path: Path, cache_folder: Path) -> Iterator[DevServer]:
     for number in range(PARTITIONS):
-        write_partition(tmp_path / "catalog", key(number), numbered_rows(key(number), ROWS))
-    held = [("x", f"wait for {tmp_path / 'gate'}"), *numbered_rows(key(HELD), ROWS - 1)]
+        write_partition(tmp_path / "catalog", key(number), numbered_rows(key(number), ROWS[number]))
+    held = [("x", f"wait for {tmp_path / 'gate'}"), *numbered_rows(key(HELD), ROWS[HELD])]
     write_partition(tmp_path / "catalog", key(HELD), held)
     with dev_server(
         tmp_path,
@@ -38,8 +45,8 @@ def server(tmp_path: Path, cache_folder: Path) -> Iterator[DevServer]:
         output=str(tmp_path / "output"),
         model="hash://16",
         backend="gated_backend:GatedBackend",
-        b_min="20",
-        b_max="40",
+        b_min="60",
+        b_max="120",
     ) as started:
         yield started
 
@@ -52,15 +59,41 @@ class Camera:
         self._url = f"http://127.0.0.1:{server.port}"
         self._folder = folder
 
-    def take(self, name: str, path: str, *shows: str, click: str | None = None) -> None:
+    def take(self, name: str, path: str, *shows: str, click: str | None = None, height: int = _HEIGHT) -> None:
         """A picture of a page once it shows these texts.
 
         Args:
             click: text to be clicked before; `shows` is what comes then.
         """
-        self._page.goto(f"{self._url}{path}")
+        self._open(path, height)
         if click is not None:
-            self._page.get_by_text(click).first.click(timeout=_MILLISECONDS)
+            self._page.get_by_text(click, exact=True).first.click(timeout=_MILLISECONDS)
+        self._take(name, shows)
+
+    def take_entry(self, name: str, path: str, entry: str, *shows: str) -> None:
+        """A picture of what a metadata entry shows when it is clicked."""
+        self._open(path, _HEIGHT)
+        row = self._page.locator("tr").filter(has=self._page.get_by_text(entry, exact=True))
+        row.get_by_text("[Show Markdown]").click(timeout=_MILLISECONDS)
+        self._take(name, shows)
+
+    def take_chart(self, name: str, path: str, entry: str) -> None:
+        """A picture of a chart among the metadata."""
+        self.take_entry(name, path, entry)
+        widths = self._page.evaluate(
+            "[...document.querySelectorAll('img[alt=chart]')].map(image => image.naturalWidth)"
+        )
+        assert len(widths) == 1 and widths[0] > 0, f"{entry} is no image"
+
+    def lines(self) -> set[str]:
+        """What the page that was opened last says, line by line."""
+        return set(self._page.locator("body").inner_text().splitlines())
+
+    def _open(self, path: str, height: int) -> None:
+        self._page.set_viewport_size({"width": _WIDTH, "height": height})
+        self._page.goto(f"{self._url}{path}")
+
+    def _take(self, name: str, shows: tuple[str, ...]) -> None:
         for text in shows:
             self._page.get_by_text(text).first.wait_for(timeout=_MILLISECONDS)
         self._page.get_by_text("Loading run logs").first.wait_for(state="hidden", timeout=_MILLISECONDS)
@@ -74,23 +107,27 @@ class Camera:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_pages_show_what_is_true_while_runs_go_on_fail_and_are_done(server: DevServer, tmp_path: Path) -> None:
-    """Takes minutes: a server, two runs, each a process that starts, and a browser."""
+    """Takes minutes: a server, eight runs, each a process that starts, and a browser."""
     (tmp_path / "pictures").mkdir()
     try:
-        with browser_page() as page:
-            look_around(server, Camera(page, server, tmp_path / "pictures"), tmp_path)
+        with browser_page(_WIDTH, _HEIGHT) as page:
+            camera = Camera(page, server, tmp_path / "pictures")
+            see_scattered_keys(server, camera, tmp_path)
+            see_a_refusal(server, camera, tmp_path)
+            see_a_refresh(server, camera, tmp_path)
+            see_a_backfill(server, camera, tmp_path)
+            see_figures(server, camera)
     except NoBrowser as reason:
         pytest.skip(str(reason))
 
 
-def look_around(server: DevServer, camera: Camera, folder: Path) -> None:
+def see_scattered_keys(server: DevServer, camera: Camera, folder: Path) -> None:
+    """200 of them in one run, which the gate holds up on its way."""
     chosen = [key(number) for number in range(0, PARTITIONS, 3)] + [key(number) for number in range(1, PARTITIONS, 3)]
     assert len(chosen) == 200
     camera.take("assets", "/locations/surge/asset-groups/surge/lineage", "source_partitions", "superbatches")
-
-    # 200 scattered keys in one run, which the gate holds up on its way.
     run = server.launch("embed_partitions", {"ops": {"embeddings": {"config": {"keys": chosen}}}})
     eventually("the text that holds the run up", (folder / "gate.reached").exists, seconds=120)
     seen = eventually("partitions of a run that goes on", lambda: server.partitions()["materialized"])
@@ -101,14 +138,18 @@ def look_around(server: DevServer, camera: Camera, folder: Path) -> None:
     assert server.finished(run) == "SUCCESS"
     bar = server.partitions()
     assert len(bar["all"]) == len(bar["materialized"]) == 200 and not bar["failed"]
+    assert len(server.runs()) == 1
     camera.take("partitions-done", "/assets/embeddings?view=partitions", "200 partitions")
     camera.take("run-done", f"/runs/{run}", "Success")
     camera.take("assets-done", "/locations/surge/asset-groups/surge/lineage", "200 partitions")
 
-    # One whose data are refused, among others.
+
+def see_a_refusal(server: DevServer, camera: Camera, folder: Path) -> None:
+    """One partition whose data are refused, among others."""
     write_partition(folder / "catalog", key(3), [("x", "a text"), ("y", None)], version="v2")
     for number in (4, 6):
-        write_partition(folder / "catalog", key(number), numbered_rows(key(number), ROWS, start=1000), version="v2")
+        rows = numbered_rows(key(number), ROWS[number], start=1000)
+        write_partition(folder / "catalog", key(number), rows, version="v2")
     keys = [key(number) for number in (3, 4, 6)]
     failing = server.launch("embed_partitions", {"ops": {"embeddings": {"config": {"keys": keys}}}})
     assert server.finished(failing) == "FAILURE"
@@ -118,17 +159,53 @@ def look_around(server: DevServer, camera: Camera, folder: Path) -> None:
     camera.take("run-failed", f"/runs/{failing}", "Failure")
     camera.take("partitions-failed", "/assets/embeddings?view=partitions", "Failed")
     camera.take(
+        "partition-failed", "/assets/embeddings?view=partitions&partition=category%20003", "every row needs one"
+    )
+    camera.take(
         "checks", "/assets/embeddings?view=checks", "published_partitions_are_valid", "vectors_have_not_drifted"
     )
-    camera.take(
-        "check-of-a-run",
-        "/assets/embeddings?view=checks&checkDetail=published_partitions_are_valid",
-        "partitions_written",
-    )
-    camera.take(
-        "table-of-failures",
-        "/assets/embeddings?view=checks&checkDetail=published_partitions_are_valid",
-        "what to do",
-        click="Show Markdown",
-    )
-    camera.take("superbatches", "/assets/superbatches?view=overview", "texts_per_second")
+    camera.take("check-of-a-run", _CHECK, "partitions_written")
+    camera.take_entry("table-of-failures", _CHECK, "failed", "what to do")
+
+
+def see_a_refresh(server: DevServer, camera: Camera, folder: Path) -> None:
+    """All that is left, the one that was refused included, which has been mended."""
+    write_partition(folder / "catalog", key(3), numbered_rows(key(3), ROWS[3]), version="v3")
+    run = server.launch("catalog_refresh")
+    assert server.finished(run) == "SUCCESS"
+    bar = server.partitions()
+    assert len(bar["all"]) == len(bar["materialized"]) == PARTITIONS and not bar["failed"]
+    files = [event for event in server.events(run) if event["asset"] == "embeddings"]
+    assert len(files) == PARTITIONS - 200 + 1
+    camera.take("check-passed", _CHECK, "partitions_written", height=_TALL)
+    for entry in ("timeline", "throughput", "partition_sizes"):
+        camera.take_chart(entry, _CHECK, entry)
+    camera.take("partition", "/assets/embeddings?view=partitions&partition=category%20003", "row_count")
+    assert not [line for line in camera.lines() if "did not materialize" in line], "another run has mended it since"
+
+
+def see_a_backfill(server: DevServer, camera: Camera, folder: Path) -> None:
+    """Five scattered partitions, launched as the UI's own button does: a run for each gap."""
+    known = server.partitions()["all"]
+    chosen, changed = [known[place] for place in (10, 70, 130, 190, 250)], known[130]
+    original = from_partition_key(changed)
+    write_partition(folder / "catalog", original, numbered_rows(original, 40), version="v4")
+    backfill = server.launch_backfill(chosen)
+    ended = server.backfill(backfill, seconds=300)
+    assert ended["status"] == "COMPLETED_SUCCESS"
+    assert [run["status"] for run in ended["runs"]] == ["SUCCESS"] * 5
+    files = [e for run in ended["runs"] for e in server.events(run["runId"]) if e["asset"] == "embeddings"]
+    assert sorted(event["partition"] for event in files) == sorted(chosen)
+    assert [event["partition"] for event in files if not event.get("reused")] == [changed]
+    assert len(server.partitions()["materialized"]) == PARTITIONS
+    camera.take("backfill", f"/runs/b/{backfill}", "embeddings")
+    camera.take("backfill-runs", f"/runs/b/{backfill}?tab=runs", "Success")
+    camera.take("runs", "/runs", "catalog_refresh")
+    assert not [line for line in camera.lines() if "surge/" in line], "bookkeeping, which is cut off there"
+
+
+def see_figures(server: DevServer, camera: Camera) -> None:
+    """The numbers of all SuperBatches so far, in a table and plotted."""
+    camera.take("superbatches", "/assets/superbatches?view=overview", "texts_per_second", height=_TALL)
+    camera.take("superbatches-plots", "/assets/superbatches?view=overview", *_PLOTTED, click="Plots", height=_TALL)
+    assert set(_PLOTTED) <= camera.lines()

@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 
 from surge_dagster.assets.run_pictures import sizes_chart, throughput_chart, timeline_chart
-from surge_dagster.assets.svg import LEFT, RIGHT, ticks
+from surge_dagster.assets.svg import LEFT, RIGHT, WIDTH, ticks
 from surge_dagster.engine.timeline import Entry, Span, Timeline
 from tests.dagster.conftest import Workbench
 
@@ -68,7 +68,7 @@ def test_the_throughput_has_a_point_for_each_superbatch_higher_where_it_was_fast
     svg = drawn(throughput_chart(timeline_of(3)))
     heights = [float(point.get("cy", 0)) for point in svg.iter(f"{_SVG}circle")]
     assert len(heights) == 3 and heights[0] > heights[1] > heights[2]
-    assert "all together: 1,001 texts/s" in words(svg)
+    assert "all calls together: 1,001 texts/s" in words(svg)
 
 
 def test_the_histogram_marks_n_star_and_b_min_where_they_lie_among_the_sizes() -> None:
@@ -79,6 +79,24 @@ def test_the_histogram_marks_n_star_and_b_min_where_they_lie_among_the_sizes() -
     n_star, b_min = (float(line.get("x1", 0)) for line in marks)
     assert n_star == pytest.approx(found[1][0] - 1, abs=0.2), "sizes of 8 to 15 begin at n*"
     assert b_min == pytest.approx(found[2][0] - 1, abs=0.2), "sizes of 32 to 63 begin at B_min"
+
+
+@pytest.mark.parametrize(
+    ("break_even", "b_min"), [(8, 32), (60, 32), (31, 32), (0.0, 1_000_000), (1_000_000, 2), (64, 64)]
+)
+def test_the_labels_of_the_marks_stand_beside_each_other_within_the_frame(break_even: float, b_min: int) -> None:
+    svg = drawn(sizes_chart(Counter({3: 10, 6: 1}), break_even, b_min))
+    labels = [text for text in svg.iter(f"{_SVG}text") if (text.text or "").startswith(("n*", "B_min"))]
+    [ends], [begins] = (
+        [float(t.get("x", 0)) for t in labels if t.get("text-anchor") == side] for side in ("end", "start")
+    )
+    first, second = sorted(labels, key=lambda text: text.get("text-anchor") or "")
+    assert ends < begins and ends - 8 * len(first.text or "") > 0
+    assert begins + 8 * len(second.text or "") <= WIDTH
+    if break_even != b_min:
+        assert ((first.text or "").startswith("n*")) is (break_even < b_min), (
+            "the label that is left is of the mark there"
+        )
 
 
 @pytest.mark.parametrize("most", [0.0, 0.003, 1.0, 7.0, 10.0, 42.0, 99_999.0])
