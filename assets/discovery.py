@@ -25,6 +25,7 @@ from surge_dagster.assets.launch import REQUEST_TAG
 from surge_dagster.assets.lineage import Catalogued, read_catalogued_again
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import file_states, known_space, receipt_of_fresh
+from surge_dagster.assets.partition_events import AnyEvent
 from surge_dagster.assets.partition_keys import is_canonical, to_partition_key
 from surge_dagster.assets.refusals import refused_since_observed
 from surge_dagster.assets.sensor_cursor import Request, SensorCursor, digest
@@ -60,7 +61,7 @@ class Discovery:
     cursor: SensorCursor
     new: list[str] = field(default_factory=list)
     vanished: list[str] = field(default_factory=list)
-    events: list[dg.AssetObservation | dg.AssetMaterialization] = field(default_factory=list)
+    events: list[AnyEvent] = field(default_factory=list)
     shards: list[tuple[str, list[str]]] = field(default_factory=list)
     space: Space | None = None
     summary: str = ""
@@ -212,9 +213,9 @@ class Look:
         outputs: OutputState,
         catalogued: Catalogued,
         room: int,
-    ) -> list[dg.AssetObservation | dg.AssetMaterialization]:
+    ) -> list[AnyEvent]:
         """Materializations of fresh files that are not on record, once their source version is."""
-        adopted: list[dg.AssetObservation | dg.AssetMaterialization] = []
+        adopted: list[AnyEvent] = []
         for key, file in idle.items():
             if len(adopted) >= room:
                 break

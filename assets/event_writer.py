@@ -22,7 +22,7 @@ from typing import Self
 import dagster as dg
 
 from surge_dagster.assets.event_batches import BATCH_EVENTS, Store, event_store
-from surge_dagster.assets.event_texts import Event
+from surge_dagster.assets.partition_events import AnyEvent
 from surge_dagster.engine.errors import TransientError
 
 _FLUSH_SECONDS = 1.0
@@ -36,7 +36,7 @@ class EventsNotStored(TransientError):
 
 @dataclass(frozen=True, slots=True)
 class _Logged:
-    make: Callable[[], Event]
+    make: Callable[[], AnyEvent]
     points_back: bool
     stored: Callable[[int], None] | None = None
 
@@ -61,7 +61,7 @@ class EventWriter:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="surge-events", daemon=True)
 
-    def log(self, event: Event, stored: Callable[[int], None] | None = None) -> None:
+    def log(self, event: AnyEvent, stored: Callable[[int], None] | None = None) -> None:
         """Store an event soon; it may overtake those of `log_after`.
 
         Args:
@@ -73,7 +73,7 @@ class EventWriter:
         """
         self._put(_Logged(lambda: event, False, stored))
 
-    def log_after(self, make: Callable[[], Event]) -> None:
+    def log_after(self, make: Callable[[], AnyEvent]) -> None:
         """Store an event that is made, in the writer's thread, when everything logged before it is stored.
 
         Raises:

@@ -14,6 +14,7 @@ from surge_dagster.assets.active_runs import held_by_active_runs
 from surge_dagster.assets.discovery import Look
 from surge_dagster.assets.launch import shard_requests
 from surge_dagster.assets.names import CatalogNames
+from surge_dagster.assets.partition_events import made
 from surge_dagster.assets.sensor_cursor import SensorCursor
 from surge_dagster.assets.source_partitions import in_chunks
 from surge_dagster.assets.vanished import Vanishing
@@ -64,7 +65,7 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
                 *(names.partitions.build_add_request(keys) for keys in in_chunks(found.new)),
                 *(names.partitions.build_delete_request(keys) for keys in in_chunks(found.vanished)),
             ],
-            asset_events=found.events,
+            asset_events=[made(event) for event in found.events],
         )
 
     return sensor
