@@ -132,10 +132,16 @@ class EventWriter:
             while len(self._waiting) >= _WAITING_EVENTS and self._error is None:
                 self._changed.wait()
             self._require_stored()
+            now = time.monotonic()
             if not self._waiting:
-                self._oldest = time.monotonic()
+                self._oldest = now
             self._waiting.append(logged)
-            self._changed.notify_all()
+            # The writer sleeps until the first of them is due: woken by each, it would take turns from the encoder's
+            # thread for nothing.
+            is_first_after_pause = logged.points_back and now - self._flushed >= _FLUSH_SECONDS
+            is_batch = len(self._waiting) >= min(BATCH_EVENTS, _WAITING_EVENTS)
+            if is_first_after_pause or is_batch or len(self._waiting) == 1:
+                self._changed.notify_all()
 
     def _require_stored(self) -> None:
         if self._error is not None:
