@@ -13,6 +13,7 @@ after a wait that doubles each time.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -124,18 +125,22 @@ class Look:
             found.summary = str(error)
             return found
         self._let_go(found, departures, missing, held, catalogued, now)
-        free = {} if held is None else {key: part for key, part in by_key.items() if key not in held}
+        if held:
+            free = {key: part for key, part in by_key.items() if key not in held}
+        else:
+            free = {} if held is None else by_key
         outputs = OutputState(self.store, found.space.name, found.space.file_format) if found.space else None
         fresh: dict[str, PublishedFile] = {}
         states = file_states(by_key, outputs, fresh)
         wanted = self._wanted(by_key, states)
         if outputs:
-            idle = {key: file for key, file in fresh.items() if key in free}
+            idle = fresh if free is by_key else {key: file for key, file in fresh.items() if key in free}
             found.events += self._adoptions(by_key, idle, outputs, catalogued, found.room)
         self._choose(found, wanted, free, refused_since_observed(catalogued), now)
-        if foreign := sum(state == "foreign" for state in states.values()):
+        count = Counter(states.values())
+        if foreign := count["foreign"]:
             notes.append(f"{foreign:,} whose place is taken by a file of another space")
-        if unreadable := sum(state is None for state in states.values()):
+        if unreadable := count[None]:
             notes.append(f"{unreadable:,} whose files cannot be read now")
         found.summary = ", ".join(filter(None, [found.summary, departures.summary, *notes]))
         return found
@@ -169,7 +174,7 @@ class Look:
             else:
                 attempts |= dict.fromkeys(request.states, 0)
                 waiting.append(request)
-        place = {key: index for index, key in enumerate(found.order)}
+        place = {key: index for index, key in enumerate(found.order)} if wanted else {}
         ready = [
             key
             for key, state in wanted.items()

@@ -17,7 +17,7 @@ from dagster._core.events import DagsterEventType
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.partition_events import FilePath, PartitionEvent
 from surge_dagster.assets.partition_keys import to_partition_key
-from surge_dagster.assets.records_version import event_log_identity, records_version
+from surge_dagster.assets.records_version import event_log_identity, records_version, registered_version
 from surge_dagster.assets.source_partitions import DATA_VERSION_TAG
 from surge_dagster.engine.telemetry import Receipt
 
@@ -29,6 +29,7 @@ _INPUT_EVENT_TAG = "dagster/input_event_pointer/"
 _NO_EVENT = "NULL"
 
 _known: dict[Hashable, tuple[Hashable, Catalogued]] = {}  # by event log and catalog
+_known_keys: dict[Hashable, tuple[Hashable, dict[str, None]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +95,19 @@ def read_catalogued_again(names: CatalogNames, instance: dg.DagsterInstance) -> 
         return read_catalogued(names, instance)
     known, catalogued = _known.get((identity, names), (None, None))
     if catalogued is not None and known == version:
-        return replace(catalogued, registered=_registered(names, instance))
+        return replace(catalogued, registered=_registered_again(names, instance, identity))
     catalogued = read_catalogued(names, instance)
     _known[identity, names] = version, catalogued
     return catalogued
+
+
+def _registered_again(names: CatalogNames, instance: dg.DagsterInstance, identity: Hashable) -> dict[str, None]:
+    version = registered_version(names, instance)
+    known, registered = _known_keys.get((identity, names), (None, {}))
+    if version is None or known != version:
+        registered = _registered(names, instance)
+        _known_keys[identity, names] = version, registered
+    return registered
 
 
 def _registered(names: CatalogNames, instance: dg.DagsterInstance) -> dict[str, None]:

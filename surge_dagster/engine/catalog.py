@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Protocol
 from urllib.parse import unquote
 
@@ -91,6 +91,7 @@ class Source(Protocol):
     def __iter__(self) -> Iterator[Partition]: ...
 
 
+@lru_cache(maxsize=1 << 16)  # the same keys, listing after listing
 def encode_key(key: str) -> str:
     """The file or folder name of a key: ASCII, at most 180 bytes, different for different keys.
 
