@@ -19,13 +19,15 @@ import pytest
 import yaml
 from dagster._core.events import StepMaterializationData
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
+from dagster._serdes import deserialize_value
 from dagster_postgres.event_log import PostgresEventLogStorage
 
 from benchmarks.postgres_server import PostgresServer, postgres_server
 from surge_dagster.assets import event_batches, event_texts, event_writer, lineage
 from surge_dagster.assets.event_batches import Store, event_store
 from surge_dagster.assets.event_writer import EventWriter
-from surge_dagster.assets.partition_events import AnyEvent
+from surge_dagster.assets.partition_events import AnyEvent, made
+from surge_dagster.assets.runless_events import store_runless
 from surge_dagster.assets.source_partitions import DATA_VERSION_TAG, observation
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.telemetry import Receipt
@@ -272,6 +274,27 @@ def test_events_whose_rows_cannot_be_used_go_through_dagster_once(
         len(read[f"{asset} {kind}"])
         for asset, kind in ((NAMES.embeddings, "materializations"), (NAMES.source_partitions, "observations"))
     ] == [5, 5]
+
+
+def test_events_of_no_run_are_stored_as_dagster_stores_them_one_by_one(recorded: Workbench) -> None:
+    events = [event for event in events_of_every_kind() if event.partition is not None]
+
+    def columns() -> list[object]:
+        with recorded.instance.event_log_storage.index_connection() as connection:  # pyright: ignore[reportAttributeAccessIssue]
+            rows = connection.exec_driver_sql(
+                "SELECT id, run_id, event, dagster_event_type, step_key, asset_key, partition FROM event_logs "
+                "WHERE asset_key IS NOT NULL ORDER BY id"
+            ).fetchall()
+            tags = connection.exec_driver_sql("SELECT event_id, asset_key, key, value FROM asset_event_tags").fetchall()
+        by_id = {row[0]: [tuple(tag[1:]) for tag in tags if tag[0] == row[0]] for row in rows}
+        entries = [deserialize_value(row[2], dg.EventLogEntry)._replace(timestamp=0.0) for row in rows]
+        return [(entry, *row[3:], row[1], sorted(by_id[row[0]])) for entry, row in zip(entries, rows, strict=True)]
+
+    for event in events:
+        recorded.instance.report_runless_asset_event(made(event))
+    one_by_one = columns()
+    assert store_runless(recorded.instance, events)
+    assert columns()[len(one_by_one) :] == one_by_one and len(one_by_one) == 10
 
 
 def test_whoever_listens_to_a_run_hears_every_event(bench: Workbench) -> None:
