@@ -79,17 +79,16 @@ def records_version(names: CatalogNames, instance: dg.DagsterInstance) -> Hashab
 def registered_version(names: CatalogNames, instance: dg.DagsterInstance) -> Hashable | None:
     """A token of the dynamic partitions and their order, None where there is none; one query.
 
-    It holds all of them, as one string that the database joins: that takes a tenth of the time that as many rows take.
+    It holds all of them and their ids, joined by the database: that takes a fraction of the time that as many rows
+    take. Dagster takes no key with a line break in it.
     """
     storage = _storage(instance)
     if storage is None:
         return None
-    columns = DynamicPartitionsTable.c
-    parts = (sql.cast(columns.id, sql.Text), sql.cast(sql.func.length(columns.partition), sql.Text), columns.partition)
-    rows = sql.select((parts[0] + ":" + parts[1] + ":" + parts[2]).label("row"))
-    rows = rows.where(columns.partitions_def_name == names.partitions_name).order_by(columns.id).subquery()
+    columns, joined = DynamicPartitionsTable.c, sql.func.aggregate_strings
+    of_catalog = sql.select(joined(columns.partition, "\n"), joined(sql.cast(columns.id, sql.Text), ","))
     with storage.index_connection() as connection:
-        return connection.execute(sql.select(sql.func.aggregate_strings(rows.c.row, ","))).scalar() or ""
+        return tuple(connection.execute(of_catalog.where(columns.partitions_def_name == names.partitions_name)).one())
 
 
 def _storage(instance: dg.DagsterInstance) -> SqlEventLogStorage | LegacyEventLogStorage | None:

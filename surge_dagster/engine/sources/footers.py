@@ -99,12 +99,12 @@ class KnownFooters:
         if self._status is not None:
             self._keep(folder, self._status, names)
 
-    def unchanged(self, folders: Iterable[str]) -> dict[str, Partition]:
+    def unchanged(self, root: str, folders: Iterable[str]) -> dict[str, Partition]:
         """The partitions of those folders that are, with all their files, as they were when these were made."""
         found: dict[str, Partition] = {}
         listed: list[tuple[str, ...]] = []
         for folder in folders:
-            kept = self._made.get(folder)
+            kept = self._made.get(f"{root}/{folder}")
             if kept is None:
                 continue
             paths, stamps, partition = kept

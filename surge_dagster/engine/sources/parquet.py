@@ -76,8 +76,7 @@ class ParquetCatalog:
         reading = (self.url, self.id_column, self.text_column, self.max_text_bytes)
         known = KnownFooters(str(self.root.absolute()), reading)
         folders = self._folders()
-        paths = {f"{self.root}/{folder}": folder for folder in folders}
-        made = {paths[path]: partition for path, partition in known.unchanged(paths).items()}
+        made = known.unchanged(self.url, folders)
         for key, alike in self._by_key(folders, known, made).items():
             partition = made.get(alike[0]) if len(alike) == 1 else None
             yield partition or self._partition(key, alike, known)
