@@ -13,6 +13,7 @@ after a wait that doubles each time.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -25,6 +26,7 @@ from surge_dagster.assets.launch import REQUEST_TAG
 from surge_dagster.assets.lineage import Catalogued, read_catalogued_again
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import file_states, known_space, receipt_of_fresh
+from surge_dagster.assets.partition_events import AnyEvent
 from surge_dagster.assets.partition_keys import is_canonical, to_partition_key
 from surge_dagster.assets.refusals import refused_since_observed
 from surge_dagster.assets.sensor_cursor import Request, SensorCursor, digest
@@ -60,7 +62,7 @@ class Discovery:
     cursor: SensorCursor
     new: list[str] = field(default_factory=list)
     vanished: list[str] = field(default_factory=list)
-    events: list[dg.AssetObservation | dg.AssetMaterialization] = field(default_factory=list)
+    events: list[AnyEvent] = field(default_factory=list)
     shards: list[tuple[str, list[str]]] = field(default_factory=list)
     space: Space | None = None
     summary: str = ""
@@ -123,18 +125,22 @@ class Look:
             found.summary = str(error)
             return found
         self._let_go(found, departures, missing, held, catalogued, now)
-        free = {} if held is None else {key: part for key, part in by_key.items() if key not in held}
+        if held:
+            free = {key: part for key, part in by_key.items() if key not in held}
+        else:
+            free = {} if held is None else by_key
         outputs = OutputState(self.store, found.space.name, found.space.file_format) if found.space else None
         fresh: dict[str, PublishedFile] = {}
         states = file_states(by_key, outputs, fresh)
         wanted = self._wanted(by_key, states)
         if outputs:
-            idle = {key: file for key, file in fresh.items() if key in free}
+            idle = fresh if free is by_key else {key: file for key, file in fresh.items() if key in free}
             found.events += self._adoptions(by_key, idle, outputs, catalogued, found.room)
         self._choose(found, wanted, free, refused_since_observed(catalogued), now)
-        if foreign := sum(state == "foreign" for state in states.values()):
+        count = Counter(states.values())
+        if foreign := count["foreign"]:
             notes.append(f"{foreign:,} whose place is taken by a file of another space")
-        if unreadable := sum(state is None for state in states.values()):
+        if unreadable := count[None]:
             notes.append(f"{unreadable:,} whose files cannot be read now")
         found.summary = ", ".join(filter(None, [found.summary, departures.summary, *notes]))
         return found
@@ -168,7 +174,7 @@ class Look:
             else:
                 attempts |= dict.fromkeys(request.states, 0)
                 waiting.append(request)
-        place = {key: index for index, key in enumerate(found.order)}
+        place = {key: index for index, key in enumerate(found.order)} if wanted else {}
         ready = [
             key
             for key, state in wanted.items()
@@ -212,9 +218,9 @@ class Look:
         outputs: OutputState,
         catalogued: Catalogued,
         room: int,
-    ) -> list[dg.AssetObservation | dg.AssetMaterialization]:
+    ) -> list[AnyEvent]:
         """Materializations of fresh files that are not on record, once their source version is."""
-        adopted: list[dg.AssetObservation | dg.AssetMaterialization] = []
+        adopted: list[AnyEvent] = []
         for key, file in idle.items():
             if len(adopted) >= room:
                 break

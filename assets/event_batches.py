@@ -20,12 +20,12 @@ from dagster._core import events as internal
 from dagster._core.events.log import EventLogEntry
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 
-from surge_dagster.assets.event_texts import Event
+from surge_dagster.assets.partition_events import AnyEvent, Event, made
 from surge_dagster.assets.row_store import RowStore, row_writer
 from surge_dagster.assets.storage_ids import StorageIds, kind_of
 
 # Stores events, and gives their storage ids if somebody wants them: they may cost queries.
-Store = Callable[[Sequence[Event], bool], Sequence[int | None]]
+Store = Callable[[Sequence[AnyEvent], bool], Sequence[int | None]]
 
 # A batch is one transaction, and as long as it lasts other processes wait for SQLite.
 BATCH_EVENTS = 1_000
@@ -47,7 +47,7 @@ def event_store(context: dg.OpExecutionContext) -> Iterator[Store]:
         yield lambda events, wanted: _in_groups(events, ids if wanted else None, partial(_store_one_by_one, context))
         return
 
-    def in_batches(events: Sequence[Event], wanted: bool) -> Sequence[int | None]:
+    def in_batches(events: Sequence[AnyEvent], wanted: bool) -> Sequence[int | None]:
         return _in_groups(events, ids if wanted else None, partial(_store_batch, context))
 
     writer = None
@@ -61,7 +61,7 @@ def event_store(context: dg.OpExecutionContext) -> Iterator[Store]:
         assert isinstance(storage, SqlEventLogStorage)
         rows = RowStore(storage, write, partial(_entry, context))
 
-        def in_rows(events: Sequence[Event], wanted: bool) -> Sequence[int | None]:
+        def in_rows(events: Sequence[AnyEvent], wanted: bool) -> Sequence[int | None]:
             told = rows.store(events)
             return in_batches(events, wanted) if told is None else told
 
@@ -69,13 +69,14 @@ def event_store(context: dg.OpExecutionContext) -> Iterator[Store]:
 
 
 def _in_groups(
-    events: Sequence[Event], ids: StorageIds | None, store: Callable[[Sequence[Event]], None]
+    given: Sequence[AnyEvent], ids: StorageIds | None, store: Callable[[Sequence[Event]], None]
 ) -> list[int | None]:
     """Store events of one kind and of one asset together.
 
     Dagster's storages bring their table of assets up to date from the last event of a batch alone, and Postgres stores
     a mixed batch one by one.
     """
+    events = [made(event) for event in given]
     groups: dict[object, list[int]] = {}
     for place, event in enumerate(events):
         groups.setdefault((kind_of(event), event.asset_key), []).append(place)

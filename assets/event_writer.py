@@ -22,7 +22,7 @@ from typing import Self
 import dagster as dg
 
 from surge_dagster.assets.event_batches import BATCH_EVENTS, Store, event_store
-from surge_dagster.assets.event_texts import Event
+from surge_dagster.assets.partition_events import AnyEvent
 from surge_dagster.engine.errors import TransientError
 
 _FLUSH_SECONDS = 1.0
@@ -36,7 +36,7 @@ class EventsNotStored(TransientError):
 
 @dataclass(frozen=True, slots=True)
 class _Logged:
-    make: Callable[[], Event]
+    make: Callable[[], AnyEvent]
     points_back: bool
     stored: Callable[[int], None] | None = None
 
@@ -55,7 +55,7 @@ class EventWriter:
         context: dg.OpExecutionContext,
         *,
         grace_seconds: float,
-        before: Callable[[Sequence[Event]], None] = lambda events: None,
+        before: Callable[[Sequence[AnyEvent]], None] = lambda events: None,
     ) -> None:
         self._context = context
         self._grace_seconds = grace_seconds
@@ -69,7 +69,7 @@ class EventWriter:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="surge-events", daemon=True)
 
-    def log(self, event: Event, stored: Callable[[int], None] | None = None) -> None:
+    def log(self, event: AnyEvent, stored: Callable[[int], None] | None = None) -> None:
         """Store an event soon; it may overtake those of `log_after`.
 
         Args:
@@ -81,7 +81,7 @@ class EventWriter:
         """
         self._put(_Logged(lambda: event, False, stored))
 
-    def log_after(self, make: Callable[[], Event]) -> None:
+    def log_after(self, make: Callable[[], AnyEvent]) -> None:
         """Store an event that is made, in the writer's thread, when everything logged before it is stored.
 
         Raises:
@@ -140,10 +140,16 @@ class EventWriter:
             while len(self._waiting) >= _WAITING_EVENTS and self._error is None:
                 self._changed.wait()
             self._require_stored()
+            now = time.monotonic()
             if not self._waiting:
-                self._oldest = time.monotonic()
+                self._oldest = now
             self._waiting.append(logged)
-            self._changed.notify_all()
+            # The writer sleeps until the first of them is due: woken by each, it would take turns from the encoder's
+            # thread for nothing.
+            is_first_after_pause = logged.points_back and now - self._flushed >= _FLUSH_SECONDS
+            is_batch = len(self._waiting) >= min(BATCH_EVENTS, _WAITING_EVENTS)
+            if is_first_after_pause or is_batch or len(self._waiting) == 1:
+                self._changed.notify_all()
 
     def _require_stored(self) -> None:
         if self._error is not None:

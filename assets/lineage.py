@@ -15,8 +15,9 @@ import dagster as dg
 from dagster._core.events import DagsterEventType
 
 from surge_dagster.assets.names import CatalogNames
+from surge_dagster.assets.partition_events import FilePath, PartitionEvent
 from surge_dagster.assets.partition_keys import to_partition_key
-from surge_dagster.assets.records_version import event_log_identity, records_version
+from surge_dagster.assets.records_version import event_log_identity, records_version, registered_version
 from surge_dagster.assets.source_partitions import DATA_VERSION_TAG
 from surge_dagster.engine.telemetry import Receipt
 
@@ -28,6 +29,7 @@ _INPUT_EVENT_TAG = "dagster/input_event_pointer/"
 _NO_EVENT = "NULL"
 
 _known: dict[Hashable, tuple[Hashable, Catalogued]] = {}  # by event log and catalog
+_known_keys: dict[Hashable, tuple[Hashable, dict[str, None]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +95,19 @@ def read_catalogued_again(names: CatalogNames, instance: dg.DagsterInstance) -> 
         return read_catalogued(names, instance)
     known, catalogued = _known.get((identity, names), (None, None))
     if catalogued is not None and known == version:
-        return replace(catalogued, registered=_registered(names, instance))
+        return replace(catalogued, registered=_registered_again(names, instance, identity))
     catalogued = read_catalogued(names, instance)
     _known[identity, names] = version, catalogued
     return catalogued
+
+
+def _registered_again(names: CatalogNames, instance: dg.DagsterInstance, identity: Hashable) -> dict[str, None]:
+    version = registered_version(names, instance)
+    known, registered = _known_keys.get((identity, names), (None, {}))
+    if version is None or known != version:
+        registered = _registered(names, instance)
+        _known_keys[identity, names] = version, registered
+    return registered
 
 
 def _registered(names: CatalogNames, instance: dg.DagsterInstance) -> dict[str, None]:
@@ -111,7 +122,7 @@ def materialization(
     *,
     reused: bool = False,
     adopted: bool = False,
-) -> dg.AssetMaterialization:
+) -> PartitionEvent:
     """The event of one embedded partition.
 
     Args:
@@ -122,31 +133,32 @@ def materialization(
         reused: the file was there already and is on record; said again because a backfill asked for it.
         adopted: the file was there already and was not on record.
     """
-    metadata: dict[str, dg.MetadataValue] = {
-        "key": dg.MetadataValue.text(receipt.key),
-        "dagster/row_count": dg.MetadataValue.int(receipt.rows),
-        "rows": dg.MetadataValue.int(receipt.rows),
-        "dimension": dg.MetadataValue.int(receipt.dimension),
-        "path": dg.MetadataValue.path(receipt.path),
-        "bytes": dg.MetadataValue.int(receipt.bytes),
-        "truncated": dg.MetadataValue.int(receipt.truncated),
-        "space": dg.MetadataValue.text(receipt.space),
-        "source_version": dg.MetadataValue.text(receipt.source_version),
-        "content_digest": dg.MetadataValue.text(receipt.content_digest),
-        "etag": dg.MetadataValue.text(receipt.etag),
-        "action": dg.MetadataValue.text("adopted" if adopted else receipt.action),
+    metadata: dict[str, str | int | float] = {
+        "key": receipt.key,
+        "dagster/row_count": receipt.rows,
+        "rows": receipt.rows,
+        "dimension": receipt.dimension,
+        "path": FilePath(receipt.path),
+        "bytes": receipt.bytes,
+        "truncated": receipt.truncated,
+        "space": receipt.space,
+        "source_version": receipt.source_version,
+        "content_digest": receipt.content_digest,
+        "etag": receipt.etag,
+        "action": "adopted" if adopted else receipt.action,
     }
     if receipt.superbatch is not None:
-        metadata["superbatch"] = dg.MetadataValue.int(receipt.superbatch)
+        metadata["superbatch"] = receipt.superbatch
     if receipt.texts_per_second is not None:
-        metadata["texts_per_second"] = dg.MetadataValue.float(round(receipt.texts_per_second, 1))
+        metadata["texts_per_second"] = float(round(receipt.texts_per_second, 1))
     if receipt.previous_cosine is not None:
-        metadata["compared_rows"] = dg.MetadataValue.int(receipt.compared_rows)
-        metadata["previous_cosine"] = dg.MetadataValue.float(round(receipt.previous_cosine, 6))
+        metadata["compared_rows"] = receipt.compared_rows
+        metadata["previous_cosine"] = float(round(receipt.previous_cosine, 6))
     if reused:
-        metadata["reused"] = dg.MetadataValue.bool(True)
+        metadata["reused"] = True
     source, superbatch = names.source_partitions.to_user_string(), names.superbatches.to_user_string()
-    return dg.AssetMaterialization(
+    return PartitionEvent(
+        dg.AssetMaterialization,
         names.embeddings,
         partition=to_partition_key(receipt.key),
         metadata=metadata,

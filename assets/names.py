@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import dagster as dg
@@ -208,7 +209,7 @@ class CatalogNames:
         )
 
     def _key(self, name: str) -> dg.AssetKey:
-        return dg.AssetKey([self.name, name] if self.name else [name])
+        return _asset_key(self.name, name)
 
     def _prefixed(self, name: str) -> str:
         return f"{self.name}_{name}" if self.name else name
@@ -217,3 +218,8 @@ class CatalogNames:
         # Dagster keeps jobs and ops apart by name: with one underscore, a catalog called "catalog" would have an op
         # called as the plain job is.
         return f"{self.name}__{name}" if self.name else name
+
+
+@cache
+def _asset_key(*parts: str | None) -> dg.AssetKey:
+    return dg.AssetKey([part for part in parts if part])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from functools import lru_cache
 from urllib.parse import quote, unquote
 
 _ALWAYS = frozenset('%,[]"*|')
@@ -16,6 +17,7 @@ _ORDINARY = re.compile(r"[A-Za-z0-9_-]+(?:[ ./:=][A-Za-z0-9_-]+)*", re.ASCII)
 _DOTS = re.compile(r"\.{3,}")
 
 
+@lru_cache(maxsize=1 << 16)  # the same keys, listing after listing
 def to_partition_key(key: str) -> str:
     """The Dagster partition key of a catalog key; different for different keys.
 

@@ -14,8 +14,8 @@ import dagster as dg
 from dagster._core.events import AssetMaterializationPlannedData, DagsterEvent, DagsterEventType
 
 from surge_dagster.assets.event_batches import BATCH_EVENTS, report_batch
-from surge_dagster.assets.event_texts import Event
 from surge_dagster.assets.names import CatalogNames
+from surge_dagster.assets.partition_events import AnyEvent, kind_of
 
 
 def plan(names: CatalogNames, context: dg.OpExecutionContext, partition_keys: Iterable[str]) -> None:
@@ -45,12 +45,12 @@ class PlansAgain:
         kind = DagsterEventType.ASSET_MATERIALIZATION_PLANNED
         self._named = storage.get_latest_storage_id_by_partition(names.embeddings, kind).keys()
 
-    def before(self, events: Sequence[Event]) -> None:
+    def before(self, events: Sequence[AnyEvent]) -> None:
         """See what is about to be stored."""
+        if not self._named:
+            return
         embeddings = self._names.embeddings
-        made = [
-            event for event in events if isinstance(event, dg.AssetMaterialization) and event.asset_key == embeddings
-        ]
-        keys = [event.partition for event in made if event.partition in self._named]
+        made = [event for event in events if kind_of(event) is dg.AssetMaterialization]
+        keys = [event.partition for event in made if event.asset_key == embeddings and event.partition in self._named]
         if keys:
             plan(self._names, self._context, filter(None, keys))

@@ -4,7 +4,7 @@ A sensor reads every observation and materialization of a catalog at each tick, 
 before. Counting them in the database takes a fiftieth of the time of fetching them. The token holds, for each kind of
 event, how many there are, the sum of their storage ids, and which one is the newest and from when: events that were
 added, deleted with their run, or deleted and replaced under the same ids differ in one of these. It also holds how many
-data versions there are and when the assets were wiped.
+data versions there are and when the assets were wiped. The dynamic partitions have a token of their own.
 
 Dagster has no public call for this. The tables are its own, so they are asked only in versions that this was tried
 with; elsewhere, and for an instance that is not on disk, there is no token.
@@ -17,7 +17,12 @@ from collections.abc import Hashable
 import dagster as dg
 import sqlalchemy as sql
 from dagster._core.storage.event_log import SqlEventLogStorage
-from dagster._core.storage.event_log.schema import AssetEventTagsTable, AssetKeyTable, SqlEventLogStorageTable
+from dagster._core.storage.event_log.schema import (
+    AssetEventTagsTable,
+    AssetKeyTable,
+    DynamicPartitionsTable,
+    SqlEventLogStorageTable,
+)
 from dagster._core.storage.legacy_storage import LegacyEventLogStorage
 
 from surge_dagster.assets.event_batches import CHECKED_VERSIONS
@@ -37,8 +42,8 @@ def event_log_identity(instance: dg.DagsterInstance) -> Hashable | None:
 
 def records_version(names: CatalogNames, instance: dg.DagsterInstance) -> Hashable | None:
     """The token of all events of the catalog's partitions, None where there is none; four queries."""
-    storage = instance.event_log_storage
-    if dg.__version__ not in CHECKED_VERSIONS or not isinstance(storage, SqlEventLogStorage | LegacyEventLogStorage):
+    storage = _storage(instance)
+    if storage is None:
         return None
     assets = [asset.to_string() for asset in (names.source_partitions, names.embeddings)]
     events, tags, records = SqlEventLogStorageTable.c, AssetEventTagsTable.c, AssetKeyTable.c
@@ -69,3 +74,25 @@ def records_version(names: CatalogNames, instance: dg.DagsterInstance) -> Hashab
             *(tuple(row) for row in connection.execute(versions)),
             *(tuple(row) for row in connection.execute(wiped)),
         )
+
+
+def registered_version(names: CatalogNames, instance: dg.DagsterInstance) -> Hashable | None:
+    """A token of the dynamic partitions and their order, None where there is none; one query.
+
+    It holds all of them and their ids, joined by the database: that takes a fraction of the time that as many rows
+    take. Dagster takes no key with a line break in it.
+    """
+    storage = _storage(instance)
+    if storage is None:
+        return None
+    columns, joined = DynamicPartitionsTable.c, sql.func.aggregate_strings
+    of_catalog = sql.select(joined(columns.partition, "\n"), joined(sql.cast(columns.id, sql.Text), ","))
+    with storage.index_connection() as connection:
+        return tuple(connection.execute(of_catalog.where(columns.partitions_def_name == names.partitions_name)).one())
+
+
+def _storage(instance: dg.DagsterInstance) -> SqlEventLogStorage | LegacyEventLogStorage | None:
+    storage = instance.event_log_storage
+    if dg.__version__ not in CHECKED_VERSIONS or not isinstance(storage, SqlEventLogStorage | LegacyEventLogStorage):
+        return None
+    return storage

@@ -22,6 +22,7 @@ from surge_dagster.assets.launch import LaunchConfig
 from surge_dagster.assets.lineage import read_catalogued
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import file_violation, known_space, published
+from surge_dagster.assets.partition_events import PartitionEvent
 from surge_dagster.assets.partition_keys import from_partition_key, to_partition_key
 from surge_dagster.assets.planned import PlansAgain
 from surge_dagster.assets.resumed import done_before
@@ -330,7 +331,7 @@ class Refresh:
 
     def _materialization(
         self, receipt: Receipt, encoded_in: list[int], *, reused: bool = False, adopted: bool = False
-    ) -> dg.AssetMaterialization:
+    ) -> PartitionEvent:
         """The event of a partition, made when those of its source version and its SuperBatch are stored."""
         observed = self._catalogued.observation_ids.get(to_partition_key(receipt.key))
         superbatch_event = encoded_in[0] if encoded_in else None

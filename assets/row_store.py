@@ -17,7 +17,8 @@ from dagster._core.events.log import EventLogEntry
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 from dagster._serdes import serialize_value
 
-from surge_dagster.assets.event_texts import Event, EventTexts
+from surge_dagster.assets.event_texts import EventTexts
+from surge_dagster.assets.partition_events import AnyEvent, Event, PartitionEvent, made
 from surge_dagster.event_rows import EventRows, RowWriter, postgres_writer
 from surge_dagster.event_storage import BatchingSqliteEventLogStorage
 
@@ -38,11 +39,12 @@ class RowStore:
     ) -> None:
         self._storage = storage
         self._write = write
-        self._entry = entry
-        self._texts = EventTexts(lambda event, timestamp: serialize_value(entry(event, timestamp)))
+        self._entry = lambda event, timestamp: entry(made(event), timestamp)
+        self._texts = EventTexts(lambda event, timestamp: serialize_value(self._entry(event, timestamp)))
+        self._indexed: dict[tuple[str, ...], list[str]] = {}
         self._trusted = True
 
-    def store(self, events: Sequence[Event]) -> Sequence[int] | None:
+    def store(self, events: Sequence[AnyEvent]) -> Sequence[int] | None:
         """Store events in their order; gives their storage ids, or None if they could not be stored this way."""
         if not self._trusted:
             return None
@@ -59,22 +61,26 @@ class RowStore:
             )
         return None
 
-    def _rows(self, events: Sequence[Event], now: float) -> EventRows | None:
+    def _rows(self, events: Sequence[AnyEvent], now: float) -> EventRows | None:
         """None if they are not what Dagster makes of the events."""
         first: dict[object, int] = {}
         last: dict[object, int] = {}
         alike: dict[object, dict[str, Any]] = {}
         rows, tags = [], []
         for place, event in enumerate(events):
-            kind = (type(event), event.asset_key)
+            kind = (event.kind if isinstance(event, PartitionEvent) else type(event), event.asset_key)
             if kind not in first:
                 first[kind] = place
                 alike[kind] = self._storage._event_to_row(self._entry(event, now))
             last.pop(kind, None)
             last[kind] = place
             rows.append({**alike[kind], "event": self._texts.text(event, now), "partition": event.partition})
-            told = self._storage.get_asset_tags_to_index(set(event.tags or {}))
-            tags.append({key: value for key, value in (event.tags or {}).items() if key in told})
+            told = event.tags or {}
+            keys = tuple(told)
+            if keys not in self._indexed:
+                indexed = self._storage.get_asset_tags_to_index(set(keys))
+                self._indexed[keys] = [key for key in keys if key in indexed]
+            tags.append({key: told[key] for key in self._indexed[keys]})
         for place in {*first.values(), *last.values()}:
             entry = self._entry(events[place], now)
             if rows[place] != self._storage._event_to_row(entry):
@@ -93,5 +99,6 @@ def row_writer(instance: dg.DagsterInstance, run_id: str) -> AbstractContextMana
         return storage.row_writer(run_id)
     # By its name: the package that it is in need not be installed.
     if isinstance(storage, SqlEventLogStorage) and type(storage).__qualname__ == "PostgresEventLogStorage":
-        return postgres_writer(storage)
+        engine = getattr(storage, "_engine", None)
+        return postgres_writer(storage) if engine is not None and engine.dialect.driver == "psycopg2" else None
     return None

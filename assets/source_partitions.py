@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import dagster as dg
 
 from surge_dagster.assets.names import CatalogNames
+from surge_dagster.assets.partition_events import PartitionEvent
 from surge_dagster.assets.partition_keys import to_partition_key
 from surge_dagster.engine.catalog import Partition
 
@@ -33,15 +34,13 @@ def source_partitions(names: CatalogNames) -> dg.AssetSpec:
     )
 
 
-def observation(names: CatalogNames, partition: Partition) -> dg.AssetObservation:
+def observation(names: CatalogNames, partition: Partition) -> PartitionEvent:
     """The event that says which source version a partition has now."""
-    metadata: dict[str, dg.MetadataValue] = {
-        "key": dg.MetadataValue.text(partition.key),
-        "source_version": dg.MetadataValue.text(partition.source_version),
-    }
+    metadata: dict[str, str | int | float] = {"key": partition.key, "source_version": partition.source_version}
     if partition.rows is not None:
-        metadata["dagster/row_count"] = dg.MetadataValue.int(partition.rows)
-    return dg.AssetObservation(
+        metadata["dagster/row_count"] = partition.rows
+    return PartitionEvent(
+        dg.AssetObservation,
         names.source_partitions,
         partition=to_partition_key(partition.key),
         metadata=metadata,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import dagster as dg
 
-from surge_dagster.assets.event_texts import Event
+from surge_dagster.assets.partition_events import Event
 
 _PAGE = 1_000
 

@@ -190,7 +190,7 @@ def _paced(context: dg.OpExecutionContext, count: int, turns: int, folder: Path)
     medians = {side: statistics.median(found) for side, found in rates.items()}
     return {
         "texts_per_second": medians,
-        "ratio": medians["on"] / medians["off"],
+        "ratio": statistics.median(on / off for on, off in zip(rates["on"], rates["off"], strict=True)),
         "cpu_share": {side: statistics.median(found) for side, found in shares.items()},
         "turns": rates,
     }

@@ -14,6 +14,8 @@ from surge_dagster.assets.active_runs import held_by_active_runs
 from surge_dagster.assets.discovery import Look
 from surge_dagster.assets.launch import shard_requests
 from surge_dagster.assets.names import CatalogNames
+from surge_dagster.assets.partition_events import made
+from surge_dagster.assets.runless_events import is_real_tick, store_runless
 from surge_dagster.assets.sensor_cursor import SensorCursor
 from surge_dagster.assets.source_partitions import in_chunks
 from surge_dagster.assets.vanished import Vanishing
@@ -56,15 +58,21 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
             return dg.SkipReason(str(error))
         context.log.info(found.summary)
         requests = shard_requests(names.embeddings_op, instance, found.space, found.shards)
+        events, new = found.events, found.new
+        if is_real_tick(context) and (not events or store_runless(instance, events)):
+            # Dagster's daemon would ask for each of them whether it is there.
+            for keys in in_chunks(new):
+                instance.add_dynamic_partitions(names.partitions_name, keys)
+            events, new = [], []
         return dg.SensorResult(
             run_requests=requests,
             skip_reason=None if requests else found.summary,
             cursor=found.cursor.write(),
             dynamic_partitions_requests=[
-                *(names.partitions.build_add_request(keys) for keys in in_chunks(found.new)),
+                *(names.partitions.build_add_request(keys) for keys in in_chunks(new)),
                 *(names.partitions.build_delete_request(keys) for keys in in_chunks(found.vanished)),
             ],
-            asset_events=found.events,
+            asset_events=[made(event) for event in events],
         )
 
     return sensor

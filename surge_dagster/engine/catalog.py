@@ -11,6 +11,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Protocol
 from urllib.parse import unquote
 
@@ -108,6 +109,7 @@ class Source(Protocol):
     def __iter__(self) -> Iterator[Partition]: ...
 
 
+@lru_cache(maxsize=1 << 16)  # the same keys, listing after listing
 def encode_key(key: str) -> str:
     """The file or folder name of a key: ASCII, at most 180 bytes, different for different keys.
 

@@ -18,8 +18,8 @@ import dagster as dg
 
 from surge_dagster.assets import event_writer
 from surge_dagster.assets.event_batches import Store, event_store
-from surge_dagster.assets.event_texts import Event
 from surge_dagster.assets.names import CatalogNames
+from surge_dagster.assets.partition_events import AnyEvent
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.in_process import execute, local_instance
 from surge_dagster.settings import load_settings
@@ -31,7 +31,7 @@ def main(catalog: str, output: str) -> None:
 
     @contextmanager
     def store_of(context: dg.OpExecutionContext) -> Iterator[Store]:
-        def store_the_first(events: Sequence[Event], wanted: bool) -> Sequence[int | None]:
+        def store_the_first(events: Sequence[AnyEvent], wanted: bool) -> Sequence[int | None]:
             if events[0].asset_key == CatalogNames().embeddings and stored:
                 while len(list(Path(output).glob("*/*.parquet"))) < partitions:
                     pass  # the others are on their way

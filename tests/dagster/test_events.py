@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,17 +17,23 @@ from typing import Any
 import dagster as dg
 import pytest
 import yaml
+from dagster._core.events import StepMaterializationData
+from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
+from dagster._serdes import deserialize_value
+from dagster_postgres.event_log import PostgresEventLogStorage
 
 from benchmarks.postgres_server import PostgresServer, postgres_server
 from surge_dagster.assets import event_batches, event_texts, event_writer, lineage
 from surge_dagster.assets.event_batches import Store, event_store
-from surge_dagster.assets.event_texts import Event
 from surge_dagster.assets.event_writer import EventWriter
+from surge_dagster.assets.partition_events import AnyEvent, made
+from surge_dagster.assets.runless_events import store_runless
 from surge_dagster.assets.source_partitions import DATA_VERSION_TAG, observation
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.telemetry import Receipt
-from surge_dagster.event_rows import EventRows
+from surge_dagster.event_rows import EventRows, postgres_writer
 from tests.dagster.conftest import NAMES, ROOT, Workbench
+from tests.dagster.test_event_storage import entries as event_log_entries
 from tests.dagster.test_failures import shown
 
 MATERIALIZATION, OBSERVATION = dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_OBSERVATION
@@ -124,9 +130,9 @@ def test_a_run_leaves_a_complete_record_on_every_storage(recorded: Workbench) ->
     assert again.materialized() == {} and again.observed() == {}
 
 
-def events_of_every_kind() -> list[Event]:
+def events_of_every_kind() -> list[AnyEvent]:
     """Several of each, alike and not alike, with texts and numbers that JSON writes in a special way."""
-    events: list[Event] = []
+    events: list[AnyEvent] = []
     for number, key in enumerate(["plain", 'quote"back\\slash', "größe 中文 🙂", "7316400070000000", "e"]):
         partition = Partition(key, f"v{number}", lambda: iter(()), lambda: "v", rows=number or None)
         events.append(observation(NAMES, partition))
@@ -209,6 +215,44 @@ def test_events_read_back_the_same_whichever_way_they_were_stored(
             assert read == one_by_one[name], name
 
 
+def test_rows_that_are_copied_into_postgres_are_those_that_dagster_inserts(postgres: PostgresServer) -> None:
+    """Every column, for values that are missing or that hold what means something to COPY."""
+    [entry] = [entry for entry in event_log_entries() if entry.get_dagster_event().partition == "p1"][:1]
+    strange = 'a\tb\nc\rd\\e\\N"f\\.'
+    entries: list[dg.EventLogEntry] = []
+    for number, partition in enumerate(["plain", strange, "größe 中文 🙂", None, "\\."]):
+        event = dg.AssetMaterialization("thing", partition=partition, tags={DATA_VERSION_TAG: partition or "none"})
+        told = entry.get_dagster_event()._replace(
+            event_type_value=MATERIALIZATION.value, event_specific_data=StepMaterializationData(event)
+        )
+        step = None if number == 2 else "step"
+        entries.append(entry._replace(timestamp=1.8e9 + number / 7, dagster_event=told._replace(step_key=step)))
+
+    def tables(name: str, store: Callable[[SqlEventLogStorage], None]) -> tuple[list[Any], list[Any]]:
+        storage = PostgresEventLogStorage(postgres.create_database(name), should_autocreate_tables=True)
+        store(storage)
+        with storage.index_connection() as connection:
+            columns = "run_id, event, dagster_event_type, timestamp, step_key, asset_key, partition"
+            rows = connection.exec_driver_sql(f"SELECT {columns} FROM event_logs ORDER BY id").fetchall()
+            columns = "event, tag.asset_key, key, value, event_timestamp"
+            tags = connection.exec_driver_sql(
+                f"SELECT {columns} FROM asset_event_tags AS tag JOIN event_logs ON event_logs.id = event_id ORDER BY 1"
+            ).fetchall()
+        return list(rows), list(tags)
+
+    def copied(storage: SqlEventLogStorage) -> None:
+        tags = [dict(storage._tags_for_asset_event(entry)) for entry in entries]
+        with postgres_writer(storage) as write:
+            ids = write(EventRows([storage._event_to_row(entry) for entry in entries], tags, [(0, entries[0])]))
+        assert ids == sorted(set(ids))
+
+    def inserted(storage: SqlEventLogStorage) -> None:
+        for entry in entries:
+            storage.store_event(entry)
+
+    assert tables("copied", copied) == tables("inserted", inserted)
+
+
 @pytest.mark.parametrize("how", ["other rows", "refused rows"])
 def test_events_whose_rows_cannot_be_used_go_through_dagster_once(
     recorded: Workbench, monkeypatch: pytest.MonkeyPatch, how: str
@@ -230,6 +274,27 @@ def test_events_whose_rows_cannot_be_used_go_through_dagster_once(
         len(read[f"{asset} {kind}"])
         for asset, kind in ((NAMES.embeddings, "materializations"), (NAMES.source_partitions, "observations"))
     ] == [5, 5]
+
+
+def test_events_of_no_run_are_stored_as_dagster_stores_them_one_by_one(recorded: Workbench) -> None:
+    events = [event for event in events_of_every_kind() if event.partition is not None]
+
+    def columns() -> list[object]:
+        with recorded.instance.event_log_storage.index_connection() as connection:  # pyright: ignore[reportAttributeAccessIssue]
+            rows = connection.exec_driver_sql(
+                "SELECT id, run_id, event, dagster_event_type, step_key, asset_key, partition FROM event_logs "
+                "WHERE asset_key IS NOT NULL ORDER BY id"
+            ).fetchall()
+            tags = connection.exec_driver_sql("SELECT event_id, asset_key, key, value FROM asset_event_tags").fetchall()
+        by_id = {row[0]: [tuple(tag[1:]) for tag in tags if tag[0] == row[0]] for row in rows}
+        entries = [deserialize_value(row[2], dg.EventLogEntry)._replace(timestamp=0.0) for row in rows]
+        return [(entry, *row[3:], row[1], sorted(by_id[row[0]])) for entry, row in zip(entries, rows, strict=True)]
+
+    for event in events:
+        recorded.instance.report_runless_asset_event(made(event))
+    one_by_one = columns()
+    assert store_runless(recorded.instance, events)
+    assert columns()[len(one_by_one) :] == one_by_one and len(one_by_one) == 10
 
 
 def test_whoever_listens_to_a_run_hears_every_event(bench: Workbench) -> None:
@@ -313,7 +378,7 @@ def test_an_event_log_that_refuses_events_ends_the_attempt_and_the_next_one_adop
 
     @contextmanager
     def refusing(context: dg.OpExecutionContext) -> Iterator[Store]:
-        def refuse_once(events: Sequence[Event], wanted: bool) -> Sequence[int | None]:
+        def refuse_once(events: Sequence[AnyEvent], wanted: bool) -> Sequence[int | None]:
             if events[0].asset_key == NAMES.embeddings and next(refusals, False):
                 raise OSError("the disk of the event log is full")
             return store(events, wanted)
@@ -358,7 +423,7 @@ class TestWriter:
 
         @contextmanager
         def store_of(context: dg.OpExecutionContext) -> Iterator[Store]:
-            def slow(events: Sequence[Event], wanted: bool) -> Sequence[int | None]:
+            def slow(events: Sequence[AnyEvent], wanted: bool) -> Sequence[int | None]:
                 assert opened.wait(60)
                 stored[0] += len(events)
                 return [None] * len(events)

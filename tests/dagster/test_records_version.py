@@ -7,8 +7,10 @@ import pytest
 from dagster._core.definitions.sensor_definition import SensorExecutionData
 from dagster._core.storage.event_log.schema import AssetEventTagsTable, SqlEventLogStorageTable
 
-from surge_dagster.assets import records_version
+from surge_dagster.assets import lineage, records_version
+from surge_dagster.assets.lineage import read_catalogued_again
 from surge_dagster.assets.records_version import records_version as token
+from surge_dagster.assets.records_version import registered_version
 from tests.dagster.conftest import NAMES, Workbench
 
 _KEYS = ["a", "b"]
@@ -59,6 +61,23 @@ def test_every_change_of_the_records_is_seen_at_the_next_tick(bench: Workbench) 
     assert list(request.partition_keys) == ["a"]
 
 
+def test_partitions_that_were_added_deleted_or_moved_are_seen_at_the_next_tick(bench: Workbench) -> None:
+    """SQLite gives the number of a deleted last row to the next one, within the same second too."""
+    embedded(bench)
+    name, instance = NAMES.partitions_name, bench.instance
+    orders = [["b", "a"], ["b", "a", "x"], ["b", "a", "y"], ["b", "a", "y,4:1:z"], ["b", "a", "y", "z"], ["a", "b"], []]
+    seen = [registered_version(NAMES, instance)]
+    for order in orders:
+        for key in instance.get_dynamic_partitions(name):
+            instance.delete_dynamic_partition(name, key)
+        for key in order:
+            instance.add_dynamic_partitions(name, [key])
+        assert list(read_catalogued_again(NAMES, instance).registered) == order
+        assert list(read_catalogued_again(NAMES, instance).registered) == order
+        seen.append(registered_version(NAMES, instance))
+    assert len(set(seen[1:])) == len(orders)
+
+
 def test_a_tick_that_finds_the_records_unchanged_fetches_none(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,6 +86,7 @@ def test_a_tick_that_finds_the_records_unchanged_fetches_none(
     storage = bench.instance.event_log_storage
     for name in ("get_latest_tags_by_partition", "get_latest_storage_id_by_partition"):
         monkeypatch.setattr(storage, name, lambda *_, name=name: fetched.append(name) or {})
+    monkeypatch.setattr(lineage, "_registered", lambda *_: fetched.append("keys") or dict.fromkeys(_KEYS))
     assert told(bench.look()) == [] == fetched
     monkeypatch.setattr(records_version, "CHECKED_VERSIONS", ())
     bench.look()

@@ -161,14 +161,22 @@ class OutputState:
         """List the space's folder again."""
         self._seen_ns = time.time_ns()
         suffix = SUFFIXES[self._format]
-        self._listed = {stored.name: stored for stored in self.store.list(self.space) if stored.name.endswith(suffix)}
-        self._found: dict[str, Found] = {}
+        remembered = self._remembered
+        listed: dict[str, StoredObject] = {}
+        found: dict[str, Found] = {}
+        for stored in self.store.list(self.space):
+            name = stored.name
+            if not name.endswith(suffix):
+                continue
+            known = remembered.get(name)
+            if known is not None and known[0] == stored:
+                stored, found[name] = known
+            listed[name] = stored
+        self._listed, self._found = listed, found
         self._unreadable: dict[str, TransientError] = {}
-        for name, (stored, found) in list(self._remembered.items()):  # a copy: other threads look too
-            if self._listed.get(name) == stored:
-                self._found[name] = found
-            else:
-                self._remembered.pop(name, None)
+        for name in list(remembered):  # a copy: other threads look too
+            if name not in found:
+                remembered.pop(name, None)
 
     def names(self) -> list[str]:
         """Names of all files listed, valid or not, sorted."""
@@ -209,11 +217,13 @@ class OutputState:
         if not self._listed:  # as when a catalog is embedded for the first time
             return None
         name = file_name(self.space, key, self._format)
-        if self._is_unread(name):
-            self._read(name)
-        if name in self._unreadable:
-            raise self._named(key, self._unreadable[name])
         found = self._found.get(name)
+        if found is None:
+            if self._is_unread(name):
+                self._read(name)
+            if name in self._unreadable:
+                raise self._named(key, self._unreadable[name])
+            found = self._found.get(name)
         if not isinstance(found, PublishedFile):
             return None
         facts = found.facts

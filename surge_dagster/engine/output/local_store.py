@@ -127,19 +127,20 @@ class LocalStore:
             return
         except OSError as error:
             raise _unlistable(self.root / folder, error) from error
+        prefix = f"{folder}/" if folder else ""
         with entries:
             for entry in entries:
-                name = f"{folder}/{entry.name}" if folder else entry.name
-                if entry.name.startswith("."):
+                name = entry.name
+                if name.startswith("."):
                     continue
                 if deep and entry.is_dir(follow_symlinks=False):
-                    yield from self.list(name, deep=True)
+                    yield from self.list(f"{prefix}{name}", deep=True)
                 elif entry.is_file():
                     try:
                         status = entry.stat()
                     except FileNotFoundError:
                         continue  # replaced or removed while the folder is being listed
-                    yield stored_object(name, status)
+                    yield stored_object(f"{prefix}{name}", status)
 
     def folders(self) -> list[str]:
         """Names of the folders at the root, sorted; hidden ones are left out.

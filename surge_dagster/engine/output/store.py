@@ -10,14 +10,16 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import pyarrow as pa
 
 
-@dataclass(frozen=True, slots=True)
-class StoredObject:
-    """One object as a listing shows it: name relative to the store, size in bytes, and a tag that changes with it."""
+class StoredObject(NamedTuple):
+    """One object as a listing shows it: name relative to the store, size in bytes, and a tag that changes with it.
+
+    A tuple, since a listing makes tens of thousands of them, and compares each with what is known of it.
+    """
 
     name: str
     size: int

@@ -12,9 +12,10 @@ Only listings use this. Whoever looks up a source version before a file is publi
 
 from __future__ import annotations
 
+import operator
 import os
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from surge_dagster.engine.catalog import Partition
@@ -40,6 +41,9 @@ class Footer:
 
 _Stamp = tuple[int, int, int, int, int]
 _Stamps = tuple[_Stamp, ...]
+_stamp: Callable[[os.stat_result], _Stamp] = operator.attrgetter(
+    "st_size", "st_mtime_ns", "st_ctime_ns", "st_ino", "st_dev"
+)
 _known: dict[str, dict[str, tuple[_Stamp, Footer | list[str]]]] = {}  # by catalog, then by path
 # By catalog and how it is read, then by folder: its own path and those of its files, how they were, and what they made.
 _made: dict[Hashable, dict[str, tuple[tuple[str, ...], _Stamps, Partition]]] = {}
@@ -95,19 +99,24 @@ class KnownFooters:
         if self._status is not None:
             self._keep(folder, self._status, names)
 
-    def partition(self, folder: str) -> Partition | None:
-        """The partition that was made of a folder, None when it has to be made."""
-        paths, stamps, partition = self._made.get(folder, (None, None, None))
-        if paths is None:
-            return None
-        try:
-            now = tuple(map(_stamp, map(os.stat, paths)))
-        except OSError:
-            return None
-        if now != stamps:
-            return None
-        self._listed.update(paths)
-        return partition
+    def unchanged(self, root: str, folders: Iterable[str]) -> dict[str, Partition]:
+        """The partitions of those folders that are, with all their files, as they were when these were made."""
+        found: dict[str, Partition] = {}
+        listed: list[tuple[str, ...]] = []
+        for folder in folders:
+            kept = self._made.get(f"{root}/{folder}")
+            if kept is None:
+                continue
+            paths, stamps, partition = kept
+            try:
+                now = tuple(map(_stamp, map(os.stat, paths)))
+            except OSError:
+                continue
+            if now == stamps:
+                found[folder] = partition
+                listed.append(paths)
+        self._listed.update(*listed)
+        return found
 
     def keep_partition(self, folder: str, files: Sequence[str], partition: Partition) -> None:
         """Keep what was made of a folder and these files, if this listing found all of them settled."""
@@ -151,7 +160,3 @@ def _look(folder: str) -> os.stat_result | None:
         return os.stat(folder)  # noqa: PTH116, a Path for each folder costs more than looking at it
     except OSError:
         return None
-
-
-def _stamp(status: os.stat_result) -> _Stamp:
-    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev

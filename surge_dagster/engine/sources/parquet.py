@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -75,50 +75,48 @@ class ParquetCatalog:
         """
         reading = (self.url, self.id_column, self.text_column, self.max_text_bytes)
         known = KnownFooters(str(self.root.absolute()), reading)
-        made: dict[str, Partition] = {}
-        for key, folders in self._folders_by_key(known, made).items():
-            partition = made.get(folders[0]) if len(folders) == 1 else None
-            yield partition or self._partition(key, folders, known)
+        folders = self._folders()
+        made = known.unchanged(self.url, folders)
+        for key, alike in self._by_key(folders, known, made).items():
+            partition = made.get(alike[0]) if len(alike) == 1 else None
+            yield partition or self._partition(key, alike, known)
         known.forget_others()
 
     def partition(self, key: str) -> Partition | None:
         """The partition of one key, or None when the catalog has none."""
-        folders = self._folders_by_key().get(key)
+        folders = self._by_key(self._folders()).get(key)
         return self._partition(key, folders) if folders else None
 
-    def _folders_by_key(
-        self, known: KnownFooters | None = None, made: dict[str, Partition] | None = None
-    ) -> dict[str, list[str]]:
-        """The folders of each key, in the catalog's order.
+    def _by_key(
+        self, folders: list[str], known: KnownFooters | None = None, made: Mapping[str, Partition] | None = None
+    ) -> dict[str, tuple[str, ...]]:
+        """The folders of each key, in their order.
 
         Args:
-            made: gets the partitions that are known to be as they were, by folder.
+            made: partitions that are known to be as they were, by folder.
         """
-        by_key: dict[str, list[str]] = {}
-        for folder in self._folders(known):
-            partition = known.partition(f"{self.url}/{folder}") if known and made is not None else None
-            if partition is None or made is None:
-                key = self._key_of(folder, known)
-            else:
-                key, made[folder] = partition.key, partition
-            by_key.setdefault(key, []).append(folder)
+        made = made or {}
+        by_key: dict[str, tuple[str, ...]] = {}
+        for folder in folders:
+            key = made[folder].key if folder in made else self._key_of(folder, known)
+            by_key[key] = (*by_key[key], folder) if key in by_key else (folder,)
         return by_key
 
-    def _folders(self, known: KnownFooters | None = None) -> list[str]:
+    def _folders(self) -> list[str]:
         # Always listed: one pass over it costs little, and a mounted bucket gives its root a time that never moves.
         try:
-            entries = [entry.name for entry in os.scandir(self.root) if not entry.name.startswith(("_", "."))]
+            names = os.listdir(self.root)  # noqa: PTH208, a Path for each folder costs more than listing it
         except OSError as error:
             raise ConfigError(f"cannot list the catalog {self.url!r}: {error.strerror}.") from error
-        folders = sorted((name for name in entries if name.startswith(_PREFIX)), key=os.fsencode)
+        folders = [name for name in names if name.startswith(_PREFIX)]
         if not folders:
-            loose = [name for name in entries if name.endswith(".parquet")]
+            loose = [name for name in names if name.endswith(".parquet") and not name.startswith(("_", "."))]
             found = f"{len(loose)} Parquet file(s) outside such folders" if loose else "none"
             raise ConfigError(
                 f"the catalog {self.url!r} is empty: expected folders named partition=<key> with Parquet files "
                 f"in them, found {found}. Write one folder per partition, or give another path."
             )
-        return folders
+        return sorted(folders, key=None if "".join(folders).isascii() else os.fsencode)
 
     def _key_of(self, folder: str, known: KnownFooters | None) -> str:
         name = folder.removeprefix(_PREFIX)
@@ -131,7 +129,7 @@ class ParquetCatalog:
             key = declared.pop() if len(declared) == 1 else None
         return key or name
 
-    def _partition(self, key: str, folders: list[str], known: KnownFooters | None = None) -> Partition:
+    def _partition(self, key: str, folders: Sequence[str], known: KnownFooters | None = None) -> Partition:
         files = [file for folder in folders for file in self._files(folder, known)]
         is_counted = bool(files) and all(file.rows is not None for file in files)
         partition = Partition(
@@ -146,7 +144,7 @@ class ParquetCatalog:
             known.keep_partition(f"{self.url}/{folders[0]}", [file.path for file in files], partition)
         return partition
 
-    def _current_version(self, folders: list[str]) -> str | None:
+    def _current_version(self, folders: Sequence[str]) -> str | None:
         if not any((self.root / folder).is_dir() for folder in folders):
             return None
         return _version([file for folder in folders for file in self._files(folder)])
@@ -161,7 +159,7 @@ class ParquetCatalog:
                 known.keep_names(path, names)
         return [_file(name, f"{path}/{name}", known) for name in names]
 
-    def _read(self, key: str, folders: list[str]) -> Iterator[RowBatch]:
+    def _read(self, key: str, folders: Sequence[str]) -> Iterator[RowBatch]:
         if len(folders) > 1:
             raise DataError(key, f"the folders {', '.join(folders)} all stand for this key", "Keep one of them.")
         files = self._files(folders[0])
