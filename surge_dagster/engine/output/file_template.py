@@ -2,9 +2,10 @@
 
 A template has two parts, what stands before the vectors and what stands behind them, and knows nothing of Parquet. It
 is cut from a file of made-up rows that `write_file` wrote, at the numbers, pages and facts in which files of one form
-(columns, types, number of rows) differ: each is looked for where its turn is. Then files of other made-up rows, short
-ones and long ones, are put together by it. Unless they are equal to those of `write_file`, byte by byte, that one
-writes the files of the form. So another way of writing costs time, no more.
+(columns, types, number of rows) differ: each is looked for where its turn is, behind the mark of its field. Then files
+of other made-up rows are put together by it: short ones and long ones, and some whose checksums are a byte shorter,
+which alone moves everything where all files of a form are of one size. Unless they are equal to those of `write_file`,
+byte by byte, that one writes the files of the form. So another way of writing costs time, no more.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import zlib
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +33,11 @@ log = logging.getLogger(__name__)
 _TRAILER_BYTES = 8
 _LONGEST_HEADER = 64
 _INT64 = pa.int64()
+_TRIES = 1_000
+_LONGEST_CHECKSUM = 5
+# Marks of fields in Thrift's compact protocol: how far its number is from that of the field before, and its type.
+_NEXT_INT32, _NEXT_INT64, _SECOND_NEXT_INT64, _NEXT_BYTES = b"\x15", b"\x16", b"\x26", b"\x18"
+_STRING_SIZES = b"\x3c\x16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,34 +203,52 @@ def _proven(form: Form) -> _Template | None:
     """The template of a form, if files of other rows than it was cut from come out as `write_file` writes them."""
     sample = _sample(form, 200, 2)
     template = _cut_from(_written(sample), form, sample)
-    if template is not None and all(
-        _put_together(template, rows) == _written(rows)
-        for rows in (sample, _sample(form, 0, 1), _sample(form, LEAST_COMPRESSED_BYTES // 2 - 16 * form.rows, 300))
-    ):
-        return template
-    return None
+    if template is None:
+        return None
+    longest = LEAST_COMPRESSED_BYTES // 2 - 16 * form.rows
+    others = _sample(form, 0, 1), _sample(form, longest, 300), _with_short_checksums(form, template)
+    is_right = all(_put_together(template, rows) == _written(rows) for rows in (sample, *others))
+    return template if is_right else None
 
 
 _Sample = tuple[pa.Array, "pa.Array | None", np.ndarray, FileFacts]
 
 
-def _sample(form: Form, longest: int, key_bytes: int) -> _Sample:
+def _sample(form: Form, longest: int, key_bytes: int, first: int = 0) -> _Sample:
     """Rows of a form, made up.
 
     Args:
         longest: bytes of the first id and of the first text; 0 makes all texts empty.
         key_bytes: of the partition's key.
+        first: number of the first row; others make other ids, texts and vectors.
     """
-    names = [f"id {row}" for row in range(form.rows)]
+    numbers = range(first, first + form.rows)
+    names = [f"id {number}" for number in numbers]
     names[0] = names[0].ljust(longest, "+")
-    ids = pa.array(range(form.rows) if form.id_type == _INT64 else names, form.id_type)
-    texts = [f"text {row}".ljust(longest if row == 0 else 0, "-") if longest else "" for row in range(form.rows)]
-    matrix = np.linspace(-1, longest, form.rows * form.dimension).reshape(form.rows, -1).astype(form.dtype)
+    ids = pa.array(numbers if form.id_type == _INT64 else names, form.id_type)
+    texts = [f"text {number}" if longest else "" for number in numbers]
+    texts[0] = texts[0].ljust(longest, "-")
+    matrix = np.linspace(-1 - first, longest, form.rows * form.dimension).reshape(form.rows, -1).astype(form.dtype)
     facts = FileFacts(
         *("k" * key_bytes, "space", "model", "fp32", "version", "content", "desired"),
         *(form.rows, form.dimension, form.rows // 2),
     )
     return ids, pa.array(texts, pa.large_string()) if form.include_text else None, matrix, facts
+
+
+def _with_short_checksums(form: Form, template: _Template) -> _Sample:
+    """Rows of which each page's checksum takes a byte less than it usually does, as one in sixteen does."""
+    found: list[Any] = [None, None, None]
+    for first in range(_TRIES):
+        ids, texts, matrix, facts = _sample(form, 100, 9, first)
+        vectors = zlib.crc32(matrix.tobytes(), template.levels_checksum)
+        checksums = [0 if column is None else zlib.crc32(plain_values(column)) for column in (ids, texts)]
+        for place, (part, checksum) in enumerate(zip((ids, texts, matrix), (*checksums, vectors), strict=True)):
+            if found[place] is None and len(checksum_number(checksum)) < _LONGEST_CHECKSUM:
+                found[place] = part
+        if all(part is not None for part in (found[0], found[2], found[1] if form.include_text else matrix)):
+            return found[0], found[1], found[2], facts
+    raise ValueError(f"no rows with short checksums were found in {_TRIES} tries")
 
 
 def _put_together(template: _Template, sample: _Sample) -> bytes:
@@ -273,7 +297,7 @@ def _cut_from(file: bytes, form: Form, sample: _Sample) -> _Template | None:
     differing = pages, zlib.crc32(levels + matrix.tobytes()), matrix.nbytes
     lengths = [None if form.id_type == _INT64 else 4 * form.rows, *[4 * form.rows] * (len(pages) - 1), None]
     gaps, _ = _gaps([_Column(0, None) for _ in lengths], *differing)  # of which these do not depend on the columns
-    pieces = _cut(head, gaps)
+    pieces = _cut(head, gaps, [*[*[_NEXT_INT32] * 3, b""] * len(pages), _NEXT_INT32])
     if pieces is None:
         return None
     # A header lies between two pages: three pieces and what follows the checksum.
@@ -282,7 +306,8 @@ def _cut_from(file: bytes, form: Form, sample: _Sample) -> _Template | None:
     fixed.append(len(pieces[-2]) + len(pieces[-1]))
     columns = tuple(map(_Column, fixed, lengths))
     _, numbers = _gaps(columns, *differing)
-    foot = _cut(footer, [*numbers, *map(with_length, values_of(facts))])
+    values = [with_length(value) for value in values_of(facts)]
+    foot = _cut(footer, [*numbers, *values], [*_footer_marks(columns), *[_NEXT_BYTES] * len(values)])
     return None if foot is None else _Template(_joined(pieces), tuple(foot), columns, zlib.crc32(levels))
 
 
@@ -296,14 +321,31 @@ def _levels(head: bytes, matrix: np.ndarray) -> bytes | None:
     return None
 
 
-def _cut(data: bytes, gaps: Sequence[bytes]) -> list[bytes] | None:
-    """What is left of `data` around the gaps; they are looked for from its end, where less can be taken for them."""
+def _footer_marks(columns: Sequence[_Column]) -> list[bytes]:
+    """What stands before each number of a footer, in the order of `_gaps`."""
+    marks: list[bytes] = []
+    for index, column in enumerate(columns):
+        marks += (_NEXT_INT64, _NEXT_INT64)
+        if index:
+            marks.append(_SECOND_NEXT_INT64)
+        if column.length_bytes is not None:
+            marks.append(_STRING_SIZES)
+    return [*marks, _NEXT_INT64, _NEXT_INT64]
+
+
+def _cut(data: bytes, gaps: Sequence[bytes], marks: Sequence[bytes]) -> list[bytes] | None:
+    """What is left of `data` around the gaps; they are looked for from its end, where less can be taken for them.
+
+    Args:
+        marks: what stands before each gap: a number may be a single byte, which stands in many places.
+    """
     pieces: list[bytes] = []
     end = len(data)
-    for gap in reversed(gaps):
-        at = data.rfind(gap, 0, end)
+    for gap, mark in zip(reversed(gaps), reversed(marks), strict=True):
+        at = data.rfind(mark + gap, 0, end)
         if at < 0:
             return None
+        at += len(mark)
         pieces.append(data[at + len(gap) : end])
         end = at
     return [*pieces, data[:end]][::-1]
