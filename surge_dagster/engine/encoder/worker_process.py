@@ -20,7 +20,7 @@ from surge_dagster.engine.encoder.chunks import Chunk
 _LAST_LINES = 80
 _READ_BYTES = 64 << 10
 _ANSWER_SECONDS = 1.0
-_NEXT_LINES_SECONDS = 0.05
+_WHOLE_ANSWER_SECONDS = 0.2
 _WORKER_MODULE = "surge_dagster.engine.encoder.worker"
 _PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 
@@ -118,9 +118,12 @@ class WorkerProcess:
         """Has a process that seems to hang print the stacks of its threads, as far as it still can."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(wire.ASK_WHERE)
-        patience = _ANSWER_SECONDS
-        while self._has_output(patience) and self.read_output():
-            patience = _NEXT_LINES_SECONDS
+        if not self._has_output(_ANSWER_SECONDS):
+            return
+        # A worker may go on printing without end, and its answer must not be lost in that.
+        deadline = time.monotonic() + _WHOLE_ANSWER_SECONDS
+        while (left := deadline - time.monotonic()) > 0 and self._has_output(left) and self.read_output():
+            pass
 
     def with_last_words(self, why: str) -> str:
         """Why it ended, and what it printed last."""

@@ -2,6 +2,7 @@
 
 `die once PATH` and `hang once PATH` do so unless PATH exists, and create it first, so that the second worker to meet
 the text survives. `die always`, `hang always` and `fail always` do so every time. `fail once PATH` raises once.
+`chatter once PATH` prints a line every few milliseconds and never comes to an end.
 `babble` raises an error that is too long for a message; with `panic` the tokenizer raises what is no `Exception`.
 `wait PATH` blocks until PATH exists, and `seen PATH` creates it when the text is tokenized.
 `shrink` halves the worker's token budget, as a lack of memory would, and `tell PATH` writes the budget there.
@@ -111,7 +112,7 @@ def _harm(text: str) -> None:
     verb, _, rest = text.partition(" ")
     if verb == "babble":
         raise DeviceLost("\N{CJK UNIFIED IDEOGRAPH-8A9E}\x1b" * 50_000)
-    if verb not in ("die", "hang", "fail"):
+    if verb not in ("die", "hang", "chatter", "fail"):
         return
     if rest.startswith("once "):
         try:
@@ -123,4 +124,7 @@ def _harm(text: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if verb == "hang":
         threading.Event().wait()
+    while verb == "chatter":
+        print("the device does not answer; trying again", flush=True)
+        threading.Event().wait(0.01)
     raise DeviceLost("the device was lost")

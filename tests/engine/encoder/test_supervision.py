@@ -71,17 +71,18 @@ def test_a_worker_killed_from_outside_while_idle_is_replaced() -> None:
         assert np.array_equal(encode(pool, texts), hash_vectors(texts, 16))
 
 
-@pytest.mark.parametrize("kind", ["in its own code", "stopped by a signal"])
+@pytest.mark.parametrize("kind", ["in its own code", "stopped by a signal", "while it goes on printing"])
 def test_a_worker_that_hangs_is_replaced_and_the_log_says_where_it_hung(
     tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    texts = _with_harm(f"hang once {tmp_path / 'hung'}") if kind == "in its own code" else _with_harm()
+    verbs = {"in its own code": "hang", "while it goes on printing": "chatter"}
+    texts = _with_harm(f"{verbs[kind]} once {tmp_path / 'hung'}") if kind in verbs else _with_harm()
     with _faulty_pool(hang_timeout_seconds=2.5, max_respawns=9) as pool:
         if kind == "stopped by a signal":
             os.kill(pool.worker_pids[0], signal.SIGSTOP)
         assert np.array_equal(encode(pool, texts), hash_vectors(texts, 16))
         assert pool.replays >= 1
-    words = r"faults.py\", line \d+ in _harm" if kind == "in its own code" else "it printed nothing"
+    words = r"faults.py\", line \d+ in _harm" if kind in verbs else "it printed nothing"
     assert re.search(rf"(?s)worker \d+ hung.*{words}", caplog.text)
 
 
