@@ -68,7 +68,8 @@ def postgres_writer(storage: SqlEventLogStorage) -> Iterator[RowWriter]:
             _copy(connection, table, [{"id": event_id, **row} for event_id, row in zip(ids, events.rows, strict=True)])
             if tags := events.tag_rows(ids):
                 _copy(connection, AssetEventTagsTable.name, tags)
-            for place, event in events.latest:
+            # Rows of assets stay locked until the end: in one order, so that two writers never wait for each other.
+            for place, event in sorted(events.latest, key=lambda latest: events.rows[latest[0]]["asset_key"]):
                 storage._store_asset_event(connection, event, ids[place])
         return ids
 
