@@ -29,6 +29,8 @@ from surge_dagster.assets.event_batches import CHECKED_VERSIONS
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.source_partitions import DATA_VERSION_TAG
 
+# Others cut off what they join, MySQL after 1,024 bytes.
+_WHOLE_STRINGS = ("sqlite", "postgresql")
 _KINDS = [kind.value for kind in (dg.DagsterEventType.ASSET_OBSERVATION, dg.DagsterEventType.ASSET_MATERIALIZATION)]
 
 
@@ -88,6 +90,8 @@ def registered_version(names: CatalogNames, instance: dg.DagsterInstance) -> Has
     columns, joined = DynamicPartitionsTable.c, sql.func.aggregate_strings
     of_catalog = sql.select(joined(columns.partition, "\n"), joined(sql.cast(columns.id, sql.Text), ","))
     with storage.index_connection() as connection:
+        if connection.dialect.name not in _WHOLE_STRINGS:
+            return None
         return tuple(connection.execute(of_catalog.where(columns.partitions_def_name == names.partitions_name)).one())
 
 
