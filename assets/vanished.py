@@ -86,7 +86,7 @@ class Vanishing:
         for key in missing:
             known = before.get(digest(key))
             looks = Gone(known.since, min(known.looks + 1, _LOOKS)) if known else Gone(now, 1)
-            reported = catalogued.observed.get(key) == GONE
+            reported = catalogued.observed.get(key) in (GONE, DELETED)
             if not reported or self.policy == "delete":
                 found.gone[digest(key)] = looks
             if not reported and looks.looks >= _LOOKS and len(found.events) < room:
@@ -115,7 +115,7 @@ class Vanishing:
         due = [
             key
             for key in missing
-            if catalogued.observed.get(key) == GONE
+            if catalogued.observed.get(key) in (GONE, DELETED)
             and key not in held
             and now - found.gone[digest(key)].since >= self.grace
         ]
@@ -131,9 +131,9 @@ class Vanishing:
                 name = file_name(space.name, from_partition_key(key), space.file_format)
                 store.delete(name)
                 what = f"Its output {store.location(name)} and its key were removed."
-            found.events.append(
-                self._observation(key, DELETED, f"The source has not listed this partition for {self.grace}. {what}")
-            )
+            if catalogued.observed.get(key) != DELETED:  # by a tick that was lost before its key was removed
+                said = f"The source has not listed this partition for {self.grace}. {what}"
+                found.events.append(self._observation(key, DELETED, said))
             found.delete.append(key)
             found.gone.pop(digest(key), None)
         if due:

@@ -73,6 +73,11 @@ def test_output_and_key_are_deleted_after_the_grace_time_and_a_key_that_returns_
     assert isinstance(event, dg.AssetObservation) and str(file) in str(event.metadata["vanished"].value)
     assert "1 deleted" in (deleted.skip_message or "")
     assert registered(bench) == ["a", "c"]
+    # A tick that is lost after its events were stored: the key is still there.
+    bench.instance.add_dynamic_partitions(NAMES.partitions_name, ["b"])
+    assert said(bench.later(hours=2)) == [] and registered(bench) == ["a", "c", "b"]
+    again = [bench.later(hours=2) for _ in range(3)]
+    assert [said(tick) for tick in again] == [[], [], []] and registered(bench) == ["a", "c"]
     quiet = bench.later(days=2)
     assert not quiet.asset_events and "vanished" not in (quiet.skip_message or "")
     bench.write("b")
