@@ -140,8 +140,8 @@ def publish_together(
                     outcomes.append(error or upload.appear(still_wanted))
                 except Exception as refusal:
                     outcomes.append(refusal)
-    except TransientError as error:  # the lock: none of them has taken its name
-        return [error] * len(ours)
+    except TransientError as error:  # the lock; once it was had, each of them has its own outcome
+        return outcomes if len(outcomes) == len(ours) else [error] * len(ours)
     return outcomes
 
 

@@ -31,7 +31,10 @@ def open_temp(folder: str) -> tuple[str, int]:
     """
     while True:
         path = f"{folder}/{TEMP_PREFIX}{os.getpid()}-{_OURS}{next(_NUMBERS):x}"
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666)
+        try:
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666)
+        except FileExistsError:  # left by a fork of the same process that had the same id
+            continue
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:
             return path, descriptor
