@@ -253,6 +253,29 @@ def test_rows_that_are_copied_into_postgres_are_those_that_dagster_inserts(postg
     assert tables("copied", copied) == tables("inserted", inserted)
 
 
+def test_writers_into_postgres_take_the_rows_of_assets_in_one_order(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those rows stay locked until a batch is stored: two writers with two orders would wait for each other."""
+    [entry] = [entry for entry in event_log_entries() if entry.get_dagster_event().partition == "p1"][:1]
+    entries: list[dg.EventLogEntry] = []
+    for asset in ("b", "c", "a"):
+        data = StepMaterializationData(dg.AssetMaterialization(asset, partition="p1"))
+        told = entry.get_dagster_event()._replace(event_type_value=MATERIALIZATION.value, event_specific_data=data)
+        entries.append(entry._replace(dagster_event=told))
+    storage = PostgresEventLogStorage(postgres.create_database("orders"), should_autocreate_tables=True)
+    taken: list[dg.AssetKey | None] = []
+
+    def key_of(entry: dg.EventLogEntry) -> dg.AssetKey | None:
+        return entry.get_dagster_event().asset_key
+
+    take = storage._store_asset_event
+    monkeypatch.setattr(storage, "_store_asset_event", lambda *given: (taken.append(key_of(given[1])), take(*given)))
+    with postgres_writer(storage) as write:
+        write(EventRows([storage._event_to_row(entry) for entry in entries], [{}] * 3, list(enumerate(entries))))
+    assert taken == [dg.AssetKey(name) for name in "abc"]
+
+
 @pytest.mark.parametrize("how", ["other rows", "refused rows"])
 def test_events_whose_rows_cannot_be_used_go_through_dagster_once(
     recorded: Workbench, monkeypatch: pytest.MonkeyPatch, how: str
