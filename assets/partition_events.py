@@ -54,6 +54,6 @@ def made(event: AnyEvent) -> Event:
     return event.made() if isinstance(event, PartitionEvent) else event
 
 
-def kind_of(event: AnyEvent) -> type[Event]:
+def class_of(event: AnyEvent) -> type[Event]:
     """Dagster's class of an event."""
     return event.kind if isinstance(event, PartitionEvent) else type(event)

@@ -15,7 +15,7 @@ from dagster._core.events import AssetMaterializationPlannedData, DagsterEvent, 
 
 from surge_dagster.assets.event_batches import BATCH_EVENTS, report_batch
 from surge_dagster.assets.names import CatalogNames
-from surge_dagster.assets.partition_events import AnyEvent, kind_of
+from surge_dagster.assets.partition_events import AnyEvent, class_of
 
 
 def plan(names: CatalogNames, context: dg.OpExecutionContext, partition_keys: Iterable[str]) -> None:
@@ -50,7 +50,7 @@ class PlansAgain:
         if not self._named:
             return
         embeddings = self._names.embeddings
-        made = [event for event in events if kind_of(event) is dg.AssetMaterialization]
+        made = [event for event in events if class_of(event) is dg.AssetMaterialization]
         keys = [event.partition for event in made if event.asset_key == embeddings and event.partition in self._named]
         if keys:
             plan(self._names, self._context, filter(None, keys))

@@ -18,7 +18,7 @@ from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 from dagster._serdes import serialize_value
 
 from surge_dagster.assets.event_texts import EventTexts
-from surge_dagster.assets.partition_events import AnyEvent, Event, PartitionEvent, made
+from surge_dagster.assets.partition_events import AnyEvent, Event, class_of, made
 from surge_dagster.event_rows import EventRows, RowWriter, postgres_writer
 from surge_dagster.event_storage import BatchingSqliteEventLogStorage
 
@@ -68,7 +68,7 @@ class RowStore:
         alike: dict[object, dict[str, Any]] = {}
         rows, tags = [], []
         for place, event in enumerate(events):
-            kind = (event.kind if isinstance(event, PartitionEvent) else type(event), event.asset_key)
+            kind = (class_of(event), event.asset_key)
             if kind not in first:
                 first[kind] = place
                 alike[kind] = self._storage._event_to_row(self._entry(event, now))
