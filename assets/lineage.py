@@ -62,8 +62,14 @@ class Catalogued:
         return self.embedded.get(key) == desired_version and made > self.observation_ids.get(key, -1)
 
 
-def read_catalogued(names: CatalogNames, instance: dg.DagsterInstance) -> Catalogued:
-    """Everything on record, in six queries whatever the number of partitions."""
+def read_catalogued(
+    names: CatalogNames, instance: dg.DagsterInstance, registered: dict[str, None] | None = None
+) -> Catalogued:
+    """Everything on record, in six queries whatever the number of partitions.
+
+    Args:
+        registered: the dynamic partitions, where they are known.
+    """
     storage = instance.event_log_storage
 
     def versions(asset: dg.AssetKey, kind: DagsterEventType) -> dict[str, str]:
@@ -74,7 +80,7 @@ def read_catalogued(names: CatalogNames, instance: dg.DagsterInstance) -> Catalo
         return dict(storage.get_latest_storage_id_by_partition(asset, kind))
 
     return Catalogued(
-        registered=_registered(names, instance),
+        registered=_registered(names, instance) if registered is None else registered,
         observed=versions(names.source_partitions, DagsterEventType.ASSET_OBSERVATION),
         observation_ids=ids(names.source_partitions, DagsterEventType.ASSET_OBSERVATION),
         embedded=versions(names.embeddings, DagsterEventType.ASSET_MATERIALIZATION),
@@ -94,9 +100,10 @@ def read_catalogued_again(names: CatalogNames, instance: dg.DagsterInstance) -> 
     if version is None:
         return read_catalogued(names, instance)
     known, catalogued = _known.get((identity, names), (None, None))
+    registered = _registered_again(names, instance, identity)
     if catalogued is not None and known == version:
-        return replace(catalogued, registered=_registered_again(names, instance, identity))
-    catalogued = read_catalogued(names, instance)
+        return replace(catalogued, registered=registered)
+    catalogued = read_catalogued(names, instance, registered)
     _known[identity, names] = version, catalogued
     return catalogued
 

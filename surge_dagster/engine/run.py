@@ -32,6 +32,7 @@ from surge_dagster.engine.memory import MemoryPlan, largest_pieces, plan_memory
 from surge_dagster.engine.output.current_space import keep_current
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.publisher import EncodedSuperBatch, PublishedSuperBatch, Publisher
+from surge_dagster.engine.output.space_target import SpaceTarget
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.output.staging import Staging
 from surge_dagster.engine.output.store import Store
@@ -177,8 +178,9 @@ class EmbeddingRun:
 
     def _commit(self, arena: Arena) -> Generator[Event]:
         self._begun = time.perf_counter()
-        staging = Staging(self._store, self.space, precision=self._pool.precision, include_text=self._include_text)
-        engine = threading.Thread(target=self._run, args=(arena, staging), name="surge-run", daemon=True)
+        target = SpaceTarget(self._store, self.space, self._pool.precision, self._include_text)
+        staging = Staging(target)
+        engine = threading.Thread(target=self._run, args=(arena, target, staging), name="surge-run", daemon=True)
         engine.start()
         try:
             while (event := self._events.get()) is not None:
@@ -193,14 +195,11 @@ class EmbeddingRun:
                     self._events.get(timeout=0.05)
             engine.join()
 
-    def _run(self, arena: Arena, staging: Staging) -> None:
+    def _run(self, arena: Arena, target: SpaceTarget, staging: Staging) -> None:
         """Encode what the reader hands over until it has no more; always ends with None in the event queue."""
         publisher = Publisher(
-            self._store,
-            self.space,
+            target,
             staging,
-            precision=self._pool.precision,
-            include_text=self._include_text,
             b_min=self.bounds.b_min,
             begun=self._begun,
             threads=self._threads,

@@ -34,11 +34,12 @@ from surge_dagster.engine.output.freshness import file_name
 from surge_dagster.settings import Settings, load_settings
 from tests.dagster.conftest import NAMES, ROOT, Workbench
 from tests.dagster.moving_catalog import MovingCatalog
-from tests.engine.output.object_server import BUCKET, Fault, ObjectServer, always
+from tests.engine.output.object_server import BUCKET, Fault, ObjectServer, Plan, always
 
 _MARK = "SURGE_TEST_MARK"
 _OUTPUT = f"s3://{BUCKET}/out"
 _DOWN = always(Fault("status", 503, {"Retry-After": "0"}))
+_CUT = always(Fault("reset_before"))
 
 
 @dataclass(slots=True)
@@ -108,14 +109,15 @@ class Production:
 
         Args:
             apart: in a process of its own; else in this one.
-            killed_at: SIGKILL reaches the process when the bucket is sent so many files.
+            killed_at: SIGKILL reaches the process when the bucket is sent so many files; that one and those that are on
+                their way are lost with it.
             down_at: the bucket answers nothing but 503 from this file on.
         """
         before = self.server.objects()
         config, tags = (request.run_config, request.tags) if request else ({}, {})
         try:
             if not apart:
-                self._break(down_at, lambda: self.server.__setattr__("plan", _DOWN))
+                self._break(down_at, _DOWN)
                 ran = self.bench.run(job, config, tags)
                 return Ended(0 if ran.success else 1, self._published(before))
             with (self.bench.root / "run.log").open("w+") as log:
@@ -129,9 +131,9 @@ class Production:
                     text=True,
                 )
                 if killed_at:
-                    self._break(killed_at, process.kill)
+                    self._break(killed_at, _CUT, process.kill)
                 else:
-                    self._break(down_at, lambda: self.server.__setattr__("plan", _DOWN))
+                    self._break(down_at, _DOWN)
                 process.communicate(json.dumps({"run_config": config, "tags": tags}))
                 log.seek(0)
                 return Ended(process.returncode, self._published(before), log.read())
@@ -157,8 +159,8 @@ class Production:
             }
         )
 
-    def _break(self, at: int, what: Callable[[], None]) -> None:
-        """Do something when so many files have been sent to the bucket."""
+    def _break(self, at: int, plan: Plan, what: Callable[[], None] = lambda: None) -> None:
+        """Do something when so many files have been sent to the bucket, and follow a plan from the last of them on."""
         lock, files = threading.Lock(), Counter[str]()
 
         def before(method: str, target: str) -> None:
@@ -167,6 +169,7 @@ class Production:
                     files["sent"] += 1
                     if files["sent"] >= at:
                         what()
+                        self.server.plan = plan
 
         self.server.before = before
 

@@ -13,11 +13,11 @@ import pyarrow as pa
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.output.embedding_file import STRING_COPIES, InvalidFile, levels_bytes
-from surge_dagster.engine.output.file_formats import FileWriter, file_name, new_writer
+from surge_dagster.engine.output.file_formats import FileWriter, new_writer
 from surge_dagster.engine.output.freshness import PublishedFile
-from surge_dagster.engine.output.receipts import facts_of_file, require_unchanged
+from surge_dagster.engine.output.receipts import require_unchanged
+from surge_dagster.engine.output.space_target import SpaceTarget
 from surge_dagster.engine.output.staging import Staging
-from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.superbatch import OpenPartition, StagedRows
 
 # What a row group takes while it is held and written; with what reading takes it is less than the reader's share.
@@ -25,14 +25,10 @@ _GROUP_BYTES = 24 * 1024 * 1024
 
 
 def assemble(
-    store: Store,
-    space: Space,
+    target: SpaceTarget,
     staging: Staging,
     partition: OpenPartition,
     segments: Sequence[StagedRows],
-    *,
-    precision: str,
-    include_text: bool,
     going_on: Callable[[], None],
 ) -> PublishedFile:
     """Write a partition's file from segments that cover it, in order and without a gap.
@@ -45,24 +41,24 @@ def assemble(
         TransientError: a segment is not what it was when it was staged, the file cannot be written, or the source has
             changed.
     """
-    source = partition.source
+    source, space = partition.source, target.space
     require_unchanged(source)  # again before it is published; here it spares the work
     rows = _Rows(staging, partition, segments)
     with (
-        store.create(file_name(space.name, partition.key, space.file_format)) as upload,
+        target.create(partition.key) as upload,
         new_writer(
             space.file_format,
             upload.sink,
             partition.id_type or pa.string(),
             space.dimension,
             space.dtype,
-            include_text=include_text,
+            include_text=target.include_text,
         ) as writer,
     ):
         for group in row_groups(rows, writer, space):
             going_on()
             writer.append_table(group)
-        facts = facts_of_file(partition, space, precision=precision, rows=writer.rows, truncated=rows.truncated)
+        facts = target.facts(partition, rows=writer.rows, truncated=rows.truncated)
         if writer.rows != partition.rows:
             raise RuntimeError(f"partition {partition.key!r}: {writer.rows:,} rows are staged of {partition.rows:,}")
         writer.close(facts)

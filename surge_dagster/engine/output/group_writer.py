@@ -16,14 +16,14 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.encoder.spec import Space
-from surge_dagster.engine.output.embedding_file import FileFacts, FileRows
-from surge_dagster.engine.output.file_formats import file_name, write_file
+from surge_dagster.engine.output.embedding_file import FileFacts
+from surge_dagster.engine.output.file_formats import write_file
 from surge_dagster.engine.output.file_group import GroupRows, fits, group_files
 from surge_dagster.engine.output.local_upload import publish_together
 from surge_dagster.engine.output.publication import Publication, Spent
-from surge_dagster.engine.output.receipts import facts_of_file, receipt_of, require_unchanged
-from surge_dagster.engine.output.store import Store, StoredObject, Upload
+from surge_dagster.engine.output.receipts import receipt_of, require_unchanged
+from surge_dagster.engine.output.space_target import SpaceTarget
+from surge_dagster.engine.output.store import StoredObject, Upload
 from surge_dagster.engine.output.validation import invalid_row
 from surge_dagster.engine.superbatch import Segment, SuperBatch
 from surge_dagster.engine.telemetry import Receipt
@@ -39,28 +39,24 @@ class GroupWriter:
     """Writes groups; used by all publishing threads.
 
     Args:
-        store, space: where to.
-        precision: recorded in each file.
-        include_text: whether files have a text column.
+        target: where to.
         threads: that write at a time; each has the files of a group open.
     """
 
-    def __init__(self, store: Store, space: Space, *, precision: str, include_text: bool, threads: int) -> None:
+    def __init__(self, target: SpaceTarget, threads: int) -> None:
         # A quarter of what the process may have open at a time; Debian's default is 1,024.
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         spare = _MOST_PARTITIONS if descriptors == resource.RLIM_INFINITY else descriptors // (4 * threads)
         self._most_partitions = max(1, min(_MOST_PARTITIONS, spare))
-        self._store = store
-        self._space = space
-        self._precision = precision
-        self._include_text = include_text
+        self._target = target
 
     def pieces(self, batch: SuperBatch) -> deque[tuple[Segment, ...]]:
         """A SuperBatch's segments in order, alone or with those neighbours that they are written with."""
         # In a bucket each is a request, which is sent as soon as a thread is free.
-        if self._store.is_remote or self._space.file_format != "parquet":
+        space = self._target.space
+        if self._target.store.is_remote or space.file_format != "parquet":
             return deque((segment,) for segment in batch.segments)
-        dimension, itemsize = self._space.dimension, np.dtype(self._space.dtype).itemsize
+        dimension, itemsize = space.dimension, np.dtype(space.dtype).itemsize
         offsets = batch.slot.offsets
         text_ends = offsets[[segment.stop for segment in batch.segments]].tolist()
         text_begins = offsets[[segment.start for segment in batch.segments]].tolist()
@@ -104,12 +100,12 @@ class GroupWriter:
         first, last, slot = segments[0].start, segments[-1].stop, publication.batch.slot
         begun = time.perf_counter()
         matrix = slot.matrix(first, last)
-        if publication.encoded.failed_row(first, last) or invalid_row(matrix, normalized=self._space.normalize):
+        if publication.encoded.failed_row(first, last) or invalid_row(matrix, normalized=self._target.space.normalize):
             return None
         facts = self._facts(publication, segments)
         rows = GroupRows(
             pa.concat_arrays([ids for segment in segments for ids in segment.ids]),
-            slot.texts(first, last) if self._include_text else None,
+            self._target.texts(publication.batch, first, last),
             matrix,
             [segment.start - first for segment in segments] + [last - first],
         )
@@ -120,8 +116,7 @@ class GroupWriter:
             for place, content in enumerate(group_files(rows, facts)):
                 segment, said = segments[place], facts[place]
                 try:
-                    name = file_name(self._space.name, said.partition_key, self._space.file_format)
-                    upload = opened[place] = self._store.create(name).__enter__()
+                    upload = opened[place] = self._target.create(said.partition_key).__enter__()
                     if content is None:
                         self._write_alone(upload, publication, segment, said)
                     else:
@@ -146,10 +141,8 @@ class GroupWriter:
         slot = publication.batch.slot
         is_truncated = slot.truncated(segments[0].start, segments[-1].stop) > 0
         return [
-            facts_of_file(
+            self._target.facts(
                 segment.partition,
-                self._space,
-                precision=self._precision,
                 rows=segment.stop - segment.start,
                 truncated=slot.truncated(segment.start, segment.stop) if is_truncated else 0,
             )
@@ -164,17 +157,15 @@ class GroupWriter:
         for place, said in enumerate(facts):
             outcome = outcomes[place]
             if isinstance(outcome, StoredObject):
-                location = self._store.location(outcome.name)
+                location = self._target.store.location(outcome.name)
                 outcome = receipt_of(said, outcome, location, superbatch=index, texts_per_second=speed)
             told.append(outcome)
         return told
 
     def _write_alone(self, upload: Upload, publication: Publication, segment: Segment, facts: FileFacts) -> None:
-        slot = publication.batch.slot
-        texts = slot.texts(segment.start, segment.stop) if self._include_text else None
-        matrix = slot.matrix(segment.start, segment.stop)
-        rows = FileRows(segment.ids, segment.partition.id_type or pa.string(), texts, matrix)
-        write_file(self._space.file_format, upload, rows, facts)
+        batch = publication.batch
+        rows = self._target.rows(batch, segment, batch.slot.matrix(segment.start, segment.stop))
+        write_file(self._target.space.file_format, upload, rows, facts)
 
 
 def _id_bytes(segment: Segment) -> int:

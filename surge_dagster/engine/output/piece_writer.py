@@ -9,18 +9,15 @@ from __future__ import annotations
 import time
 
 import numpy as np
-import pyarrow as pa
 
-from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.ledger import Ledger
 from surge_dagster.engine.output.drift import Comparisons
-from surge_dagster.engine.output.embedding_file import FileRows
-from surge_dagster.engine.output.file_formats import file_name, write_file
+from surge_dagster.engine.output.file_formats import write_file
 from surge_dagster.engine.output.publication import Publication, Spent
-from surge_dagster.engine.output.receipts import facts_of_file, receipt_of, require_unchanged
+from surge_dagster.engine.output.receipts import receipt_of, require_unchanged
+from surge_dagster.engine.output.space_target import SpaceTarget
 from surge_dagster.engine.output.staging import Staging
-from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.output.validation import invalid_row
 from surge_dagster.engine.superbatch import Segment, StagedRows
 from surge_dagster.engine.telemetry import Receipt
@@ -30,29 +27,15 @@ class PieceWriter:
     """Writes pieces; used by all publishing threads.
 
     Args:
-        store, space: where to.
+        target: where to.
         staging: where segments of split partitions wait for the others.
-        precision: recorded in each file.
-        include_text: whether files have a text column.
         ledger: booked with what a comparison with an old file takes.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        space: Space,
-        staging: Staging,
-        *,
-        precision: str,
-        include_text: bool,
-        ledger: Ledger,
-    ) -> None:
-        self._store = store
-        self._space = space
+    def __init__(self, target: SpaceTarget, staging: Staging, ledger: Ledger) -> None:
+        self._target = target
         self._staging = staging
-        self._precision = precision
-        self._include_text = include_text
-        self.drift = Comparisons(store, space, ledger)
+        self.drift = Comparisons(target.store, target.space, ledger)
 
     def publish(self, publication: Publication, segment: Segment) -> tuple[Receipt, Spent]:
         """Write the file of a partition that lies whole in its SuperBatch.
@@ -64,20 +47,19 @@ class PieceWriter:
         partition, slot = segment.partition, publication.batch.slot
         begun = time.perf_counter()
         matrix = self._sound_vectors(publication, segment)
-        texts = slot.texts(segment.start, segment.stop) if self._include_text else None
         truncated = slot.truncated(segment.start, segment.stop)
-        facts = facts_of_file(partition, self._space, precision=self._precision, rows=len(matrix), truncated=truncated)
+        facts = self._target.facts(partition, rows=len(matrix), truncated=truncated)
         self._compare(publication, segment, matrix)
-        with self._store.create(file_name(self._space.name, partition.key, self._space.file_format)) as upload:
-            rows = FileRows(segment.ids, partition.id_type or pa.string(), texts, matrix)
-            write_file(self._space.file_format, upload, rows, facts)
+        with self._target.create(partition.key) as upload:
+            rows = self._target.rows(publication.batch, segment, matrix)
+            write_file(self._target.space.file_format, upload, rows, facts)
             serialized = time.perf_counter()
             stored = upload.publish(lambda: require_unchanged(partition.source))
         spent = Spent(begun, serialized, time.perf_counter(), truncated)
         receipt = receipt_of(
             facts,
             stored,
-            self._store.location(stored.name),
+            self._target.store.location(stored.name),
             superbatch=publication.batch.index,
             texts_per_second=publication.texts_per_second,
             drift=self.drift.take(partition.key),
@@ -125,7 +107,7 @@ class PieceWriter:
                 segment.first_row + failed.row - segment.start,
             )
         matrix = publication.batch.slot.matrix(segment.start, segment.stop)
-        wrong = invalid_row(matrix, normalized=self._space.normalize)
+        wrong = invalid_row(matrix, normalized=self._target.space.normalize)
         if wrong is not None:
             raise DataError(
                 segment.partition.key,

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import Cancelled, DataError, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.ledger import Ledger
 from surge_dagster.engine.output.assembly import assemble
@@ -24,9 +23,9 @@ from surge_dagster.engine.output.group_writer import GroupWriter
 from surge_dagster.engine.output.piece_writer import PieceWriter
 from surge_dagster.engine.output.publication import EncodedSuperBatch, Publication, PublishedSuperBatch
 from surge_dagster.engine.output.receipts import receipt_of
+from surge_dagster.engine.output.space_target import SpaceTarget
 from surge_dagster.engine.output.split_partitions import Complete, SplitPartitions, Spoilt
 from surge_dagster.engine.output.staging import Staging
-from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.superbatch import OpenPartition, Segment, SuperBatch
 from surge_dagster.engine.telemetry import Failure, Receipt
 
@@ -40,10 +39,8 @@ class Publisher:
     """Writes encoded SuperBatches to a store.
 
     Args:
-        store, space: where to.
+        target: where to.
         staging: where segments of split partitions wait for the others.
-        precision: recorded in each file.
-        include_text: whether files have a text column.
         b_min: for the fill ratio.
         begun: `time.perf_counter()` at the run's begin.
         threads: pieces written at a time; one more writes the files of split partitions.
@@ -55,12 +52,9 @@ class Publisher:
 
     def __init__(
         self,
-        store: Store,
-        space: Space,
+        target: SpaceTarget,
         staging: Staging,
         *,
-        precision: str,
-        include_text: bool,
         b_min: int,
         begun: float,
         threads: int,
@@ -70,11 +64,8 @@ class Publisher:
         done: Callable[[SuperBatch, PublishedSuperBatch], None],
         report: Callable[[Receipt | Failure], None],
     ) -> None:
-        self._store = store
-        self._space = space
+        self._target = target
         self._staging = staging
-        self._precision = precision
-        self._include_text = include_text
         self._b_min = b_min
         self._begun = begun
         self._ledger = ledger
@@ -86,8 +77,8 @@ class Publisher:
         self._pieces = ThreadPoolExecutor(threads, thread_name_prefix="surge-publish")
         self._files = ThreadPoolExecutor(1, thread_name_prefix="surge-publish-split")
         self._split = SplitPartitions()
-        self._writer = PieceWriter(store, space, staging, precision=precision, include_text=include_text, ledger=ledger)
-        self._groups = GroupWriter(store, space, precision=precision, include_text=include_text, threads=threads)
+        self._writer = PieceWriter(target, staging, ledger)
+        self._groups = GroupWriter(target, threads)
         self._fatal: BaseException | None = None
         self._unfinished = 0  # SuperBatches
         self._files_unfinished = 0
@@ -278,16 +269,9 @@ class Publisher:
         self._ledger.reserve(self._assembly_bytes, self._nothing_will_be_released)
         try:
             published = assemble(
-                self._store,
-                self._space,
-                self._staging,
-                complete.partition,
-                complete.segments,
-                precision=self._precision,
-                include_text=self._include_text,
-                going_on=self._require_going_on,
+                self._target, self._staging, complete.partition, complete.segments, self._require_going_on
             )
-            self._store.sync(self._space.name)
+            self._sync()
         finally:
             self._ledger.release(self._assembly_bytes)
         self._staging.remove(complete.partition.key)
@@ -295,13 +279,16 @@ class Publisher:
             receipt_of(
                 published.facts,
                 published.stored,
-                self._store.location(published.stored.name),
+                self._target.store.location(published.stored.name),
                 superbatch=complete.superbatch,
                 texts_per_second=complete.texts_per_second,
                 texts_reused=sum(rows.stop - rows.start for rows in complete.partition.reused),
                 drift=self._writer.drift.take(complete.partition.key),
             )
         )
+
+    def _sync(self) -> None:
+        self._target.store.sync(self._target.space.name)
 
     def _nothing_will_be_released(self) -> bool:
         return self._over.is_set() or (self._closing and not self._unfinished)
@@ -313,10 +300,10 @@ class Publisher:
     def _finish(self, publication: Publication) -> None:
         try:
             if publication.receipts:
-                self._store.sync(self._space.name)
+                self._sync()
         except (OSError, SurgeError) as error:
             self._fatal = TransientError(
-                f"cannot flush the folder {self._space.name!r} of {self._store.url!r}: {error}."
+                f"cannot flush the folder {self._target.space.name!r} of {self._target.store.url!r}: {error}."
             )
             publication.failures += [Failure(receipt.key, str(self._fatal), True) for receipt in publication.receipts]
             publication.receipts = []

@@ -1,14 +1,12 @@
-"""Around the publication of a file: what it says of itself, the last look at its source, and the receipt."""
+"""Around the publication of a file: the last look at its source, and the receipt."""
 
 from __future__ import annotations
 
 from surge_dagster.engine.catalog import Partition
-from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.output.drift import Drift
-from surge_dagster.engine.output.embedding_file import FileFacts, desired_version
+from surge_dagster.engine.output.embedding_file import FileFacts
 from surge_dagster.engine.output.store import StoredObject
-from surge_dagster.engine.superbatch import OpenPartition
 from surge_dagster.engine.telemetry import Receipt
 
 
@@ -26,24 +24,6 @@ def require_unchanged(partition: Partition) -> None:
             f"{partition.source_version!r} was read, {came}). The result was thrown away; run again.",
             partition.key,
         )
-
-
-def facts_of_file(partition: OpenPartition, space: Space, *, precision: str, rows: int, truncated: int) -> FileFacts:
-    """What the file of a partition that was read to its end says of itself."""
-    if partition.content_digest is None:
-        raise RuntimeError(f"partition {partition.key!r} reached its end without a content digest")
-    return FileFacts(
-        partition_key=partition.key,
-        space=space.name,
-        model=space.requested.model,
-        precision=precision,
-        source_version=partition.source.source_version,
-        content_digest=partition.content_digest,
-        desired_version=desired_version(partition.content_digest, space.name),
-        rows=rows,
-        dimension=space.dimension,
-        truncated=truncated,
-    )
 
 
 def receipt_of(

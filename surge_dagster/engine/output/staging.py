@@ -26,7 +26,6 @@ import pyarrow.parquet as pq
 
 from surge_dagster.engine.catalog import Partition, RowBatch, encode_key
 from surge_dagster.engine.content import ContentDigest
-from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import Cancelled, SurgeError
 from surge_dagster.engine.output.embedding_file import (
     READ_BYTES,
@@ -41,7 +40,7 @@ from surge_dagster.engine.output.embedding_file import (
     read_rows,
     rows_at_a_time,
 )
-from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.output.space_target import SpaceTarget
 from surge_dagster.engine.output.validation import invalid_row
 from surge_dagster.engine.superbatch import OpenPartition, StagedRows, row_bytes
 from surge_dagster.engine.unreadable import UNREADABLE, first_line
@@ -85,16 +84,12 @@ class Staging:
     """The staged segments of one space, as one run sees them; used by its reader and its publishing threads.
 
     Args:
-        store, space: the output.
-        precision: of this run; a segment of another one is not used.
-        include_text: likewise.
+        target: the output; a segment of another precision, or with texts where it has none, is not used.
     """
 
-    def __init__(self, store: Store, space: Space, *, precision: str, include_text: bool) -> None:
-        self._store = store
-        self._space = space
-        self._precision = precision
-        self._include_text = include_text
+    def __init__(self, target: SpaceTarget) -> None:
+        self._target = target
+        self._store, self._space = store, space = target.store, target.space
         self._root = f"{STAGING}/{space.name}"
         self._found: dict[str, list[str]] = {}  # left by earlier runs, names by encoded key
         self._known: set[str] = set()  # encoded keys with anything staged
@@ -165,7 +160,7 @@ class Staging:
         facts = SegmentFacts(
             partition_key=source.key,
             space=self._space.name,
-            precision=self._precision,
+            precision=self._target.precision,
             source_version=source.source_version,
             content_digest=digest.hexdigest(),
             first_row=start,
@@ -180,7 +175,7 @@ class Staging:
             column, begun = pa.chunked_array(list(ids), type=id_type), 0
             for end in _borders(np.concatenate(sizes)):
                 part = slice(begun, end)
-                writer.append(column[part], texts[part] if self._include_text else None, matrix[part])  # pyright: ignore[reportArgumentType]
+                writer.append(column[part], texts[part] if self._target.include_text else None, matrix[part])  # pyright: ignore[reportArgumentType]
                 begun = end
             writer.close(facts)
             upload.publish(lambda: None)
@@ -209,7 +204,7 @@ class Staging:
             facts = read_guarded(reader.metadata, SegmentFacts, SEGMENT_FORMAT)
             self._require(facts, partition, start, stop)
             check_schema(columns, dimension=self._space.dimension, dtype=self._space.dtype)
-            if ("text" in columns.names) != self._include_text:
+            if ("text" in columns.names) != self._target.include_text:
                 raise InvalidFile(f"its columns are {columns.names}, which are not those of the files of this run")
             rows = rows_at_a_time(facts.widest_row, self._space.dimension, np.dtype(self._space.dtype).itemsize)
             yield facts, read_rows(reader, batch_rows=rows)
@@ -235,7 +230,7 @@ class Staging:
 
     def _writer(self, sink: pa.NativeFile, id_type: pa.DataType) -> EmbeddingFileWriter:
         return EmbeddingFileWriter(
-            sink, id_type, self._space.dimension, self._space.dtype, include_text=self._include_text
+            sink, id_type, self._space.dimension, self._space.dtype, include_text=self._target.include_text
         )
 
     def _checked(self, partition: Partition, start: int, stop: int) -> StagedRows:
@@ -254,7 +249,7 @@ class Staging:
         expected = {
             "partition_key": partition.key,
             "space": self._space.name,
-            "precision": self._precision,
+            "precision": self._target.precision,
             "source_version": partition.source_version,
             "first_row": start,
             "rows": stop - start,

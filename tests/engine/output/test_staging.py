@@ -20,8 +20,10 @@ from surge_dagster.engine.output.embedding_file import InvalidFile, matrix_of, r
 from surge_dagster.engine.output.freshness import PublishedFile
 from surge_dagster.engine.output.local_store import LocalStore
 from surge_dagster.engine.output.object_store import open_object_store
+from surge_dagster.engine.output.space_target import SpaceTarget
 from surge_dagster.engine.output.staging import STAGING, Staging
 from surge_dagster.engine.output.storage_options import StorageOptions
+from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.superbatch import OpenPartition, StagedRows
 from tests.engine.output.object_server import BUCKET, ObjectServer
 from tests.small_catalogs import Rows, numbered_rows, partition_of, row_batch_of
@@ -34,9 +36,13 @@ def space_of(dimension: int, dtype: str = "float32") -> Space:
     return EncodingSpec(f"hash://{dimension}", dtype=dtype).resolve()
 
 
+def target_of(store: Store, space: Space) -> SpaceTarget:
+    return SpaceTarget(store, space, "fp32", include_text=True)
+
+
 def staging_of(store: LocalStore, space: Space) -> Staging:
     store.prepare(space.name)
-    return Staging(store, space, precision="fp32", include_text=True)
+    return Staging(target_of(store, space))
 
 
 def vectors(rows: int, space: Space) -> np.ndarray:
@@ -59,7 +65,7 @@ def opened_of(rows: Rows) -> OpenPartition:
 def put_together(
     store: LocalStore, space: Space, staging: Staging, opened: OpenPartition, segments: list[StagedRows]
 ) -> PublishedFile:
-    return assemble(store, space, staging, opened, segments, precision="fp32", include_text=True, going_on=lambda: None)
+    return assemble(target_of(store, space), staging, opened, segments, lambda: None)
 
 
 class TestSegments:
@@ -89,12 +95,8 @@ class TestSegments:
     ) -> None:
         store, opened = LocalStore(tmp_path), opened_of(self.ROWS)
         stage(staging_of(store, self.SPACE), opened, self.ROWS, 0, vectors(20, self.SPACE))
-        again = Staging(
-            store,
-            self.SPACE,
-            precision="bf16" if other == "precision" else "fp32",
-            include_text=other != "include_text",
-        )
+        precision = "bf16" if other == "precision" else "fp32"
+        again = Staging(SpaceTarget(store, self.SPACE, precision, include_text=other != "include_text"))
         wanted = replace(opened.source, source_version="v2") if other == "source_version" else opened.source
         assert again.usable(wanted) == []
         assert len(staging_of(store, self.SPACE).usable(opened.source)) == 1, "the other run can go on with it"
@@ -127,7 +129,7 @@ class TestSegments:
         self, object_server: ObjectServer
     ) -> None:
         store = open_object_store(f"s3://{BUCKET}/out", replace(OPTIONS, endpoint=object_server.url))
-        staging, opened = Staging(store, self.SPACE, precision="fp32", include_text=True), opened_of(self.ROWS)
+        staging, opened = Staging(target_of(store, self.SPACE)), opened_of(self.ROWS)
         assert [method for method, _, _ in object_server.log] == ["GET", "GET"], "a sweep and a listing"
         for start in (0, 20):
             stage(staging, opened, self.ROWS, start, vectors(20, self.SPACE))
@@ -197,7 +199,7 @@ class TestTheFile:
             raise Cancelled
 
         with pytest.raises(Cancelled):
-            assemble(store, space, staging, opened, segments, precision="fp32", include_text=True, going_on=give_up)
+            assemble(target_of(store, space), staging, opened, segments, give_up)
         assert {path.name for path in (tmp_path / space.name).iterdir()} == {".lock"}
         assert staging_of(store, space).usable(opened.source) == segments
 
