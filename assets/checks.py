@@ -17,7 +17,6 @@ from surge_dagster.assets.failures import failure_table, table_of_failures
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.refresh import Outcome
 from surge_dagster.assets.run_findings import Listed
-from surge_dagster.assets.run_pictures import run_pictures
 from surge_dagster.check_policy import CheckName, CheckPolicy
 
 _SEVERITIES = {"error": dg.AssetCheckSeverity.ERROR, "warn": dg.AssetCheckSeverity.WARN}
@@ -112,14 +111,12 @@ def evaluation_of(names: CatalogNames, result: dg.AssetCheckResult) -> dg.AssetC
 
 
 def _run_check_metadata(outcome: Outcome) -> dict[str, Any]:
-    """The run's figures, under the names of `embed --json`, the table of what failed, and pictures of the run."""
+    """The run's figures, under the names of `embed --json`, and the table of what failed."""
     figures = {
         name: round(value, 4) if isinstance(value, float) else value for name, value in outcome.report.as_dict().items()
     }
     failed = [{"key": failure.key, "reason": failure.reason} for failure in outcome.failures]
-    pictures = run_pictures(outcome.report, outcome.findings)
-    return (
-        figures
-        | pictures
-        | {"partitions_failed": dg.MetadataValue.json(failed), "failed": table_of_failures(outcome.failures)}
-    )
+    return figures | {
+        "partitions_failed": dg.MetadataValue.json(failed),
+        "failed": table_of_failures(outcome.failures),
+    }

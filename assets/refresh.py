@@ -275,6 +275,8 @@ class Refresh:
                         if self._reads_back(event.key, run.space):
                             self._observe(event.key)
                             self._events.log_after(partial(self._materialization, event, encoded_in))
+        if run.report.superbatches:
+            self._events.log(superbatches.materialization_of_run(self._names, run.report, self.outcome.findings))
         return run.space, fresh
 
     def _reads_back(self, key: str, space: Space) -> bool:

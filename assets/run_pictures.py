@@ -1,4 +1,4 @@
-"""Pictures of a run for its check: when each stage was at work, how large the partitions were, how fast it went."""
+"""Pictures of a run: when each stage was at work, how large the partitions were, how fast it went."""
 
 from __future__ import annotations
 

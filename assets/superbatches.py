@@ -1,4 +1,4 @@
-"""One event per SuperBatch: what an encode call held and what it cost.
+"""One event per SuperBatch: what an encode call held and what it cost; and one per run, with pictures of all of them.
 
 The asset is external and unpartitioned, and the run of `embeddings` logs its events: as a second output of that op it
 would make backfills from the UI impossible, since one asset has partitions and the other has none. Its data version is
@@ -10,8 +10,10 @@ from __future__ import annotations
 import dagster as dg
 
 from surge_dagster.assets.names import CatalogNames
+from surge_dagster.assets.run_findings import RunFindings
+from surge_dagster.assets.run_pictures import run_pictures
 from surge_dagster.assets.source_partitions import DATA_VERSION_TAG
-from surge_dagster.engine.telemetry import SuperBatchReport
+from surge_dagster.engine.telemetry import RunReport, SuperBatchReport
 
 _WHERE_MEASURED = ("pace_ratio", "gpu_utilisation", "gpu_memory_bytes")
 
@@ -25,7 +27,8 @@ def superbatches(names: CatalogNames) -> dg.AssetSpec:
         kinds={"arrow"},
         description=(
             "What went into the encoder at once: many small partitions together, or a piece of a large one. One event "
-            "per SuperBatch, with its figures; its data version is the vector space."
+            "per SuperBatch, with its figures, and one at the end of each run, with pictures; its data version is the "
+            "vector space."
         ),
     )
 
@@ -60,5 +63,28 @@ def materialization(names: CatalogNames, report: SuperBatchReport, space: str) -
             "space": space,
         }
         | {name: value for name in _WHERE_MEASURED if (value := getattr(report, name)) is not None},
-        tags={DATA_VERSION_TAG: space, "dagster/data_version_is_user_provided": "true"},
+        tags=_tags(space),
     )
+
+
+def materialization_of_run(names: CatalogNames, report: RunReport, findings: RunFindings) -> dg.AssetMaterialization:
+    """The event behind those of a run's SuperBatches: pictures of them. Figures have other names than theirs.
+
+    Dagster plots every number over all events of an asset, and a run's would stand among those of SuperBatches.
+    """
+    return dg.AssetMaterialization(
+        names.superbatches,
+        description=f"Run: {report.superbatches:,} SuperBatches with {report.texts_encoded:,} texts",
+        metadata={
+            **run_pictures(report, findings),
+            "superbatches": report.superbatches,
+            "partitions_written": report.partitions_written,
+            "texts_encoded": report.texts_encoded,
+            "space": report.space,
+        },
+        tags=_tags(report.space),
+    )
+
+
+def _tags(space: str) -> dict[str, str]:
+    return {DATA_VERSION_TAG: space, "dagster/data_version_is_user_provided": "true"}

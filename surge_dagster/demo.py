@@ -124,6 +124,8 @@ class _Progress:
         if event.is_step_materialization and event.asset_key == _NAMES.superbatches:
             metadata = event.step_materialization_data.materialization.metadata
             figures: dict[str, Any] = {name: value.value for name, value in metadata.items()}
+            if "superbatch" not in figures:
+                return  # the event of the whole run
             self.texts += figures["texts"]
             self.say.print(
                 f"  SuperBatch {figures['superbatch']}: {figures['texts']:,} texts of {figures['partitions']:,} "

@@ -46,6 +46,15 @@ class Ran:
 
     def superbatches(self) -> list[dict[str, Any]]:
         """Figures of each SuperBatch."""
+        return [figures for figures in self._of_superbatches() if "superbatch" in figures]
+
+    def pictures(self) -> dict[str, Any]:
+        """Metadata of the event behind those of the SuperBatches; empty when there is none."""
+        found = [figures for figures in self._of_superbatches() if "superbatch" not in figures]
+        assert len(found) <= 1
+        return found[0] if found else {}
+
+    def _of_superbatches(self) -> list[dict[str, Any]]:
         events = self._events(dg.DagsterEventType.ASSET_MATERIALIZATION)
         found = [e.step_materialization_data.materialization for e in events if e.asset_key == NAMES.superbatches]
         return [{name: value.value for name, value in event.metadata.items()} for event in found]

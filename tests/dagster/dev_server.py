@@ -252,7 +252,7 @@ class DevServer:
 
     def encoded(self, run_id: str) -> int:
         """Texts that a run has encoded."""
-        return sum(event["texts"] for event in self.events(run_id) if event["asset"] == "superbatches")
+        return sum(event.get("texts") or 0 for event in self.events(run_id) if event["asset"] == "superbatches")
 
     def encoder_workers(self) -> list[psutil.Process]:
         """Living encoder processes that belong to this server's runs."""

@@ -101,7 +101,7 @@ def assert_complete_record(bench: Workbench, keys: Sequence[str]) -> None:
     batches = {
         record.asset_materialization.metadata["superbatch"].value: record.storage_id
         for record in bench.instance.fetch_materializations(NAMES.superbatches, limit=1_000).records
-        if record.asset_materialization
+        if record.asset_materialization and "superbatch" in record.asset_materialization.metadata
     }
     records = bench.instance.fetch_materializations(NAMES.embeddings, limit=1_000).records
     assert len(records) == len(keys)

@@ -1,4 +1,4 @@
-"""The pictures in a run's check: they say what the run did, Dagster can show them, and they stay small."""
+"""The pictures of a run: they say what the run did, Dagster can show them, and they stay small."""
 
 from __future__ import annotations
 
@@ -105,18 +105,21 @@ def test_an_axis_has_a_few_round_values(most: float) -> None:
     assert found[0] == 0 and found[-1] <= most * 1.000001 and (4 <= len(found) - 1 <= 10 or most == 0)
 
 
-def test_the_check_of_a_run_has_the_pictures_and_figures_that_can_be_plotted(bench: Workbench) -> None:
+def test_a_run_leaves_its_pictures_and_figures_that_can_be_plotted(bench: Workbench) -> None:
     bench.settings |= {"b_min": 10, "b_max": 20}
     for key, rows in (("a", 12), ("b", 45), ("c", 3)):
         bench.write(key, rows)
     ran = bench.refresh()
     figures = ran.figures()
-    svg = drawn(dg.MarkdownMetadataValue(figures["timeline"]))
+    pictures = ran.pictures()
+    svg = drawn(dg.MarkdownMetadataValue(pictures["timeline"]))
     assert len(bars(svg)) == 3 * figures["superbatches"] > 9
-    assert "(3 in all)" in words(drawn(dg.MarkdownMetadataValue(figures["partition_sizes"])))
-    drawn(dg.MarkdownMetadataValue(figures["throughput"]))
+    assert "(3 in all)" in words(drawn(dg.MarkdownMetadataValue(pictures["partition_sizes"])))
+    drawn(dg.MarkdownMetadataValue(pictures["throughput"]))
     plotted = ["texts_per_second", "overlap_ratio", "duty_cycle", "padding_ratio", "fill_ratio", "peak_resident_bytes"]
     assert all(isinstance(batch[name], int | float) for batch in (*ran.superbatches(), figures) for name in plotted)
     assert figures["peak_rss_bytes"] > 0
-    again = bench.refresh().figures()
-    assert not {"timeline", "throughput", "partition_sizes"} & set(again), "nothing was encoded"
+    told = {name: pictures[name] for name in ("superbatches", "partitions_written", "texts_encoded")}
+    assert told == {name: figures[name] for name in told} and told["texts_encoded"] == 60
+    assert not set(plotted) & set(pictures), "a point of the whole run among those of SuperBatches"
+    assert not bench.refresh().pictures(), "nothing was encoded"

@@ -66,7 +66,7 @@ def test_lineage_points_at_the_observation_and_the_superbatch(bench: Workbench) 
     seen = bench.instance.get_latest_storage_id_by_partition(
         NAMES.source_partitions, dg.DagsterEventType.ASSET_OBSERVATION
     )
-    [batch] = bench.instance.fetch_materializations(NAMES.superbatches, limit=9).records
+    _, batch = bench.instance.fetch_materializations(NAMES.superbatches, limit=9).records
     assert tags["dagster/code_version"] == CODE_VERSION and len(tags["dagster/data_version"]) == 32
     assert tags["dagster/input_data_version/source_partitions"] == "v1"
     assert tags["dagster/input_event_pointer/source_partitions"] == str(seen["a"])
