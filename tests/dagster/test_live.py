@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.dagster.camera import camera_on
 from tests.dagster.dev_server import DevServer, dev_server, eventually, most_at_once
 from tests.small_catalogs import numbered_rows, write_partition
 
@@ -77,6 +78,17 @@ def test_with_the_sensor_on_partitions_appear_while_the_run_goes_on(server: DevS
     encoded = sum(event["texts"] for event in events[:first] if event["asset"] == "superbatches")
     assert encoded <= 12 * ROWS / 10, "the first partition is there before a tenth of the texts is encoded"
     assert server.checked() == {"runId": run["runId"], "status": "SUCCEEDED"}
+
+
+@pytest.mark.timeout(120)
+def test_pages_in_a_browser_show_what_the_run_left(server: DevServer, folder: Path) -> None:
+    """The short form of `test_pages`, after one run of everything; takes ten seconds, most of them Chromium's."""
+    (folder / "gate").touch()
+    if len(server.partitions()["materialized"]) < 12:  # when this test is run by itself
+        assert server.finished(server.launch("catalog_refresh")) == "SUCCESS"
+    with camera_on(server, folder / "pictures") as camera:
+        camera.take("partitions", "/assets/embeddings?view=partitions", "12 partitions", "p00")
+        camera.take_chart("timeline", "/assets/superbatches?view=overview", "timeline")
 
 
 @pytest.mark.timeout(120)

@@ -8,23 +8,19 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from benchmarks.browser import NoBrowser, browser_page
 from surge_dagster.assets.partition_keys import from_partition_key
+from tests.dagster.camera import Camera, camera_on
 from tests.dagster.dev_server import DevServer, dev_server, eventually
 from tests.small_catalogs import numbered_rows, write_partition
 
 PARTITIONS, HELD = 300, 120
 _DRAW = random.Random(0)
 ROWS = [1 + int(_DRAW.lognormvariate(2.0, 1.0)) for _ in range(PARTITIONS)]
-# A blank page of this size is some 5 kB.
-_LEAST_BYTES = 25_000
-_MILLISECONDS = 120_000
-_WIDTH, _HEIGHT, _TALL = 1600, 1000, 3200
 _CHECK = "/assets/embeddings?view=checks&checkDetail=published_partitions_are_valid"
+_TALL = 3200
 _SUPERBATCHES = "/assets/superbatches?view=overview"
 _PLOTTED = ("texts_per_second", "overlap_ratio", "duty_cycle", "padding_ratio", "fill_ratio", "peak_resident_bytes")
 
@@ -52,76 +48,16 @@ def server(tmp_path: Path, cache_folder: Path) -> Iterator[DevServer]:
         yield started
 
 
-class Camera:
-    """Opens pages and takes pictures of them."""
-
-    def __init__(self, page: Any, server: DevServer, folder: Path) -> None:
-        self._page = page
-        self._url = f"http://127.0.0.1:{server.port}"
-        self._folder = folder
-
-    def take(self, name: str, path: str, *shows: str, click: str | None = None, height: int = _HEIGHT) -> None:
-        """A picture of a page once it shows these texts.
-
-        Args:
-            click: text to be clicked before; `shows` is what comes then.
-        """
-        self._open(path, height)
-        if click is not None:
-            self._page.get_by_text(click, exact=True).first.click(timeout=_MILLISECONDS)
-        self._take(name, shows)
-
-    def take_entry(self, name: str, path: str, entry: str, *shows: str) -> None:
-        """A picture of what a metadata entry shows when it is clicked."""
-        self._open(path, _HEIGHT)
-        row = self._page.locator("tr").filter(has=self._page.get_by_text(entry, exact=True))
-        row.get_by_text("[Show Markdown]").click(timeout=_MILLISECONDS)
-        self._take(name, shows)
-
-    def take_chart(self, name: str, path: str, entry: str) -> None:
-        """A picture of a chart among the metadata."""
-        self.take_entry(name, path, entry)
-        widths = self._page.evaluate(
-            "[...document.querySelectorAll('img[alt=chart]')].map(image => image.naturalWidth)"
-        )
-        assert len(widths) == 1 and widths[0] > 0, f"{entry} is no image"
-
-    def lines(self) -> set[str]:
-        """What the page that was opened last says, line by line."""
-        return set(self._page.locator("body").inner_text().splitlines())
-
-    def _open(self, path: str, height: int) -> None:
-        self._page.set_viewport_size({"width": _WIDTH, "height": height})
-        self._page.goto(f"{self._url}{path}")
-
-    def _take(self, name: str, shows: tuple[str, ...]) -> None:
-        for text in shows:
-            self._page.get_by_text(text).first.wait_for(timeout=_MILLISECONDS)
-        self._page.get_by_text("Loading run logs").first.wait_for(state="hidden", timeout=_MILLISECONDS)
-        self._page.wait_for_load_state("networkidle", timeout=_MILLISECONDS)
-        broken = self._page.evaluate(
-            "[...document.images].filter(image => image.complete && !image.naturalWidth).map(image => image.src)"
-        )
-        assert not broken, "images that cannot be shown"
-        picture = self._page.screenshot(path=self._folder / f"{name}.png")
-        assert len(picture) > _LEAST_BYTES, f"{name} is blank"
-
-
 @pytest.mark.soak
 @pytest.mark.timeout(1500)
 def test_pages_show_what_is_true_while_runs_go_on_fail_and_are_done(server: DevServer, tmp_path: Path) -> None:
     """Takes minutes: a server, eight runs, each a process that starts, and a browser."""
-    (tmp_path / "pictures").mkdir()
-    try:
-        with browser_page(_WIDTH, _HEIGHT) as page:
-            camera = Camera(page, server, tmp_path / "pictures")
-            see_scattered_keys(server, camera, tmp_path)
-            see_a_refusal(server, camera, tmp_path)
-            see_a_refresh(server, camera, tmp_path)
-            see_a_backfill(server, camera, tmp_path)
-            see_figures(server, camera)
-    except NoBrowser as reason:
-        pytest.skip(str(reason))
+    with camera_on(server, tmp_path / "pictures") as camera:
+        see_scattered_keys(server, camera, tmp_path)
+        see_a_refusal(server, camera, tmp_path)
+        see_a_refresh(server, camera, tmp_path)
+        see_a_backfill(server, camera, tmp_path)
+        see_figures(server, camera)
 
 
 def see_scattered_keys(server: DevServer, camera: Camera, folder: Path) -> None:
