@@ -18,7 +18,10 @@ def test_a_small_refresh_and_its_pages_give_the_promised_document() -> None:
     refresh, pages = document["refresh"], document["pages"]
     assert refresh["partitions"] == pages["partitions"] == 1200
     assert refresh["partitions_per_second"] * refresh["seconds"] == pytest.approx(1200)
-    assert len(refresh["rss_bytes_at_quarters"]) == 4 and min(refresh["rss_bytes_at_quarters"]) > 1e6
+    own, rss = refresh["own_bytes_at_quarters"], refresh["rss_bytes_at_quarters"]
+    assert len(own) == len(rss) == 4 and all(
+        1e6 < mine < mine_and_shared for mine, mine_and_shared in zip(own, rss, strict=True)
+    )
     known = pages["queries"][0]
     assert known["name"] == "KnownPartitionQuery" and known["seconds"] > 0
     assert known["bytes"] > 1200 * len("category%20000") * 2, "the keys, and which of them are materialized"

@@ -11,8 +11,10 @@ from typing import Any
 
 import dagster as dg
 import pytest
+import yaml
 from dagster._core.definitions.sensor_definition import SensorExecutionData
 
+from benchmarks.postgres_server import PostgresServer, postgres_server
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.in_process import origin_of
@@ -22,6 +24,7 @@ from tests.small_catalogs import DIMENSION, Rows, numbered_rows, write_partition
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 NAMES = CatalogNames()
+_TABLES = "with_tables"
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,3 +221,45 @@ def bench(tmp_path: Path, empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> 
         workbench = Workbench(tmp_path, instance)
         monkeypatch.setattr("surge_dagster.automation.new_partitions._now", lambda: workbench.now)
         yield workbench
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A server that has one database with Dagster's tables, to be copied."""
+    with postgres_server(durable=False) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_home(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project's settings with Postgres as the storage."""
+    home = tmp_path_factory.mktemp("postgres-home")
+    postgres.create_database(_TABLES)
+    _write_settings(home, postgres.url(_TABLES))
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        instance.get_dynamic_partitions("catalog")
+    return home
+
+
+@pytest.fixture
+def postgres_bench(bench: Workbench, postgres: PostgresServer, postgres_home: Path) -> Iterator[Workbench]:
+    """A workbench on Postgres."""
+    home = bench.root / "postgres"
+    shutil.copytree(postgres_home, home)
+    _write_settings(home, postgres.create_database(bench.root.name, like=_TABLES))
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        bench.instance = instance
+        yield bench
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def recorded(request: pytest.FixtureRequest, bench: Workbench) -> Workbench:
+    """A workbench on each storage."""
+    return bench if request.param == "sqlite" else request.getfixturevalue("postgres_bench")
+
+
+def _write_settings(home: Path, url: str) -> None:
+    settings = yaml.safe_load((ROOT / ".dagster" / "dagster.yaml").read_text())
+    del settings["event_log_storage"]
+    settings["storage"] = {"postgres": {"postgres_url": url}}
+    (home / "dagster.yaml").write_text(yaml.safe_dump(settings))

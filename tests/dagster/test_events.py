@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,18 +10,16 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
-import yaml
 from dagster._core.events import StepMaterializationData
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 from dagster._serdes import deserialize_value
 from dagster_postgres.event_log import PostgresEventLogStorage
 
-from benchmarks.postgres_server import PostgresServer, postgres_server
+from benchmarks.postgres_server import PostgresServer
 from surge_dagster.assets import event_batches, event_texts, event_writer, lineage
 from surge_dagster.assets.event_batches import Store, event_store
 from surge_dagster.assets.event_writer import EventWriter
@@ -37,45 +34,6 @@ from tests.dagster.test_event_storage import entries as event_log_entries
 from tests.dagster.test_failures import shown
 
 MATERIALIZATION, OBSERVATION = dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_OBSERVATION
-_TABLES = "with_tables"
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    """A server that has one database with Dagster's tables, to be copied."""
-    with postgres_server(durable=False) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def postgres_home(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project's settings with Postgres as the storage."""
-    home = tmp_path_factory.mktemp("postgres-home")
-    postgres.create_database(_TABLES)
-    write_settings(home, postgres.url(_TABLES))
-    with dg.DagsterInstance.from_config(str(home)) as instance:
-        instance.get_dynamic_partitions("catalog")
-    return home
-
-
-def write_settings(home: Path, url: str) -> None:
-    settings = yaml.safe_load((ROOT / ".dagster" / "dagster.yaml").read_text())
-    del settings["event_log_storage"]
-    settings["storage"] = {"postgres": {"postgres_url": url}}
-    (home / "dagster.yaml").write_text(yaml.safe_dump(settings))
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def recorded(request: pytest.FixtureRequest, bench: Workbench) -> Iterator[Workbench]:
-    """A workbench on each storage."""
-    if request.param == "sqlite":
-        yield bench
-        return
-    server: PostgresServer = request.getfixturevalue("postgres")
-    shutil.copytree(request.getfixturevalue("postgres_home"), bench.root / "postgres")
-    write_settings(bench.root / "postgres", server.create_database(bench.root.name, like=_TABLES))
-    with dg.DagsterInstance.from_config(str(bench.root / "postgres")) as instance:
-        yield Workbench(bench.root, instance)
 
 
 def execute(bench: Workbench, work: dg.OpDefinition) -> dg.ExecuteInProcessResult:
@@ -128,6 +86,17 @@ def test_a_run_leaves_a_complete_record_on_every_storage(recorded: Workbench) ->
     assert_complete_record(recorded, keys)
     again = recorded.refresh()
     assert again.materialized() == {} and again.observed() == {}
+
+
+def test_a_partition_is_shown_as_failed_on_every_storage_until_a_run_has_mended_it(recorded: Workbench) -> None:
+    for key in "abc":
+        recorded.write(key)
+    recorded.write("b", [("x", "fine"), ("y", None)])
+    assert not recorded.refresh().success
+    assert shown(recorded) == ({"a", "c"}, {"b"})
+    recorded.write("b", version="v2")
+    assert recorded.refresh().materialized().keys() == {"b"}
+    assert shown(recorded) == ({"a", "b", "c"}, set())
 
 
 def events_of_every_kind() -> list[AnyEvent]:

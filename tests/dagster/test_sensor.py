@@ -149,7 +149,7 @@ def test_many_keys_travel_in_a_file(bench: Workbench, monkeypatch: pytest.Monkey
         bench.write(key)
     [request] = bench.tick().run_requests or []
     listed = Path(request.run_config["ops"]["embeddings"]["config"]["keys_file"])
-    assert listed.is_relative_to(bench.root / "home")
+    assert listed.is_relative_to(bench.instance.root_directory)
     bench.pretend_run("embed_partitions", dg.DagsterRunStatus.QUEUED, tags=request.tags, run_config=request.run_config)
     bench.cursor = None
     assert requested(bench.tick()) == [], "the queued run holds them"
