@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 from benchmarks.arguments import names_of
@@ -51,7 +52,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             document["refresh"] = project.refreshed
             if "pages" in arguments.scenarios:
                 say("pages")
-                document["pages"] = pages_document(project, arguments.rounds)
+                document["pages"] = pages_document(project, arguments.rounds, arguments.picture)
     document["load_average"] = [load_before, os.getloadavg()[0]]
     return document | {"targets": [aim.as_dict() for aim in dagster_targets(document)]}
 
@@ -79,6 +80,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     add("--many-events", type=int, default=40 if quick else 40_000, help="partitions of the measure of memory (40,000)")
     add("--sensor-partitions", type=int, default=40 if quick else 40_000, help="that a tick looks at (40,000)")
     add("--refresh-partitions", type=int, default=40 if quick else 40_000, help="of refresh and pages (40,000)")
+    add("--picture", type=Path, help="where to write what the page looks like, as PNG")
     return parser.parse_args(words)
 
 

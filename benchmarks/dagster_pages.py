@@ -1,14 +1,15 @@
 """Dagster's UI on a large catalog: the partition page of `embeddings` in a browser, and every question that it asks.
 
-A real `dagster-webserver` serves the instance that a refresh has filled. Chromium opens the page and is done when the
-partitions are in it; what it asked by GraphQL is then asked again, one at a time and without a browser. Without a
-Chromium the questions about partitions that this module knows are measured alone.
+A real `dagster dev`, webserver and daemon, serves the instance that a refresh has filled. Chromium opens the page and
+is done when the partitions are in it; what it asked by GraphQL is then asked again, one at a time and without a
+browser. Without a Chromium the questions about partitions that this module knows are measured alone.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -18,6 +19,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -41,26 +43,31 @@ _KNOWN = """query KnownPartitionQuery { assetNodeOrError(assetKey: {path: ["embe
 
 @dataclass(frozen=True, slots=True)
 class _Webserver:
-    """A webserver that answers, and its code server below it."""
+    """A webserver that answers, with the daemon and the code server that `dagster dev` starts beside it."""
 
     url: str
     process: psutil.Process
 
     def cpu_seconds(self) -> float:
-        """Of both, so far."""
+        """Of all of them, so far."""
         times = [each.cpu_times() for each in (self.process, *self.process.children(recursive=True))]
         return sum(each.user + each.system for each in times)
 
 
-def pages_document(project: Project, rounds: int) -> Document:
-    """Open the page, then ask its questions again."""
+def pages_document(project: Project, rounds: int, picture: Path | None = None) -> Document:
+    """Open the page, then ask its questions again.
+
+    Args:
+        picture: where to write what the page looks like.
+    """
     with _webserver(project) as server:
         asked: list[Document] = [{"operationName": "KnownPartitionQuery", "query": _KNOWN, "variables": {}}]
         found: Document = {"partitions": project.refreshed["partitions"]}
         say("  the page")
         try:
             loads = [
-                _load(f"{server.url}/assets/embeddings?view=partitions", found["partitions"]) for _ in range(rounds)
+                _load(f"{server.url}/assets/embeddings?view=partitions", found["partitions"], picture)
+                for _ in range(rounds)
             ]
             found["page_seconds"] = [seconds for seconds, _ in loads]
             asked += loads[-1][1]
@@ -109,20 +116,23 @@ def _webserver(project: Project) -> Iterator[_Webserver]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "dagster_webserver", "-w", "workspace.yaml", "-h", "127.0.0.1", "-p", str(port)]
-    with (project.folder / "webserver.log").open("wb") as log:
+    command = [sys.executable, "-m", "dagster", "dev", "-w", "workspace.yaml", "-h", "127.0.0.1", "-p", str(port)]
+    with (project.folder / "dev.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=project.folder, env=project.environment, stdout=log, stderr=log)
         try:
             url = f"http://127.0.0.1:{port}"
             end = time.monotonic() + _START_SECONDS
             while not _answers(url):
                 if process.poll() is not None or time.monotonic() > end:
-                    raise RuntimeError((project.folder / "webserver.log").read_text()[-2000:])
+                    raise RuntimeError((project.folder / "dev.log").read_text()[-2000:])
                 time.sleep(0.2)
             yield _Webserver(url, psutil.Process(process.pid))
         finally:
-            process.terminate()
+            below = psutil.Process(process.pid).children(recursive=True)
+            process.send_signal(signal.SIGINT)
             process.wait(60)
+            for left in psutil.wait_procs(below, timeout=20)[1]:
+                left.kill()
 
 
 def _answers(url: str) -> bool:
@@ -133,7 +143,7 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _load(url: str, partitions: int) -> tuple[float, list[Document]]:
+def _load(url: str, partitions: int, picture: Path | None) -> tuple[float, list[Document]]:
     """Seconds until the partitions are in the page, and what it has asked by then."""
     asked: dict[str, Document] = {}
     with browser_page() as page:
@@ -145,6 +155,8 @@ def _load(url: str, partitions: int) -> tuple[float, list[Document]]:
         page.get_by_text(f"{partitions:,}").first.wait_for(timeout=_LOAD_MILLISECONDS)
         seconds = time.perf_counter() - begun
         page.wait_for_load_state("networkidle", timeout=_LOAD_MILLISECONDS)
+        if picture is not None:
+            page.screenshot(path=picture)
     return seconds, list(asked.values())
 
 
