@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -13,6 +14,7 @@ import dagster as dg
 import pytest
 import yaml
 from dagster._core.definitions.sensor_definition import SensorExecutionData
+from sqlalchemy import Engine, event
 
 from benchmarks.postgres_server import PostgresServer, postgres_server
 from surge_dagster.assets.names import CatalogNames
@@ -195,6 +197,19 @@ class Workbench:
 def requested(found: SensorExecutionData) -> list[list[str]]:
     """The partition keys of each run that a tick asked for."""
     return [request.run_config["ops"]["embeddings"]["config"]["keys"] for request in found.run_requests or []]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_databases() -> Iterator[None]:
+    """Dagster's databases on SQLite do not wait for the disk; what a process that is killed has written is there."""
+
+    def connected(connection: Any, _: object) -> None:
+        if isinstance(connection, sqlite3.Connection):
+            connection.execute("PRAGMA synchronous = OFF")
+
+    event.listen(Engine, "connect", connected)
+    yield
+    event.remove(Engine, "connect", connected)
 
 
 @pytest.fixture(scope="session")
