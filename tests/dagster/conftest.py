@@ -174,8 +174,8 @@ class Workbench:
             else:
                 for key in request.partition_keys:
                     self.instance.delete_dynamic_partition(NAMES.partitions_name, key)
-        for event in found.asset_events:
-            self.instance.report_runless_asset_event(event)
+        for told in found.asset_events:
+            self.instance.report_runless_asset_event(told)
         self.cursor = found.cursor
         return found
 
