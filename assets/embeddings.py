@@ -20,6 +20,7 @@ from surge_dagster.assets.launch import LaunchConfig
 from surge_dagster.assets.lineage import CODE_VERSION
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.refresh import Outcome, Refresh
+from surge_dagster.assets.run_retries import RUN_TAGS
 from surge_dagster.check_policy import CheckPolicy
 from surge_dagster.engine.encoder.spec import FileFormat
 from surge_dagster.engine.errors import ConfigError, EncoderError, TransientError
@@ -92,7 +93,7 @@ def embedding_jobs(names: CatalogNames, policy: CheckPolicy) -> tuple[dg.JobDefi
         yield dg.Output(None)
 
     def job(name: str, node: dg.OpDefinition | PendingNodeInvocation, description: str) -> dg.JobDefinition:
-        @dg.job(name=name, executor_def=dg.in_process_executor, description=description)
+        @dg.job(name=name, executor_def=dg.in_process_executor, run_tags=RUN_TAGS, description=description)
         def compose() -> None:
             node()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,15 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def load(path: str) -> Any:
     return yaml.safe_load((DEPLOY / path).read_text())
+
+
+def snake_case(given: Any) -> Any:
+    """The names of Helm's values as Dagster's own."""
+    if isinstance(given, dict):
+        return {
+            re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name): snake_case(it) for name, it in given.items()
+        }
+    return given
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -68,6 +78,19 @@ def test_a_run_in_kubernetes_has_a_gpu_and_shared_memory_with_helm_and_without()
         assert made.container_config["resources"]["limits"]["nvidia.com/gpu"] == "1"
         assert made.container_config["volume_mounts"][0]["mount_path"] == "/dev/shm"
         assert made.pod_spec_config["volumes"][0]["empty_dir"]["medium"] == "Memory"
+
+
+def test_helm_and_an_instance_by_hand_say_the_same_of_slots_and_retries() -> None:
+    by_helm, by_hand = load("kubernetes/values.yaml"), load("kubernetes/dagster.yaml")
+    daemon = by_helm["dagsterDaemon"]
+    said = {
+        "concurrency": {name: each for name, each in by_helm["concurrency"].items() if name != "enabled"},
+        "run_monitoring": daemon["runMonitoring"],
+        "run_retries": daemon["runRetries"],
+    }
+    assert by_helm["concurrency"]["enabled"], "the chart leaves it out otherwise"
+    assert "config" not in daemon["runCoordinator"], "the chart refuses a limit in both places"
+    assert snake_case(said) == {name: by_hand[name] for name in said}
 
 
 def test_compose_and_launcher_agree() -> None:
