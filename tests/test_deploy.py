@@ -93,6 +93,19 @@ def test_helm_and_an_instance_by_hand_say_the_same_of_slots_and_retries() -> Non
     assert snake_case(said) == {name: by_hand[name] for name in said}
 
 
+def test_a_run_that_is_stopped_has_its_grace_time_before_it_is_killed() -> None:
+    docker = load("docker/dagster.yaml")["run_launcher"]["config"]["container_kwargs"]
+    by_helm = load("kubernetes/values.yaml")["runLauncher"]["config"]["k8sRunLauncher"]["runK8sConfig"]
+    by_hand = load("kubernetes/dagster.yaml")["run_launcher"]["config"]["run_k8s_config"]
+    given = (
+        docker["stop_timeout"],
+        by_helm["podSpecConfig"]["terminationGracePeriodSeconds"],
+        by_hand["pod_spec_config"]["termination_grace_period_seconds"],
+    )
+    assert min(given) > Settings.model_fields["grace_seconds"].default
+    assert docker["stop_signal"] == "SIGTERM"
+
+
 def test_compose_and_launcher_agree() -> None:
     compose, launcher = load("docker/docker-compose.yml"), load("docker/dagster.yaml")["run_launcher"]["config"]
     assert launcher["image"] == compose["x-surge"]["image"]
