@@ -60,12 +60,20 @@ def active_runs(instance: dg.DagsterInstance, concerned: Callable[[dg.DagsterRun
         if is_signed and run.tags.get(_HOST_TAG) == _host() and run.status in _EXECUTING:
             pid = run.tags.get(_PROCESS_TAG, "").partition("@")[0]
             if pid.isdigit() and _process(int(pid)) != run.tags[_PROCESS_TAG]:
-                if run.status is dg.DagsterRunStatus.CANCELING:  # failed, it would be launched again
-                    instance.report_run_canceled(run, f"The process of this run ({pid}) ended before it could say so.")
-                else:
-                    instance.report_run_failed(run, f"The process of this run ({pid}) is gone; it was killed.")
+                _declare_lost(instance, run.run_id, pid)
                 continue
         yield run
+
+
+def _declare_lost(instance: dg.DagsterInstance, run_id: str, pid: str) -> None:
+    """End a run on record whose process is gone, unless it has ended since it was looked up."""
+    run = instance.get_run_by_id(run_id)  # a process that is gone by now may have told of its end before it went
+    if run is None or run.status not in _EXECUTING:
+        return
+    if run.status is dg.DagsterRunStatus.CANCELING:  # failed, it would be launched again
+        instance.report_run_canceled(run, f"The process of this run ({pid}) ended before it could say so.")
+    else:
+        instance.report_run_failed(run, f"The process of this run ({pid}) is gone; it was killed.")
 
 
 def held_by_active_runs(names: CatalogNames, instance: dg.DagsterInstance) -> set[str] | None:
