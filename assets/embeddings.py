@@ -16,6 +16,7 @@ from dagster._core.definitions.composition import PendingNodeInvocation
 
 from surge_dagster.assets.checks import evaluation_of, run_check_results, run_checks
 from surge_dagster.assets.failures import failure_of, tell_of_failures
+from surge_dagster.assets.heartbeats import signed
 from surge_dagster.assets.launch import LaunchConfig
 from surge_dagster.assets.lineage import CODE_VERSION
 from surge_dagster.assets.names import CatalogNames
@@ -133,6 +134,10 @@ class _Attempts:
 
         A retry policy on the op would also retry a run that was terminated, since Dagster applies it to interrupts.
         """
+        with signed(context):
+            return self._make(context, config, chosen)
+
+    def _make(self, context: dg.OpExecutionContext, config: LaunchConfig, chosen: Iterable[str] | None) -> Outcome:
         refused = self.refused.setdefault(context.run_id, {})
         resources = self.names.resources(context.resources)
         try:

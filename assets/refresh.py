@@ -16,7 +16,6 @@ from functools import partial
 import dagster as dg
 
 from surge_dagster.assets import lineage, superbatches
-from surge_dagster.assets.active_runs import active_runs, process_tags
 from surge_dagster.assets.event_writer import EventWriter
 from surge_dagster.assets.launch import LaunchConfig
 from surge_dagster.assets.lineage import read_catalogued
@@ -114,7 +113,6 @@ class Refresh:
             EncoderError: the pool failed for good; what was published by then is on record.
             EventsNotStored: Dagster's event log refused events; the next run adopts what was published.
         """
-        self._sign()
         chosen = self._select(partition_keys)
         self._register(chosen)
         with self._events:
@@ -141,13 +139,6 @@ class Refresh:
         fresh += self._keep_gone(space)
         self.outcome.report.partitions_skipped = len(fresh)
         self._tell_of_fresh(fresh, space)
-
-    def _sign(self) -> None:
-        """Leave on the run which process executes it, so that a run whose process died can be told; tell others."""
-        step, run_id = self._context.get_step_execution_context(), self._context.run_id
-        self._context.instance.add_run_tags(run_id, process_tags(step, run_id))
-        for _ in active_runs(self._context.instance, lambda run: True):
-            pass  # what matters is that those whose process is gone are declared failed
 
     def _select(self, partition_keys: Iterable[str] | None) -> dict[str, Partition]:
         catalog = self._catalog.open()
