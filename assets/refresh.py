@@ -41,6 +41,8 @@ from surge_dagster.resources import CatalogSource, Encoder, OutputStore
 
 # The check lists more of them; a log line costs as much as an event.
 _FAILURES_LOGGED = 100
+# Of the grace time, for publishing. The events of that are stored meanwhile; the rest of the time is for the last ones.
+_PUBLISH_SHARE = 0.75
 
 
 @dataclass(slots=True)
@@ -96,8 +98,12 @@ class Refresh:
         self._backfill = "dagster/backfill" in context.run_tags
         self._gone: list[str] = []
         self._catalogued = read_catalogued(names, context.instance)
+        self._engine: EmbeddingRun | None = None
         self._events = EventWriter(
-            context, grace_seconds=encoder.grace_seconds, before=PlansAgain(names, context).before
+            context,
+            grace_seconds=encoder.grace_seconds,
+            stopped_at=lambda: self._engine.stopped_at if self._engine else None,
+            before=PlansAgain(names, context).before,
         )
         self.outcome = Outcome(findings=RunFindings(policy))
 
@@ -239,9 +245,9 @@ class Refresh:
             include_text=self._output.include_text,
             file_format=self._output.file_format(),
             memory_limit=self._encoder.memory_limit_bytes,
-            grace_seconds=self._encoder.grace_seconds,
+            grace_seconds=_PUBLISH_SHARE * self._encoder.grace_seconds,
         )
-        self.outcome.report = run.report
+        self._engine, self.outcome.report = run, run.report
         self._context.log.info(
             f"{len(todo):,} partitions to do on {pool.device} in {pool.precision}, space {run.space.name}, "
             f"SuperBatches of {run.bounds.b_min:,} to {run.bounds.b_max:,} texts"

@@ -124,7 +124,9 @@ class Settings(BaseSettings):
     b_max_bytes: int | None = Field(None, ge=1)
     memory_limit_bytes: int | None = Field(None, ge=1, description="budget of all data a run holds; none: derived")
 
-    grace_seconds: float = Field(8.0, ge=0, description="how long a run that is stopped may take to publish")
+    grace_seconds: float = Field(
+        8.0, ge=0, description="how long a run that is stopped may take to publish and to tell"
+    )
 
     max_partitions_per_run: int = Field(1000, ge=1, description="keys that the sensor puts into one run, at most")
     shards: int = Field(1, ge=1, description="runs that sensor and schedule divide their work among, at most")
