@@ -12,13 +12,17 @@ from dagster import Shape
 from dagster._config import process_config, resolve_to_config_type
 from dagster._core.instance.config import dagster_instance_config_schema
 from dagster._serdes import ConfigurableClassData
-from dagster_k8s.job import USER_DEFINED_K8S_JOB_CONFIG_SCHEMA, UserDefinedDagsterK8sConfig
+from dagster_k8s.container_context import K8sContainerContext
+from dagster_k8s.job import USER_DEFINED_K8S_JOB_CONFIG_SCHEMA, DagsterK8sJobConfig, UserDefinedDagsterK8sConfig
 
 from surge_dagster.settings import Settings
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
 KINDS = ("kubernetes", "docker", "ecs")
+PLANNED = "DAGSTER_EMIT_PARTITION_SUBSET_IN_PLANNED_EVENTS"
+# What the chart adds by itself to the configuration of the launcher.
+AROUND = {"service_account_name": "dagster", "instance_config_map": "instance", "dagster_home": "/opt/dagster"}
 CLASSES = {"kubernetes": "K8sRunLauncher", "docker": "DockerRunLauncher", "ecs": "EcsRunLauncher"}
 
 
@@ -39,7 +43,7 @@ def snake_case(given: Any) -> Any:
         return {
             re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name): snake_case(it) for name, it in given.items()
         }
-    return given
+    return [snake_case(each) for each in given] if isinstance(given, list) else given
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -61,6 +65,29 @@ def test_the_run_launcher_takes_its_configuration(kind: str) -> None:
     assert result.success, [error.message for error in result.errors or []]
     if kind == "docker":  # the others ask their cloud at once
         assert type(data.rehydrate()).__name__ == CLASSES[kind]
+
+
+def test_kubernetes_takes_what_helm_is_given() -> None:
+    values = load("kubernetes/values.yaml")
+    launcher = snake_case(values["runLauncher"]["config"]["k8sRunLauncher"])
+    result = process_config(resolve_to_config_type(DagsterK8sJobConfig.config_type_run_launcher()), launcher | AROUND)
+    assert result.success, [error.message for error in result.errors or []]
+    [deployment] = values["dagster-user-deployments"]["deployments"]
+    assert deployment["includeConfigInLaunchedRuns"]["enabled"], "runs get what follows"
+    handed_on = {
+        "env": deployment["env"],
+        "env_secrets": [secret["name"] for secret in deployment["envSecrets"]],
+        "volumes": snake_case(deployment["volumes"]),
+        "volume_mounts": snake_case(deployment["volumeMounts"]),
+    }
+    context = K8sContainerContext.create_from_config({"k8s": handed_on})
+    made = context.run_k8s_config
+    assert {mount["name"] for mount in made.container_config["volume_mounts"]} <= {
+        volume["name"] for volume in made.pod_spec_config["volumes"]
+    }
+    for variables in (deployment["env"], values["dagsterWebserver"]["env"]):
+        assert {"name": PLANNED, "value": "true"} in variables
+    assert values["dagsterDaemon"]["env"] == {PLANNED: "true"} and f"{PLANNED}=true" in launcher["env_vars"]
 
 
 def test_a_run_in_kubernetes_has_a_gpu_and_shared_memory_with_helm_and_without() -> None:
