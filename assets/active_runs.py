@@ -56,16 +56,28 @@ def active_runs(instance: dg.DagsterInstance, concerned: Callable[[dg.DagsterRun
     for run in instance.get_runs(filters=dg.RunsFilter(statuses=_ACTIVE)):
         if not concerned(run):
             continue
-        is_signed = run.tags.get(_SIGNED_TAG, run.run_id) == run.run_id
-        if is_signed and run.tags.get(_HOST_TAG) == _host() and run.status in _EXECUTING:
+        if _host_of(run) == _host():
             pid = run.tags.get(_PROCESS_TAG, "").partition("@")[0]
             if pid.isdigit() and _process(int(pid)) != run.tags[_PROCESS_TAG]:
-                if run.status is dg.DagsterRunStatus.CANCELING:  # failed, it would be launched again
-                    instance.report_run_canceled(run, f"The process of this run ({pid}) ended before it could say so.")
-                else:
-                    instance.report_run_failed(run, f"The process of this run ({pid}) is gone; it was killed.")
+                declare_lost(instance, run.run_id, f"The process of this run ({pid}) is gone; it was killed.")
                 continue
         yield run
+
+
+def is_elsewhere(run: dg.DagsterRun) -> bool:
+    """Whether a run has said that it is executed on a machine, or in a container, whose processes cannot be seen."""
+    return _host_of(run) not in (None, _host())
+
+
+def declare_lost(instance: dg.DagsterInstance, run_id: str, why: str) -> None:
+    """End a run on record whose process is gone, unless it has ended since it was looked up."""
+    run = instance.get_run_by_id(run_id)  # a process that is gone by now may have told of its end before it went
+    if run is None or run.status not in _EXECUTING:
+        return
+    if run.status is dg.DagsterRunStatus.CANCELING:  # failed, it would be launched again
+        instance.report_run_canceled(run, f"{why} It had been asked to end.")
+    else:
+        instance.report_run_failed(run, why)
 
 
 def held_by_active_runs(names: CatalogNames, instance: dg.DagsterInstance) -> set[str] | None:
@@ -110,6 +122,12 @@ def held_keys(run: dg.DagsterRun, registered: Mapping[str, None], op_names: Sequ
         return None
     ordered = list(registered)
     return set(ordered[ordered.index(first) : ordered.index(last) + 1])
+
+
+def _host_of(run: dg.DagsterRun) -> str | None:
+    """Where a run that has begun is executed, None when it has not said so."""
+    is_signed = run.tags.get(_SIGNED_TAG, run.run_id) == run.run_id
+    return run.tags.get(_HOST_TAG) if is_signed and run.status in _EXECUTING else None
 
 
 def _host() -> str:

@@ -16,6 +16,7 @@ from surge_dagster.assets.checks import check_result
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import known_space
 from surge_dagster.assets.run_findings import Listed, Truncation
+from surge_dagster.assets.run_retries import RUN_TAGS
 from surge_dagster.check_policy import CheckName, CheckPolicy
 from surge_dagster.engine.catalog import Partition, RowBatch, Source
 from surge_dagster.engine.distinct_texts import DistinctTexts
@@ -88,6 +89,7 @@ def catalog_check(names: CatalogNames, checks: dg.AssetChecksDefinition) -> Unre
         names.check_job,
         selection=dg.AssetSelection.checks(checks),
         executor_def=dg.in_process_executor,
+        run_tags=RUN_TAGS,
         description="Reads the whole catalog and the whole output and compares them.",
     )
 

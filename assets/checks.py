@@ -17,7 +17,7 @@ from surge_dagster.assets.failures import failure_table, table_of_failures
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.refresh import Outcome
 from surge_dagster.assets.run_findings import Listed
-from surge_dagster.check_policy import CheckName, CheckPolicy
+from surge_dagster.check_policy import RUN_CHECK, CheckName, CheckPolicy
 
 _SEVERITIES = {"error": dg.AssetCheckSeverity.ERROR, "warn": dg.AssetCheckSeverity.WARN}
 _DESCRIPTIONS: dict[CheckName, str] = {
@@ -80,6 +80,7 @@ def run_check_results(names: CatalogNames, policy: CheckPolicy, outcome: Outcome
         asset_key=names.embeddings,
         check_name=names.run_check.name,
         passed=not outcome.failures,
+        severity=_SEVERITIES[policy.severity(RUN_CHECK)],
         metadata=_run_check_metadata(outcome),
     )
 

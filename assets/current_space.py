@@ -13,6 +13,7 @@ from pydantic import Field
 from surge_dagster.assets.failures import failure_table
 from surge_dagster.assets.names import CatalogNames, CatalogResources
 from surge_dagster.assets.outputs import known_space
+from surge_dagster.assets.run_retries import RUN_TAGS
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
 from surge_dagster.engine.output.current_space import named_space
@@ -86,6 +87,7 @@ def switch_current_space(names: CatalogNames) -> UnresolvedAssetJobDefinition:
         names.switch_job,
         selection=[names.current_space],
         executor_def=dg.in_process_executor,
+        run_tags=RUN_TAGS,
         description="Reads a space in full beside the catalog, and makes it the one that readers use if all is right.",
     )
 

@@ -16,10 +16,12 @@ from dagster._core.definitions.composition import PendingNodeInvocation
 
 from surge_dagster.assets.checks import evaluation_of, run_check_results, run_checks
 from surge_dagster.assets.failures import failure_of, tell_of_failures
+from surge_dagster.assets.heartbeats import signed
 from surge_dagster.assets.launch import LaunchConfig
 from surge_dagster.assets.lineage import CODE_VERSION
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.refresh import Outcome, Refresh
+from surge_dagster.assets.run_retries import RUN_TAGS
 from surge_dagster.check_policy import CheckPolicy
 from surge_dagster.engine.encoder.spec import FileFormat
 from surge_dagster.engine.errors import ConfigError, EncoderError, TransientError
@@ -92,7 +94,7 @@ def embedding_jobs(names: CatalogNames, policy: CheckPolicy) -> tuple[dg.JobDefi
         yield dg.Output(None)
 
     def job(name: str, node: dg.OpDefinition | PendingNodeInvocation, description: str) -> dg.JobDefinition:
-        @dg.job(name=name, executor_def=dg.in_process_executor, description=description)
+        @dg.job(name=name, executor_def=dg.in_process_executor, run_tags=RUN_TAGS, description=description)
         def compose() -> None:
             node()
 
@@ -132,6 +134,10 @@ class _Attempts:
 
         A retry policy on the op would also retry a run that was terminated, since Dagster applies it to interrupts.
         """
+        with signed(context):
+            return self._make(context, config, chosen)
+
+    def _make(self, context: dg.OpExecutionContext, config: LaunchConfig, chosen: Iterable[str] | None) -> Outcome:
         refused = self.refused.setdefault(context.run_id, {})
         resources = self.names.resources(context.resources)
         try:

@@ -47,6 +47,7 @@ class EventWriter:
     Args:
         context: of the op whose events they are.
         grace_seconds: how long storing the rest may take when the step is ended by an error or is terminated.
+        stopped_at: tells when that time began, on the monotonic clock; None is when the step has come to its end.
         before: called in the writer's thread with events that are about to be stored.
     """
 
@@ -55,10 +56,12 @@ class EventWriter:
         context: dg.OpExecutionContext,
         *,
         grace_seconds: float,
+        stopped_at: Callable[[], float | None] = lambda: None,
         before: Callable[[Sequence[AnyEvent]], None] = lambda events: None,
     ) -> None:
         self._context = context
         self._grace_seconds = grace_seconds
+        self._stopped_at = stopped_at
         self._before = before
         self._waiting: deque[_Logged] = deque()
         self._changed = threading.Condition()
@@ -125,14 +128,17 @@ class EventWriter:
         self._close_in_time()
 
     def _close_in_time(self) -> None:
+        now = time.monotonic()
+        begun = self._stopped_at()
+        spent = 0.0 if begun is None else now - begun
         try:
-            left = self.close(self._grace_seconds)
+            left = self.close(max(0.0, self._grace_seconds - spent))
         except EventsNotStored:
             return  # what ended the step is the reason to tell; the files are adopted either way
         if left:
             self._context.log.warning(
-                f"{left:,} events were not stored within {self._grace_seconds:g} s. Their files are published, "
-                "and the next run adopts them."
+                f"{left:,} events were not stored within the grace time of {self._grace_seconds:g} s. Their files are "
+                "published, and the next run adopts them."
             )
 
     def _put(self, logged: _Logged) -> None:

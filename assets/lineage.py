@@ -17,7 +17,12 @@ from dagster._core.events import DagsterEventType
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.partition_events import FilePath, PartitionEvent
 from surge_dagster.assets.partition_keys import to_partition_key
-from surge_dagster.assets.records_version import event_log_identity, records_version, registered_version
+from surge_dagster.assets.records_version import (
+    event_log_identity,
+    records_mark,
+    records_version,
+    registered_version,
+)
 from surge_dagster.assets.source_partitions import DATA_VERSION_TAG
 from surge_dagster.engine.telemetry import Receipt
 
@@ -28,7 +33,7 @@ _INPUT_VERSION_TAG = "dagster/input_data_version/"
 _INPUT_EVENT_TAG = "dagster/input_event_pointer/"
 _NO_EVENT = "NULL"
 
-_known: dict[Hashable, tuple[Hashable, Catalogued]] = {}  # by event log and catalog
+_known: dict[Hashable, _Known] = {}  # by event log and catalog
 _known_keys: dict[Hashable, tuple[Hashable, dict[str, None]]] = {}
 
 
@@ -60,6 +65,21 @@ class Catalogued:
         """
         made = self.embedding_ids.get(key, -1)
         return self.embedded.get(key) == desired_version and made > self.observation_ids.get(key, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What was read before.
+
+    Attributes:
+        mark: with which the events were found unchanged, None as long as they were not looked at again.
+        version: token of the events that were read.
+        catalogued: what they say.
+    """
+
+    mark: Hashable | None
+    version: Hashable
+    catalogued: Catalogued
 
 
 def read_catalogued(
@@ -96,16 +116,19 @@ def read_catalogued_again(names: CatalogNames, instance: dg.DagsterInstance) -> 
     """
     identity = event_log_identity(instance)
     # Before the events: one that comes between is fetched now or, since the token has moved, by the next call.
-    version = None if identity is None else records_version(names, instance)
-    if version is None:
+    mark = None if identity is None else records_mark(names, instance)
+    if mark is None:
         return read_catalogued(names, instance)
-    known, catalogued = _known.get((identity, names), (None, None))
+    known = _known.get((identity, names))
     registered = _registered_again(names, instance, identity)
-    if catalogued is not None and known == version:
-        return replace(catalogued, registered=registered)
-    catalogued = read_catalogued(names, instance, registered)
-    _known[identity, names] = version, catalogued
-    return catalogued
+    if known is None or known.mark != mark:
+        version = records_version(names, instance)
+        if known is None or known.version != version:
+            known = _Known(None, version, read_catalogued(names, instance, registered))
+        else:
+            known = replace(known, mark=mark)  # the events were the same before and after: nobody is deleting them
+        _known[identity, names] = known
+    return replace(known.catalogued, registered=registered)
 
 
 def _registered_again(names: CatalogNames, instance: dg.DagsterInstance, identity: Hashable) -> dict[str, None]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import dagster as dg
 
+from surge_dagster.check_policy import RUN_CHECK
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
 
@@ -88,7 +89,7 @@ class CatalogNames:
     @property
     def run_check(self) -> dg.AssetCheckKey:
         """The check that ends every run."""
-        return dg.AssetCheckKey(self.embeddings, "published_partitions_are_valid")
+        return dg.AssetCheckKey(self.embeddings, RUN_CHECK)
 
     @property
     def embeddings_op(self) -> str:

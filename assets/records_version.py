@@ -1,10 +1,15 @@
-"""A cheap token that changes when what Dagster has on record of a catalog may have changed.
+"""Cheap tokens that change when what Dagster has on record of a catalog may have changed.
 
 A sensor reads every observation and materialization of a catalog at each tick, and nearly always finds what it found
-before. Counting them in the database takes a fiftieth of the time of fetching them. The token holds, for each kind of
-event, how many there are, the sum of their storage ids, and which one is the newest and from when: events that were
-added, deleted with their run, or deleted and replaced under the same ids differ in one of these. It also holds how many
-data versions there are and when the assets were wiped. The dynamic partitions have a token of their own.
+before. Counting them in the database takes a fiftieth of the time of fetching them. The token of the events holds, for
+each kind of event, how many there are, the sum of their storage ids, and which one is the newest and from when: events
+that were added, deleted with their run, or deleted and replaced under the same ids differ in one of these. It also
+holds how many data versions there are and when the assets were wiped. The dynamic partitions have a token of their own.
+
+Every night adds events, and years of them take long to count as well. So there is a mark, which looks at the newest
+event of each kind and at how many runs there are, and costs the same however many events there are. What is added is
+newer than the newest, and events are deleted with their run, or wiped with their asset: as long as the mark is what it
+was, the events are what they were.
 
 Dagster has no public call for this. The tables are its own, so they are asked only in versions that this was tried
 with; elsewhere, and for an instance that is not on disk, there is no token.
@@ -43,7 +48,7 @@ def event_log_identity(instance: dg.DagsterInstance) -> Hashable | None:
 
 
 def records_version(names: CatalogNames, instance: dg.DagsterInstance) -> Hashable | None:
-    """The token of all events of the catalog's partitions, None where there is none; four queries."""
+    """The token of all events of the catalog's partitions, None where there is none; four queries that count them."""
     storage = _storage(instance)
     if storage is None:
         return None
@@ -75,6 +80,36 @@ def records_version(names: CatalogNames, instance: dg.DagsterInstance) -> Hashab
             *(tuple(row) for row in connection.execute(last.order_by(events.id))),
             *(tuple(row) for row in connection.execute(versions)),
             *(tuple(row) for row in connection.execute(wiped)),
+        )
+
+
+def records_mark(names: CatalogNames, instance: dg.DagsterInstance) -> Hashable | None:
+    """What cannot stay the same when the token of the events changes, None where there is none.
+
+    It may change without them: other runs and other assets change it too. A run that is deleted goes before its events,
+    so a mark says nothing about events that were looked at while they went; it has to be the same once more.
+    """
+    storage = _storage(instance)
+    if storage is None:
+        return None
+    assets = [asset.to_string() for asset in (names.source_partitions, names.embeddings)]
+    events, tags, records = SqlEventLogStorageTable.c, AssetEventTagsTable.c, AssetKeyTable.c
+    newest = [
+        sql.select(events.id, events.timestamp)
+        .where(events.asset_key == asset, events.dagster_event_type == kind, events.partition.is_not(None))
+        .order_by(events.id.desc())
+        .limit(1)
+        for asset in assets
+        for kind in _KINDS
+    ]
+    wiped = sql.select(records.asset_key, records.asset_details).where(records.asset_key.in_(assets))
+    runs = (instance.get_runs_count(), *(record.dagster_run.run_id for record in instance.get_run_records(limit=1)))
+    with storage.index_connection() as connection:
+        return (
+            *runs,
+            connection.execute(sql.select(sql.func.max(tags.id))).scalar(),
+            *(tuple(map(tuple, connection.execute(query))) for query in newest),
+            *(tuple(row) for row in connection.execute(wiped.order_by(records.asset_key))),
         )
 
 

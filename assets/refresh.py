@@ -16,7 +16,6 @@ from functools import partial
 import dagster as dg
 
 from surge_dagster.assets import lineage, superbatches
-from surge_dagster.assets.active_runs import active_runs, process_tags
 from surge_dagster.assets.event_writer import EventWriter
 from surge_dagster.assets.launch import LaunchConfig
 from surge_dagster.assets.lineage import read_catalogued
@@ -42,6 +41,8 @@ from surge_dagster.resources import CatalogSource, Encoder, OutputStore
 
 # The check lists more of them; a log line costs as much as an event.
 _FAILURES_LOGGED = 100
+# Of the grace time, for publishing. The events of that are stored meanwhile; the rest of the time is for the last ones.
+_PUBLISH_SHARE = 0.75
 
 
 @dataclass(slots=True)
@@ -97,8 +98,12 @@ class Refresh:
         self._backfill = "dagster/backfill" in context.run_tags
         self._gone: list[str] = []
         self._catalogued = read_catalogued(names, context.instance)
+        self._engine: EmbeddingRun | None = None
         self._events = EventWriter(
-            context, grace_seconds=encoder.grace_seconds, before=PlansAgain(names, context).before
+            context,
+            grace_seconds=encoder.grace_seconds,
+            stopped_at=lambda: self._engine.stopped_at if self._engine else None,
+            before=PlansAgain(names, context).before,
         )
         self.outcome = Outcome(findings=RunFindings(policy))
 
@@ -114,7 +119,6 @@ class Refresh:
             EncoderError: the pool failed for good; what was published by then is on record.
             EventsNotStored: Dagster's event log refused events; the next run adopts what was published.
         """
-        self._sign()
         chosen = self._select(partition_keys)
         self._register(chosen)
         with self._events:
@@ -141,13 +145,6 @@ class Refresh:
         fresh += self._keep_gone(space)
         self.outcome.report.partitions_skipped = len(fresh)
         self._tell_of_fresh(fresh, space)
-
-    def _sign(self) -> None:
-        """Leave on the run which process executes it, so that a run whose process died can be told; tell others."""
-        step, run_id = self._context.get_step_execution_context(), self._context.run_id
-        self._context.instance.add_run_tags(run_id, process_tags(step, run_id))
-        for _ in active_runs(self._context.instance, lambda run: True):
-            pass  # what matters is that those whose process is gone are declared failed
 
     def _select(self, partition_keys: Iterable[str] | None) -> dict[str, Partition]:
         catalog = self._catalog.open()
@@ -248,9 +245,9 @@ class Refresh:
             include_text=self._output.include_text,
             file_format=self._output.file_format(),
             memory_limit=self._encoder.memory_limit_bytes,
-            grace_seconds=self._encoder.grace_seconds,
+            grace_seconds=_PUBLISH_SHARE * self._encoder.grace_seconds,
         )
-        self.outcome.report = run.report
+        self._engine, self.outcome.report = run, run.report
         self._context.log.info(
             f"{len(todo):,} partitions to do on {pool.device} in {pool.precision}, space {run.space.name}, "
             f"SuperBatches of {run.bounds.b_min:,} to {run.bounds.b_max:,} texts"

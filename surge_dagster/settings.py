@@ -28,7 +28,8 @@ from surge_dagster.check_policy import (
     MAX_DUPLICATE_SHARE,
     MAX_TRUNCATED_SHARE,
     MIN_PREVIOUS_COSINE,
-    CheckName,
+    RUN_CHECK,
+    AnyCheckName,
     CheckPolicy,
     Severity,
 )
@@ -124,7 +125,9 @@ class Settings(BaseSettings):
     b_max_bytes: int | None = Field(None, ge=1)
     memory_limit_bytes: int | None = Field(None, ge=1, description="budget of all data a run holds; none: derived")
 
-    grace_seconds: float = Field(8.0, ge=0, description="how long a run that is stopped may take to publish")
+    grace_seconds: float = Field(
+        8.0, ge=0, description="how long a run that is stopped may take to publish and to tell"
+    )
 
     max_partitions_per_run: int = Field(1000, ge=1, description="keys that the sensor puts into one run, at most")
     shards: int = Field(1, ge=1, description="runs that sensor and schedule divide their work among, at most")
@@ -151,7 +154,9 @@ class Settings(BaseSettings):
             raise ValueError("expected a URL that begins with https:// or http://")
         return value
 
-    checks: dict[CheckName, _Severity] = Field({}, description="severity of asset checks, by name: error, warn or off")
+    checks: dict[AnyCheckName, _Severity] = Field(
+        {}, description="severity of asset checks, by name: error, warn or off"
+    )
     max_truncated_share: float = Field(
         MAX_TRUNCATED_SHARE, ge=0, le=1, description="of a partition's texts; above it few_texts_are_truncated fails"
     )
@@ -164,6 +169,13 @@ class Settings(BaseSettings):
         le=1,
         description="mean cosine of texts encoded again to their old vectors, for vectors_have_not_drifted",
     )
+
+    @field_validator("checks")
+    @classmethod
+    def _keep_run_check(cls, value: dict[AnyCheckName, Severity]) -> dict[AnyCheckName, Severity]:
+        if value.get(RUN_CHECK) == "off":
+            raise ValueError(f"{RUN_CHECK} ends every run and cannot be off; expected error or warn")
+        return value
 
     @classmethod
     def settings_customise_sources(
@@ -295,7 +307,7 @@ def _problem(detail: Any, arguments: dict[str, Any]) -> str:
         return f"setting {origin}{'.' if inner else ''}{inner}: {message}"  # the value may be a secret
     if name == "checks" and len(place) > 1:
         if place[-1] == "[key]":
-            known = ", ".join(CHECK_NAMES)
+            known = ", ".join((*CHECK_NAMES, RUN_CHECK))
             return f"setting {origin} names {place[1]!r}, which is no check that can be set; there are {known}"
         return f"setting {origin}.{place[1]} is {detail['input']!r}: {message}"
     if detail["type"] == "extra_forbidden":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,17 @@ from dagster import Shape
 from dagster._config import process_config, resolve_to_config_type
 from dagster._core.instance.config import dagster_instance_config_schema
 from dagster._serdes import ConfigurableClassData
-from dagster_k8s.job import USER_DEFINED_K8S_JOB_CONFIG_SCHEMA, UserDefinedDagsterK8sConfig
+from dagster_k8s.container_context import K8sContainerContext
+from dagster_k8s.job import USER_DEFINED_K8S_JOB_CONFIG_SCHEMA, DagsterK8sJobConfig, UserDefinedDagsterK8sConfig
 
 from surge_dagster.settings import Settings
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
 KINDS = ("kubernetes", "docker", "ecs")
+PLANNED = "DAGSTER_EMIT_PARTITION_SUBSET_IN_PLANNED_EVENTS"
+# What the chart adds by itself to the configuration of the launcher.
+AROUND = {"service_account_name": "dagster", "instance_config_map": "instance", "dagster_home": "/opt/dagster"}
 CLASSES = {"kubernetes": "K8sRunLauncher", "docker": "DockerRunLauncher", "ecs": "EcsRunLauncher"}
 
 
@@ -30,6 +35,15 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def load(path: str) -> Any:
     return yaml.safe_load((DEPLOY / path).read_text())
+
+
+def snake_case(given: Any) -> Any:
+    """The names of Helm's values as Dagster's own."""
+    if isinstance(given, dict):
+        return {
+            re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name): snake_case(it) for name, it in given.items()
+        }
+    return [snake_case(each) for each in given] if isinstance(given, list) else given
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -53,6 +67,29 @@ def test_the_run_launcher_takes_its_configuration(kind: str) -> None:
         assert type(data.rehydrate()).__name__ == CLASSES[kind]
 
 
+def test_kubernetes_takes_what_helm_is_given() -> None:
+    values = load("kubernetes/values.yaml")
+    launcher = snake_case(values["runLauncher"]["config"]["k8sRunLauncher"])
+    result = process_config(resolve_to_config_type(DagsterK8sJobConfig.config_type_run_launcher()), launcher | AROUND)
+    assert result.success, [error.message for error in result.errors or []]
+    [deployment] = values["dagster-user-deployments"]["deployments"]
+    assert deployment["includeConfigInLaunchedRuns"]["enabled"], "runs get what follows"
+    handed_on = {
+        "env": deployment["env"],
+        "env_secrets": [secret["name"] for secret in deployment["envSecrets"]],
+        "volumes": snake_case(deployment["volumes"]),
+        "volume_mounts": snake_case(deployment["volumeMounts"]),
+    }
+    context = K8sContainerContext.create_from_config({"k8s": handed_on})
+    made = context.run_k8s_config
+    assert {mount["name"] for mount in made.container_config["volume_mounts"]} <= {
+        volume["name"] for volume in made.pod_spec_config["volumes"]
+    }
+    for variables in (deployment["env"], values["dagsterWebserver"]["env"]):
+        assert {"name": PLANNED, "value": "true"} in variables
+    assert values["dagsterDaemon"]["env"] == {PLANNED: "true"} and f"{PLANNED}=true" in launcher["env_vars"]
+
+
 def test_a_run_in_kubernetes_has_a_gpu_and_shared_memory_with_helm_and_without() -> None:
     by_helm = load("kubernetes/values.yaml")["runLauncher"]["config"]["k8sRunLauncher"]["runK8sConfig"]
     by_hand = load("kubernetes/dagster.yaml")["run_launcher"]["config"]["run_k8s_config"]
@@ -68,6 +105,32 @@ def test_a_run_in_kubernetes_has_a_gpu_and_shared_memory_with_helm_and_without()
         assert made.container_config["resources"]["limits"]["nvidia.com/gpu"] == "1"
         assert made.container_config["volume_mounts"][0]["mount_path"] == "/dev/shm"
         assert made.pod_spec_config["volumes"][0]["empty_dir"]["medium"] == "Memory"
+
+
+def test_helm_and_an_instance_by_hand_say_the_same_of_slots_and_retries() -> None:
+    by_helm, by_hand = load("kubernetes/values.yaml"), load("kubernetes/dagster.yaml")
+    daemon = by_helm["dagsterDaemon"]
+    said = {
+        "concurrency": {name: each for name, each in by_helm["concurrency"].items() if name != "enabled"},
+        "run_monitoring": daemon["runMonitoring"],
+        "run_retries": daemon["runRetries"],
+    }
+    assert by_helm["concurrency"]["enabled"], "the chart leaves it out otherwise"
+    assert "config" not in daemon["runCoordinator"], "the chart refuses a limit in both places"
+    assert snake_case(said) == {name: by_hand[name] for name in said}
+
+
+def test_a_run_that_is_stopped_has_its_grace_time_before_it_is_killed() -> None:
+    docker = load("docker/dagster.yaml")["run_launcher"]["config"]["container_kwargs"]
+    by_helm = load("kubernetes/values.yaml")["runLauncher"]["config"]["k8sRunLauncher"]["runK8sConfig"]
+    by_hand = load("kubernetes/dagster.yaml")["run_launcher"]["config"]["run_k8s_config"]
+    given = (
+        docker["stop_timeout"],
+        by_helm["podSpecConfig"]["terminationGracePeriodSeconds"],
+        by_hand["pod_spec_config"]["termination_grace_period_seconds"],
+    )
+    assert min(given) > Settings.model_fields["grace_seconds"].default
+    assert docker["stop_signal"] == "SIGTERM"
 
 
 def test_compose_and_launcher_agree() -> None:

@@ -2,17 +2,16 @@
 
 A killed run holds its slot of the pool for as long as Dagster believes that it goes on, so that the next one never
 begins: whoever finds it must not wait for a run. Dagster's own monitoring sees a run die while the server that launched
-it lives; when both went down together, only the process that the run left its name of can tell.
+it lives; when both went down together, only the process that the run left its name of can tell, or, where that was in
+another container, that its signs of life have ended.
 """
 
 from __future__ import annotations
 
 import dagster as dg
 
-from surge_dagster.assets.active_runs import active_runs
+from surge_dagster.assets.heartbeats import LOOK_SECONDS, look_for_lost_runs
 from surge_dagster.assets.names import CatalogNames
-
-_LOOK_SECONDS = 60
 
 
 def lost_runs(names: CatalogNames) -> dg.SensorDefinition:
@@ -21,11 +20,11 @@ def lost_runs(names: CatalogNames) -> dg.SensorDefinition:
     @dg.sensor(
         name=names.lost_runs_sensor,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        minimum_interval_seconds=_LOOK_SECONDS,
+        minimum_interval_seconds=LOOK_SECONDS,
         description="Declares runs failed whose process is gone: their slot is free then, and they are launched again.",
     )
-    def sensor(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-        going_on = sum(1 for _ in active_runs(context.instance, lambda run: True))
-        return dg.SkipReason(f"{going_on:,} runs are waiting or going on")
+    def sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        going_on, cursor = look_for_lost_runs(context.instance, context.cursor)
+        return dg.SensorResult(skip_reason=f"{going_on:,} runs are waiting or going on", cursor=cursor)
 
     return sensor

@@ -1,6 +1,7 @@
 """What is launched by the clock: everything that needs it each night, and beside that what the settings ask for.
 
 No schedule begins a vector space where there are others: each names the space it was meant for in the run's config.
+One whose time is set is on from the start; the nightly one has a time of its own too, and is off where nobody chose it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ def nightly_refresh(names: CatalogNames, settings: Settings, job: dg.JobDefiniti
         cron=settings.nightly_cron,
         description="Everything that is missing or stale, once a night; never begins another vector space by itself.",
         options={},
+        on="nightly_cron" in settings.model_fields_set,
     )
 
 
@@ -44,6 +46,7 @@ def forced_refresh(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
             cron=settings.forced_cron,
             description="Everything is encoded again, fresh or not; never begins another vector space by itself.",
             options={"force": True},
+            on=True,
         )
     ]
 
@@ -61,6 +64,7 @@ def scheduled_check(
             cron_schedule=settings.check_cron,
             execution_timezone=settings.timezone,
             description="Reads the whole catalog and the whole output and compares them.",
+            default_status=dg.DefaultScheduleStatus.RUNNING,
         )
     ]
 
@@ -74,8 +78,14 @@ def _refresh(
     cron: str,
     description: str,
     options: Mapping[str, Any],
+    on: bool,
 ) -> dg.ScheduleDefinition:
-    """A schedule of the job that refreshes the catalog; `options` are of its op's config."""
+    """A schedule of the job that refreshes the catalog.
+
+    Args:
+        options: of its op's config.
+        on: whether it is on from the start.
+    """
 
     @dg.schedule(
         name=name,
@@ -83,6 +93,7 @@ def _refresh(
         cron_schedule=cron,
         execution_timezone=settings.timezone,
         description=description,
+        default_status=dg.DefaultScheduleStatus.RUNNING if on else dg.DefaultScheduleStatus.STOPPED,
         required_resource_keys=names.resource_keys,
     )
     def schedule(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:

@@ -176,6 +176,11 @@ class EmbeddingRun:
             self._stopped_at = time.monotonic()
         self._stop.set()
 
+    @property
+    def stopped_at(self) -> float | None:
+        """When the run was asked to end early and its grace time began, on the monotonic clock; None: it was not."""
+        return self._stopped_at
+
     def _commit(self, arena: Arena) -> Generator[Event]:
         self._begun = time.perf_counter()
         target = SpaceTarget(self._store, self.space, self._pool.precision, self._include_text)

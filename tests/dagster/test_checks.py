@@ -165,6 +165,16 @@ def test_severities_are_what_the_settings_say(embedded: Workbench) -> None:
     assert ran.success and (drifted.passed, drifted.severity) == (False, dg.AssetCheckSeverity.ERROR)
 
 
+@pytest.mark.parametrize("launched", ["a job", "the asset"])
+def test_the_check_that_ends_a_run_has_the_severity_of_the_settings_too(bench: Workbench, launched: str) -> None:
+    bench.settings["checks"] = {NAMES.run_check.name: "warn"}
+    bench.write("a", [("x", None)])
+    bench.instance.add_dynamic_partitions(NAMES.partitions_name, ["a"])
+    ran = bench.refresh() if launched == "a job" else bench.embed("a", "a")
+    check = ran.checks()[NAMES.run_check.name]
+    assert (ran.success, check.passed, check.severity) == (False, False, dg.AssetCheckSeverity.WARN)
+
+
 def test_turning_everything_off_is_refused(bench: Workbench) -> None:
     bench.settings["checks"] = dict.fromkeys(CHECK_NAMES, "off")
     with pytest.raises(ConfigError, match="leave one check on"):

@@ -67,13 +67,13 @@ def project(tmp_path: Path, bench: Workbench, monkeypatch: pytest.MonkeyPatch) -
     return tmp_path
 
 
-def run_dg(project: Path, *arguments: str) -> str:
-    """Run Dagster's command line in a project; it must succeed."""
+def run_dg(project: Path, *arguments: str, code: int = 0) -> str:
+    """Run Dagster's command line in a project; it must end with this exit code."""
     # Named by the environment: the project has none of its own.
     environment = {**os.environ, "VIRTUAL_ENV": sys.prefix, "DG_CLI_TELEMETRY_ENABLED": "false"}
     command = [str(Path(sys.executable).with_name("dg")), *arguments]
     done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
@@ -107,6 +107,20 @@ def test_two_catalogs_of_a_project_pass_dgs_checks_and_one_of_them_is_embedded(
     ran = Ran(bench.instance, result.run_id, result.success)
     assert ran.success and ran.materialized(DOCS.embeddings)["a"].metadata["dimension"].value == 24
     assert len(list(project.glob("vectors/*/a.parquet"))) == 1 and not (project / "data").exists()
+
+
+@pytest.mark.soak
+def test_dg_names_the_lines_of_wrong_attributes(project: Path) -> None:
+    """Takes long because `dg` imports everything twice."""
+    write_defs(project, "shop", {"name": "shop", "source": "c", "output": "o", "bmin": 3, "shards": "many"})
+    [path] = project.rglob("defs.yaml")
+    lines = {line.partition(":")[0].strip(): number for number, line in enumerate(path.read_text().splitlines(), 1)}
+    told = run_dg(project, "check", "yaml", code=1)
+    assert f"defs.yaml:{lines['bmin']} - surge_dagster.EmbeddingCatalog attributes.bmin" in told
+    assert f"defs.yaml:{lines['shards']} - surge_dagster.EmbeddingCatalog attributes.shards 'many'" in told
+    write_defs(project, "docs", ATTRIBUTES)
+    path.unlink()
+    assert "All component YAML validated" in run_dg(project, "check", "yaml")
 
 
 @pytest.mark.soak

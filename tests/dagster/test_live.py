@@ -6,6 +6,7 @@ that is launched needs a few seconds to begin, and each of its daemons looks onl
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,6 +112,25 @@ def test_terminating_a_run_leaves_no_process_and_nothing_is_encoded_twice(server
     again = server.launch("catalog_refresh")
     assert server.finished(again) == "SUCCESS" and server.encoded(again) == 1
     assert [event["partition"] for event in server.events(again) if event["asset"] == "embeddings"] == ["q01"]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.soak
+def test_terminating_a_run_takes_ten_seconds_at_most(server: DevServer, folder: Path) -> None:
+    """With an encoder that is held up, so that the run waits for it as long as it waits for any."""
+    (folder / "gate").touch()
+    gate = folder / "gate of the terminated run"
+    write(folder, "u00")
+    write_partition(folder / "catalog", "u01", [("x", f"wait for {gate}")])
+    run_id = server.launch("catalog_refresh")
+    eventually("the partition before the gate", lambda: "u00" in server.partitions()["materialized"])
+    process = server.process(run_id)
+    asked = time.monotonic()
+    server.terminate(run_id)
+    eventually("the end of all its processes", lambda: not server.encoder_workers() and not alive(process), seconds=20)
+    took = time.monotonic() - asked
+    assert server.finished(run_id) == "CANCELED" and took <= 10, f"{took:.1f} s"
+    gate.touch()
 
 
 @pytest.mark.timeout(150)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import dagster as dg
 import pytest
 from dagster._core.definitions.sensor_definition import SensorExecutionData
 from dagster._core.storage.event_log.schema import AssetEventTagsTable, SqlEventLogStorageTable
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 
 from surge_dagster.assets import lineage, records_version
 from surge_dagster.assets.lineage import read_catalogued_again
+from surge_dagster.assets.records_version import records_mark, registered_version
 from surge_dagster.assets.records_version import records_version as token
-from surge_dagster.assets.records_version import registered_version
+from surge_dagster.assets.runless_events import store_runless
 from tests.dagster.conftest import NAMES, Workbench
 
 _KEYS = ["a", "b"]
@@ -112,3 +119,61 @@ def test_an_event_that_got_the_id_of_a_deleted_one_is_another(bench: Workbench) 
     report("v2")
     assert newest() == storage_id
     assert token(NAMES, bench.instance) != before
+
+
+@contextmanager
+def steps_of_sqlite() -> Iterator[list[int]]:
+    """Counts what SQLite's virtual machine does: the same for the same work, on any machine."""
+    steps = [0]
+
+    def count() -> int:
+        steps[0] += 1
+        return 0
+
+    def connected(connection: Any, record: Any) -> None:
+        connection.set_progress_handler(count, 1)
+
+    event.listen(Engine, "connect", connected)
+    try:
+        yield steps
+    finally:
+        event.remove(Engine, "connect", connected)
+
+
+def add_history(bench: Workbench, nights: int) -> None:
+    """Events of so many nights, each of which made both partitions again."""
+    tags = {"dagster/data_version": "v"}
+    kinds = ((NAMES.source_partitions, dg.AssetObservation), (NAMES.embeddings, dg.AssetMaterialization))
+    events = [made(asset, partition=key, tags=tags) for _ in range(nights) for asset, made in kinds for key in _KEYS]
+    assert store_runless(bench.instance, events)
+
+
+def test_an_idle_look_at_the_records_costs_the_same_however_many_nights_there_were(bench: Workbench) -> None:
+    def idle() -> int:
+        for _ in range(2):
+            read_catalogued_again(NAMES, bench.instance)
+        with steps_of_sqlite() as steps:
+            records_mark(NAMES, bench.instance)
+            alone = steps[0]
+            read_catalogued_again(NAMES, bench.instance)
+        assert steps[0] <= 2 * alone + 400, "the keys are looked at, and nothing else"
+        return alone
+
+    add_history(bench, 1)
+    first = idle()
+    add_history(bench, 50)
+    assert idle() == first > 0
+
+
+def test_events_that_go_after_their_run_are_seen_to_go(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched: list[str] = []
+    version = ["with the events of the deleted run"]
+    monkeypatch.setattr(lineage, "records_mark", lambda *_: "without the deleted run")
+    monkeypatch.setattr(lineage, "records_version", lambda *_: version[0])
+    monkeypatch.setattr(lineage, "read_catalogued", lambda *_: fetched.append(version[0]) or nothing)
+    nothing = lineage.Catalogued({}, {}, {}, {}, {}, {})
+    read_catalogued_again(NAMES, bench.instance)
+    version[0] = "without them"
+    for _ in range(3):
+        read_catalogued_again(NAMES, bench.instance)
+    assert fetched == ["with the events of the deleted run", "without them"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dagster as dg
+import pytest
 
 from tests.dagster.conftest import NAMES, Workbench
 from tests.spaces import KEYS, ROWS, Spaces
@@ -32,3 +33,18 @@ def test_a_forced_refresh_encodes_everything_again_into_the_space_that_is_there(
     assert len(list(bench.output.glob("hash-16-*"))) == 1 and bench.file("a").stat().st_ino != before
     bench.settings["model"] = "hash://24"
     assert "by hand" in str(tick(bench, NAMES.forced_schedule))
+
+
+def test_a_schedule_whose_time_somebody_set_is_on_and_the_night_of_the_default_is_not(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on() -> dict[str, bool]:
+        schedules = bench.definitions.get_repository_def().schedule_defs
+        return {each.name: each.default_status is dg.DefaultScheduleStatus.RUNNING for each in schedules}
+
+    assert on() == {NAMES.schedule: False}
+    bench.settings |= {"forced_cron": "0 4 1 * *", "check_cron": "0 5 * * 0"}
+    assert on() == {NAMES.schedule: False, NAMES.forced_schedule: True, NAMES.check_schedule: True}
+    monkeypatch.setenv("SURGE_NIGHTLY_CRON", "0 2 * * *")
+    bench.settings["b_min"] = 5
+    assert on()[NAMES.schedule], "also at the time that it has by default"

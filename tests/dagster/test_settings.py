@@ -79,7 +79,10 @@ class TestChecks:
         ("given", "message"),
         [
             ({"checks": {"nothing": "off"}}, "names 'nothing', which is no check that can be set; there are every_"),
-            ({"checks": {"published_partitions_are_valid": "off"}}, "is no check that can be set"),
+            (
+                {"checks": {"published_partitions_are_valid": "off"}},
+                "published_partitions_are_valid ends every run and cannot be off; expected error or warn",
+            ),
             ({"checks": {"ids_match": "loud"}}, "checks.ids_match is 'loud': input should be 'error', 'warn' or 'off'"),
             ({"max_truncated_share": 1.5}, "max_truncated_share is 1.5"),
         ],

@@ -23,6 +23,7 @@ from surge_dagster.engine.catalog import Partition
 from surge_dagster.shards import Sharding, weight
 from tests.dagster.conftest import NAMES, ROOT, Workbench, requested
 from tests.dagster.dev_server import eventually
+from tests.dagster.test_failures import shown
 from tests.small_catalogs import assert_embedded, numbered_rows
 
 
@@ -160,4 +161,8 @@ def test_a_run_that_was_declared_dead_and_lives_does_no_harm(bench: Workbench) -
     [space] = [folder.name for folder in bench.output.iterdir() if (folder / "space.json").exists()]
     assert assert_embedded(bench.output, space, "moves", changed).source_version == "v2", "the newer source wins"
     assert_embedded(bench.output, space, "same", first["same"])
+    assert shown(bench) == ({"moves", "same"}, set()), "and what the late one could not publish is not shown as failed"
+    assert [each.status for each in bench.instance.get_runs()] == [dg.DagsterRunStatus.SUCCESS] * 2, "it told its end"
+    quiet = bench.later(days=1)
+    assert requested(quiet) == [] and not quiet.asset_events
     assert all(check.passed for check in bench.run("catalog_check").checks().values())

@@ -1,0 +1,35 @@
+"""Whether Dagster launches a run again, on an instance that would do so with every run that failed."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+from dagster._core.storage.tags import WILL_RETRY_TAG
+
+from surge_dagster.assets.run_retries import RUN_TAGS
+from tests.dagster.conftest import NAMES, Workbench
+
+
+@pytest.fixture
+def eager(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Workbench:
+    """A workbench whose instance has Dagster's default, which is to launch again whatever has failed."""
+    monkeypatch.setattr(dg.DagsterInstance, "run_retries_retry_on_asset_or_op_failure", True)
+    assert bench.instance.run_retries_enabled
+    return bench
+
+
+def test_a_run_that_failed_on_bad_data_is_not_launched_again_and_one_whose_process_died_is(eager: Workbench) -> None:
+    eager.write("a", [("x", None)])
+    ran = eager.refresh()
+    assert not ran.success
+    [failed] = eager.instance.get_runs(dg.RunsFilter([ran.run_id]))
+    assert failed.tags[WILL_RETRY_TAG] == "false"
+    lost = eager.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.STARTED, tags=RUN_TAGS)
+    eager.instance.report_run_failed(lost, "its process is gone")
+    [lost] = eager.instance.get_runs(dg.RunsFilter([lost.run_id]))
+    assert lost.tags[WILL_RETRY_TAG] == "true"
+
+
+@pytest.mark.parametrize("job", sorted(NAMES.jobs))
+def test_every_job_says_so(bench: Workbench, job: str) -> None:
+    assert bench.definitions.resolve_job_def(job).run_tags["dagster/retry_on_asset_or_op_failure"] == "false"
