@@ -14,6 +14,7 @@ from dagster._core.definitions.sensor_definition import SensorExecutionData
 
 from surge_dagster.assets import runless_events
 from surge_dagster.assets.active_runs import process_tags
+from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output import open_store
 from surge_dagster.engine.output.spaces import list_spaces
@@ -192,14 +193,18 @@ def test_a_partition_that_failed_is_left_alone_until_its_source_changes(bench: W
     assert ran and ran.success
 
 
-def test_a_valid_file_that_dagster_does_not_know_is_adopted_without_a_run(bench: Workbench) -> None:
+def embed_without_dagster(bench: Workbench, pool: EncoderPool) -> None:
+    settings = load_settings(source=str(bench.catalog), output=str(bench.output), model="hash://16")
+    for _ in EmbeddingRun(settings.open_source(), settings.open_store(), pool):
+        pass
+
+
+def test_a_valid_file_that_dagster_does_not_know_is_adopted_without_a_run(
+    bench: Workbench, hash_pool: EncoderPool
+) -> None:
     bench.write("a", 5)
     bench.write("b", 5)
-    settings = load_settings(source=str(bench.catalog), output=str(bench.output), model="hash://16")
-    from surge_dagster.engine.encoder.pool import EncoderPool
-
-    with EncoderPool(settings.encoding_spec()) as pool:
-        assert len(list(EmbeddingRun(settings.open_source(), settings.open_store(), pool))) == 2
+    embed_without_dagster(bench, hash_pool)
     first = bench.tick()
     assert requested(first) == [] and {type(event) for event in first.asset_events} == {dg.AssetObservation}
     second = bench.tick()
@@ -212,6 +217,26 @@ def test_a_valid_file_that_dagster_does_not_know_is_adopted_without_a_run(bench:
     assert bench.instance.get_materialized_partitions(NAMES.embeddings) == {"a", "b"}
     third = bench.tick()
     assert not third.asset_events and not third.run_requests
+
+
+def test_a_tick_reads_back_what_it_adopts_and_no_more_than_it_has_time_for(
+    bench: Workbench, hash_pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, rows in (("a", 5), ("b", 5), ("c", 5), ("large", 500)):
+        bench.write(key, rows)
+    embed_without_dagster(bench, hash_pool)
+    bench.tick()
+    with bench.file("a").open("r+b") as file:
+        file.seek(600)
+        file.write(b"\xff\xff\xff\xff")
+    monkeypatch.setattr("surge_dagster.assets.adoption._BYTES", 2 * bench.file("b").stat().st_size + 100)
+    first, second = bench.tick(), bench.tick()
+    assert [event.partition for event in first.asset_events] == ["b"], "and a was read in the same tick"
+    assert requested(first) == [["a"]]
+    assert [event.partition for event in second.asset_events] == ["c"]
+    assert "1 to be adopted by the next refresh, since their files are large" in (second.skip_message or "")
+    assert bench.instance.get_materialized_partitions(NAMES.embeddings) == {"b", "c"}
+    assert not bench.tick().asset_events
 
 
 def test_another_model_starts_nothing_by_itself(bench: Workbench) -> None:
