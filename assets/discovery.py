@@ -1,9 +1,8 @@
 """What is new: one look at the catalog's listing, the output's listing and Dagster's records.
 
-Looking changes nothing, but for the files of vanished partitions where the settings ask for that. The result says which
-keys Dagster does not know, which source versions have moved, which valid files are not on record, which partitions have
-vanished, and which ones runs should embed next. Doing it again gives the same. What one look tells Dagster is bounded;
-what is left over is found again by the next one.
+Looking changes nothing. The result says which keys Dagster does not know, which source versions have moved, which valid
+files are not on record, which partitions have vanished, and which ones runs should embed next. Doing it again gives the
+same. What one look tells Dagster is bounded; what is left over is found again by the next one.
 
 A partition is not asked for when an active run holds it, or when its content was refused since its source version was
 observed last: bad data does not get better by reading it again. One that failed for another reason is asked for again,
@@ -50,7 +49,7 @@ class Discovery:
 
     Attributes:
         order: every partition key as Dagster will have them once the new ones are added.
-        new, vanished: keys to add and to delete.
+        new, vanished: keys to add, and to delete with their files.
         events: observations and materializations to store.
         shards: what runs shall embed now, a request's id and its keys in `order` for each.
         cursor: for the next look.
@@ -165,7 +164,7 @@ class Look:
         now: datetime,
     ) -> None:
         told = len(departures.events)
-        self.vanishing.delete(departures, missing, held, catalogued, self.store, found.space, now, found.room)
+        self.vanishing.plan(departures, missing, held, catalogued, self.store, found.space, now, found.room)
         found.events += departures.events[told:]
         found.vanished = departures.delete
         found.cursor.gone = departures.gone

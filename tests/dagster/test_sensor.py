@@ -10,7 +10,6 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from dagster._core.definitions.sensor_definition import SensorExecutionData
 
 from surge_dagster.assets import runless_events
 from surge_dagster.assets.active_runs import process_tags
@@ -324,25 +323,19 @@ def test_a_tick_of_the_daemon_stores_its_events_at_once_and_a_trial_shows_them(
     reported: list[object] = []
     monkeypatch.setattr(dg.DagsterInstance, "report_runless_asset_event", lambda _, event: reported.append(event))
 
-    def evaluated(tick_id: str) -> SensorExecutionData:
-        repository, resources = bench.definitions.get_repository_def(), bench.definitions.resources
-        with dg.build_sensor_context(bench.instance, repository_def=repository, resources=resources) as context:
-            context._log_key = ["__repository__", "new_partitions", tick_id]
-            return repository.get_sensor_def("new_partitions").evaluate_tick(context)
-
-    trial = evaluated("20260131_120000")
+    trial = bench.look()
     assert {event.partition for event in trial.asset_events} == set(keys)
     assert [list(request.partition_keys) for request in trial.dynamic_partitions_requests or []] == [keys]
     assert bench.instance.get_dynamic_partitions(NAMES.partitions_name) == []
 
-    found = evaluated("17")
+    found = bench.evaluate("17")
     assert not found.asset_events and not found.dynamic_partitions_requests
     assert requested(found) == requested(trial) == [keys]
     assert bench.instance.get_dynamic_partitions(NAMES.partitions_name) == keys
     records = bench.instance.fetch_observations(NAMES.source_partitions, limit=10).records
     assert {record.partition_key for record in records} == set(keys)
-    assert reported == [] and not evaluated("18").asset_events
+    assert reported == [] and not bench.evaluate("18").asset_events
 
     monkeypatch.setattr(runless_events, "row_writer", lambda *_: None)
     bench.write("d")
-    assert [event.partition for event in evaluated("19").asset_events] == ["d"], "left to the daemon"
+    assert [event.partition for event in bench.evaluate("19").asset_events] == ["d"], "left to the daemon"
