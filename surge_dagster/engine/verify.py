@@ -163,7 +163,7 @@ def _without_source(store: Store, space: Space, name: str) -> Violation:
             for _ in reader.read():
                 pass
     except _Broken as broken:
-        return Violation(name, broken.kind, broken.reason, broken.remedy)
+        return Violation(name, broken.kind, broken.reason)
     except (InvalidFile, *UNREADABLE) as error:
         return Violation(
             name, "damaged", f"{location!r}: {first_line(error)}. The source has no such partition: remove it."

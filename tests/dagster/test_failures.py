@@ -14,6 +14,7 @@ import pytest
 from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
 
 from surge_dagster.assets import refresh
+from surge_dagster.assets.failures import table_of_failures
 from surge_dagster.engine.catalog import Partition, RowBatch
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.output.store import Store
@@ -214,6 +215,22 @@ def test_bad_data_is_not_read_again_when_something_else_is_retried(
     assert read.count("bad") == 1
     assert [failed["key"] for failed in ran.figures()["partitions_failed"]] == ["bad"]
     assert set(ran.materialized()) == {"moving"}
+
+
+def test_every_failure_is_told_with_what_to_do() -> None:
+    failures = [
+        Failure("a", "partition 'a': odd"),
+        Failure("b", "partition 'b': away", transient=True),
+        Failure("c", "partition 'c': null. Fill it.", remedy="Fill it."),
+    ]
+    rows = str(table_of_failures(failures).value).splitlines()[2:]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    assert [cell[:2] for cell in cells] == [["`a`", "odd"], ["`b`", "away"], ["`c`", "null."]]
+    assert [cell[2] for cell in cells] == [
+        "Mend what the reason names, then launch this partition again.",
+        "Run again.",
+        "Fill it.",
+    ]
 
 
 def damage(path: Path) -> None:
