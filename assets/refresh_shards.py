@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 
 from surge_dagster.assets.active_runs import held_by_active_runs
-from surge_dagster.assets.launch import SHARD_TAG, name_keys, unattended_config
+from surge_dagster.assets.launch import SHARD_TAG, name_keys, remove_old_key_files, unattended_config
 from surge_dagster.assets.lineage import read_catalogued
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import file_states
@@ -57,6 +57,7 @@ def refresh_requests(
     shards = list(sharding.cut(list(todo), todo))
     if not held and len(shards) < 2:
         return [whole]
+    remove_old_key_files(instance)
     return [
         dg.RunRequest(
             run_config=unattended_config(names.refresh_op, space, {**options, **name_keys(instance, keys)}),

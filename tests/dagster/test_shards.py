@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from unittest import mock
 
@@ -18,7 +19,7 @@ from dagster._core.launcher import DefaultRunLauncher
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surge_dagster.assets.launch import name_keys
+from surge_dagster.assets.launch import name_keys, shard_requests
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.shards import Sharding, weight
 from tests.dagster.conftest import NAMES, ROOT, Workbench, requested
@@ -62,6 +63,28 @@ def test_keys_travel_inline_where_runs_may_be_on_another_machine(bench: Workbenc
     assert isinstance(bench.instance.run_launcher, DefaultRunLauncher)
     with mock.patch.object(dg.DagsterInstance, "run_launcher", object()):
         assert name_keys(bench.instance, keys) == {"keys": keys}
+
+
+def test_a_list_of_keys_stays_as_long_as_a_run_that_names_it_is_not_over(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("surge_dagster.assets.launch._INLINE_KEYS", 1)
+    monkeypatch.setattr("surge_dagster.assets.launch._KEY_FILES_KEPT", 1)
+
+    def written(seconds_ago: int, *keys: str) -> Path:
+        path = Path(name_keys(bench.instance, keys)["keys_file"])
+        moment = time.time() - seconds_ago
+        os.utime(path, (moment, moment))
+        return path
+
+    queued, over, unknown, lately, newest = (
+        written(ago, "a", str(ago)) for ago in (90_000, 80_000, 70_000, 1_800, 1_000)
+    )
+    for path, status in ((queued, dg.DagsterRunStatus.QUEUED), (over, dg.DagsterRunStatus.FAILURE)):
+        config = {"ops": {"embeddings": {"config": {"keys_file": str(path)}}}}
+        bench.pretend_run("embed_partitions", status, run_config=config)
+    shard_requests("embeddings", bench.instance, None, [("id", ["a", "b"])])
+    assert [path.exists() for path in (queued, over, unknown, lately, newest)] == [True, False, False, True, True]
 
 
 def test_the_sensor_asks_for_shards_and_for_no_key_that_one_of_them_holds(bench: Workbench) -> None:
