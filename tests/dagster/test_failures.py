@@ -317,14 +317,3 @@ def test_a_file_on_record_that_was_replaced_by_a_damaged_one_is_encoded_again_by
         ran = bench.run("embed_partitions", {"ops": {"embeddings": {"config": launched}}})
         assert ran.success and ran.figures()["texts_encoded"] == 50
     assert shown(bench) == ({"a", "b"}, set())
-
-
-def test_a_partition_that_was_refused_is_not_adopted_by_the_sensor(bench: Workbench) -> None:
-    bench.write("b")
-    bench.refresh()
-    bench.instance.wipe_assets([NAMES.embeddings])
-    bench.write("b", NULL_TEXT)  # under the version that its file was made from
-    assert "the text is null" in bench.refresh().failure()
-    found = bench.tick()
-    assert requested(found) == [] and not found.asset_events
-    assert shown(bench) == (set(), {"b"})

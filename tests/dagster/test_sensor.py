@@ -238,6 +238,16 @@ def test_a_tick_reads_back_what_it_adopts_and_no_more_than_it_has_time_for(
     assert not bench.tick().asset_events
 
 
+def test_a_partition_that_was_refused_is_not_adopted(bench: Workbench, hash_pool: EncoderPool) -> None:
+    bench.write("b")
+    embed_without_dagster(bench, hash_pool)
+    bench.write("b", [("x", None)])  # under the version that its file was made from
+    assert "the text is null" in bench.refresh().failure()
+    found = bench.tick()
+    assert requested(found) == [] and not found.asset_events
+    assert bench.instance.get_materialized_partitions(NAMES.embeddings) == set()
+
+
 def test_another_model_starts_nothing_by_itself(bench: Workbench) -> None:
     bench.write("a")
     bench.launch(bench.tick())
