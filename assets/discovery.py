@@ -1,9 +1,8 @@
 """What is new: one look at the catalog's listing, the output's listing and Dagster's records.
 
-Looking changes nothing, but for the files of vanished partitions where the settings ask for that. The result says which
-keys Dagster does not know, which source versions have moved, which valid files are not on record, which partitions have
-vanished, and which ones runs should embed next. Doing it again gives the same. What one look tells Dagster is bounded;
-what is left over is found again by the next one.
+Looking changes nothing. The result says which keys Dagster does not know, which source versions have moved, which valid
+files are not on record, which partitions have vanished, and which ones runs should embed next. Doing it again gives the
+same. What one look tells Dagster is bounded; what is left over is found again by the next one.
 
 A partition is not asked for when an active run holds it, or when its content was refused since its source version was
 observed last: bad data does not get better by reading it again. One that failed for another reason is asked for again,
@@ -21,11 +20,11 @@ from itertools import islice
 
 import dagster as dg
 
-from surge_dagster.assets import lineage
+from surge_dagster.assets.adoption import Adoptions, adopt
 from surge_dagster.assets.launch import REQUEST_TAG
 from surge_dagster.assets.lineage import Catalogued, read_catalogued_again
 from surge_dagster.assets.names import CatalogNames
-from surge_dagster.assets.outputs import file_states, known_space, receipt_of_fresh
+from surge_dagster.assets.outputs import file_states, known_space
 from surge_dagster.assets.partition_events import AnyEvent
 from surge_dagster.assets.partition_keys import is_canonical, to_partition_key
 from surge_dagster.assets.refusals import refused_since_observed
@@ -50,7 +49,7 @@ class Discovery:
 
     Attributes:
         order: every partition key as Dagster will have them once the new ones are added.
-        new, vanished: keys to add and to delete.
+        new, vanished: keys to add, and to delete with their files.
         events: observations and materializations to store.
         shards: what runs shall embed now, a request's id and its keys in `order` for each.
         cursor: for the next look.
@@ -132,16 +131,26 @@ class Look:
         outputs = OutputState(self.store, found.space.name, found.space.file_format) if found.space else None
         fresh: dict[str, PublishedFile] = {}
         states = file_states(by_key, outputs, fresh)
-        wanted = self._wanted(by_key, states)
-        if outputs:
-            idle = fresh if free is by_key else {key: file for key, file in fresh.items() if key in free}
-            found.events += self._adoptions(by_key, idle, outputs, catalogued, found.room)
-        self._choose(found, wanted, free, refused_since_observed(catalogued), now)
+        refused = refused_since_observed(catalogued)
+        unknown = [key for key, file in fresh.items() if not catalogued.knows(key, file.facts.desired_version)]
+        adopted = Adoptions()
+        if outputs and found.space:
+            candidates = {key: (by_key[key], fresh[key]) for key in unknown if key in free and key not in refused}
+            adopted = adopt(self.names, outputs, found.space, candidates, catalogued, found.room)
+        found.events += adopted.events
+        states.update(dict.fromkeys(adopted.damaged, "missing"))
+        # Until it is known what became of an attempt, the next one waits as if nothing had.
+        unsure = self._in_states(by_key, unknown) if cursor.requests else {}
+        self._choose(found, self._wanted(by_key, states), unsure, free, refused, now)
         count = Counter(states.values())
         if foreign := count["foreign"]:
             notes.append(f"{foreign:,} whose place is taken by a file of another space")
         if unreadable := count[None]:
             notes.append(f"{unreadable:,} whose files cannot be read now")
+        if adopted.damaged:
+            notes.append(f"{len(adopted.damaged):,} whose files were not what they say")
+        if adopted.too_large:
+            notes.append(f"{adopted.too_large:,} to be adopted by the next refresh, since their files are large")
         found.summary = ", ".join(filter(None, [found.summary, departures.summary, *notes]))
         return found
 
@@ -155,17 +164,25 @@ class Look:
         now: datetime,
     ) -> None:
         told = len(departures.events)
-        self.vanishing.delete(departures, missing, held, catalogued, self.store, found.space, now, found.room)
+        self.vanishing.plan(departures, missing, held, catalogued, self.store, found.space, now, found.room)
         found.events += departures.events[told:]
         found.vanished = departures.delete
         found.cursor.gone = departures.gone
 
     def _choose(
-        self, found: Discovery, wanted: dict[str, str], free: dict[str, Partition], refused: set[str], now: datetime
+        self,
+        found: Discovery,
+        wanted: dict[str, str],
+        unsure: dict[str, str],
+        free: dict[str, Partition],
+        refused: set[str],
+        now: datetime,
     ) -> None:
         active = {state for key, state in wanted.items() if key not in free}
         cursor = found.cursor
-        cursor.keep((state for key, state in wanted.items() if key not in refused), active, now)
+        kept = unsure | wanted
+        busy = {state for key, state in kept.items() if key not in free}
+        cursor.keep((state for key, state in kept.items() if key not in refused), busy, now)
         attempts: dict[str, int] = {}
         waiting: list[Request] = []
         for request in cursor.requests:
@@ -204,33 +221,11 @@ class Look:
     def _wanted(self, by_key: dict[str, Partition], states: Mapping[str, Status | None]) -> dict[str, str]:
         """The partitions that need work, in the catalog's order, each with a digest of the state it is in."""
         needed = ("missing", "stale") if self.refresh_stale else ("missing",)
-        spec = json.dumps(asdict(self.spec), sort_keys=True)
-        return {
-            key: digest(f"{key}\0{partition.source_version}\0{spec}")
-            for key, partition in by_key.items()
-            if states[key] in needed
-        }
+        return self._in_states(by_key, (key for key in by_key if states[key] in needed))
 
-    def _adoptions(
-        self,
-        by_key: Mapping[str, Partition],
-        idle: Mapping[str, PublishedFile],
-        outputs: OutputState,
-        catalogued: Catalogued,
-        room: int,
-    ) -> list[AnyEvent]:
-        """Materializations of fresh files that are not on record, once their source version is."""
-        adopted: list[AnyEvent] = []
-        for key, file in idle.items():
-            if len(adopted) >= room:
-                break
-            if catalogued.knows(key, file.facts.desired_version):
-                continue
-            if catalogued.observed.get(key) == by_key[key].source_version:
-                receipt = receipt_of_fresh(outputs, file)
-                observed = catalogued.observation_ids.get(key)
-                adopted.append(lineage.materialization(self.names, receipt, observed, adopted=True))
-        return adopted
+    def _in_states(self, by_key: Mapping[str, Partition], keys: Iterable[str]) -> dict[str, str]:
+        spec = json.dumps(asdict(self.spec), sort_keys=True)
+        return {key: digest(f"{key}\0{by_key[key].source_version}\0{spec}") for key in keys}
 
 
 def _waits(waiting: Sequence[tuple[Request, int]]) -> list[str]:

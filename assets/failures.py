@@ -16,6 +16,7 @@ from surge_dagster.engine.telemetry import Failure
 _TABLE_ROWS = 200
 _NAMED = 20
 _TRY_AGAIN = "Run again."
+_MEND = "Mend what the reason names, then launch this partition again."
 
 
 def failure_table(rows: Sequence[tuple[str, str]], count: int | None = None) -> dg.MarkdownMetadataValue:
@@ -30,7 +31,7 @@ def failure_table(rows: Sequence[tuple[str, str]], count: int | None = None) -> 
 def table_of_failures(failures: Sequence[Failure]) -> dg.MarkdownMetadataValue:
     """A table of partitions that failed: which, why, and what to do."""
     rows = [
-        (failure.key, _reason(failure), failure.remedy or (_TRY_AGAIN if failure.transient else ""))
+        (failure.key, _reason(failure), failure.remedy or (_TRY_AGAIN if failure.transient else _MEND))
         for failure in failures[:_TABLE_ROWS]
     ]
     return _table(("partition", "reason", "what to do"), rows, len(failures))

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 from dagster._core.launcher import DefaultRunLauncher
+from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 from pydantic import Field
 
 from surge_dagster.assets.selection import Select, read_keys
@@ -21,6 +23,7 @@ from surge_dagster.engine.encoder.spec import Space
 
 _INLINE_KEYS = 500
 _KEY_FILES_KEPT = 200
+_KEY_FILE_SECONDS = 3600
 _KEY_FILE_FOLDER = "partition_keys"
 
 REQUEST_TAG = "surge/request"
@@ -68,10 +71,26 @@ def name_keys(instance: dg.DagsterInstance, keys: Sequence[str]) -> dict[str, An
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{hashlib.sha256(document.encode()).hexdigest()[:24]}.json"
     path.write_text(document)
-    newest_first = sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
-    for old in newest_first[_KEY_FILES_KEPT:]:
-        old.unlink(missing_ok=True)
     return {"keys_file": str(path)}
+
+
+def remove_old_key_files(instance: dg.DagsterInstance) -> None:
+    """Remove lists of partition keys that were written long ago and that no run which is not over will read.
+
+    The newest stay, so that a run that has ended can be executed again, and so do those of runs that are being asked
+    for and that Dagster has no record of yet.
+    """
+    folder = Path(instance.root_directory) / _KEY_FILE_FOLDER
+    written = {file: file.stat().st_mtime for file in folder.glob("*.json")}
+    newest_first = sorted(written, key=written.__getitem__, reverse=True)
+    old = [file for file in newest_first[_KEY_FILES_KEPT:] if time.time() - written[file] > _KEY_FILE_SECONDS]
+    if not old:
+        return
+    waiting = instance.get_runs(filters=dg.RunsFilter(statuses=NOT_FINISHED_STATUSES))
+    named = "\n".join(str(run.run_config) for run in waiting)
+    for file in old:
+        if file.name not in named:
+            file.unlink(missing_ok=True)
 
 
 def unattended_config(op_name: str, space: Space | None, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,6 +110,7 @@ def shard_requests(
         space: that all of them must write to, None where it is still to be begun.
         shards: of a request each, its id and the keys in Dagster's order.
     """
+    remove_old_key_files(instance)
     return [
         dg.RunRequest(
             run_config=unattended_config(op_name, space, name_keys(instance, keys)),

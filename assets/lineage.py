@@ -61,10 +61,11 @@ class Catalogued:
         """Whether a partition key's last materialization is of this version, from the source version observed last.
 
         Event tags other than the data version cannot be read in bulk; that the materialization is younger than the
-        observation says the same.
+        observation says the same. A refusal that is younger still leaves open what became of the file.
         """
         made = self.embedding_ids.get(key, -1)
-        return self.embedded.get(key) == desired_version and made > self.observation_ids.get(key, -1)
+        since = max(self.observation_ids.get(key, -1), self.refusal_ids.get(key, -1))
+        return self.embedded.get(key) == desired_version and made > since
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,19 +14,30 @@ from surge_dagster.engine.output.freshness import OutputState, PublishedFile, St
 from surge_dagster.engine.output.receipts import receipt_of
 from surge_dagster.engine.output.spaces import find_space, list_spaces
 from surge_dagster.engine.output.store import Store
-from surge_dagster.engine.telemetry import Receipt
+from surge_dagster.engine.telemetry import Failure, Receipt
 from surge_dagster.engine.verify import Violation, verify
 
 log = logging.getLogger(__name__)
 
+_ENCODE_AGAIN = "Run again: it is encoded again."
 
-def file_violation(partition: Partition, store: Store, space: Space) -> str | None:
-    """What is wrong with a partition's file, compared with its source row by row; None when nothing is."""
-    for found in verify(_Alone(store.url, partition), store, space):
-        if isinstance(found, Violation):
-            return found.reason
-        break  # what follows would be the space's other files
-    return None
+
+def file_failure(partition: Partition, store: Store, space: Space) -> Failure | None:
+    """Why a partition's file is not what its source says it must be, row by row; None when it is.
+
+    A file that another attempt at encoding will replace is a transient failure; a source whose rows are refused is
+    not. A source that has changed since it was listed proves nothing: the next look will see to that.
+
+    Raises:
+        TransientError: the output does not answer.
+    """
+    found = next(iter(verify(_Alone(store.url, partition), store, space)))  # further ones would be of other files
+    if not isinstance(found, Violation) or partition.current_source_version() != partition.source_version:
+        return None
+    if found.kind == "source":
+        return Failure(partition.key, found.reason, remedy=found.remedy)
+    what = found.reason.removesuffix(found.remedy).rstrip()
+    return Failure(partition.key, f"partition {partition.key!r}: {what} {_ENCODE_AGAIN}", True, _ENCODE_AGAIN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """Bringing partitions up to date: what the asset `embeddings` and the job `catalog_refresh` both do.
 
 The engine decides and encodes; this module tells Dagster. Every partition's event goes to the event writer the moment
-its file is complete. A run that dies loses the events of its last second and no file: the next run adopts valid files
-that are not on record. Nothing is yielded to Dagster before the engine has ended. A generator that is
-suspended when a run is terminated would only be closed when it is collected, and its threads with it.
+its file is complete and was read back. A run that dies loses the events of its last second and no file: the next run
+adopts files that are not on record, once they were read back too. What does not read back is encoded again. Nothing is
+yielded to Dagster before the engine has ended. A generator that is suspended when a run is terminated would only be
+closed when it is collected, and its threads with it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 import dagster as dg
 
@@ -20,7 +21,7 @@ from surge_dagster.assets.event_writer import EventWriter
 from surge_dagster.assets.launch import LaunchConfig
 from surge_dagster.assets.lineage import read_catalogued
 from surge_dagster.assets.names import CatalogNames
-from surge_dagster.assets.outputs import file_violation, known_space, published
+from surge_dagster.assets.outputs import file_failure, known_space, published
 from surge_dagster.assets.partition_events import PartitionEvent
 from surge_dagster.assets.partition_keys import from_partition_key, to_partition_key
 from surge_dagster.assets.planned import PlansAgain
@@ -97,6 +98,8 @@ class Refresh:
         self._store = output.open()
         self._backfill = "dagster/backfill" in context.run_tags
         self._gone: list[str] = []
+        self._sound: set[str] = set()  # keys of fresh files that were read back
+        self._damaged: set[str] = set()
         self._catalogued = read_catalogued(names, context.instance)
         self._engine: EmbeddingRun | None = None
         self._events = EventWriter(
@@ -191,9 +194,9 @@ class Refresh:
         self, candidates: list[Partition], space: Space | None
     ) -> tuple[list[Receipt], list[Partition], list[Failure]]:
         """Receipts of what is fresh, partitions that are selected and need work, and those nobody can tell of now."""
-        instance, select = self._context.instance, self._config.select
+        select = self._config.select
         outputs = OutputState(self._store, space.name, space.file_format) if space else None
-        failed = failed_on_record(self._names, instance) if select is Select.failed else set[str]()
+        failed = self._shown_as_failed if select is Select.failed else set[str]()
         done = done_before(self._names, self._context) if self._config.force else set[str]()
         fresh: list[Receipt] = []
         todo: list[Partition] = []
@@ -205,6 +208,8 @@ class Refresh:
                 selected = select.takes(status, partition_key in failed)
                 again = self._config.force and selected and partition_key not in done
                 receipt = published(outputs, partition.key) if outputs and status == "fresh" and not again else None
+                if receipt and space and not self._is_sound(receipt, partition, space):
+                    receipt, selected = None, select.takes("missing", partition_key in failed)
             except TransientError as error:
                 unreadable.append(Failure(partition.key, str(error), transient=True))
                 continue
@@ -242,6 +247,7 @@ class Refresh:
             pool,
             self._encoder.thresholds(),
             force=self._config.force,
+            again=self._damaged,
             include_text=self._output.include_text,
             file_format=self._output.file_format(),
             memory_limit=self._encoder.memory_limit_bytes,
@@ -276,20 +282,46 @@ class Refresh:
             self._events.log(superbatches.materialization_of_run(self._names, run.report, self.outcome.findings))
         return run.space, fresh
 
+    def _is_sound(self, receipt: Receipt, partition: Partition, space: Space) -> bool:
+        """Whether a fresh file is on record, or reads back; if it does neither, its partition is encoded again.
+
+        Raises:
+            TransientError: the output does not answer.
+        """
+        if self._is_on_record(receipt):
+            return True
+        failure = file_failure(partition, self._store, space)
+        (self._sound if failure is None else self._damaged).add(receipt.key)
+        if failure is not None:
+            self._context.log.warning(failure.reason)
+        return failure is None
+
+    def _is_on_record(self, receipt: Receipt) -> bool:
+        """Whether Dagster shows a file as materialized from the source version that the partition has."""
+        partition_key, partition = to_partition_key(receipt.key), self.outcome.partitions.get(receipt.key)
+        moved = partition is not None and self._catalogued.observed.get(partition_key) != partition.source_version
+        return (
+            not moved
+            and partition_key not in self._shown_as_failed
+            and self._catalogued.knows(partition_key, receipt.desired_version)
+        )
+
+    @cached_property
+    def _shown_as_failed(self) -> set[str]:
+        return failed_on_record(self._names, self._context.instance)
+
     def _reads_back(self, key: str, space: Space) -> bool:
         """Whether a published file is what its source says it must be; if not, the partition has failed."""
         partition = self.outcome.partitions.get(key)
         if partition is None:
             return True
         try:
-            wrong = file_violation(partition, self._store, space)
+            failure = file_failure(partition, self._store, space)
         except TransientError as error:
-            self._fail(Failure(key, str(error), transient=True))
-            return False
-        if wrong is None or partition.current_source_version() != partition.source_version:
-            return True  # right when it was read; if the source has changed since, the next run will see to it
-        self._fail(Failure(key, f"partition {key!r}: {wrong}"))
-        return False
+            failure = Failure(key, str(error), transient=True)
+        if failure is not None:
+            self._fail(failure)
+        return failure is None
 
     def _fail(self, failure: Failure) -> None:
         self._observe(failure.key)  # the sensor leaves alone what has failed since it was observed
@@ -301,15 +333,15 @@ class Refresh:
         """Adopt files that are not on record; in a backfill, say of every other one that it was reused.
 
         Dagster ends a backfill as failed when a partition that it covers has no event from its run, and shows one that
-        an earlier run failed on as failed until there is an event again, however fresh its file is.
+        an earlier run failed on as failed until there is an event again, however fresh its file is: that one is read
+        back first.
         """
-        shown_as_failed = failed_on_record(self._names, self._context.instance) if fresh else set[str]()
         for receipt in fresh:
-            moved = self._observe(receipt.key)
-            known = not moved and self._catalogued.knows(to_partition_key(receipt.key), receipt.desired_version)
-            if not known and not self._reads_back(receipt.key, space):
+            known = self._is_on_record(receipt)
+            self._observe(receipt.key)
+            if not known and receipt.key not in self._sound and not self._reads_back(receipt.key, space):
                 continue
-            if not known or self._backfill or to_partition_key(receipt.key) in shown_as_failed:
+            if not known or self._backfill:
                 make = partial(self._materialization, receipt, [], reused=known, adopted=not known)
                 self._events.log_after(make)
 

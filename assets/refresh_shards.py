@@ -1,21 +1,25 @@
-"""Dividing a refresh of the whole catalog among several runs, where the settings ask for that."""
+"""Dividing a refresh of the whole catalog among several runs, where it is large or the settings ask for that."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import dagster as dg
 
 from surge_dagster.assets.active_runs import held_by_active_runs
-from surge_dagster.assets.launch import SHARD_TAG, name_keys, unattended_config
+from surge_dagster.assets.launch import SHARD_TAG, name_keys, remove_old_key_files, unattended_config
+from surge_dagster.assets.lineage import read_catalogued
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import file_states
 from surge_dagster.assets.partition_keys import to_partition_key
+from surge_dagster.assets.selection import failed_on_record
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.spec import Space
-from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.errors import SurgeError
+from surge_dagster.engine.output.freshness import OutputState, PublishedFile
 from surge_dagster.engine.output.store import Store
+from surge_dagster.resources import CatalogSource
 from surge_dagster.shards import Sharding
 
 
@@ -25,39 +29,59 @@ def refresh_requests(
     store: Store,
     space: Space | None,
     sharding: Sharding,
-    partitions: Iterable[Partition],
+    catalog: CatalogSource,
     options: Mapping[str, Any],
 ) -> list[dg.RunRequest]:
-    """Runs that bring everything up to date: one that sees for itself what there is to do, or several that are told.
+    """Runs that bring everything up to date: one that sees for itself what there is to do, or some that are told.
 
-    What an active run holds is left to it when there are several. A large catalog may make more runs than there are
+    What an active run holds is left to it, so there may be none. A large catalog may make more runs than there are
     shards, since `max_partitions_per_run` bounds each.
 
     Args:
         names, instance: of the catalog, and where runs are recorded.
         store, space: the output and the space in it, None where it is still to be begun.
         sharding: how to divide the work.
-        partitions: the catalog; not looked at where one run is asked for.
+        catalog: where it cannot be listed, the one run fails on that, which is told as any failure is.
         options: of the op's config; with `force` everything is to be done.
     """
-    single = [dg.RunRequest(run_config=unattended_config(names.refresh_op, space, options))]
-    if sharding.shards == 1:
-        return single
+    whole = dg.RunRequest(run_config=unattended_config(names.refresh_op, space, options))
+    try:
+        listed = {to_partition_key(partition.key): partition for partition in catalog.open()}
+    except SurgeError:
+        return [whole]
     held = held_by_active_runs(names, instance)
-    outputs = OutputState(store, space.name, space.file_format) if space else None
-    free = {} if held is None else {to_partition_key(partition.key): partition for partition in partitions}
-    free = {key: partition for key, partition in free.items() if key not in (held or ())}
-    states = file_states(free, outputs)
-    # What only a person can put right is in a run too, which then says so.
-    todo = {key: part for key, part in free.items() if options.get("force") or states[key] != "fresh"}
+    if held is None:
+        return []
+    free = {key: partition for key, partition in listed.items() if key not in held}
+    todo = free if options.get("force") else _todo(names, instance, store, space, free)
     shards = list(sharding.cut(list(todo), todo))
-    if len(shards) < 2:
-        return single
+    if not held and len(shards) < 2:
+        return [whole]
+    remove_old_key_files(instance)
     return [
         dg.RunRequest(
             run_config=unattended_config(names.refresh_op, space, {**options, **name_keys(instance, keys)}),
             run_key=f"{number} of {len(shards)}",
-            tags={SHARD_TAG: f"{number} of {len(shards)}"},
+            tags={SHARD_TAG: f"{number} of {len(shards)}"} if len(shards) > 1 else {},
         )
         for number, keys in enumerate(shards, 1)
     ]
+
+
+def _todo(
+    names: CatalogNames, instance: dg.DagsterInstance, store: Store, space: Space | None, free: dict[str, Partition]
+) -> dict[str, Partition]:
+    """The partitions that a run has something to do for: to encode, to adopt, or to say what a person must mend."""
+    outputs = OutputState(store, space.name, space.file_format) if space else None
+    fresh: dict[str, PublishedFile] = {}
+    file_states(free, outputs, fresh)
+    catalogued = read_catalogued(names, instance)
+    failed = failed_on_record(names, instance)
+    settled = {
+        key
+        for key, file in fresh.items()
+        if catalogued.observed.get(key) == free[key].source_version
+        and catalogued.knows(key, file.facts.desired_version)
+        and key not in failed
+    }
+    return {key: partition for key, partition in free.items() if key not in settled}

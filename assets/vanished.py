@@ -37,7 +37,7 @@ class Departures:
 
     Attributes:
         events: observations to store.
-        delete: partition keys whose files were removed, to be removed themselves.
+        delete: partition keys whose files are to be removed, and then they themselves.
         gone: for the cursor.
         summary: for a person; empty when there are none.
     """
@@ -93,7 +93,7 @@ class Vanishing:
                 found.events.append(self._observation(key, GONE, "The source does not list this partition any more."))
         return found
 
-    def delete(
+    def plan(
         self,
         found: Departures,
         missing: Iterable[str],
@@ -104,11 +104,7 @@ class Vanishing:
         now: datetime,
         room: int,
     ) -> None:
-        """Remove the files of those that stayed away long enough and are on record as gone; adds to `found`.
-
-        Raises:
-            TransientError: the store refused; what was removed by then is found missing, and told of, next time.
-        """
+        """Choose those that stayed away long enough and are on record as gone, for `remove`; adds to `found`."""
         if self.policy != "delete" or held is None:
             return
         missing = list(missing)
@@ -126,18 +122,27 @@ class Vanishing:
             )
             return
         for key in due[: min(room, _DELETED_PER_TICK)]:
-            what = "Its key was removed; there was no output."
+            what = "Its key is removed; there was no output."
             if space is not None:
-                name = file_name(space.name, from_partition_key(key), space.file_format)
-                store.delete(name)
-                what = f"Its output {store.location(name)} and its key were removed."
-            if catalogued.observed.get(key) != DELETED:  # by a tick that was lost before its key was removed
+                what = f"Its output {store.location(_file_of(key, space))} and its key are removed."
+            if catalogued.observed.get(key) != DELETED:  # by a tick that was lost before it removed them
                 said = f"The source has not listed this partition for {self.grace}. {what}"
                 found.events.append(self._observation(key, DELETED, said))
             found.delete.append(key)
             found.gone.pop(digest(key), None)
         if due:
             found.summary += f", {len(found.delete):,} deleted"
+
+    def remove(self, partition_keys: Iterable[str], store: Store, space: Space | None) -> None:
+        """Remove the files of partitions that were planned for it.
+
+        Raises:
+            TransientError: the store refused; as long as their keys are there, they are planned again.
+        """
+        if space is None:
+            return
+        for key in partition_keys:
+            store.delete(_file_of(key, space))
 
     def _observation(self, key: str, version: str, said: str) -> dg.AssetObservation:
         metadata = {
@@ -152,3 +157,7 @@ class Vanishing:
             metadata=metadata,
             tags={DATA_VERSION_TAG: version},
         )
+
+
+def _file_of(partition_key: str, space: Space) -> str:
+    return file_name(space.name, from_partition_key(partition_key), space.file_format)

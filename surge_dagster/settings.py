@@ -129,7 +129,7 @@ class Settings(BaseSettings):
         8.0, ge=0, description="how long a run that is stopped may take to publish and to tell"
     )
 
-    max_partitions_per_run: int = Field(1000, ge=1, description="keys that the sensor puts into one run, at most")
+    max_partitions_per_run: int = Field(10_000, ge=1, description="keys in one run of sensor or schedule, at most")
     shards: int = Field(1, ge=1, description="runs that sensor and schedule divide their work among, at most")
     shard_bytes: int = Field(16 * 1024 * 1024, ge=1, description="text that is worth a run of its own")
     vanished: VanishedPolicy = Field(

@@ -59,11 +59,16 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
         context.log.info(found.summary)
         requests = shard_requests(names.embeddings_op, instance, found.space, found.shards)
         events, new = found.events, found.new
-        if is_real_tick(context) and (not events or store_runless(instance, events)):
-            # Dagster's daemon would ask for each of them whether it is there.
-            for keys in in_chunks(new):
-                instance.add_dynamic_partitions(names.partitions_name, keys)
-            events, new = [], []
+        if is_real_tick(context):
+            if not events or store_runless(instance, events):
+                # Dagster's daemon would ask for each of them whether it is there.
+                for keys in in_chunks(new):
+                    instance.add_dynamic_partitions(names.partitions_name, keys)
+                events, new = [], []
+            try:
+                look.vanishing.remove(found.vanished, look.store, found.space)
+            except SurgeError as error:
+                return dg.SkipReason(str(error))
         return dg.SensorResult(
             run_requests=requests,
             skip_reason=None if requests else found.summary,

@@ -101,10 +101,11 @@ def _refresh(
         try:
             store = resources.output.open()
             space = known_space(names, store, resources.encoder.spec(), unattended=True)
-            sharding = settings.sharding()
-            catalog = resources.catalog.open() if sharding.shards > 1 else ()
-            return refresh_requests(names, context.instance, store, space, sharding, catalog, options)
+            requests = refresh_requests(
+                names, context.instance, store, space, settings.sharding(), resources.catalog, options
+            )
         except SurgeError as error:
             return dg.SkipReason(str(error))
+        return requests or dg.SkipReason("Whatever there is to do is held by active runs.")
 
     return schedule

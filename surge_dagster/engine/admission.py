@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from surge_dagster.engine.catalog import Partition, RowBatch, encode_key
 from surge_dagster.engine.content import ContentDigest, IdSet, refuse_repeated_id
@@ -48,6 +48,7 @@ class Admission:
         ledger, memory: the account, and the shares it is divided into.
         in_flight: counts texts admitted.
         force: encode what is fresh too.
+        again: keys of partitions to encode though their files look fresh.
         stopped: becomes true when the run is stopping.
         hand_over: takes each SuperBatch that became ready.
         report: takes receipts of partitions that need no encoding, and failures.
@@ -66,6 +67,7 @@ class Admission:
         memory: MemoryPlan,
         in_flight: InFlight,
         force: bool,
+        again: Collection[str],
         stopped: Callable[[], bool],
         hand_over: Callable[[SuperBatch], None],
         report: Callable[[Receipt | Failure], None],
@@ -80,6 +82,7 @@ class Admission:
         self._memory = memory
         self._in_flight = in_flight
         self._force = force
+        self._again = again
         self._stopped = stopped
         self._hand_over = hand_over
         self._report = report
@@ -148,7 +151,7 @@ class Admission:
                 f"space {published.facts.space!r}; it was left alone",
                 "Move that file to its own space's folder, then run again.",
             )
-        if self._force:
+        if self._force or partition.key in self._again:
             return False
         if status == "fresh":
             self._report_settled(published, "fresh")

@@ -15,7 +15,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -70,6 +70,7 @@ class EmbeddingRun:
         pool: a started pool; it is used, not owned.
         thresholds: of the SuperBatches; what is left open follows from the pool's measured speed.
         force: encode what is fresh too.
+        again: keys of partitions to encode though their files look fresh.
         include_text: write the text column.
         file_format: of the files; the one of the space, where the output has it.
         memory_limit: bytes of data that may be resident at any time; None is what three SuperBatches need.
@@ -88,6 +89,7 @@ class EmbeddingRun:
         thresholds: Thresholds | None = None,
         *,
         force: bool = False,
+        again: Collection[str] = (),
         include_text: bool = True,
         file_format: FileFormat = "parquet",
         memory_limit: int | None = None,
@@ -118,6 +120,7 @@ class EmbeddingRun:
         self._store = store.until(self._over)
         self._pool = pool
         self._force = force
+        self._again = again
         self._include_text = include_text
         self._ledger = Ledger(self._memory.limit)
         self._stop = threading.Event()
@@ -344,6 +347,7 @@ class EmbeddingRun:
                 memory=self._memory,
                 in_flight=self._in_flight,
                 force=self._force,
+                again=self._again,
                 stopped=self._stop.is_set,
                 hand_over=hand_over,
                 report=self._report_event,

@@ -57,6 +57,9 @@ Kind = Literal[
     "refused",
     "orphan",
 ]
+_RUN_AGAIN = "Run again."
+_REMOVE = "Remove it and run again."
+_REMOVE_FILE = "Remove the file and run again."
 _WARNINGS: frozenset[Kind] = frozenset({"refused", "orphan"})
 
 
@@ -69,11 +72,13 @@ class Violation:
         kind: what is at fault. Two are only warnings: "refused" (a partition with bad data, which rightly has no file)
             and "orphan" (a valid file, or staged segments, whose partition the source no longer has).
         reason: what was expected, what was found, and what to do.
+        remedy: the end of `reason` that says what to do, "" where it is not set apart.
     """
 
     key: str
     kind: Kind
     reason: str
+    remedy: str = ""
 
     @property
     def is_warning(self) -> bool:
@@ -95,9 +100,10 @@ class Verified:
 
 
 class _Broken(Exception):
-    def __init__(self, kind: Kind, reason: str) -> None:
+    def __init__(self, kind: Kind, reason: str, remedy: str) -> None:
         self.kind: Kind = kind
-        self.reason = reason
+        self.reason = f"{reason} {remedy}"
+        self.remedy = remedy
 
 
 def verify(
@@ -128,9 +134,9 @@ def verify(
         try:
             rows, truncated = _verify_partition(partition, store, space, name, samples, reencode, seed)
         except _Broken as broken:
-            yield Violation(partition.key, broken.kind, broken.reason)
+            yield Violation(partition.key, broken.kind, broken.reason, broken.remedy)
         except DataError as error:
-            yield Violation(partition.key, "source", str(error))
+            yield Violation(partition.key, "source", str(error), error.remedy)
         yield Verified(partition.key, rows, truncated)
         if samples is not None:
             yield from samples.due()
@@ -199,20 +205,19 @@ def _verify_partition(
                 raise _Broken(
                     "stale",
                     f"{location!r} was made from source version {facts.source_version!r}; the source has "
-                    f"{partition.source_version!r} now. Run again.",
+                    f"{partition.source_version!r} now.",
+                    _RUN_AGAIN,
                 )
             wanted = _rows_to_encode(facts.rows, reencode, f"{seed}:{partition.key}") if samples else frozenset()
             _verify_rows(partition, facts, reader, space, wanted, samples)
             return facts.rows, facts.truncated
     except FileNotFoundError:
         _require_readable(partition)
-        raise _Broken("missing", f"there is no file {location!r}. Run again.") from None
+        raise _Broken("missing", f"there is no file {location!r}.", _RUN_AGAIN) from None
     except InvalidFile as error:
-        raise _Broken("damaged", f"{location!r}: {error}. Remove it and run again.") from error
+        raise _Broken("damaged", f"{location!r}: {error}.", _REMOVE) from error
     except UNREADABLE as error:
-        raise _Broken(
-            "damaged", f"{location!r} cannot be read: {first_line(error)}. Remove it and run again."
-        ) from error
+        raise _Broken("damaged", f"{location!r} cannot be read: {first_line(error)}.", _REMOVE) from error
 
 
 def _require_readable(partition: Partition) -> None:
@@ -222,22 +227,25 @@ def _require_readable(partition: Partition) -> None:
             ids.add(batch.ids)
         refuse_repeated_id(partition, ids.repeated())
     except DataError as error:
-        raise _Broken("refused", f"it has no file, because its data are refused: {error}") from error
+        reason = f"it has no file, because its data are refused: {str(error).removesuffix(error.remedy).rstrip()}"
+        raise _Broken("refused", reason, error.remedy) from error
 
 
 def _facts(reader: OutputFile, space: Space, key: str | None, name: str) -> FileFacts:
     facts = reader.facts
     if facts.space != space.name:
         raise _Broken(
-            "space", f"{name!r} holds vectors of the space {facts.space!r}; expected {space.name!r}. Move it away."
+            "space", f"{name!r} holds vectors of the space {facts.space!r}; expected {space.name!r}.", "Move it away."
         )
     if file_name(space.name, facts.partition_key, space.file_format) != name or key not in (None, facts.partition_key):
-        raise _Broken("ids", f"{name!r} is the file of partition {facts.partition_key!r}. Move it away and run again.")
+        raise _Broken(
+            "ids", f"{name!r} is the file of partition {facts.partition_key!r}.", "Move it away and run again."
+        )
     if facts.dimension != space.dimension:
         raise _Broken(
             "dimension",
-            f"{name!r} says that its vectors have dimension {facts.dimension}; expected {space.dimension}. Remove it "
-            "and run again.",
+            f"{name!r} says that its vectors have dimension {facts.dimension}; expected {space.dimension}.",
+            _REMOVE,
         )
     if facts.precision not in LOWEST_COSINE:
         raise InvalidFile(f"its metadata name an unknown precision {facts.precision!r}")
@@ -268,7 +276,8 @@ def _verify_rows(
         if ours is None or theirs is None:
             raise _Broken(
                 "rows",
-                f"the file has {facts.rows:,} rows and the source {'more' if theirs is None else 'fewer'}. Run again.",
+                f"the file has {facts.rows:,} rows and the source {'more' if theirs is None else 'fewer'}.",
+                _REMOVE_FILE,
             )
         _require_equal("ids", "id", row, theirs.column("id"), ours.ids)
         if "text" in theirs.schema.names:
@@ -277,15 +286,17 @@ def _verify_rows(
         wrong = invalid_row(matrix, normalized=space.normalize)
         if wrong is not None:
             kind = "finite" if not np.isfinite(matrix[wrong[0]]).all() else "length"
-            raise _Broken(kind, f"row {row + wrong[0]}: {wrong[1]}. Remove the file and run again.")
+            raise _Broken(kind, f"row {row + wrong[0]}: {wrong[1]}.", _REMOVE_FILE)
         if samples is not None:
             picked = [offset for offset in range(len(ours)) if row + offset in wanted]
             samples.add(partition.key, facts.precision, row, ours.texts, matrix, picked)
         row += len(ours)
     if row != facts.rows:
-        raise _Broken("rows", f"{row:,} rows could be read of the {facts.rows:,} that the file announces. Run again.")
+        raise _Broken(
+            "rows", f"{row:,} rows could be read of the {facts.rows:,} that the file announces.", _REMOVE_FILE
+        )
     if digest.hexdigest() != facts.content_digest:
-        raise _Broken("texts", "its content digest is not that of the source's rows. Run again.")
+        raise _Broken("texts", "its content digest is not that of the source's rows.", _REMOVE_FILE)
     refuse_repeated_id(partition, ids.repeated())
 
 
@@ -294,11 +305,11 @@ def _require_equal(kind: Kind, what: str, first_row: int, found: pa.Array, expec
         return
     row = next((row for row, (a, b) in enumerate(zip(found, expected, strict=True)) if a.as_py() != b.as_py()), None)
     if row is None:
-        raise _Broken(kind, f"the {what} column has type {found.type}; the source's has {expected.type}. Run again.")
+        raise _Broken(kind, f"the {what} column has type {found.type}; the source's has {expected.type}.", _REMOVE_FILE)
     raise _Broken(
         kind,
-        f"row {first_row + row}: the file has the {what} {_short(found[row])} and the source {_short(expected[row])}. "
-        "Remove the file and run again.",
+        f"row {first_row + row}: the file has the {what} {_short(found[row])} and the source {_short(expected[row])}.",
+        _REMOVE_FILE,
     )
 
 
@@ -388,7 +399,8 @@ class _Samples:
                         key,
                         "vectors",
                         f"row {row}: its vector has cosine {cosine:.6f} to its text encoded again; expected at least "
-                        f"{lowest}. Remove the file and run again.",
+                        f"{lowest}. {_REMOVE_FILE}",
+                        _REMOVE_FILE,
                     )
                 )
         self._texts, self._vectors, self._origins, self._bytes = [], [], [], 0

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import dagster as dg
 import pytest
@@ -157,17 +158,26 @@ class Workbench:
             tags["dagster/backfill"] = backfill
         return self.materialize({"ops": {"embeddings": {"config": options}}} if options else {}, tags)
 
-    def look(self) -> SensorExecutionData:
-        """Evaluate the sensor once, without consequences."""
+    def evaluate(self, tick: str) -> SensorExecutionData:
+        """Evaluate the sensor once, in a tick that Dagster has given this name: its daemon takes a number."""
         repository, resources = self.definitions.get_repository_def(), self.definitions.resources
         with dg.build_sensor_context(
             self.instance, self.cursor, repository_def=repository, resources=resources
         ) as context:
+            context._log_key = ["__repository__", "new_partitions", tick]
             return repository.get_sensor_def("new_partitions").evaluate_tick(context)
 
+    def look(self) -> SensorExecutionData:
+        """Evaluate the sensor once, without consequences, as "Test sensor" in the UI does."""
+        return self.evaluate("20260131_120000")
+
     def tick(self) -> SensorExecutionData:
-        """Evaluate the sensor and do what Dagster's daemon does with the result, short of launching runs."""
-        found = self.look()
+        """Evaluate the sensor and do what Dagster's daemon does with the result, short of launching runs.
+
+        The events are left to the daemon, so that they can be seen.
+        """
+        with mock.patch("surge_dagster.automation.new_partitions.store_runless", return_value=False):
+            found = self.evaluate("17")
         for request in found.dynamic_partitions_requests or []:
             if isinstance(request, dg.AddDynamicPartitionsRequest):
                 self.instance.add_dynamic_partitions(NAMES.partitions_name, list(request.partition_keys))

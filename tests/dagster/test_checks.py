@@ -55,6 +55,7 @@ def test_a_flipped_byte_is_found_and_named(embedded: Workbench) -> None:
         file.write(bytes([byte[0] ^ 1]))
     [(name, told)] = broken(embedded).items()
     assert name == "files_are_whole" and "| `b` |" in told
+    assert "Launch embed_partitions with this key and force: true. |" in told and "Remove" not in told
 
 
 def test_each_thing_that_can_be_wrong_has_a_check_of_its_own(embedded: Workbench) -> None:

@@ -32,6 +32,7 @@ from surge_dagster.event_rows import EventRows, postgres_writer
 from tests.dagster.conftest import NAMES, ROOT, Workbench
 from tests.dagster.test_event_storage import entries as event_log_entries
 from tests.dagster.test_failures import shown
+from tests.small_catalogs import assert_embedded, numbered_rows
 
 MATERIALIZATION, OBSERVATION = dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_OBSERVATION
 
@@ -335,6 +336,41 @@ def test_a_dagster_whose_calls_look_otherwise_gets_its_events_one_by_one(monkeyp
     assert not event_batches._looks_as_checked()
 
 
+def assert_told_as_it_is(
+    bench: Workbench, key: str, rows: Sequence[tuple[str, str]], event: dg.AssetMaterialization, *, adopted: bool
+) -> None:
+    """Every figure of an event of a partition is that of its file, and its lineage that of the run which made it."""
+    file = bench.file(key)
+    facts = assert_embedded(bench.output, file.parent.name, key, rows)
+    told = {name: value.value for name, value in event.metadata.items()}
+    of_run = {name: told.pop(name) for name in ("superbatch", "texts_per_second") if name in told}
+    assert len(of_run) == (0 if adopted else 2), "nobody knows any more what encoded a file that is adopted"
+    assert told == {
+        "key": key,
+        "dagster/row_count": len(rows),
+        "rows": len(rows),
+        "dimension": 16,
+        "path": str(file),
+        "bytes": file.stat().st_size,
+        "truncated": 0,
+        "space": file.parent.name,
+        "source_version": "v1",
+        "content_digest": facts.content_digest,
+        "etag": str(file.stat().st_mtime_ns),
+        "action": "adopted" if adopted else "encoded",
+    }
+    tags, upstream = dict(event.tags or {}), "dagster/input_event_pointer/superbatches"
+    assert tags.pop(upstream).isdigit() is not adopted
+    assert tags == {
+        DATA_VERSION_TAG: facts.desired_version,
+        "dagster/data_version_is_user_provided": "true",
+        "dagster/code_version": lineage.CODE_VERSION,
+        "dagster/input_data_version/source_partitions": "v1",
+        "dagster/input_event_pointer/source_partitions": str(ids_of(bench, NAMES.source_partitions, OBSERVATION)[key]),
+        "dagster/input_data_version/superbatches": file.parent.name,
+    }
+
+
 def test_a_batch_that_is_lost_in_a_crash_is_adopted_with_its_own_figures(recorded: Workbench) -> None:
     """Takes some 5 s for a process that is killed; the sensor adopts on SQLite, the next run on Postgres."""
     keys = [f"p{number}" for number in range(9)]
@@ -355,8 +391,8 @@ def test_a_batch_that_is_lost_in_a_crash_is_adopted_with_its_own_figures(recorde
     assert len(records) == len(events) == len(keys)
     for number, key in enumerate(keys):
         event = events[key]
-        assert event is not None and event.metadata["rows"].value == number + 1
-        assert (event.metadata["action"].value == "adopted") is (key not in known)
+        assert event is not None
+        assert_told_as_it_is(recorded, key, numbered_rows(key, number + 1), event, adopted=key not in known)
     assert recorded.refresh().materialized() == {}
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -13,10 +14,12 @@ import pytest
 from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
 
 from surge_dagster.assets import refresh
+from surge_dagster.assets.failures import table_of_failures
 from surge_dagster.engine.catalog import Partition, RowBatch
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.sources.parquet import ParquetCatalog
+from surge_dagster.engine.telemetry import Failure
 from tests.dagster.conftest import NAMES, Workbench, requested
 
 NULL_TEXT = [("x", "fine"), ("y", None)]
@@ -214,22 +217,103 @@ def test_bad_data_is_not_read_again_when_something_else_is_retried(
     assert set(ran.materialized()) == {"moving"}
 
 
-def test_a_file_that_does_not_read_back_is_never_called_materialized(
+def test_every_failure_is_told_with_what_to_do() -> None:
+    failures = [
+        Failure("a", "partition 'a': odd"),
+        Failure("b", "partition 'b': away", transient=True),
+        Failure("c", "partition 'c': null. Fill it.", remedy="Fill it."),
+    ]
+    rows = str(table_of_failures(failures).value).splitlines()[2:]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    assert [cell[:2] for cell in cells] == [["`a`", "odd"], ["`b`", "away"], ["`c`", "null."]]
+    assert [cell[2] for cell in cells] == [
+        "Mend what the reason names, then launch this partition again.",
+        "Run again.",
+        "Fill it.",
+    ]
+
+
+def damage(path: Path) -> None:
+    """Change bytes of a page, whose checksum tells."""
+    with path.open("r+b") as file:
+        file.seek(600)
+        file.write(b"\xff\xff\xff\xff")
+
+
+def damage_when_published(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, keys: str, times: int | None = None
+) -> None:
+    """Damage the files of these partitions before the run that published them reads them back, so many times."""
+    honest, left = refresh.file_failure, [times]
+
+    def damaged_first(partition: Partition, store: Store, space: Space) -> Failure | None:
+        if partition.key in keys and left[0] != 0:
+            left[0] = None if left[0] is None else left[0] - 1
+            damage(bench.file(partition.key))
+        return honest(partition, store, space)
+
+    monkeypatch.setattr(refresh, "file_failure", damaged_first)
+
+
+def test_a_file_that_does_not_read_back_is_never_called_materialized_and_is_encoded_again_until_it_does(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Takes its seconds for three runs."""
+    bench.write("a", 50)
+    bench.write("b", 50)
+    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRIES", 0)
+    with monkeypatch.context() as patch:
+        damage_when_published(bench, patch, "b")
+        ran = bench.refresh()
+        assert not ran.success and set(ran.materialized()) == {"a"}
+        check = ran.checks()[NAMES.run_check.name]
+        assert "partition 'b'" in ran.failure() and not check.passed
+        assert str(check.metadata["failed"].value).endswith("| Run again: it is encoded again. |")
+        found = bench.tick()
+        assert requested(found) == [["b"]] and not found.asset_events
+        assert shown(bench) == ({"a"}, {"b"})
+        [again] = bench.launch(found)
+        assert not again.success and again.figures()["texts_encoded"] == 50
+    assert requested(bench.later(seconds=59)) == [], "it waits, as after any failure"
+    [request] = bench.later(seconds=1).run_requests or []
+    run = bench.pretend_run(
+        "embed_partitions", dg.DagsterRunStatus.STARTED, tags=request.tags, run_config=request.run_config
+    )
+    damage(bench.file("b"))  # by now it is another file
+    assert requested(bench.tick()) == []
+    bench.instance.report_run_failed(run)
+    assert requested(bench.later(seconds=119)) == [], "the second attempt is not forgotten over a file that looks fresh"
+    found = bench.later(seconds=1)
+    assert requested(found) == [["b"]] and not found.asset_events
+    [mended] = bench.launch(found)
+    assert mended.success and set(mended.materialized()) == {"b"} and mended.figures()["texts_encoded"] == 50
+    assert shown(bench) == ({"a", "b"}, set())
+    assert requested(bench.later(days=1)) == []
+
+
+def test_a_file_that_is_damaged_once_is_encoded_again_by_the_same_run(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.write("a", 50)
-    bench.write("b", 50)
-    honest = refresh.file_violation
-
-    def damaged_first(partition: Partition, store: Store, space: Space) -> str | None:
-        if partition.key == "b":
-            with bench.file("b").open("r+b") as file:
-                file.seek(600)
-                file.write(b"\xff\xff\xff\xff")
-        return honest(partition, store, space)
-
-    monkeypatch.setattr(refresh, "file_violation", damaged_first)
+    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
+    damage_when_published(bench, monkeypatch, "a", times=1)
     ran = bench.refresh()
-    assert not ran.success and set(ran.materialized()) == {"a"}
-    assert "partition 'b'" in ran.failure()
-    assert not ran.checks()[NAMES.run_check.name].passed
+    assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
+    assert ran.materialized()["a"].metadata["action"].value == "encoded" and ran.figures()["texts_encoded"] == 50
+
+
+def test_a_file_on_record_that_was_replaced_by_a_damaged_one_is_encoded_again_by_whichever_run_is_asked(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in "ab":
+        bench.write(key, 50)
+    bench.refresh()
+    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRIES", 0)
+    with monkeypatch.context() as patch:
+        damage_when_published(bench, patch, "ab")
+        assert not bench.refresh(force=True).success
+    assert shown(bench) == (set(), {"a", "b"})
+    for launched in ({"keys": ["a"], "select": "missing"}, {"select": "failed"}):
+        ran = bench.run("embed_partitions", {"ops": {"embeddings": {"config": launched}}})
+        assert ran.success and ran.figures()["texts_encoded"] == 50
+    assert shown(bench) == ({"a", "b"}, set())

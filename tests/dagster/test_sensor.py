@@ -10,10 +10,10 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from dagster._core.definitions.sensor_definition import SensorExecutionData
 
 from surge_dagster.assets import runless_events
 from surge_dagster.assets.active_runs import process_tags
+from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output import open_store
 from surge_dagster.engine.output.spaces import list_spaces
@@ -192,14 +192,18 @@ def test_a_partition_that_failed_is_left_alone_until_its_source_changes(bench: W
     assert ran and ran.success
 
 
-def test_a_valid_file_that_dagster_does_not_know_is_adopted_without_a_run(bench: Workbench) -> None:
+def embed_without_dagster(bench: Workbench, pool: EncoderPool) -> None:
+    settings = load_settings(source=str(bench.catalog), output=str(bench.output), model="hash://16")
+    for _ in EmbeddingRun(settings.open_source(), settings.open_store(), pool):
+        pass
+
+
+def test_a_valid_file_that_dagster_does_not_know_is_adopted_without_a_run(
+    bench: Workbench, hash_pool: EncoderPool
+) -> None:
     bench.write("a", 5)
     bench.write("b", 5)
-    settings = load_settings(source=str(bench.catalog), output=str(bench.output), model="hash://16")
-    from surge_dagster.engine.encoder.pool import EncoderPool
-
-    with EncoderPool(settings.encoding_spec()) as pool:
-        assert len(list(EmbeddingRun(settings.open_source(), settings.open_store(), pool))) == 2
+    embed_without_dagster(bench, hash_pool)
     first = bench.tick()
     assert requested(first) == [] and {type(event) for event in first.asset_events} == {dg.AssetObservation}
     second = bench.tick()
@@ -212,6 +216,36 @@ def test_a_valid_file_that_dagster_does_not_know_is_adopted_without_a_run(bench:
     assert bench.instance.get_materialized_partitions(NAMES.embeddings) == {"a", "b"}
     third = bench.tick()
     assert not third.asset_events and not third.run_requests
+
+
+def test_a_tick_reads_back_what_it_adopts_and_no_more_than_it_has_time_for(
+    bench: Workbench, hash_pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, rows in (("a", 5), ("b", 5), ("c", 5), ("large", 500)):
+        bench.write(key, rows)
+    embed_without_dagster(bench, hash_pool)
+    bench.tick()
+    with bench.file("a").open("r+b") as file:
+        file.seek(600)
+        file.write(b"\xff\xff\xff\xff")
+    monkeypatch.setattr("surge_dagster.assets.adoption._BYTES", 2 * bench.file("b").stat().st_size + 100)
+    first, second = bench.tick(), bench.tick()
+    assert [event.partition for event in first.asset_events] == ["b"], "and a was read in the same tick"
+    assert requested(first) == [["a"]]
+    assert [event.partition for event in second.asset_events] == ["c"]
+    assert "1 to be adopted by the next refresh, since their files are large" in (second.skip_message or "")
+    assert bench.instance.get_materialized_partitions(NAMES.embeddings) == {"b", "c"}
+    assert not bench.tick().asset_events
+
+
+def test_a_partition_that_was_refused_is_not_adopted(bench: Workbench, hash_pool: EncoderPool) -> None:
+    bench.write("b")
+    embed_without_dagster(bench, hash_pool)
+    bench.write("b", [("x", None)])  # under the version that its file was made from
+    assert "the text is null" in bench.refresh().failure()
+    found = bench.tick()
+    assert requested(found) == [] and not found.asset_events
+    assert bench.instance.get_materialized_partitions(NAMES.embeddings) == set()
 
 
 def test_another_model_starts_nothing_by_itself(bench: Workbench) -> None:
@@ -299,25 +333,19 @@ def test_a_tick_of_the_daemon_stores_its_events_at_once_and_a_trial_shows_them(
     reported: list[object] = []
     monkeypatch.setattr(dg.DagsterInstance, "report_runless_asset_event", lambda _, event: reported.append(event))
 
-    def evaluated(tick_id: str) -> SensorExecutionData:
-        repository, resources = bench.definitions.get_repository_def(), bench.definitions.resources
-        with dg.build_sensor_context(bench.instance, repository_def=repository, resources=resources) as context:
-            context._log_key = ["__repository__", "new_partitions", tick_id]
-            return repository.get_sensor_def("new_partitions").evaluate_tick(context)
-
-    trial = evaluated("20260131_120000")
+    trial = bench.look()
     assert {event.partition for event in trial.asset_events} == set(keys)
     assert [list(request.partition_keys) for request in trial.dynamic_partitions_requests or []] == [keys]
     assert bench.instance.get_dynamic_partitions(NAMES.partitions_name) == []
 
-    found = evaluated("17")
+    found = bench.evaluate("17")
     assert not found.asset_events and not found.dynamic_partitions_requests
     assert requested(found) == requested(trial) == [keys]
     assert bench.instance.get_dynamic_partitions(NAMES.partitions_name) == keys
     records = bench.instance.fetch_observations(NAMES.source_partitions, limit=10).records
     assert {record.partition_key for record in records} == set(keys)
-    assert reported == [] and not evaluated("18").asset_events
+    assert reported == [] and not bench.evaluate("18").asset_events
 
     monkeypatch.setattr(runless_events, "row_writer", lambda *_: None)
     bench.write("d")
-    assert [event.partition for event in evaluated("19").asset_events] == ["d"], "left to the daemon"
+    assert [event.partition for event in bench.evaluate("19").asset_events] == ["d"], "left to the daemon"

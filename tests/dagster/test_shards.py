@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from unittest import mock
 
@@ -18,7 +19,7 @@ from dagster._core.launcher import DefaultRunLauncher
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surge_dagster.assets.launch import name_keys
+from surge_dagster.assets.launch import name_keys, shard_requests
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.shards import Sharding, weight
 from tests.dagster.conftest import NAMES, ROOT, Workbench, requested
@@ -65,6 +66,28 @@ def test_keys_travel_inline_where_runs_may_be_on_another_machine(bench: Workbenc
         assert name_keys(bench.instance, keys) == {"keys": keys}
 
 
+def test_a_list_of_keys_stays_as_long_as_a_run_that_names_it_is_not_over(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("surge_dagster.assets.launch._INLINE_KEYS", 1)
+    monkeypatch.setattr("surge_dagster.assets.launch._KEY_FILES_KEPT", 1)
+
+    def written(seconds_ago: int, *keys: str) -> Path:
+        path = Path(name_keys(bench.instance, keys)["keys_file"])
+        moment = time.time() - seconds_ago
+        os.utime(path, (moment, moment))
+        return path
+
+    queued, over, unknown, lately, newest = (
+        written(ago, "a", str(ago)) for ago in (90_000, 80_000, 70_000, 1_800, 1_000)
+    )
+    for path, status in ((queued, dg.DagsterRunStatus.QUEUED), (over, dg.DagsterRunStatus.FAILURE)):
+        config = {"ops": {"embeddings": {"config": {"keys_file": str(path)}}}}
+        bench.pretend_run("embed_partitions", status, run_config=config)
+    shard_requests("embeddings", bench.instance, None, [("id", ["a", "b"])])
+    assert [path.exists() for path in (queued, over, unknown, lately, newest)] == [True, False, False, True, True]
+
+
 def test_the_sensor_asks_for_shards_and_for_no_key_that_one_of_them_holds(bench: Workbench) -> None:
     bench.settings |= {"shards": 3, "shard_bytes": 1}
     for key in "abcdef":
@@ -88,6 +111,54 @@ def test_the_night_is_divided_too(bench: Workbench) -> None:
     with dg.build_schedule_context(bench.instance, resources=bench.definitions.resources) as context:
         requests = schedule.evaluate_tick(context).run_requests or []
     assert [request.run_config["ops"]["refresh"]["config"]["keys"] for request in requests] == [["a", "b"], ["c", "d"]]
+
+
+def night(bench: Workbench, schedule: str = NAMES.schedule) -> list[list[str] | None] | str | None:
+    """The partition keys that each run of a schedule's tick names, None for all; or why it asks for none."""
+    definition = bench.definitions.get_repository_def().get_schedule_def(schedule)
+    with dg.build_schedule_context(bench.instance, resources=bench.definitions.resources) as context:
+        found = definition.evaluate_tick(context)
+    named = [request.run_config["ops"]["refresh"]["config"].get("keys") for request in found.run_requests or []]
+    return named or found.skip_message
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_the_night_leaves_to_active_runs_what_they_hold(bench: Workbench, shards: int) -> None:
+    bench.settings |= {"shards": 3, "shard_bytes": 1, "forced_cron": "0 4 * * 0"}
+    for key in "abcdef":
+        bench.write(key)
+    first, *others = bench.tick().run_requests or []
+    bench.settings["shards"] = shards
+    for request in others:
+        bench.pretend_run(
+            "embed_partitions", dg.DagsterRunStatus.QUEUED, tags=request.tags, run_config=request.run_config
+        )
+    mine = [["a", "b"]] if shards == 1 else [["a"], ["b"]]
+    assert night(bench) == mine == night(bench, NAMES.forced_schedule)
+    last = bench.pretend_run(
+        "embed_partitions", dg.DagsterRunStatus.STARTED, tags=first.tags, run_config=first.run_config
+    )
+    assert "held by active runs" in str(night(bench)) and "held by active runs" in str(
+        night(bench, NAMES.forced_schedule)
+    )
+    bench.instance.report_run_failed(last)
+    bench.pretend_run("catalog_refresh", dg.DagsterRunStatus.STARTED)
+    assert "held by active runs" in str(night(bench)), "that one holds everything"
+
+
+def test_a_night_for_many_partitions_is_as_many_runs_as_the_settings_ask_for(bench: Workbench) -> None:
+    bench.settings |= {"max_partitions_per_run": 2, "forced_cron": "0 4 * * 0"}
+    assert night(bench) == [None], "without a catalog one run fails, which can be told"
+    for key in "abcde":
+        bench.write(key)
+    assert night(bench) == [["a", "b"], ["c", "d"], ["e"]]
+    bench.settings["max_partitions_per_run"] = 1000
+    assert night(bench) == [None] and bench.refresh().success
+    bench.settings["max_partitions_per_run"] = 2
+    assert night(bench) == [None], "one that finds nothing to do"
+    assert night(bench, NAMES.forced_schedule) == [["a", "b"], ["c", "d"], ["e"]]
+    bench.instance.wipe_assets([NAMES.embeddings])
+    assert night(bench) == [["a", "b"], ["c", "d"], ["e"]], "to be adopted"
 
 
 def start(bench: Workbench, request: dg.RunRequest, folder: Path) -> subprocess.Popen[str]:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from datetime import timedelta
 
 import dagster as dg
 import pytest
 from dagster._core.definitions.sensor_definition import SensorExecutionData
 
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.output.local_store import LocalStore
+from surge_dagster.engine.run import EmbeddingRun
+from surge_dagster.settings import load_settings
 from tests.dagster.conftest import NAMES, Workbench, requested
 from tests.small_catalogs import partition_folder
 
@@ -67,7 +73,10 @@ def test_output_and_key_are_deleted_after_the_grace_time_and_a_key_that_returns_
     bench.later(minutes=30)
     assert said(bench.later(minutes=29)) == [("b", "gone")]
     assert said(bench.tick()) == [] and file.exists()
-    deleted = bench.later(minutes=1)
+    bench.now += timedelta(minutes=1)
+    trial = bench.look()
+    assert said(trial) == [("b", "deleted")] and file.exists(), "who tries the sensor out is told, and no more"
+    deleted = bench.tick()
     assert said(deleted) == [("b", "deleted")] and not file.exists()
     [event] = deleted.asset_events
     assert isinstance(event, dg.AssetObservation) and str(file) in str(event.metadata["vanished"].value)
@@ -124,3 +133,35 @@ def test_what_an_active_run_holds_is_not_deleted(bench: Workbench) -> None:
     bench.instance.report_run_failed(run)
     bench.tick()
     assert registered(bench) == ["a"]
+
+
+def test_a_file_is_deleted_after_it_is_on_record_that_it_is_and_a_store_that_refuses_is_asked_again(
+    bench: Workbench, hash_pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.settings |= {"vanished": "delete", "vanished_grace_seconds": 0}
+    for key in "ab":
+        bench.write(key)
+    settings = load_settings(source=str(bench.catalog), output=str(bench.output), model="hash://16")
+    assert len(list(EmbeddingRun(settings.open_source(), settings.open_store(), hash_pool))) == 2
+    bench.tick()
+    file = bench.file("b")
+    remove(bench, "b")
+    for _ in range(3):
+        bench.tick()
+
+    def on_record() -> list[str]:
+        """Source versions of b, the last one first."""
+        seen = dg.AssetRecordsFilter(NAMES.source_partitions, asset_partitions=["b"])
+        found = [record.asset_observation for record in bench.instance.fetch_observations(seen, limit=10).records]
+        return [event.tags["dagster/data_version"] for event in found if event]
+
+    def refuse(*_: object) -> None:
+        assert on_record() == ["deleted", "gone", "v1"]
+        raise TransientError("the disk does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "delete", refuse)
+        assert "does not answer" in (bench.evaluate("17").skip_message or "")
+    assert file.exists() and registered(bench) == ["a", "b"]
+    bench.tick()
+    assert not file.exists() and registered(bench) == ["a"] and on_record() == ["deleted", "gone", "v1"]

@@ -1,0 +1,89 @@
+"""Fresh files that are not on record, told to Dagster without a run: what a run lost its events of, or another made.
+
+A footer says what a file shall hold and not whether it does, so each file is read beside its source first, as a run
+reads what it publishes. How much of that one tick does is bounded, and files too large for it are left to runs. A file
+that does not read back counts as missing from then on: the next run encodes its partition again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from surge_dagster.assets import lineage
+from surge_dagster.assets.lineage import Catalogued
+from surge_dagster.assets.names import CatalogNames
+from surge_dagster.assets.outputs import file_failure, receipt_of_fresh
+from surge_dagster.assets.partition_events import AnyEvent
+from surge_dagster.engine.catalog import Partition
+from surge_dagster.engine.encoder.spec import Space
+from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.output.freshness import OutputState, PublishedFile
+
+log = logging.getLogger(__name__)
+
+# Dagster gives a tick a minute, and the rest of it needs some of that.
+_SECONDS = 20
+_BYTES = 256 * 1024 * 1024
+
+
+@dataclass(slots=True)
+class Adoptions:
+    """What became of the files that one tick looked at.
+
+    Attributes:
+        events: a materialization for each file that was read back.
+        damaged: partition keys whose files were not what they say.
+        too_large: files that only a run reads back.
+    """
+
+    events: list[AnyEvent] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+    too_large: int = 0
+
+
+def adopt(
+    names: CatalogNames,
+    outputs: OutputState,
+    space: Space,
+    candidates: Mapping[str, tuple[Partition, PublishedFile]],
+    catalogued: Catalogued,
+    room: int,
+) -> Adoptions:
+    """Read files back, and make the events of those that are right.
+
+    Args:
+        names: of the catalog.
+        outputs: the files of the space; those that are damaged are `missing` in it afterwards.
+        space: which must be what the files hold.
+        candidates: partitions and their fresh files, by partition key; those whose source version is on record count.
+        catalogued: what is on record.
+        room: events that this tick may still store.
+    """
+    found = Adoptions()
+    until, left = time.monotonic() + _SECONDS, _BYTES
+    for key, (partition, file) in candidates.items():
+        if catalogued.observed.get(key) != partition.source_version:
+            continue
+        if file.stored.size > _BYTES:
+            found.too_large += 1
+            continue
+        if len(found.events) >= room or file.stored.size > left or time.monotonic() > until:
+            break
+        left -= file.stored.size
+        try:
+            failure = file_failure(partition, outputs.store, space)
+        except TransientError as error:
+            log.warning("%s", error)
+            continue
+        if failure is not None:
+            log.warning("%s", failure.reason)
+            outputs.refuse(file, failure.reason)
+            found.damaged.append(key)
+            continue
+        observed = catalogued.observation_ids.get(key)
+        receipt = receipt_of_fresh(outputs, file)
+        found.events.append(lineage.materialization(names, receipt, observed, adopted=True))
+    return found
