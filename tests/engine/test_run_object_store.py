@@ -290,6 +290,23 @@ class TestFailures:
         assert_whole(object_server, again.space.name, catalog)
 
     @pytest.mark.parametrize("scheme", ["s3", "gs"])
+    def test_a_store_that_refuses_every_write_ends_a_run_that_replaces_files(
+        self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path, scheme: str
+    ) -> None:
+        """It answers whoever looks at what is about to be replaced."""
+        source = open_source(write_catalog(tmp_path / "catalog", catalog_of(40, large=0)))
+        finish(make_run(hash_pool, source, open_bucket(object_server, scheme), LARGE))
+        before = object_server.objects()
+        object_server.log.clear()
+        object_server.plan = always(Fault("status", 403), "PUT", "[.]parquet")
+        run = make_run(hash_pool, source, open_bucket(object_server, scheme), LARGE, force=True)
+        with pytest.raises(StoreUnavailable, match="the store is down, or refuses these credentials"):
+            list(run.events())
+        assert 4 <= len(object_server.requests("HEAD")) < len(before)
+        assert 4 <= len(object_server.requests("PUT")) <= 4 + 2 * 8
+        assert object_server.objects() == before
+
+    @pytest.mark.parametrize("scheme", ["s3", "gs"])
     def test_secrets_are_shown_nowhere(
         self,
         object_server: ObjectServer,

@@ -120,7 +120,9 @@ class ObjectStore:
                 continue
             log.info("removing an unfinished upload of %s, %.0f s old", upload.key, upload.age_seconds)
             self._retrier.call(
-                f"abort the upload of {upload.key}", lambda u=upload: self._client.abort(u.key, u.upload_id)
+                f"abort the upload of {upload.key}",
+                lambda u=upload: self._client.abort(u.key, u.upload_id),
+                kind="remove",
             )
 
     def list(self, folder: str, *, deep: bool = False) -> Iterator[StoredObject]:
@@ -222,7 +224,7 @@ class ObjectStore:
                 obstore.delete(self._store, self._key(name))
 
         try:
-            self._retrier.call(f"DELETE {self._key(name)}", attempt)
+            self._retrier.call(f"DELETE {self._key(name)}", attempt, kind="remove")
         except FileNotFoundError:
             return
 

@@ -264,6 +264,22 @@ class TestFaults:
         with pytest.raises(StoreUnavailable, match="4 requests in a row came to nothing"):
             put(store, NAME, b"x")
 
+    @pytest.mark.parametrize("size", [10, IN_PARTS], ids=["whole", "in parts"])
+    def test_a_store_that_stores_nothing_is_down_whatever_else_it_answers(
+        self, store: ObjectStore, object_server: ObjectServer, size: int
+    ) -> None:
+        put(store, NAME, b"old")
+        assert len(list(store.list("space"))) == 1, "it is known, and is looked at before it is replaced"
+        object_server.plan = always(Fault("status", 403), "PUT")
+        for _ in range(3):
+            with pytest.raises(TransientError) as refused:
+                put(store, NAME, b"x" * size)
+            assert not isinstance(refused.value, StoreUnavailable)
+        with pytest.raises(StoreUnavailable, match="4 requests in a row came to nothing"):
+            put(store, NAME, b"x" * size)
+        assert read(store, NAME) == b"old"
+        assert object_server.unfinished() == []
+
     def test_what_is_not_allowed_is_asked_once(self, store: ObjectStore, object_server: ObjectServer) -> None:
         object_server.plan = always(Fault("status", 403))
         with pytest.raises(TransientError, match=r"403.*credentials"):

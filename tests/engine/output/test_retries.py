@@ -105,6 +105,18 @@ def test_a_store_in_which_nothing_succeeds_any_more_is_down() -> None:
     assert isinstance(lose(), StoreUnavailable)
 
 
+def test_requests_of_one_kind_say_nothing_of_those_of_another() -> None:
+    """A store that refuses every write may answer who looks before each of them."""
+    retrier = Clock().retrier()
+    refused = [RequestFailed("403", "AccessDenied", retryable=False, status=403) for _ in range(4)]
+    for number, failure in enumerate(refused, start=1):
+        retrier.call("HEAD a", Failing(), kind="read")
+        retrier.call("begin the upload of a", Failing(), kind="begin")
+        with pytest.raises(TransientError) as caught:
+            retrier.call("PUT a", Failing(failure), kind="write")
+        assert isinstance(caught.value, StoreUnavailable) == (number == 4)
+
+
 def test_a_wait_ends_with_the_run_and_nothing_is_tried_again() -> None:
     """Nobody would wait here for as long as the store asks for."""
     retrier = Retrier("s3://b")
