@@ -18,6 +18,7 @@ from obstore.exceptions import (
     UnknownConfigurationKeyError,
 )
 
+from surge_dagster.engine.output.credentials import NOT_RENEWED
 from surge_dagster.engine.output.retries import RETRYABLE_STATUS, RequestFailed
 
 UNSUPPORTED = "unsupported"
@@ -25,6 +26,8 @@ NOT_PARTIAL = "not-partial"
 
 _STATUS = re.compile(r"status(?: code)?: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9]{1,60})</Code>")
+# What our own credentials raise when they are asked, in obstore's words.
+_NOT_RENEWED = re.compile(rf"credential provider: RequestFailed: {NOT_RENEWED}: ([^\n]*)")
 _ANSWERS = (AlreadyExistsError, FileNotFoundError, NotFoundError, NotModifiedError, PreconditionError)
 _FINAL = (NotSupportedError, UnknownConfigurationKeyError)
 
@@ -44,6 +47,8 @@ def _failed(error: Exception) -> RequestFailed:
     text = str(error)
     code = _CODE.search(text)
     detail = code[1] if code else ""
+    if not_renewed := _NOT_RENEWED.search(text):
+        return RequestFailed(NOT_RENEWED, not_renewed[1], retryable=True)
     if isinstance(error, PermissionDeniedError | UnauthenticatedError):
         status = 403 if isinstance(error, PermissionDeniedError) else 401
         return RequestFailed(str(status), detail or "not allowed", retryable=False, status=status)
