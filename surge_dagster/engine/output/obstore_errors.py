@@ -19,7 +19,7 @@ from obstore.exceptions import (
 )
 
 from surge_dagster.engine.output.credentials import NOT_RENEWED
-from surge_dagster.engine.output.retries import RETRYABLE_STATUS, RequestFailed
+from surge_dagster.engine.output.retries import RequestFailed, is_retryable
 
 UNSUPPORTED = "unsupported"
 NOT_PARTIAL = "not-partial"
@@ -58,7 +58,7 @@ def _failed(error: Exception) -> RequestFailed:
         return RequestFailed(NOT_PARTIAL, "the whole object came instead of a range", retryable=False)
     if found := _STATUS.search(text):
         status = int(found[1])
-        return RequestFailed(str(status), detail, retryable=status in RETRYABLE_STATUS, status=status)
+        return RequestFailed(str(status), detail, retryable=is_retryable(status, detail), status=status)
     if "kind: Timeout" in text or "timed out" in text:
         return RequestFailed("timeout", "no answer in time", retryable=True)
     if "kind: Connect" in text:

@@ -27,7 +27,9 @@ ATTEMPTS = 3
 JITTER = 0.25
 LONGEST_WAIT_SECONDS = 300.0
 DOWN_AFTER = 4
-RETRYABLE_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+_RETRYABLE_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+# Answered with status 400: what was sent came damaged, came in part, or too slowly.
+_RETRYABLE_CODES = frozenset({"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"})
 
 # Beginning an upload stores nothing yet.
 Kind = Literal["read", "begin", "write", "remove"]
@@ -161,6 +163,11 @@ class Retrier:
         if self._books.lost[kind]:
             with self._books.lock:
                 self._books.lost[kind] = 0
+
+
+def is_retryable(status: int, code: str) -> bool:
+    """Whether another attempt can help after an answer with this status and this `<Code>` in its body."""
+    return status in _RETRYABLE_STATUS or code in _RETRYABLE_CODES
 
 
 def retry_after(value: str | None, now: Callable[[], float] = time.time) -> float | None:

@@ -21,7 +21,7 @@ from urllib.parse import quote, urlencode
 import urllib3
 
 from surge_dagster.engine.output.credentials import Sign
-from surge_dagster.engine.output.retries import RETRYABLE_STATUS, RequestFailed, retry_after
+from surge_dagster.engine.output.retries import RequestFailed, is_retryable, retry_after
 
 Dialect = Literal["s3", "gcs"]
 Body = bytes | bytearray
@@ -214,11 +214,12 @@ class XmlClient:
             raise RequestFailed(*_connection_cause(error), retryable=True) from None
         if answer.status < 300 or (answer.status == 404 and missing_is_an_answer):
             return answer
-        code = _CODE.search(answer.data[:2000])
+        found = _CODE.search(answer.data[:2000])
+        code = found[1].decode() if found else ""
         raise RequestFailed(
             str(answer.status),
-            code[1].decode() if code else answer.reason or "",
-            retryable=answer.status in RETRYABLE_STATUS,
+            code or answer.reason or "",
+            retryable=is_retryable(answer.status, code),
             status=answer.status,
             retry_after_seconds=retry_after(answer.headers.get("Retry-After")),
         )

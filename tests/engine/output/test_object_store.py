@@ -186,13 +186,15 @@ EACH_FAULT = [
     Fault("status", 429, {"Retry-After": "3"}),
     Fault("reset_before"),
     Fault("reset_after"),
-    Fault("truncate_up"),
+    Fault("truncate_up"),  # what arrives is not what its MD5 says
+    Fault("status", 400, code="IncompleteBody"),
+    Fault("status", 400, code="RequestTimeout"),
 ]
 IN_PARTS = 3 * PART + 1
 
 
 class TestFaults:
-    @pytest.mark.parametrize("fault", EACH_FAULT, ids=lambda fault: f"{fault.action}-{fault.status}")
+    @pytest.mark.parametrize("fault", EACH_FAULT, ids=lambda fault: f"{fault.action}-{fault.status}-{fault.code}")
     def test_a_whole_object_survives_two_in_a_row(
         self, store: ObjectStore, object_server: ObjectServer, fault: Fault
     ) -> None:
@@ -203,7 +205,7 @@ class TestFaults:
         # What was stored although its answer was lost is found to be there, and is not refused as another's.
         assert sum(store.retries.values()) == object_server.injected.total() == 2
 
-    @pytest.mark.parametrize("fault", EACH_FAULT, ids=lambda fault: f"{fault.action}-{fault.status}")
+    @pytest.mark.parametrize("fault", EACH_FAULT, ids=lambda fault: f"{fault.action}-{fault.status}-{fault.code}")
     @pytest.mark.parametrize("request_", [("POST", "uploads"), ("PUT", "partNumber=2"), ("POST", "uploadId")])
     def test_an_upload_in_parts_survives_one_in_each_of_its_steps(
         self, store: ObjectStore, object_server: ObjectServer, fault: Fault, request_: tuple[str, str]
