@@ -21,7 +21,7 @@ class StorageOptions:
         token: an OAuth access token for GCS.
         service_account: path of a GCS service account's key file.
         credentials: gives google-auth credentials, such as those of dagster-gcp's `GCSResource`.
-        timeout_seconds: how long a request may go without an answer.
+        timeout_seconds: how long a body may take to be sent, and how long its answer to come.
         connect_timeout_seconds: how long connecting may take.
         part_bytes: size from which an object is uploaded in parts, and of a part; at least 5 MiB in the clouds.
         abandoned_after_seconds: age from which an unfinished multipart upload is taken for a dead run's.

@@ -21,6 +21,7 @@ from urllib.parse import quote, urlencode
 import urllib3
 
 from surge_dagster.engine.output.credentials import Sign
+from surge_dagster.engine.output.http_pool import open_pool
 from surge_dagster.engine.output.retries import RequestFailed, is_retryable, retry_after
 
 Dialect = Literal["s3", "gcs"]
@@ -28,7 +29,6 @@ Body = bytes | bytearray
 
 _UPLOAD_HEADER = {"s3": "x-amz-meta-surge-upload", "gcs": "x-goog-meta-surge-upload"}
 _CODE = re.compile(rb"<Code>([A-Za-z0-9]{1,60})</Code>")
-_CONNECTIONS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +89,7 @@ class XmlClient:
         self._sign = sign
         # GCS takes no conditions on the request that completes an upload.
         self.conditional_parts = dialect == "s3"
-        self._http = urllib3.PoolManager(
-            num_pools=2,
-            maxsize=_CONNECTIONS,
-            timeout=urllib3.Timeout(connect=connect_timeout_seconds, read=timeout_seconds),
-            retries=False,
-        )
+        self._http = open_pool(timeout_seconds=timeout_seconds, connect_timeout_seconds=connect_timeout_seconds)
 
     def head(self, key: str) -> Version | None:
         """What stands at the key, None when nothing does."""
@@ -208,8 +203,6 @@ class XmlClient:
         try:
             content: Any = body  # a bytearray is sent as it is, though the types do not say so
             answer = self._http.request(method, url, body=content, headers=signed, redirect=False)
-        except urllib3.exceptions.TimeoutError:
-            raise RequestFailed("timeout", "no answer in time", retryable=True) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise RequestFailed(*_connection_cause(error), retryable=True) from None
         if answer.status < 300 or (answer.status == 404 and missing_is_an_answer):
@@ -228,6 +221,9 @@ class XmlClient:
 def _connection_cause(error: Exception) -> tuple[str, str]:
     if isinstance(error, urllib3.exceptions.NewConnectionError):
         return "refused", "no connection could be made"
+    # What stops while a body is sent is a timeout of the socket's within another error.
+    if any(isinstance(part, urllib3.exceptions.TimeoutError | TimeoutError) for part in (error, *error.args)):
+        return "timeout", "no answer in time"
     return "reset", "the connection was lost"
 
 

@@ -1,0 +1,51 @@
+"""Connections to a store for the client that writes: how long each step of a request may take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+
+_CONNECTIONS = 64
+
+
+def open_pool(*, timeout_seconds: float, connect_timeout_seconds: float) -> urllib3.PoolManager:
+    """Connections that are used again; nothing is tried again.
+
+    Args:
+        timeout_seconds: how long sending a body may take, and how long the answer may.
+        connect_timeout_seconds: how long connecting may take.
+    """
+    pool = urllib3.PoolManager(
+        num_pools=2,
+        maxsize=_CONNECTIONS,
+        timeout=urllib3.Timeout(connect=connect_timeout_seconds, read=timeout_seconds),
+        retries=False,
+    )
+    pool.pool_classes_by_scheme = _pools(timeout_seconds)
+    return pool
+
+
+def _pools(timeout_seconds: float) -> dict[str, type[HTTPConnectionPool]]:
+    class Sending:
+        def request(self: Any, *args: Any, **kwargs: Any) -> None:
+            if self.is_closed:
+                self.connect()
+            self.timeout = timeout_seconds  # it would stay what connecting may take until the body is sent
+            super().request(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+
+    class Connection(Sending, HTTPConnection):
+        pass
+
+    class SecureConnection(Sending, HTTPSConnection):
+        pass
+
+    class Pool(HTTPConnectionPool):
+        ConnectionCls = Connection  # pyright: ignore[reportAssignmentType]
+
+    class SecurePool(HTTPSConnectionPool):
+        ConnectionCls = SecureConnection  # pyright: ignore[reportAssignmentType]
+
+    return {"http": Pool, "https": SecurePool}
