@@ -159,9 +159,12 @@ class GoogleCredentials:
             return
         try:
             self._credentials.refresh(Request())
-        except google.auth.exceptions.TransportError as error:
-            raise _not_renewed(error) from None
         except google.auth.exceptions.GoogleAuthError as error:
+            # A machine's own credentials tell of a metadata server that does not answer as of a refusal.
+            if error.retryable or any(
+                isinstance(each, google.auth.exceptions.TransportError) for each in (error, error.__cause__)
+            ):
+                raise _not_renewed(error) from None
             raise RequestFailed(
                 "401", f"the credentials were refused, {type(error).__name__}", retryable=False, status=401
             ) from None

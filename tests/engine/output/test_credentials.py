@@ -6,12 +6,16 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import google.auth.credentials
 import pytest
+from google.auth import compute_engine
+from google.auth.exceptions import RefreshError, TransportError
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output import open_store
+from surge_dagster.engine.output.credentials import GoogleCredentials
 from surge_dagster.engine.output.object_store import open_object_store
-from surge_dagster.engine.output.retries import Retrier
+from surge_dagster.engine.output.retries import RequestFailed, Retrier
 from surge_dagster.engine.output.storage_options import StorageOptions
 from tests.engine.output.object_server import BUCKET, ObjectServer
 
@@ -79,3 +83,43 @@ class TestOfAProgram:
         monkeypatch.setenv(variable, "mine")
         with pytest.raises(ConfigError, match=r"the credentials for S3 cannot be had \(\w+\): look at AWS_PROFILE"):
             open_store("s3://bucket/out")
+
+
+class Failing(google.auth.credentials.Credentials):
+    """Fails to be renewed as it is told."""
+
+    def __init__(self, failure: Exception) -> None:
+        super().__init__()
+        self._failure = failure
+
+    def refresh(self, request: object) -> None:
+        raise self._failure
+
+
+class TestOfGoogle:
+    def test_an_outage_of_the_metadata_server_passes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def away(*_: object, **__: object) -> None:
+            raise TransportError("hunter2")
+
+        monkeypatch.setattr("google.auth.compute_engine._metadata.get", away)
+        self._assert_tried_again(compute_engine.Credentials())
+
+    @pytest.mark.parametrize("failure", [TransportError("hunter2"), RefreshError("hunter2", retryable=True)])
+    def test_nor_is_a_service_that_does_not_answer_a_refusal(self, failure: Exception) -> None:
+        self._assert_tried_again(Failing(failure))
+
+    def test_credentials_that_are_refused_are_not_tried_again(self) -> None:
+        failed = self._failed(Failing(RefreshError("hunter2")))
+        assert (failed.retryable, failed.status) == (False, 401)
+        assert str(failed) == "401: the credentials were refused, RefreshError"
+
+    def _assert_tried_again(self, credentials: google.auth.credentials.Credentials) -> None:
+        failed = self._failed(credentials)
+        assert (failed.cause, failed.retryable) == ("credentials", True)
+        assert "hunter2" not in str(failed)
+
+    @staticmethod
+    def _failed(credentials: google.auth.credentials.Credentials) -> RequestFailed:
+        with pytest.raises(RequestFailed) as caught:
+            GoogleCredentials(StorageOptions(credentials=lambda: credentials)).sign("PUT", "https://h/", {}, b"")
+        return caught.value
