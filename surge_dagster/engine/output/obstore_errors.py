@@ -59,6 +59,12 @@ def _failed(error: Exception) -> RequestFailed:
     if found := _STATUS.search(text):
         status = int(found[1])
         return RequestFailed(str(status), detail, retryable=is_retryable(status, detail), status=status)
+    if "redirect without LOCATION" in text:
+        return RequestFailed("301", "PermanentRedirect", retryable=False, status=301)
+    if "InvalidCertificate" in text:
+        return RequestFailed("certificate", "it could not be verified", retryable=False)
+    if "InvalidMessage" in text:
+        return RequestFailed("tls", "no secure connection could be made", retryable=True)
     if "kind: Timeout" in text or "timed out" in text:
         return RequestFailed("timeout", "no answer in time", retryable=True)
     if "kind: Connect" in text:

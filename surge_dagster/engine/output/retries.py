@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 from surge_dagster.engine.errors import Cancelled, StoreUnavailable, TransientError
+from surge_dagster.engine.output.remedies import remedy_of
 
 log = logging.getLogger(__name__)
 
@@ -150,14 +151,13 @@ class Retrier:
             lost = self._books.lost[kind]
         tries = f"{number} attempts" if number > 1 else "one attempt, and another cannot help"
         text = f"{self.where}: {what} failed ({failed}) after {tries}."
+        remedy = remedy_of(failed.cause, failed.detail)
         if lost >= self.down_after:
             return StoreUnavailable(
-                f"{text} {lost} requests in a row came to nothing: the store is down, or refuses these credentials. "
-                "What was published stays; run again when it answers."
+                f"{text} {lost} requests in a row came to nothing: the store is down, or refuses them. What was "
+                f"published stays. {remedy}"
             )
-        if failed.status in (401, 403):
-            return TransientError(f"{text} The credentials are missing, wrong or lack a right. Give others, run again.")
-        return TransientError(f"{text} Run again when the store answers.")
+        return TransientError(f"{text} {remedy}")
 
     def _answered(self, kind: Kind) -> None:
         if self._books.lost[kind]:

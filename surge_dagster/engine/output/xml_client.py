@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import ssl
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -204,7 +205,7 @@ class XmlClient:
             content: Any = body  # a bytearray is sent as it is, though the types do not say so
             answer = self._http.request(method, url, body=content, headers=signed, redirect=False)
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise RequestFailed(*_connection_cause(error), retryable=True) from None
+            raise _unanswered(error) from None
         if answer.status < 300 or (answer.status == 404 and missing_is_an_answer):
             return answer
         found = _CODE.search(answer.data[:2000])
@@ -218,13 +219,17 @@ class XmlClient:
         )
 
 
-def _connection_cause(error: Exception) -> tuple[str, str]:
+def _unanswered(error: Exception) -> RequestFailed:
+    parts = (error, *error.args)  # what happened to a socket lies within what urllib3 makes of it
+    if any(isinstance(part, ssl.SSLCertVerificationError) for part in parts):
+        return RequestFailed("certificate", "it could not be verified", retryable=False)
+    if isinstance(error, urllib3.exceptions.SSLError):
+        return RequestFailed("tls", "no secure connection could be made", retryable=True)
     if isinstance(error, urllib3.exceptions.NewConnectionError):
-        return "refused", "no connection could be made"
-    # What stops while a body is sent is a timeout of the socket's within another error.
-    if any(isinstance(part, urllib3.exceptions.TimeoutError | TimeoutError) for part in (error, *error.args)):
-        return "timeout", "no answer in time"
-    return "reset", "the connection was lost"
+        return RequestFailed("refused", "no connection could be made", retryable=True)
+    if any(isinstance(part, urllib3.exceptions.TimeoutError | TimeoutError) for part in parts):
+        return RequestFailed("timeout", "no answer in time", retryable=True)
+    return RequestFailed("reset", "the connection was lost", retryable=True)
 
 
 def _parse(document: bytes) -> ElementTree.Element:
