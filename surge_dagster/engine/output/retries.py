@@ -174,9 +174,9 @@ def retry_after(value: str | None, now: Callable[[], float] = time.time) -> floa
     """Seconds that a `Retry-After` header asks for, given as a number or a date; None when it asks for nothing."""
     if not value:
         return None
-    if value.strip().isdigit():
+    if value.strip().isdecimal():
         return float(value)
     try:
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - now())
-    except ValueError:
+    except (ValueError, OverflowError):
         return None

@@ -6,6 +6,8 @@ import logging
 import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from surge_dagster.engine.errors import Cancelled, StoreUnavailable, TransientError
 from surge_dagster.engine.output.retries import RequestFailed, Retrier, retry_after
@@ -154,7 +156,24 @@ def test_what_one_run_no_longer_wants_another_one_still_does() -> None:
 
 @pytest.mark.parametrize(
     ("value", "seconds"),
-    [("7", 7.0), (None, None), ("", None), ("soon", None), ("Thu, 01 Jan 1970 00:01:40 GMT", 60.0)],
+    [
+        ("7", 7.0),
+        (" 7 ", 7.0),
+        (None, None),
+        ("", None),
+        ("soon", None),
+        ("²", None),
+        ("-1", None),
+        ("7.5", None),
+        ("Thu, 01 Jan 1970 00:01:40 GMT", 60.0),
+        ("Thu, 01 Jan 99999 00:01:40 GMT", None),
+    ],
 )
 def test_retry_after_is_a_number_or_a_date(value: str | None, seconds: float | None) -> None:
     assert retry_after(value, now=lambda: 40.0) == seconds
+
+
+@given(st.text(st.characters(max_codepoint=255)))  # as a header's bytes are read
+def test_no_retry_after_is_an_error(value: str) -> None:
+    asked = retry_after(value)
+    assert asked is None or asked >= 0
