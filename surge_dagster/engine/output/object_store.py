@@ -30,7 +30,7 @@ from surge_dagster.engine.output.retries import Retrier
 from surge_dagster.engine.output.storage_options import StorageOptions
 from surge_dagster.engine.output.store import ObjectEnd, StoredObject
 from surge_dagster.engine.output.xml_client import XmlClient
-from surge_dagster.engine.urls import split_url
+from surge_dagster.engine.urls import is_bare, split_url
 
 log = logging.getLogger(__name__)
 
@@ -248,7 +248,7 @@ def open_object_store(
     """
     options = options or StorageOptions()
     parts = split_url(url, what="output")
-    if "@" in parts.netloc or parts.query or parts.fragment:  # not shown: it is where secrets are written
+    if not is_bare(url):  # not shown
         raise ConfigError(
             f"the {parts.scheme}:// output holds more than a bucket and a path. Credentials belong into the "
             "environment or into storage_options."
