@@ -90,7 +90,9 @@ class XmlClient:
         self._sign = sign
         # GCS takes no conditions on the request that completes an upload.
         self.conditional_parts = dialect == "s3"
-        self._http = open_pool(timeout_seconds=timeout_seconds, connect_timeout_seconds=connect_timeout_seconds)
+        self._http = open_pool(
+            bucket_url, timeout_seconds=timeout_seconds, connect_timeout_seconds=connect_timeout_seconds
+        )
 
     def head(self, key: str) -> Version | None:
         """What stands at the key, None when nothing does."""
@@ -225,7 +227,7 @@ def _unanswered(error: Exception) -> RequestFailed:
         return RequestFailed("certificate", "it could not be verified", retryable=False)
     if isinstance(error, urllib3.exceptions.SSLError):
         return RequestFailed("tls", "no secure connection could be made", retryable=True)
-    if isinstance(error, urllib3.exceptions.NewConnectionError):
+    if any(isinstance(part, urllib3.exceptions.NewConnectionError) for part in parts):  # to it, or to a proxy
         return RequestFailed("refused", "no connection could be made", retryable=True)
     if any(isinstance(part, urllib3.exceptions.TimeoutError | TimeoutError) for part in parts):
         return RequestFailed("timeout", "no answer in time", retryable=True)

@@ -253,7 +253,8 @@ class ObjectServer:
     async def _ask(
         self, method: str, raw_path: str, headers: dict[str, str], body: bytes
     ) -> tuple[int, dict[str, str], bytes]:
-        url = URL(self.moto_url + raw_path, encoded=True)
+        path = re.sub("^http://[^/]*", "", raw_path)  # who takes the front for a proxy names a whole URL
+        url = URL(self.moto_url + path, encoded=True)
         async with self._session.request(method, url, headers=headers, data=body, allow_redirects=False) as answer:
             found = {"ETag" if name == "Etag" else name: value for name, value in answer.headers.items()}
             return answer.status, found, await answer.read()
