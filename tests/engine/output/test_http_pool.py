@@ -29,7 +29,7 @@ def test_a_store_that_takes_no_body_is_waited_for_as_long_as_one_that_does_not_a
                 connect_timeout_seconds=3600.0,
                 part_bytes=64 * 1024 * 1024,
             ),
-            retrier=lambda where: Retrier(where, attempts=2, sleep=lambda _: None),
+            retrier=lambda where: Retrier(where, attempts=1),
         )
         with (
             pytest.raises(TransientError, match="timeout: no answer in time"),
@@ -37,7 +37,6 @@ def test_a_store_that_takes_no_body_is_waited_for_as_long_as_one_that_does_not_a
         ):
             upload.write(bytes(32 * 1024 * 1024))
             upload.publish(lambda: None)
-    assert store.retries == {"timeout": 1}
 
 
 NOWHERE = "http://127.0.0.1:1"

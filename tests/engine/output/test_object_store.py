@@ -188,7 +188,6 @@ EACH_FAULT = [
     Fault("reset_after"),
     Fault("truncate_up"),  # what arrives is not what its MD5 says
     Fault("status", 400, code="IncompleteBody"),
-    Fault("status", 400, code="RequestTimeout"),
 ]
 IN_PARTS = 3 * PART + 1
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surge_dagster.engine.errors import Cancelled, StoreUnavailable, TransientError
-from surge_dagster.engine.output.retries import RequestFailed, Retrier, retry_after
+from surge_dagster.engine.output.retries import RequestFailed, Retrier, is_retryable, retry_after
 
 
 class Clock:
@@ -171,6 +171,12 @@ def test_what_one_run_no_longer_wants_another_one_still_does() -> None:
 )
 def test_retry_after_is_a_number_or_a_date(value: str | None, seconds: float | None) -> None:
     assert retry_after(value, now=lambda: 40.0) == seconds
+
+
+@pytest.mark.parametrize("code", ["BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"])
+def test_a_body_that_came_damaged_or_too_slowly_may_pass(code: str) -> None:
+    assert is_retryable(400, code)
+    assert not is_retryable(400, "InvalidArgument")
 
 
 @given(st.text(st.characters(max_codepoint=255)))  # as a header's bytes are read
