@@ -38,9 +38,11 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec, FileFormat, arithmetic_of
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output import StorageOptions, open_store
+from surge_dagster.engine.output.storage_options import NO_ENDPOINT
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, ParquetCatalog, open_source
 from surge_dagster.engine.superbatch import Thresholds
+from surge_dagster.engine.urls import is_bare
 from surge_dagster.shards import Sharding
 
 log = logging.getLogger(__name__)
@@ -49,7 +51,7 @@ VanishedPolicy = Literal["keep", "report", "delete"]
 
 CONFIG_VARIABLE = "SURGE_CONFIG"
 CONFIG_FILE = "surge.yaml"
-_SECRETS = ("alert_webhook",)
+_NOT_SHOWN = ("alert_webhook", "source", "output")
 
 
 def _unquoted_off(value: Any) -> Any:
@@ -75,6 +77,13 @@ class StorageSettings(BaseModel):
     connect_timeout_seconds: float = Field(10.0, gt=0)
     part_bytes: int = Field(16 * 1024 * 1024, ge=5 * 1024 * 1024)
     abandoned_after_seconds: float = Field(24 * 3600.0, ge=0)
+
+    @field_validator("endpoint")
+    @classmethod
+    def _require_bare(cls, value: str | None) -> str | None:
+        if value is not None and not is_bare(value):
+            raise ValueError(NO_ENDPOINT)
+        return value
 
     def options(self) -> StorageOptions:
         """The same for the engine."""
@@ -146,6 +155,16 @@ class Settings(BaseSettings):
 
     alert_webhook: SecretStr | None = Field(None, description="http(s) URL that alerts are posted to; a secret")
     webserver_url: str | None = Field(None, description="of Dagster's UI, for links in alerts")
+
+    @field_validator("source", "output")
+    @classmethod
+    def _require_bare(cls, value: str) -> str:
+        if not is_bare(value):
+            raise ValueError(
+                "expected a path, or a URL of a bucket and a path alone; credentials belong into the environment or "
+                "into storage_options"
+            )
+        return value
 
     @field_validator("alert_webhook")
     @classmethod
@@ -313,7 +332,7 @@ def _problem(detail: Any, arguments: dict[str, Any]) -> str:
     if detail["type"] == "extra_forbidden":
         known = ", ".join(Settings.model_fields)
         return f"setting {origin} is unknown; there are {known}"
-    if name in _SECRETS:
+    if name in _NOT_SHOWN:  # a secret, or a URL that one was written into
         return f"setting {origin}: {message}"
     return f"setting {origin} is {detail['input']!r}: {message}"
 

@@ -114,9 +114,8 @@ class EmbeddingRun:
             workers=len(pool.worker_pids),
         )
         self._partitions = partitions
-        self._over = (
-            threading.Event()
-        )  # set when nothing is waited for any more, at the end of the grace time at the latest
+        # Set when nothing is waited for any more: the store is down, or the grace time over, at the latest.
+        self._over = threading.Event()
         self._store = store.until(self._over)
         self._pool = pool
         self._force = force
@@ -298,8 +297,9 @@ class EmbeddingRun:
     def _publish_what_is_encoded(
         self, calls: Iterable[tuple[SuperBatch, EncodeCall | None]], publisher: Publisher
     ) -> None:
-        """The run ends early: what is encoded by now, or shortly after, is not lost."""
-        deadline = (self._stopped_at or time.monotonic()) + _ENCODE_SHARE * self._grace_seconds
+        """The run ends early: what is encoded by now, or shortly after, is not lost, unless the store is down."""
+        patience = 0.0 if self._over.is_set() else _ENCODE_SHARE * self._grace_seconds
+        deadline = (self._stopped_at or time.monotonic()) + patience
         for batch, call in calls:
             if call is None:
                 continue
@@ -307,6 +307,8 @@ class EmbeddingRun:
             with contextlib.suppress(EncoderError):
                 if call.result(max(0.0, deadline - time.monotonic())) is None:
                     call.abandon()
+            if self._over.is_set():
+                continue
             encoded = call.encoded
             whole = tuple(part for part in batch.segments if _covers(encoded, part.start, part.stop))
             if whole:

@@ -29,6 +29,17 @@ def split_url(url: str, *, what: str) -> SplitResult:
         raise ConfigError(f"the {what} is no URL ({error}); expected something like s3://bucket/path") from None
 
 
+def is_bare(url: str) -> bool:
+    """Whether a URL has no user, query or fragment, which are where secrets are written; a path has none."""
+    if "://" not in url:
+        return True
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
+    return "@" not in parts.netloc and not parts.query and not parts.fragment
+
+
 def local_path(url: str | Path, *, what: str) -> Path:
     """The absolute local path behind a path or `file://` URL.
 

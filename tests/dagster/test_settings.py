@@ -7,6 +7,7 @@ import pytest
 
 from surge_dagster.engine.encoder.spec import EncodingSpec
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.output import StorageOptions
 from surge_dagster.resources.encoder import Encoder
 from surge_dagster.settings import load_settings
 
@@ -91,6 +92,41 @@ class TestChecks:
         with pytest.raises(ConfigError) as refused:
             load_settings(**given)
         assert message in str(refused.value)
+
+
+class TestSecretsInUrls:
+    """They are refused before they become a resource's configuration, which Dagster's UI shows."""
+
+    @pytest.mark.parametrize("name", ["source", "output"])
+    @pytest.mark.parametrize("origin", ["argument", "environment", "file"])
+    @pytest.mark.parametrize(
+        "url", ["s3://AKIA:hunter2@bucket/out", "az://c/out?sig=hunter2", "s3://b/out#hunter2", "s3://a:hunter2@[b/out"]
+    )
+    def test_a_place_that_holds_one_is_refused_and_not_shown(
+        self, monkeypatch: pytest.MonkeyPatch, name: str, origin: str, url: str
+    ) -> None:
+        given: dict[str, Any] = {}
+        if origin == "argument":
+            given[name] = url
+        elif origin == "environment":
+            monkeypatch.setenv(f"SURGE_{name.upper()}", url)
+        else:
+            Path("surge.yaml").write_text(f"{name}: '{url}'\n")
+        with pytest.raises(ConfigError, match=f"(?i){name}.*expected a path, or a URL of a bucket") as caught:
+            load_settings(**given)
+        assert "hunter2" not in str(caught.getrepr(style="native"))
+
+    @pytest.mark.parametrize("path", ["data/you@home?#", "file:///data/out", "s3://bucket/a@b", "gs://bucket"])
+    def test_what_only_looks_like_one_is_taken(self, path: str) -> None:
+        assert load_settings(output=path).output == path
+
+    def test_an_endpoint_that_holds_one_is_refused_and_not_shown(self) -> None:
+        endpoint = "http://user:hunter2@minio:9000"
+        Path("surge.yaml").write_text(f"storage_options: {{endpoint: '{endpoint}'}}\n")
+        for make in (load_settings, lambda: StorageOptions(endpoint=endpoint)):
+            with pytest.raises(ConfigError, match="as endpoint the base URL of a service") as caught:
+                make()
+            assert "hunter2" not in str(caught.getrepr(style="native"))
 
 
 class TestStorageOptions:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -32,7 +33,7 @@ from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.superbatch import Thresholds
 from surge_dagster.engine.verify import Violation, verify
 from tests.engine.output.object_server import BUCKET, Fault, ObjectServer, RandomFaults, always
-from tests.engine.runs import failures, finish, make_run, receipts
+from tests.engine.runs import assert_nothing_is_held, failures, finish, make_run, receipts
 from tests.small_catalogs import Rows, keys_of, numbered_rows, write_catalog
 
 SECRETS = (
@@ -41,6 +42,8 @@ SECRETS = (
     "secret-session-of-the-test",
     "secret-token-of-the-test",
 )
+
+LARGE = Thresholds(b_min=10_000, b_max=10_000)
 
 
 def open_bucket(server: ObjectServer, scheme: str = "s3", **changes: Any) -> ObjectStore:
@@ -254,6 +257,54 @@ class TestFailures:
         assert keys_of(receipts(events)) == sorted(catalog)
         assert_whole(object_server, again.space.name, catalog)
 
+    def test_a_store_that_goes_down_within_a_superbatch_is_asked_no_more_and_what_was_published_is_told(
+        self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
+    ) -> None:
+        catalog = catalog_of(60, large=0)
+        source = open_source(write_catalog(tmp_path / "catalog", catalog))
+        puts = 0
+
+        def break_down(method: str, target: str) -> Fault | None:
+            nonlocal puts
+            if method != "PUT" or ".parquet" not in target:
+                return None
+            puts += 1
+            return Fault("status", 503) if puts > 20 else None
+
+        object_server.plan = break_down
+        run = make_run(hash_pool, source, open_bucket(object_server), LARGE)
+        told: list[Any] = []
+        with pytest.raises(StoreUnavailable, match="the store is down"):
+            for event in run.events():
+                told.append(event)
+        assert_nothing_is_held(run)
+        assert run.report.superbatches == 1
+        published = {f"out/{file_name(run.space.name, receipt.key)}" for receipt in receipts(told)}
+        assert len(published) == 20
+        assert set(object_server.objects()) == published | {f"out/{run.space.name}/space.json"}
+        # Three of each of the four that were lost, and of what eight threads were at when the fourth one was.
+        assert puts <= 20 + 3 * (4 + 2 * 8)
+        object_server.plan = None
+        again = make_run(hash_pool, source, open_bucket(object_server), LARGE)
+        assert len(receipts(finish(again), "encoded")) == len(catalog) - 20
+        assert_whole(object_server, again.space.name, catalog)
+
+    def test_a_store_that_refuses_every_write_ends_a_run_that_replaces_files(
+        self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
+    ) -> None:
+        """It answers whoever looks at what is about to be replaced."""
+        source = open_source(write_catalog(tmp_path / "catalog", catalog_of(40, large=0)))
+        finish(make_run(hash_pool, source, open_bucket(object_server), LARGE))
+        before = object_server.objects()
+        object_server.log.clear()
+        object_server.plan = always(Fault("status", 403), "PUT", "[.]parquet")
+        run = make_run(hash_pool, source, open_bucket(object_server), LARGE, force=True)
+        with pytest.raises(StoreUnavailable, match=r"the store is down, or refuses them.*lack a right"):
+            list(run.events())
+        assert 4 <= len(object_server.requests("HEAD")) < len(before)
+        assert 4 <= len(object_server.requests("PUT")) <= 4 + 2 * 8
+        assert object_server.objects() == before
+
     @pytest.mark.parametrize("scheme", ["s3", "gs"])
     def test_secrets_are_shown_nowhere(
         self,
@@ -318,6 +369,36 @@ class TestStopping:
         object_server.plan = None
         again = make_run(hash_pool, source, store, Thresholds(b_min=100, b_max=200))
         assert keys_of(receipts(finish(again), "encoded")) == sorted(catalog), "the same store serves the next run"
+
+    def test_a_store_that_is_down_is_waited_for_by_nobody(
+        self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
+    ) -> None:
+        """Four partitions are refused for good, the last of them when another one is told to wait."""
+        source = open_source(write_catalog(tmp_path / "catalog", catalog_of(8, large=0)))
+        waits = threading.Event()
+
+        def hold(method: str, target: str) -> None:
+            if method == "PUT" and re.search("p%25203[.]parquet", target):
+                assert waits.wait(60)
+
+        def refuse(method: str, target: str) -> Fault | None:
+            if method != "PUT" or ".parquet" not in target:
+                return None
+            if re.search("p%2520[0-3][.]parquet", target):
+                return Fault("status", 403)
+            waits.set()
+            return PATIENCE
+
+        object_server.before, object_server.plan = hold, refuse
+        store = open_object_store(
+            f"s3://{BUCKET}/out",
+            StorageOptions(endpoint=object_server.url, access_key_id=SECRETS[0], secret_access_key=SECRETS[1]),
+        )
+        run = make_run(hash_pool, source, store, LARGE)
+        with pytest.raises(StoreUnavailable, match="4 requests in a row came to nothing"):
+            list(run.events())
+        assert_nothing_is_held(run)
+        assert run.report.storage_retries == {}
 
     def test_a_process_that_is_stopped_ends(self, object_server: ObjectServer, tmp_path: Path) -> None:
         """Up to 10 s: it imports what the command line does."""

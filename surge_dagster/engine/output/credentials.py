@@ -1,7 +1,8 @@
 """Who we are to a cloud, resolved once for both clients that talk to it: obstore, and the one that writes.
 
 S3 credentials are looked for where every AWS tool does (environment, profile, web identity, container, instance),
-GCS credentials where google-auth does. What is given explicitly wins.
+GCS credentials where google-auth does. What is given explicitly wins. What fails there is named by its kind alone: its
+text may quote a key file, or what a program that gives credentials has printed.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.output.retries import RequestFailed
 from surge_dagster.engine.output.storage_options import StorageOptions
 
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 _REFRESH_EARLY = timedelta(minutes=4)
 _FIXED_FOR = timedelta(minutes=5)
+NOT_RENEWED = "credentials"
 DEFAULT_REGION = "us-east-1"
 
 Sign = Callable[[str, str, dict[str, str], bytes | bytearray], dict[str, str]]
@@ -32,27 +35,25 @@ class AwsCredentials:
     """
 
     def __init__(self, options: StorageOptions) -> None:
-        from botocore.credentials import Credentials
-        from botocore.session import Session
-
         # At this level it would print whole requests, session tokens included.
         logging.getLogger("botocore.auth").setLevel(logging.INFO)
-        session = Session()
+        logging.getLogger("botocore.credentials").addFilter(_without_cause)
         if bool(options.access_key_id) != bool(options.secret_access_key):
             raise ConfigError("of access_key_id and secret_access_key one alone was given; give both or neither")
-        if options.access_key_id and options.secret_access_key:
-            found = Credentials(options.access_key_id, options.secret_access_key, options.session_token)
-        else:
-            found = session.get_credentials()
+        try:
+            found, region = self._look_up(options)
+        except Exception as error:
+            raise ConfigError(
+                f"the credentials for S3 cannot be had ({type(error).__name__}): look at AWS_PROFILE, at both of "
+                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and at what the profile names to get them from."
+            ) from None
         if found is None:
             raise ConfigError(
                 "no credentials for S3: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or run where "
                 "the machine has a role."
             )
         self._credentials: Any = found
-        self.region: str = (
-            options.region or os.environ.get("AWS_REGION") or session.get_config_variable("region") or DEFAULT_REGION
-        )
+        self.region: str = region or DEFAULT_REGION
         self.endpoint: str = (
             os.environ.get("AWS_ENDPOINT_URL_S3")
             or os.environ.get("AWS_ENDPOINT_URL")
@@ -61,7 +62,7 @@ class AwsCredentials:
 
     def __call__(self) -> dict[str, Any]:
         """The credentials as obstore takes them; it asks again when they expire."""
-        frozen = self._credentials.get_frozen_credentials()
+        frozen = self._current()
         return {
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,
@@ -77,8 +78,26 @@ class AwsCredentials:
         request = AWSRequest(method=method, url=url, headers=headers, data=body)
         if url.startswith("https:"):  # the body is guarded by TLS and its MD5, and need not be hashed twice
             request.context["payload_signing_enabled"] = False
-        S3SigV4Auth(self._credentials.get_frozen_credentials(), "s3", self.region).add_auth(request)
+        S3SigV4Auth(self._current(), "s3", self.region).add_auth(request)
         return dict(request.headers.items())
+
+    @staticmethod
+    def _look_up(options: StorageOptions) -> tuple[Any, str | None]:
+        """Credentials and region, each None where there is none."""
+        from botocore.credentials import Credentials
+        from botocore.session import Session
+
+        session = Session()
+        region = options.region or os.environ.get("AWS_REGION") or session.get_config_variable("region")
+        if options.access_key_id and options.secret_access_key:
+            return Credentials(options.access_key_id, options.secret_access_key, options.session_token), region
+        return session.get_credentials(), region
+
+    def _current(self) -> Any:
+        try:
+            return self._credentials.get_frozen_credentials()
+        except Exception as error:  # of a program, a service or a file: no type covers what they raise
+            raise _not_renewed(error) from None
 
 
 class GoogleCredentials:
@@ -136,15 +155,26 @@ class GoogleCredentials:
         from google.auth.credentials import AnonymousCredentials
         from google.auth.transport.requests import Request
 
-        from surge_dagster.engine.output.retries import RequestFailed
-
         if isinstance(self._credentials, AnonymousCredentials):
             return
         try:
             self._credentials.refresh(Request())
-        except google.auth.exceptions.TransportError:
-            raise RequestFailed("token", "the token service does not answer", retryable=True) from None
         except google.auth.exceptions.GoogleAuthError as error:
+            # A machine's own credentials tell of a metadata server that does not answer as of a refusal.
+            if error.retryable or any(
+                isinstance(each, google.auth.exceptions.TransportError) for each in (error, error.__cause__)
+            ):
+                raise _not_renewed(error) from None
             raise RequestFailed(
-                "token", f"the credentials were refused ({type(error).__name__})", retryable=False, status=401
+                "401", f"the credentials were refused, {type(error).__name__}", retryable=False, status=401
             ) from None
+
+
+def _not_renewed(error: Exception) -> RequestFailed:
+    return RequestFailed(NOT_RENEWED, f"they could not be renewed, {type(error).__name__}", retryable=True)
+
+
+def _without_cause(record: logging.LogRecord) -> bool:
+    """Lets a record pass without its traceback, which quotes the error of whatever gives credentials."""
+    record.exc_info = record.exc_text = None
+    return True

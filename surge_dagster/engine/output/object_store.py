@@ -30,7 +30,7 @@ from surge_dagster.engine.output.retries import Retrier
 from surge_dagster.engine.output.storage_options import StorageOptions
 from surge_dagster.engine.output.store import ObjectEnd, StoredObject
 from surge_dagster.engine.output.xml_client import XmlClient
-from surge_dagster.engine.urls import split_url
+from surge_dagster.engine.urls import is_bare, split_url
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,9 @@ class ObjectStore:
                 continue
             log.info("removing an unfinished upload of %s, %.0f s old", upload.key, upload.age_seconds)
             self._retrier.call(
-                f"abort the upload of {upload.key}", lambda u=upload: self._client.abort(u.key, u.upload_id)
+                f"abort the upload of {upload.key}",
+                lambda u=upload: self._client.abort(u.key, u.upload_id),
+                kind="remove",
             )
 
     def list(self, folder: str, *, deep: bool = False) -> Iterator[StoredObject]:
@@ -222,7 +224,7 @@ class ObjectStore:
                 obstore.delete(self._store, self._key(name))
 
         try:
-            self._retrier.call(f"DELETE {self._key(name)}", attempt)
+            self._retrier.call(f"DELETE {self._key(name)}", attempt, kind="remove")
         except FileNotFoundError:
             return
 
@@ -246,7 +248,7 @@ def open_object_store(
     """
     options = options or StorageOptions()
     parts = split_url(url, what="output")
-    if "@" in parts.netloc or parts.query or parts.fragment:  # not shown: it is where secrets are written
+    if not is_bare(url):  # not shown
         raise ConfigError(
             f"the {parts.scheme}:// output holds more than a bucket and a path. Credentials belong into the "
             "environment or into storage_options."

@@ -146,12 +146,13 @@ class ObjectUpload:
 
     def _send_part(self) -> None:
         if self._upload_id is None:
-            self._upload_id = self._retrier.call(f"begin the upload of {self._key}", self._begin)
+            self._upload_id = self._retrier.call(f"begin the upload of {self._key}", self._begin, kind="begin")
         upload_id, number, body = self._upload_id, len(self._parts) + 1, self._buffer
         self._parts.append(
             self._retrier.call(
                 f"PUT part {number} of {self._key}",
                 lambda: self._client.put_part(self._key, upload_id, number, body),
+                kind="write",
                 attempts=self._part_attempts,
             )
         )
@@ -175,7 +176,9 @@ class ObjectUpload:
             replacing = current
             try:
                 etag = self._retrier.call(
-                    f"PUT {self._key}", lambda r=replacing: self._client.put(self._key, self._buffer, r, self._mark)
+                    f"PUT {self._key}",
+                    lambda r=replacing: self._client.put(self._key, self._buffer, r, self._mark),
+                    kind="write",
                 )
                 return StoredObject(self._name, self._size, etag)
             except ConditionFailed:
@@ -196,6 +199,7 @@ class ObjectUpload:
                 self._retrier.call(
                     f"complete the upload of {self._key}",
                     lambda r=replacing: self._complete(r),
+                    kind="write",
                     attempts=self._part_attempts,
                 )
             except ConditionFailed:
@@ -248,7 +252,9 @@ class ObjectUpload:
             log.warning("What was sent of %s stays until a later run removes it.", self._key)
 
     def _abort(self, upload_id: str) -> None:
-        self._retrier.call(f"abort the upload of {self._key}", lambda: self._client.abort(self._key, upload_id))
+        self._retrier.call(
+            f"abort the upload of {self._key}", lambda: self._client.abort(self._key, upload_id), kind="remove"
+        )
 
     def _age_seconds(self) -> float:
         return time.monotonic() - self._created + _CLOCK_SLACK_SECONDS

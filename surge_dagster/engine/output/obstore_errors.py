@@ -18,13 +18,16 @@ from obstore.exceptions import (
     UnknownConfigurationKeyError,
 )
 
-from surge_dagster.engine.output.retries import RETRYABLE_STATUS, RequestFailed
+from surge_dagster.engine.output.credentials import NOT_RENEWED
+from surge_dagster.engine.output.retries import RequestFailed, is_retryable
 
 UNSUPPORTED = "unsupported"
 NOT_PARTIAL = "not-partial"
 
 _STATUS = re.compile(r"status(?: code)?: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9]{1,60})</Code>")
+# What our own credentials raise when they are asked, in obstore's words.
+_NOT_RENEWED = re.compile(rf"credential provider: RequestFailed: {NOT_RENEWED}: ([^\n]*)")
 _ANSWERS = (AlreadyExistsError, FileNotFoundError, NotFoundError, NotModifiedError, PreconditionError)
 _FINAL = (NotSupportedError, UnknownConfigurationKeyError)
 
@@ -44,6 +47,8 @@ def _failed(error: Exception) -> RequestFailed:
     text = str(error)
     code = _CODE.search(text)
     detail = code[1] if code else ""
+    if not_renewed := _NOT_RENEWED.search(text):
+        return RequestFailed(NOT_RENEWED, not_renewed[1], retryable=True)
     if isinstance(error, PermissionDeniedError | UnauthenticatedError):
         status = 403 if isinstance(error, PermissionDeniedError) else 401
         return RequestFailed(str(status), detail or "not allowed", retryable=False, status=status)
@@ -53,7 +58,13 @@ def _failed(error: Exception) -> RequestFailed:
         return RequestFailed(NOT_PARTIAL, "the whole object came instead of a range", retryable=False)
     if found := _STATUS.search(text):
         status = int(found[1])
-        return RequestFailed(str(status), detail, retryable=status in RETRYABLE_STATUS, status=status)
+        return RequestFailed(str(status), detail, retryable=is_retryable(status, detail), status=status)
+    if "redirect without LOCATION" in text:
+        return RequestFailed("301", "PermanentRedirect", retryable=False, status=301)
+    if "InvalidCertificate" in text:
+        return RequestFailed("certificate", "it could not be verified", retryable=False)
+    if "InvalidMessage" in text:
+        return RequestFailed("tls", "no secure connection could be made", retryable=True)
     if "kind: Timeout" in text or "timed out" in text:
         return RequestFailed("timeout", "no answer in time", retryable=True)
     if "kind: Connect" in text:

@@ -45,7 +45,8 @@ class Publisher:
         begun: `time.perf_counter()` at the run's begin.
         threads: pieces written at a time; one more writes the files of split partitions.
         ledger, assembly_bytes: the account, and what writing such a file is booked with.
-        over: set by `close` when what is not out is given up; the store waits no longer than until then.
+        over: set by `close` when what is not out is given up, and at once when the store is down; the store waits no
+            longer than until then.
         done: called, from a publishing thread, when a SuperBatch is out; its slot is free by then.
         report: told, likewise, what became of a split partition that was complete.
     """
@@ -80,6 +81,7 @@ class Publisher:
         self._writer = PieceWriter(target, staging, ledger)
         self._groups = GroupWriter(target, threads)
         self._fatal: BaseException | None = None
+        self._down = False  # the store, found so before the run was over
         self._unfinished = 0  # SuperBatches
         self._files_unfinished = 0
         self._finished = threading.Condition(self._lock)
@@ -141,12 +143,13 @@ class Publisher:
 
     def _write_waiting(self, publication: Publication, waiting: deque[tuple[Segment, ...]]) -> None:
         """One thread's share of a SuperBatch: a task for each of thousands of tiny partitions would cost as they do."""
-        while not self._over.is_set():
+        while self._down or not self._over.is_set():
             try:
                 piece = waiting.popleft()
             except IndexError:
                 return
-            if len(piece) == 1 or not self._write_group(publication, piece):
+            # No piece is begun for a store that is down, but what was published before is still reported.
+            if not self._down and (len(piece) == 1 or not self._write_group(publication, piece)):
                 for segment in piece:
                     self._write_one(publication, segment)
             self._count_down(publication, len(piece))
@@ -217,7 +220,9 @@ class Publisher:
             case DataError():
                 failure = Failure(key, str(error), remedy=error.remedy)
             case StoreUnavailable():
-                self._fatal = error
+                self._fatal = self._fatal or error
+                self._down = self._down or not self._over.is_set()
+                self._over.set()  # nobody waits for the store any longer, and no other request is tried again
                 failure = Failure(key, str(error), transient=True)
             case SurgeError():
                 failure = Failure(key, str(error), transient=isinstance(error, TransientError))

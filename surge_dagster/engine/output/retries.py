@@ -2,7 +2,8 @@
 
 The clients that are used retry nothing themselves, so that every retry is seen here. A request gets three attempts; the
 waits between them are 2 and 4 seconds with jitter, or what the store asks for (`Retry-After`). A store in which
-several requests in a row came to nothing is down: then the run ends, instead of failing one partition after the other.
+several requests of one kind in a row came to nothing is down: then the run ends, instead of failing one partition after
+the other. Each kind is counted by itself, since a store that stores nothing any more may still answer who looks.
 A run that is over waits for nothing: what its threads would have tried again is left to the next one.
 """
 
@@ -16,9 +17,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from surge_dagster.engine.errors import Cancelled, StoreUnavailable, TransientError
+from surge_dagster.engine.output.remedies import remedy_of
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +28,12 @@ ATTEMPTS = 3
 JITTER = 0.25
 LONGEST_WAIT_SECONDS = 300.0
 DOWN_AFTER = 4
-RETRYABLE_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+_RETRYABLE_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+# Answered with status 400: what was sent came damaged, came in part, or too slowly.
+_RETRYABLE_CODES = frozenset({"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"})
 
+# Beginning an upload stores nothing yet.
+Kind = Literal["read", "begin", "write", "remove"]
 T = TypeVar("T")
 
 
@@ -60,10 +66,10 @@ class RequestFailed(Exception):
 
 @dataclass(slots=True)
 class _Books:
-    """Retries by cause, and requests in a row that came to nothing."""
+    """Retries by cause, and requests in a row that came to nothing, by kind."""
 
     retries: Counter[str] = field(default_factory=Counter)
-    lost: int = 0
+    lost: Counter[Kind] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -75,7 +81,7 @@ class Retrier:
         where: the store, for messages.
         attempts: of each request.
         sleep, jitter: replaced by tests, which never wait for real.
-        down_after: requests that come to nothing in a row, after which the store is taken for down.
+        down_after: requests of a kind that come to nothing in a row, after which the store is taken for down.
         over: set when nobody wants the requests any more; see `until`.
     """
 
@@ -97,7 +103,7 @@ class Retrier:
         """The same, with the same count, which waits and tries again no longer than until `over` is set."""
         return replace(self, over=over)
 
-    def call(self, what: str, attempt: Callable[[], T], *, attempts: int | None = None) -> T:
+    def call(self, what: str, attempt: Callable[[], T], *, kind: Kind = "read", attempts: int | None = None) -> T:
         """The result of the first attempt that succeeds.
 
         Args:
@@ -106,7 +112,7 @@ class Retrier:
 
         Raises:
             TransientError: every attempt failed, or the failure is final.
-            StoreUnavailable: so did those before it, of other requests.
+            StoreUnavailable: so did those before it, of other requests of this kind.
             Cancelled: it failed, and nobody wants it any more.
         """
         limit = attempts or self.attempts
@@ -115,13 +121,13 @@ class Retrier:
                 result = attempt()
             except RequestFailed as failed:
                 if not failed.retryable or number == limit:
-                    raise self._give_up(what, failed, number) from None  # a cause may quote what the store sent
+                    raise self._give_up(what, kind, failed, number) from None  # a cause may quote what the store sent
                 self._wait(what, failed, number)
             except Exception:
-                self._answered()
+                self._answered(kind)
                 raise
             else:
-                self._answered()
+                self._answered(kind)
                 return result
         raise AssertionError("unreachable")
 
@@ -139,34 +145,38 @@ class Retrier:
         with self._books.lock:
             self._books.retries[failed.cause] += 1
 
-    def _give_up(self, what: str, failed: RequestFailed, number: int) -> TransientError:
+    def _give_up(self, what: str, kind: Kind, failed: RequestFailed, number: int) -> TransientError:
         with self._books.lock:
-            self._books.lost += 1
-            lost = self._books.lost
+            self._books.lost[kind] += 1
+            lost = self._books.lost[kind]
         tries = f"{number} attempts" if number > 1 else "one attempt, and another cannot help"
         text = f"{self.where}: {what} failed ({failed}) after {tries}."
+        remedy = remedy_of(failed.cause, failed.detail)
         if lost >= self.down_after:
             return StoreUnavailable(
-                f"{text} {lost} requests in a row came to nothing: the store is down, or refuses these credentials. "
-                "What was published stays; run again when it answers."
+                f"{text} {lost} requests in a row came to nothing: the store is down, or refuses them. What was "
+                f"published stays. {remedy}"
             )
-        if failed.status in (401, 403):
-            return TransientError(f"{text} The credentials are missing, wrong or lack a right. Give others, run again.")
-        return TransientError(f"{text} Run again when the store answers.")
+        return TransientError(f"{text} {remedy}")
 
-    def _answered(self) -> None:
-        if self._books.lost:
+    def _answered(self, kind: Kind) -> None:
+        if self._books.lost[kind]:
             with self._books.lock:
-                self._books.lost = 0
+                self._books.lost[kind] = 0
+
+
+def is_retryable(status: int, code: str) -> bool:
+    """Whether another attempt can help after an answer with this status and this `<Code>` in its body."""
+    return status in _RETRYABLE_STATUS or code in _RETRYABLE_CODES
 
 
 def retry_after(value: str | None, now: Callable[[], float] = time.time) -> float | None:
     """Seconds that a `Retry-After` header asks for, given as a number or a date; None when it asks for nothing."""
     if not value:
         return None
-    if value.strip().isdigit():
+    if value.strip().isdecimal():
         return float(value)
     try:
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - now())
-    except ValueError:
+    except (ValueError, OverflowError):
         return None

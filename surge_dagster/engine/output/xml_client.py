@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import ssl
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,14 +22,14 @@ from urllib.parse import quote, urlencode
 import urllib3
 
 from surge_dagster.engine.output.credentials import Sign
-from surge_dagster.engine.output.retries import RETRYABLE_STATUS, RequestFailed, retry_after
+from surge_dagster.engine.output.http_pool import open_pool
+from surge_dagster.engine.output.retries import RequestFailed, is_retryable, retry_after
 
 Dialect = Literal["s3", "gcs"]
 Body = bytes | bytearray
 
 _UPLOAD_HEADER = {"s3": "x-amz-meta-surge-upload", "gcs": "x-goog-meta-surge-upload"}
 _CODE = re.compile(rb"<Code>([A-Za-z0-9]{1,60})</Code>")
-_CONNECTIONS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +90,8 @@ class XmlClient:
         self._sign = sign
         # GCS takes no conditions on the request that completes an upload.
         self.conditional_parts = dialect == "s3"
-        self._http = urllib3.PoolManager(
-            num_pools=2,
-            maxsize=_CONNECTIONS,
-            timeout=urllib3.Timeout(connect=connect_timeout_seconds, read=timeout_seconds),
-            retries=False,
+        self._http = open_pool(
+            bucket_url, timeout_seconds=timeout_seconds, connect_timeout_seconds=connect_timeout_seconds
         )
 
     def head(self, key: str) -> Version | None:
@@ -208,26 +206,32 @@ class XmlClient:
         try:
             content: Any = body  # a bytearray is sent as it is, though the types do not say so
             answer = self._http.request(method, url, body=content, headers=signed, redirect=False)
-        except urllib3.exceptions.TimeoutError:
-            raise RequestFailed("timeout", "no answer in time", retryable=True) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise RequestFailed(*_connection_cause(error), retryable=True) from None
+            raise _unanswered(error) from None
         if answer.status < 300 or (answer.status == 404 and missing_is_an_answer):
             return answer
-        code = _CODE.search(answer.data[:2000])
+        found = _CODE.search(answer.data[:2000])
+        code = found[1].decode() if found else ""
         raise RequestFailed(
             str(answer.status),
-            code[1].decode() if code else answer.reason or "",
-            retryable=answer.status in RETRYABLE_STATUS,
+            code or answer.reason or "",
+            retryable=is_retryable(answer.status, code),
             status=answer.status,
             retry_after_seconds=retry_after(answer.headers.get("Retry-After")),
         )
 
 
-def _connection_cause(error: Exception) -> tuple[str, str]:
-    if isinstance(error, urllib3.exceptions.NewConnectionError):
-        return "refused", "no connection could be made"
-    return "reset", "the connection was lost"
+def _unanswered(error: Exception) -> RequestFailed:
+    parts = (error, *error.args)  # what happened to a socket lies within what urllib3 makes of it
+    if any(isinstance(part, ssl.SSLCertVerificationError) for part in parts):
+        return RequestFailed("certificate", "it could not be verified", retryable=False)
+    if isinstance(error, urllib3.exceptions.SSLError):
+        return RequestFailed("tls", "no secure connection could be made", retryable=True)
+    if any(isinstance(part, urllib3.exceptions.NewConnectionError) for part in parts):  # to it, or to a proxy
+        return RequestFailed("refused", "no connection could be made", retryable=True)
+    if any(isinstance(part, urllib3.exceptions.TimeoutError | TimeoutError) for part in parts):
+        return RequestFailed("timeout", "no answer in time", retryable=True)
+    return RequestFailed("reset", "the connection was lost", retryable=True)
 
 
 def _parse(document: bytes) -> ElementTree.Element:

@@ -3,13 +3,15 @@
 Clients are the real ones and talk to the front over sockets. It passes requests on, and where it is told to it answers
 an error instead, cuts the connection before or after the store has done its work, passes a body on in part, or lets
 the client wait until that gives up. It also adds what moto leaves out and the clouds have: GCS's generations, a
-condition on completing a multipart upload, and the true age of an upload.
+condition on completing a multipart upload, the true age of an upload, and that a body is compared with its MD5.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import hashlib
 import itertools
 import random
 import re
@@ -37,11 +39,15 @@ _MAX_IN_A_ROW = 2  # a request has three attempts
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens to a request."""
+    """What happens to a request; `status` and `code` are the answer to one that gets none of the store's.
+
+    A request that has no body cannot be truncated on its way up: it is cut.
+    """
 
     action: Action
     status: int = 503
     headers: dict[str, str] = field(default_factory=dict)
+    code: str = "SlowDown"
 
 
 Plan = Callable[[str, str], Fault | None]
@@ -202,10 +208,12 @@ class ObjectServer:
         self.injected[fault.action] += 1
         if fault.action == "status":
             await request.read()
-            body = b"<Error><Code>SlowDown</Code><Message>x</Message></Error>"
+            body = f"<Error><Code>{fault.code}</Code><Message>x</Message></Error>".encode()
             return web.Response(status=fault.status, headers=fault.headers, body=body)
         if fault.action == "truncate_up":
-            await request.content.readany()  # the rest never arrives
+            body = await request.read()
+            if body:
+                return _answer(*await self._pass_on(request, body[: len(body) // 2]))
         elif fault.action == "stall":
             body = await request.read()
             while request.transport is not None and not request.transport.is_closing():
@@ -221,6 +229,9 @@ class ObjectServer:
         return web.Response(status=500)
 
     async def _pass_on(self, request: web.Request, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        digest = request.headers.get("Content-MD5")
+        if digest is not None and base64.b64decode(digest) != hashlib.md5(body, usedforsecurity=False).digest():
+            return 400, {}, b"<Error><Code>BadDigest</Code></Error>"
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
         for name in list(headers):
             if name.lower().startswith("x-goog-meta-"):
@@ -242,7 +253,8 @@ class ObjectServer:
     async def _ask(
         self, method: str, raw_path: str, headers: dict[str, str], body: bytes
     ) -> tuple[int, dict[str, str], bytes]:
-        url = URL(self.moto_url + raw_path, encoded=True)
+        path = re.sub("^http://[^/]*", "", raw_path)  # who takes the front for a proxy names a whole URL
+        url = URL(self.moto_url + path, encoded=True)
         async with self._session.request(method, url, headers=headers, data=body, allow_redirects=False) as answer:
             found = {"ETag" if name == "Etag" else name: value for name, value in answer.headers.items()}
             return answer.status, found, await answer.read()

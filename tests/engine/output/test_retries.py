@@ -6,9 +6,11 @@ import logging
 import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from surge_dagster.engine.errors import Cancelled, StoreUnavailable, TransientError
-from surge_dagster.engine.output.retries import RequestFailed, Retrier, retry_after
+from surge_dagster.engine.output.retries import RequestFailed, Retrier, is_retryable, retry_after
 
 
 class Clock:
@@ -105,6 +107,18 @@ def test_a_store_in_which_nothing_succeeds_any_more_is_down() -> None:
     assert isinstance(lose(), StoreUnavailable)
 
 
+def test_requests_of_one_kind_say_nothing_of_those_of_another() -> None:
+    """A store that refuses every write may answer who looks before each of them."""
+    retrier = Clock().retrier()
+    refused = [RequestFailed("403", "AccessDenied", retryable=False, status=403) for _ in range(4)]
+    for number, failure in enumerate(refused, start=1):
+        retrier.call("HEAD a", Failing(), kind="read")
+        retrier.call("begin the upload of a", Failing(), kind="begin")
+        with pytest.raises(TransientError) as caught:
+            retrier.call("PUT a", Failing(failure), kind="write")
+        assert isinstance(caught.value, StoreUnavailable) == (number == 4)
+
+
 def test_a_wait_ends_with_the_run_and_nothing_is_tried_again() -> None:
     """Nobody would wait here for as long as the store asks for."""
     retrier = Retrier("s3://b")
@@ -142,7 +156,30 @@ def test_what_one_run_no_longer_wants_another_one_still_does() -> None:
 
 @pytest.mark.parametrize(
     ("value", "seconds"),
-    [("7", 7.0), (None, None), ("", None), ("soon", None), ("Thu, 01 Jan 1970 00:01:40 GMT", 60.0)],
+    [
+        ("7", 7.0),
+        (" 7 ", 7.0),
+        (None, None),
+        ("", None),
+        ("soon", None),
+        ("²", None),
+        ("-1", None),
+        ("7.5", None),
+        ("Thu, 01 Jan 1970 00:01:40 GMT", 60.0),
+        ("Thu, 01 Jan 99999 00:01:40 GMT", None),
+    ],
 )
 def test_retry_after_is_a_number_or_a_date(value: str | None, seconds: float | None) -> None:
     assert retry_after(value, now=lambda: 40.0) == seconds
+
+
+@pytest.mark.parametrize("code", ["BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"])
+def test_a_body_that_came_damaged_or_too_slowly_may_pass(code: str) -> None:
+    assert is_retryable(400, code)
+    assert not is_retryable(400, "InvalidArgument")
+
+
+@given(st.text(st.characters(max_codepoint=255)))  # as a header's bytes are read
+def test_no_retry_after_is_an_error(value: str) -> None:
+    asked = retry_after(value)
+    assert asked is None or asked >= 0
