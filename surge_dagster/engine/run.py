@@ -32,6 +32,7 @@ from surge_dagster.engine.machine_memory import memory_bytes
 from surge_dagster.engine.memory import fit_memory, largest_pieces
 from surge_dagster.engine.output.current_space import keep_current
 from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.output.left_overs import sweep_left_overs
 from surge_dagster.engine.output.publisher import EncodedSuperBatch, PublishedSuperBatch, Publisher
 from surge_dagster.engine.output.space_target import SpaceTarget
 from surge_dagster.engine.output.spaces import claim_space
@@ -110,6 +111,7 @@ class EmbeddingRun:
         self._retries_before = dict(store.retries)
         keep_current(store, pool.space)
         self.space = claim_space(store, pool.space, file_format)
+        sweep_left_overs(store, claimed=self.space.name)
         self.report = RunReport(
             space=self.space.name,
             dimension=self.space.dimension,
