@@ -45,6 +45,8 @@ STEPS = 225  # that an uninterrupted run to a disk passes; one to a bucket passe
 INSTANTS = [
     ("disk", point, count) for point in POINTS for count in ((2, 9) if point in ("encode", "publish") else (5,))
 ]
+# The first SuperBatch's two partitions are published together: one has its name, the other has not.
+INSTANTS += [("disk", "published", 1)]
 INSTANTS += [("disk", *at) for at in (("stage", 3), ("staged", 3), ("kept", 6), ("assemble", 2), ("assembled", 1))]
 INSTANTS += [("disk", *at) for at in (("remove", 2), ("removed", 6))]
 # What a disk does not have, and where something of it may be left behind: segments and files, in parts and whole.
@@ -273,3 +275,15 @@ def test_a_run_that_nobody_kills_dies_of_nothing(tmp_path: Path, catalog: Path) 
     lines = [line.split(" ") for line in (tmp_path / "log").read_text().splitlines()]
     assert len([line for line in lines if line[0] == "receipt"]) == len(CATALOG)
     assert texts_encoded(lines) == TEXTS
+    steps = [line for line in lines if line[0] in ("flush", "appear") and line[1] == first_publisher(lines)]
+    assert [(step, Path(name).stem) for step, _, name in steps[:4]] == [
+        ("flush", "p00"),
+        ("flush", "p01"),
+        ("appear", "p00"),
+        ("appear", "p01"),
+    ], "tiny partitions are published together, as they are outside of tests"
+
+
+def first_publisher(lines: list[list[str]]) -> str:
+    """The thread that published the first partition."""
+    return next(line[1] for line in lines if line[0] == "flush" and line[2].endswith("p00.parquet"))
