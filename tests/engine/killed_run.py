@@ -41,6 +41,7 @@ from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.superbatch import Thresholds
 from surge_dagster.engine.telemetry import Receipt
+from tests.engine.paused_backend import PAUSE_VARIABLE, reached
 from tests.small_catalogs import DIMENSION
 
 POINTS = ("encode", "encoded", "create", "publish", "still wanted", "published", "sync", "synced", "receipt")
@@ -48,6 +49,8 @@ POINTS = ("encode", "encoded", "create", "publish", "still wanted", "published",
 SPLIT_POINTS = ("stage", "staged", "kept", "assemble", "assembled", "remove", "removed")
 # Of objects that are uploaded in parts: one is begun, a part is stored, the upload is completed.
 PART_POINTS = ("begun", "part", "complete", "completed")
+# A worker is in the middle of a SuperBatch. Not part of "any": the worker is made to stop there.
+ENCODING = "encoding"
 THRESHOLDS = Thresholds(b_min=50, b_max=100)
 PART_BYTES = 8 * 1024  # so that segments are sent in parts, too
 
@@ -66,23 +69,28 @@ class Reaper:
     def say(self, *words: object) -> None:
         os.write(self._log, (" ".join(map(str, words)) + "\n").encode())
 
+    def dies_next(self, point: str) -> bool:
+        """Whether the process dies when this very point is passed next."""
+        return self._point == point and self._left == 1
+
     def __call__(self, point: str) -> None:
         if self.run is None:
             return
         with self._lock:
-            self.passed += 1
-            self._left -= self._point in (point, "any")
+            self.passed += point != ENCODING
+            self._left -= self._point == point or (self._point == "any" and point != ENCODING)
             if self._left == 0:
                 self.say("died", point, self.run._in_flight.most)
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
 class MortalPool:
-    """A pool that passes two points at each SuperBatch."""
+    """A pool that passes three points at each SuperBatch."""
 
-    def __init__(self, pool: EncoderPool, reaper: Reaper) -> None:
+    def __init__(self, pool: EncoderPool, reaper: Reaper, pause: Path) -> None:
         self._pool = pool
         self._reaper = reaper
+        self._pause = pause
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pool, name)
@@ -90,7 +98,12 @@ class MortalPool:
     def submit(self, slot: Slot, borders: np.ndarray) -> EncodeCall:
         self._reaper("encode")
         self._reaper.say("encoded", len(slot))
+        if self._reaper.dies_next(ENCODING):
+            self._pause.touch()
         call = self._pool.submit(slot, borders)
+        while self._pause.exists() and not reached(self._pause).exists():
+            threading.Event().wait(0.01)
+        self._reaper(ENCODING)
         call.result()
         self._reaper("encoded")
         return call
@@ -255,14 +268,17 @@ def open_output(url: str, endpoint: str) -> Store:
 def main(catalog: str, output: str, endpoint: str, file_format: FileFormat, log: str, point: str, count: str) -> None:
     """Run until the point comes, or to the end."""
     reaper = Reaper(Path(log), point, int(count))
-    with EncoderPool(EncodingSpec(model=f"hash://{DIMENSION}")) as pool:
+    pause = Path(f"{log}.pause")
+    os.environ |= {PAUSE_VARIABLE: str(pause), "PYTHONPATH": str(Path(__file__).parents[2])}
+    backend = "tests.engine.paused_backend:PausedBackend" if point == ENCODING else "auto"
+    with EncoderPool(EncodingSpec(model=f"hash://{DIMENSION}"), backend=backend) as pool:
         reaper.say("workers", *pool.worker_pids)
         opened = open_output(output, endpoint)
         if isinstance(opened, ObjectStore):
             client: Any = MortalClient(opened._client, reaper)
             opened._client = client
         store: Any = MortalStore(opened, reaper)
-        front: Any = MortalPool(pool, reaper)
+        front: Any = MortalPool(pool, reaper, pause)
         reaper.run = EmbeddingRun(open_source(catalog), store, front, THRESHOLDS, file_format=file_format)
         for event in reaper.run.events():
             if isinstance(event, Receipt):
