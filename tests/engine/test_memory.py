@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,9 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.machine_memory import memory_bytes
 from surge_dagster.engine.memory import fit_memory, largest_pieces, plan_memory
 from surge_dagster.engine.output.local_store import LocalStore, LocalUpload
+from surge_dagster.engine.output.object_store import open_object_store
+from surge_dagster.engine.output.object_upload import ObjectUpload
+from surge_dagster.engine.output.storage_options import StorageOptions
 from surge_dagster.engine.superbatch import Bounds, OpenPartition, Segment, SuperBatch, Thresholds
 from surge_dagster.engine.telemetry import InFlight
 from tests.engine.runs import DoorPool, finish, finish_receipts, in_memory, make_run
@@ -185,6 +189,21 @@ class TestFit:
         assert keys_of(finish_receipts(small)) == ["p"]
 
 
+@pytest.mark.parametrize(("workers", "threads"), [(1, 8), (2, 8), (3, 12), (8, 32)])
+def test_four_pieces_for_each_worker_are_published_at_a_time_and_eight_at_least(
+    hash_pool: EncoderPool, tmp_path: Path, workers: int, threads: int
+) -> None:
+    class Pool:
+        worker_pids = tuple(range(workers))
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(hash_pool, name)
+
+    chosen = make_run(Pool(), [], tmp_path, memory_limit=2**30)
+    assert chosen._memory == plan_memory(chosen.bounds, SPACE, threads, 2**30)
+    assert chosen._threads == threads
+
+
 class TestMachineMemory:
     @staticmethod
     def cgroups(root: Path, membership: str, limits: dict[str, str]) -> int:
@@ -276,6 +295,24 @@ class SlowStore(LocalStore):
         return super().create(name)
 
 
+class HeldByUploads:
+    """Counts what all uploads that live hold at a time, in bytes."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._lock = threading.Lock()
+        self._uploads: weakref.WeakSet[ObjectUpload] = weakref.WeakSet()
+
+    def counted(self, take: Callable[[ObjectUpload, memoryview], None]) -> Callable[[ObjectUpload, memoryview], None]:
+        def taking(upload: ObjectUpload, content: memoryview) -> None:
+            take(upload, content)
+            with self._lock:
+                self._uploads.add(upload)
+                self.most = max(self.most, sum(len(one._buffer) for one in self._uploads))
+
+        return taking
+
+
 class TestRuns:
     def test_the_smallest_limit_really_works(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         thresholds = Thresholds(b_min=2_000, b_max=4_000, b_max_bytes=4_000_000)
@@ -334,6 +371,41 @@ class TestRuns:
             run = make_run(hash_pool, partitions, store, thresholds, memory_limit=least)
         assert keys_of(finish_receipts(run)) == sorted(f"p{n}" for n in range(len(rows)))
         assert run._ledger.peak <= least
+
+    @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(
+        sizes=st.lists(st.integers(0, 300), max_size=10),
+        text_bytes=st.integers(0, 2_000),
+        batch_rows=st.integers(1, 80),
+        b_max=st.integers(1, 120),
+        part_bytes=st.sampled_from([2_000, 10_000, 100_000]),
+    )
+    def test_what_uploads_to_a_bucket_hold_is_within_the_smallest_limit_too(
+        self,
+        hash_pool: EncoderPool,
+        sizes: list[int],
+        text_bytes: int,
+        batch_rows: int,
+        b_max: int,
+        part_bytes: int,
+    ) -> None:
+        rows = [[(f"{row}", f"{n}/{row}".ljust(text_bytes)) for row in range(size)] for n, size in enumerate(sizes)]
+        thresholds = Thresholds(b_min=max(1, b_max // 2), b_max=b_max, b_max_bytes=20_000)
+        store = open_object_store("memory://m/out", StorageOptions(part_bytes=part_bytes))
+        held = HeldByUploads()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(memory, "_READER_BYTES", 2 * batch_rows * 2_100)
+            patch.setattr(memory, "_LEAST_ID_SET_BYTES", 1024 * 8)
+            patch.setattr(ObjectUpload, "_take", held.counted(ObjectUpload._take))
+            least = smallest_limit(lambda limit: make_run(hash_pool, [], store, thresholds, memory_limit=limit))
+            on_disk = smallest_limit(
+                lambda limit: fit_memory(thresholds, 1.0, SPACE, 8, limit, machine_bytes=1)[1].limit
+            )
+            partitions = [partition_of(f"p{n}", found, batch_rows=batch_rows) for n, found in enumerate(rows)]
+            run = make_run(hash_pool, partitions, store, thresholds, memory_limit=least)
+            assert keys_of(finish_receipts(run)) == sorted(f"p{n}" for n in range(len(rows)))
+        assert run._ledger.peak <= least
+        assert held.most <= least - on_disk, "what a bucket's limit has beyond a disk's is for them"
 
     @pytest.mark.parametrize("tight", [True, False])
     def test_only_under_a_tight_limit_is_shared_memory_given_back_after_every_superbatch(
