@@ -35,6 +35,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.output.left_overs import sweep_left_overs
 from surge_dagster.engine.output.spaces import require_format
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.telemetry import Failure, Receipt, RunReport, SuperBatchReport
@@ -141,6 +142,8 @@ class Refresh:
                     fresh, todo, unreadable = self._split(candidates, None)
                 space, more = self._embed(pool, todo)
                 fresh += more
+        else:
+            sweep_left_overs(self._store)
         for failure in unreadable:
             self._fail(failure)
         self.outcome.report.space = space.name

@@ -24,7 +24,6 @@ from surge_dagster.engine.output.local_store import LocalStore
 DIMENSION = 384
 TEXTS = 10
 THREADS = 8  # the publisher's own number with one worker
-_ALONE = 10  # a single thread is so much slower that every tenth file tells its speed
 
 
 def tiny_document(partitions: int, rounds: int, memory: Path, disk: Path) -> dict[str, Any]:
@@ -35,12 +34,11 @@ def tiny_document(partitions: int, rounds: int, memory: Path, disk: Path) -> dic
         run_in_memory = _runs(pool, source, memory / "tiny")
         run_in_memory()
         files = _files(memory / "tiny")
-        some = dict(list(files.items())[::_ALONE])
         sides: dict[str, Callable[[], float]] = {
             "run on tmpfs": run_in_memory,
             "run on disk": run_on_disk,
             f"loop on disk, {THREADS} threads": lambda: _loop(files, disk / "loop", THREADS),
-            "loop on disk, 1 thread": lambda: _loop(some, disk / "loop", 1),
+            "loop on disk, 1 thread": lambda: _loop(files, disk / "loop", 1),
             f"loop on tmpfs, {THREADS} threads": lambda: _loop(files, memory / "loop", THREADS),
         }
         rates: dict[str, list[float]] = {name: [] for name in sides}

@@ -23,6 +23,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import HASH_SCHEME, EncodingSpec, Space
 from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.output.current_space import named_space, read_current, space_of_readers
+from surge_dagster.engine.output.left_overs import sweep_left_overs
 from surge_dagster.engine.output.spaces import find_space, list_spaces
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.run import EmbeddingRun
@@ -102,6 +103,7 @@ def embed(
     total = sum(partition.rows or 0 for partition in catalog)
     settings.thresholds().resolve(1.0)  # refuses what cannot work, whether or not there is something to do
     if not force and (report := report_when_fresh(catalog, store, settings.encoding_spec(), settings.format)):
+        sweep_left_overs(store)
         _print_report(report, store, as_json)
         return
     with terminable(), _pool(settings) as pool:

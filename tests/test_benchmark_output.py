@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from benchmarks import output
+from benchmarks import output, output_tiny
 from benchmarks.output_bound import CASES, bound_document, sizes_of
 from benchmarks.output_profiles import PROFILES, DelayedStore, OneAtATime, StorageProfile
 from benchmarks.output_runs import drawn_partitions, embed, paced_pool, ready_partitions
@@ -63,6 +63,25 @@ def test_a_small_run_gives_the_promised_document_table_and_chart(
         assert text in printed
     drawn = ElementTree.fromstring(profiles_chart(document["profiles"]))
     assert len([mark for mark in drawn.iter() if mark.tag.endswith("rect")]) == 1 + 2 + 2 * 2
+
+
+def test_every_loop_beside_the_tiny_partitions_writes_all_of_their_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[tuple[str, int, frozenset[str]]] = []
+    loop = output_tiny._loop
+
+    def watched(files: dict[str, bytes], folder: Path, threads: int) -> float:
+        written.append((folder.parent.name, threads, frozenset(files)))
+        return loop(files, folder, threads)
+
+    monkeypatch.setattr(output_tiny, "_loop", watched)
+    for folder in ("memory", "disk"):
+        (tmp_path / folder).mkdir()
+    output_tiny.tiny_document(30, 1, tmp_path / "memory", tmp_path / "disk")
+    assert [(where, threads) for where, threads, _ in written] == [("disk", 8), ("disk", 1), ("memory", 8)]
+    assert {len(files) for _, _, files in written} == {30}
+    assert len({files for _, _, files in written}) == 1
 
 
 def test_only_the_scenarios_that_were_asked_for_have_aims() -> None:

@@ -89,9 +89,12 @@ def test_where_everything_is_fresh_no_worker_is_started(
     assert in_process(capsys, monkeypatch, tmp_path, *arguments)[0] == 0
     with monkeypatch.context() as patch:
         patch.setattr(cli.Settings, "start_pool", lambda *_: pytest.fail("a pool was started"))
+        [space] = (tmp_path / "out").glob("hash-*")
+        (space / ".tmp-1-0123456789ab0").write_bytes(b"left by a dead run")
         code, out, _ = in_process(capsys, monkeypatch, tmp_path, *arguments)
         report = json.loads(out.strip().splitlines()[-1])
         assert code == 0 and "3 fresh, 0 failed; there was nothing to encode" in out
+        assert not list(space.glob(".tmp-*")), "what the dead left goes all the same"
         assert (report["partitions_skipped"], report["texts_encoded"], report["dimension"]) == (3, 0, 16)
         assert set(DOCUMENTED.split()) <= set(report)
         code, _, error = in_process(capsys, monkeypatch, tmp_path, *arguments, "--b-min", 9, "--b-max", 3)

@@ -8,6 +8,10 @@
     uploads       what of those pieces waits in memory for an object store; nothing where the output is a local disk
     id set        eight bytes per row of the partition being read
 
+Where nobody sets a limit it is what three SuperBatches need, and at most half of the memory that the process may use:
+the other half is for the model, the interpreter and whoever else is there. Thresholds that are derived shrink until
+they fit it.
+
 One SuperBatch needs reader + slot + result at once; that much is always available to it, because everything beyond
 belongs to SuperBatches that are further on, or to a file that is being put together, and comes back without needing
 more. Lemma 3 of the SURGE paper counts
@@ -17,7 +21,9 @@ texts and embeddings of one SuperBatch; this counts every one that is alive, and
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -27,12 +33,14 @@ from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output.embedding_file import STRING_COPIES, levels_bytes, page_window_bytes, piece_bytes
 from surge_dagster.engine.output.parquet_proof import PAGE_BYTES
-from surge_dagster.engine.superbatch import PARTITION_OVERHEAD_BYTES, Bounds, Segment, SuperBatch
+from surge_dagster.engine.superbatch import PARTITION_OVERHEAD_BYTES, Bounds, Segment, SuperBatch, Thresholds
 
 SLOTS = 3  # one filling, one encoding, one whose slices storage still holds
 _READER_BYTES = 32 * 1024 * 1024
 _ID_SET_BYTES = 256 * 1024 * 1024
 _LEAST_ID_SET_BYTES = 8 * 1024 * 1024
+_MACHINE_SHARE = 0.5
+_SCALES = 1 << 20  # steps in which thresholds are made smaller
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,80 @@ class MemoryPlan:
         return rows * self.row + pieces + _uploads(rows * self.row + text_bytes, self.threads, self.upload_bytes)
 
 
+def fit_memory(
+    thresholds: Thresholds,
+    texts_per_second: float,
+    space: Space,
+    threads: int,
+    limit: int | None,
+    *,
+    machine_bytes: int,
+    upload_bytes: int = 0,
+) -> tuple[Bounds, MemoryPlan]:
+    """The thresholds of a run, and how its memory is divided.
+
+    Args:
+        texts_per_second, threads, upload_bytes: see `Thresholds.resolve` and `plan_memory`.
+        limit: of the data that is resident, in bytes; None is what three SuperBatches need, at most half the machine.
+        machine_bytes: memory that the process may use.
+
+    Raises:
+        ConfigError: the thresholds contradict each other, or one SuperBatch of them passes the limit; the text names
+            what works.
+    """
+    bounds = thresholds.resolve(texts_per_second)
+    if limit is not None:
+        return bounds, plan_memory(bounds, space, threads, limit, upload_bytes)
+    share = int(_MACHINE_SHARE * machine_bytes)
+
+    def least(bounds: Bounds) -> int:
+        return _least_and_wanted(bounds, space, threads, upload_bytes)[0]
+
+    def wanted(bounds: Bounds) -> int:
+        return _least_and_wanted(bounds, space, threads, upload_bytes)[1]
+
+    def scaled(scale: int) -> Bounds:
+        return thresholds.resolve(texts_per_second, scale / _SCALES)
+
+    # Three SuperBatches keep every stage busy; where they do not fit, one that does is enough for a run to go on.
+    for needed in (wanted, least):
+        scale = _most(share, lambda scale, needed=needed: needed(scaled(scale)))
+        if scale:
+            bounds = scaled(scale)
+            return bounds, plan_memory(bounds, space, threads, None if needed is wanted else share, upload_bytes)
+    works = _smaller_thresholds(thresholds, share, lambda smaller: least(smaller.resolve(texts_per_second, 0)))
+    advice = f"What works is {works}; or set" if works else "Set"
+    raise ConfigError(
+        f"one SuperBatch of {bounds.b_max:,} texts and {bounds.b_max_bytes:,} bytes takes up to {least(bounds):,} "
+        f"bytes of memory, and a run without memory_limit_bytes may use half of this machine's or container's "
+        f"{machine_bytes:,}. {advice} memory_limit_bytes to at least {least(bounds):,} where the machine has them."
+    )
+
+
+def _smaller_thresholds(thresholds: Thresholds, share: int, needed: Callable[[Thresholds], int]) -> str:
+    """Which values of the thresholds that were given fit a share, those in texts alone or all; empty where none do."""
+
+    def smaller(names: Iterable[str], scale: int) -> dict[str, int]:
+        given = {name: getattr(thresholds, name) for name in names}
+        lowest = {"b_max_bytes": PARTITION_OVERHEAD_BYTES + 1}
+        return {
+            name: max(lowest.get(name, 1), value * scale // _SCALES)
+            for name, value in given.items()
+            if value is not None
+        }
+
+    for names in (("b_min", "b_max"), ("b_min", "b_max", "b_min_bytes", "b_max_bytes")):
+        scale = _most(share, lambda scale, names=names: needed(replace(thresholds, **smaller(names, scale))))
+        if scale:
+            return ", ".join(f"{name} {value:,}" for name, value in smaller(names, scale).items())
+    return ""
+
+
+def _most(share: int, needed: Callable[[int], int]) -> int:
+    """The largest scale, of `_SCALES` at most, whose needs a share meets; 0 where none does."""
+    return bisect_right(range(1, _SCALES + 1), share, key=needed)
+
+
 def plan_memory(bounds: Bounds, space: Space, threads: int, limit: int | None, upload_bytes: int = 0) -> MemoryPlan:
     """Divide a limit, or derive one that lets three SuperBatches be alive at once.
 
@@ -70,16 +152,8 @@ def plan_memory(bounds: Bounds, space: Space, threads: int, limit: int | None, u
     Raises:
         ConfigError: the limit cannot hold one SuperBatch; the text names the smallest that can.
     """
-    itemsize = np.dtype(space.dtype).itemsize
-    row = space.dimension * itemsize + 1 + 8
-    superbatch = (
-        2 * (bounds.b_max_bytes + PARTITION_OVERHEAD_BYTES)
-        + bounds.b_max * row
-        + _pieces(bounds, space.dimension, itemsize, threads)
-        + _uploads(bounds.b_max * row + bounds.b_max_bytes, threads, upload_bytes)
-    )
-    least = _READER_BYTES + superbatch + _LEAST_ID_SET_BYTES
-    wanted = _READER_BYTES + SLOTS * superbatch + _ID_SET_BYTES
+    row = _row_bytes(space)
+    least, wanted = _least_and_wanted(bounds, space, threads, upload_bytes)
     gathered = 2 * (bounds.b_max_bytes + PARTITION_OVERHEAD_BYTES)
     if limit is None:
         return MemoryPlan(
@@ -94,6 +168,23 @@ def plan_memory(bounds: Bounds, space: Space, threads: int, limit: int | None, u
     return MemoryPlan(
         limit, SLOTS, _READER_BYTES, id_set, row, limit - gathered, limit >= wanted, threads, upload_bytes
     )
+
+
+def _row_bytes(space: Space) -> int:
+    return space.dimension * np.dtype(space.dtype).itemsize + 1 + 8
+
+
+def _least_and_wanted(bounds: Bounds, space: Space, threads: int, upload_bytes: int) -> tuple[int, int]:
+    """What one SuperBatch needs, and what three do."""
+    itemsize = np.dtype(space.dtype).itemsize
+    row = _row_bytes(space)
+    superbatch = (
+        2 * (bounds.b_max_bytes + PARTITION_OVERHEAD_BYTES)
+        + bounds.b_max * row
+        + _pieces(bounds, space.dimension, itemsize, threads)
+        + _uploads(bounds.b_max * row + bounds.b_max_bytes, threads, upload_bytes)
+    )
+    return _READER_BYTES + superbatch + _LEAST_ID_SET_BYTES, _READER_BYTES + SLOTS * superbatch + _ID_SET_BYTES
 
 
 def _pieces(bounds: Bounds, dimension: int, itemsize: int, threads: int) -> int:

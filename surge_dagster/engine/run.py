@@ -28,9 +28,11 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import FileFormat
 from surge_dagster.engine.errors import Cancelled, EncoderError
 from surge_dagster.engine.ledger import Ledger
-from surge_dagster.engine.memory import MemoryPlan, largest_pieces, plan_memory
+from surge_dagster.engine.machine_memory import memory_bytes
+from surge_dagster.engine.memory import fit_memory, largest_pieces
 from surge_dagster.engine.output.current_space import keep_current
 from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.output.left_overs import sweep_left_overs
 from surge_dagster.engine.output.publisher import EncodedSuperBatch, PublishedSuperBatch, Publisher
 from surge_dagster.engine.output.space_target import SpaceTarget
 from surge_dagster.engine.output.spaces import claim_space
@@ -68,12 +70,14 @@ class EmbeddingRun:
         partitions: in the order they are to be read; a `Source` is one such iterable.
         store: the output; files go to the folder of the pool's space.
         pool: a started pool; it is used, not owned.
-        thresholds: of the SuperBatches; what is left open follows from the pool's measured speed.
+        thresholds: of the SuperBatches; what is left open follows from the pool's measured speed and from the memory
+            that there is.
         force: encode what is fresh too.
         again: keys of partitions to encode though their files look fresh.
         include_text: write the text column.
         file_format: of the files; the one of the space, where the output has it.
-        memory_limit: bytes of data that may be resident at any time; None is what three SuperBatches need.
+        memory_limit: bytes of data that may be resident at any time; None is what three SuperBatches need, at most
+            half of the memory that the process may use.
         grace_seconds: how long a run that is stopped may take to publish what is encoded.
         publish_threads: pieces serialized and published at a time; None is four per worker, at least eight.
 
@@ -97,11 +101,19 @@ class EmbeddingRun:
         publish_threads: int | None = None,
     ) -> None:
         self._threads = publish_threads or max(8, 4 * len(pool.worker_pids))
-        self.bounds = (thresholds or Thresholds()).resolve(pool.texts_per_second)
-        self._memory: MemoryPlan = plan_memory(self.bounds, pool.space, self._threads, memory_limit, store.upload_bytes)
+        self.bounds, self._memory = fit_memory(
+            thresholds or Thresholds(),
+            pool.texts_per_second,
+            pool.space,
+            self._threads,
+            memory_limit,
+            machine_bytes=memory_bytes(),
+            upload_bytes=store.upload_bytes,
+        )
         self._retries_before = dict(store.retries)
         keep_current(store, pool.space)
         self.space = claim_space(store, pool.space, file_format)
+        sweep_left_overs(store, claimed=self.space.name)
         self.report = RunReport(
             space=self.space.name,
             dimension=self.space.dimension,

@@ -29,6 +29,7 @@ _B_MAX_FACTOR = 5
 _RAMP = 16
 _BYTES_PER_TEXT = 512
 _LEAST_B_MAX_BYTES = 32 * 1024 * 1024
+_SCALED_B_MAX_BYTES = 8 * 1024 * 1024  # what is derived is not scaled below it: a text of 4 MiB has to find room
 # What the books of one partition cost beside its rows; counted, so that empty partitions end a SuperBatch too.
 PARTITION_OVERHEAD_BYTES = 1024
 
@@ -48,8 +49,10 @@ class Thresholds:
     b_min_bytes: int | None = None
     b_max_bytes: int | None = None
 
-    def resolve(self, texts_per_second: float) -> Bounds:
+    def resolve(self, texts_per_second: float, scale: float = 1.0) -> Bounds:
         """Fill in what is not given: B_min is what the pool encodes in about 5 s, B_max five times that.
+
+        Where that takes more memory than there is, `scale` (0 to 1) makes what is derived smaller.
 
         A derived B_min is reached in steps: the first SuperBatch is due at a sixteenth of it and each later one at
         twice the one before, so that the first files appear early even where the whole run is short.
@@ -68,10 +71,14 @@ class Thresholds:
             )
         low, high = _B_MIN_RANGE
         b_min = self.b_min or round(min(high, max(low, _TARGET_SECONDS * texts_per_second)))
-        if self.b_min is None and self.b_max is not None:
-            b_min = min(b_min, max(1, self.b_max // _B_MAX_FACTOR))
         b_max = self.b_max or _B_MAX_FACTOR * b_min
-        b_max_bytes = self.b_max_bytes or max(_LEAST_B_MAX_BYTES, _BYTES_PER_TEXT * b_max, self.b_min_bytes or 0)
+        b_max_bytes = self.b_max_bytes or max(_LEAST_B_MAX_BYTES, _BYTES_PER_TEXT * b_max)
+        if self.b_max is None:
+            b_max = max(1, self.b_min or 0, int(scale * b_max))
+        if self.b_max_bytes is None:
+            b_max_bytes = max(_SCALED_B_MAX_BYTES, self.b_min_bytes or 0, int(scale * b_max_bytes))
+        if self.b_min is None:
+            b_min = max(1, min(b_min, b_max // _B_MAX_FACTOR))
         b_min_bytes = self.b_min_bytes or max(1, b_max_bytes // _B_MAX_FACTOR)
         if b_min > b_max:
             raise ConfigError(f"b_min ({b_min:,} texts) must not exceed b_max ({b_max:,}). Lower b_min or raise b_max.")

@@ -77,7 +77,10 @@ def test_lineage_points_at_the_observation_and_the_superbatch(bench: Workbench) 
 def test_a_second_launch_succeeds_without_encoding_or_repeating_anything(bench: Workbench) -> None:
     bench.write("a")
     bench.refresh()
+    [space] = bench.output.glob("hash-*")
+    (space / ".tmp-1-0123456789ab0").write_bytes(b"left by a dead run")
     again = bench.refresh()
+    assert not list(space.glob(".tmp-*"))
     assert again.success and again.checks()[NAMES.run_check.name].passed
     assert again.materialized() == {} and again.superbatches() == [] and again.observed() == {}
     assert (again.figures()["partitions_skipped"], again.figures()["pool_start_seconds"]) == (1, 0.0)

@@ -30,6 +30,8 @@ from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec, FileFormat
 from surge_dagster.engine.output import StorageOptions, open_store
+from surge_dagster.engine.output.local_store import LocalStore
+from surge_dagster.engine.output.local_upload import LocalUpload
 from surge_dagster.engine.output.object_store import ObjectStore
 from surge_dagster.engine.output.object_upload import WriteClient
 from surge_dagster.engine.output.staging import STAGING
@@ -39,6 +41,7 @@ from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.superbatch import Thresholds
 from surge_dagster.engine.telemetry import Receipt
+from tests.engine.paused_backend import PAUSE_VARIABLE, reached
 from tests.small_catalogs import DIMENSION
 
 POINTS = ("encode", "encoded", "create", "publish", "still wanted", "published", "sync", "synced", "receipt")
@@ -46,6 +49,8 @@ POINTS = ("encode", "encoded", "create", "publish", "still wanted", "published",
 SPLIT_POINTS = ("stage", "staged", "kept", "assemble", "assembled", "remove", "removed")
 # Of objects that are uploaded in parts: one is begun, a part is stored, the upload is completed.
 PART_POINTS = ("begun", "part", "complete", "completed")
+# A worker is in the middle of a SuperBatch. Not part of "any": the worker is made to stop there.
+ENCODING = "encoding"
 THRESHOLDS = Thresholds(b_min=50, b_max=100)
 PART_BYTES = 8 * 1024  # so that segments are sent in parts, too
 
@@ -64,23 +69,28 @@ class Reaper:
     def say(self, *words: object) -> None:
         os.write(self._log, (" ".join(map(str, words)) + "\n").encode())
 
+    def dies_next(self, point: str) -> bool:
+        """Whether the process dies when this very point is passed next."""
+        return self._point == point and self._left == 1
+
     def __call__(self, point: str) -> None:
         if self.run is None:
             return
         with self._lock:
-            self.passed += 1
-            self._left -= self._point in (point, "any")
+            self.passed += point != ENCODING
+            self._left -= self._point == point or (self._point == "any" and point != ENCODING)
             if self._left == 0:
                 self.say("died", point, self.run._in_flight.most)
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
 class MortalPool:
-    """A pool that passes two points at each SuperBatch."""
+    """A pool that passes three points at each SuperBatch."""
 
-    def __init__(self, pool: EncoderPool, reaper: Reaper) -> None:
+    def __init__(self, pool: EncoderPool, reaper: Reaper, pause: Path) -> None:
         self._pool = pool
         self._reaper = reaper
+        self._pause = pause
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pool, name)
@@ -88,7 +98,12 @@ class MortalPool:
     def submit(self, slot: Slot, borders: np.ndarray) -> EncodeCall:
         self._reaper("encode")
         self._reaper.say("encoded", len(slot))
+        if self._reaper.dies_next(ENCODING):
+            self._pause.touch()
         call = self._pool.submit(slot, borders)
+        while self._pause.exists() and not reached(self._pause).exists():
+            threading.Event().wait(0.01)
+        self._reaper(ENCODING)
         call.result()
         self._reaper("encoded")
         return call
@@ -107,8 +122,11 @@ class MortalStore:
     def until(self, over: threading.Event) -> MortalStore:
         return MortalStore(self._store.until(over), self._reaper)
 
-    def create(self, name: str) -> MortalUpload:
-        upload = MortalUpload(self._store.create(name), name, self._reaper)
+    def create(self, name: str) -> MortalUpload | MortalLocalUpload:
+        if isinstance(self._store, LocalStore):
+            upload = MortalLocalUpload(self._store.root, name, self._reaper)
+        else:
+            upload = MortalUpload(self._store.create(name), name, self._reaper)
         self._reaper("create")
         if name.startswith(STAGING):
             self._reaper("stage")
@@ -131,11 +149,58 @@ class MortalStore:
             self._reaper("removed")
 
 
-class MortalUpload:
-    def __init__(self, upload: Upload, name: str, reaper: Reaper) -> None:
-        self._upload = upload
+class Steps:
+    """The points that an upload passes, wherever it goes."""
+
+    def __init__(self, name: str, reaper: Reaper) -> None:
         self._name = name
         self._reaper = reaper
+
+    def begins(self) -> None:
+        """It is complete, and about to be published."""
+        self._reaper.say("flush", threading.get_ident(), self._name)
+        self._reaper("publish")
+
+    def last_look(self, still_wanted: Callable[[], None]) -> Callable[[], None]:
+        def look() -> None:
+            still_wanted()
+            self._reaper("still wanted")
+
+        return look
+
+    def is_there(self) -> None:
+        """It has its name."""
+        self._reaper.say("appear", threading.get_ident(), self._name)
+        self._reaper("published")
+        if self._name.startswith(STAGING):
+            self._reaper("staged")
+        elif in_the_thread_for_split_files():
+            self._reaper("assembled")
+
+
+class MortalLocalUpload(LocalUpload):
+    """A file that passes the points in either way of publishing it, alone or together with others."""
+
+    def __init__(self, root: Path, name: str, reaper: Reaper) -> None:
+        super().__init__(root, name)
+        self._steps = Steps(name, reaper)
+
+    def flush(self) -> None:
+        self._steps.begins()
+        super().flush()
+
+    def appear(self, still_wanted: Callable[[], None]) -> StoredObject:
+        stored = super().appear(self._steps.last_look(still_wanted))
+        self._steps.is_there()
+        return stored
+
+
+class MortalUpload:
+    """An object that does."""
+
+    def __init__(self, upload: Upload, name: str, reaper: Reaper) -> None:
+        self._upload = upload
+        self._steps = Steps(name, reaper)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._upload, name)
@@ -150,17 +215,9 @@ class MortalUpload:
         self._upload.__exit__(kind, error, trace)
 
     def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
-        def look() -> None:
-            still_wanted()
-            self._reaper("still wanted")
-
-        self._reaper("publish")
-        stored = self._upload.publish(look)
-        self._reaper("published")
-        if self._name.startswith(STAGING):
-            self._reaper("staged")
-        elif in_the_thread_for_split_files():
-            self._reaper("assembled")
+        self._steps.begins()
+        stored = self._upload.publish(self._steps.last_look(still_wanted))
+        self._steps.is_there()
         return stored
 
 
@@ -211,14 +268,17 @@ def open_output(url: str, endpoint: str) -> Store:
 def main(catalog: str, output: str, endpoint: str, file_format: FileFormat, log: str, point: str, count: str) -> None:
     """Run until the point comes, or to the end."""
     reaper = Reaper(Path(log), point, int(count))
-    with EncoderPool(EncodingSpec(model=f"hash://{DIMENSION}")) as pool:
+    pause = Path(f"{log}.pause")
+    os.environ |= {PAUSE_VARIABLE: str(pause), "PYTHONPATH": str(Path(__file__).parents[2])}
+    backend = "tests.engine.paused_backend:PausedBackend" if point == ENCODING else "auto"
+    with EncoderPool(EncodingSpec(model=f"hash://{DIMENSION}"), backend=backend) as pool:
         reaper.say("workers", *pool.worker_pids)
         opened = open_output(output, endpoint)
         if isinstance(opened, ObjectStore):
             client: Any = MortalClient(opened._client, reaper)
             opened._client = client
         store: Any = MortalStore(opened, reaper)
-        front: Any = MortalPool(pool, reaper)
+        front: Any = MortalPool(pool, reaper, pause)
         reaper.run = EmbeddingRun(open_source(catalog), store, front, THRESHOLDS, file_format=file_format)
         for event in reaper.run.events():
             if isinstance(event, Receipt):

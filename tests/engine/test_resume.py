@@ -27,7 +27,7 @@ from surge_dagster.engine.output.staging import STAGING
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.superbatch import Thresholds
-from tests.engine.killed_run import PART_POINTS, POINTS, SPLIT_POINTS, THRESHOLDS, open_output
+from tests.engine.killed_run import ENCODING, PART_POINTS, POINTS, SPLIT_POINTS, THRESHOLDS, open_output
 from tests.engine.runs import finish, make_run, receipts
 from tests.small_catalogs import Rows, assert_embedded, keys_of, numbered_rows, published_files, write_catalog
 
@@ -40,11 +40,17 @@ SIZES = [30, 25, 0, 70, 300, 100, 1, 49, 130, 20, 350, 60, 0, 90]
 CATALOG: dict[str, Rows] = {f"p{n:02d}": numbered_rows(f"p{n}", size) for n, size in enumerate(SIZES)}
 TEXTS = sum(SIZES)
 STEPS = 225  # that an uninterrupted run to a disk passes; one to a bucket passes some sixty more
+# Two kills, in either order, of which the later one leaves enough to be done for both to happen.
+KILLED_WITHIN = (STEPS - 60, 40)
+SUPERBATCHES = 10  # at least; for kills while one of them is being encoded
 # Where each point is passed for the n-th time: early, inside the split partitions, and late. Two are split, into
 # three and four segments.
 INSTANTS = [
     ("disk", point, count) for point in POINTS for count in ((2, 9) if point in ("encode", "publish") else (5,))
 ]
+INSTANTS += [("disk", ENCODING, 4)]
+# The first SuperBatch's two partitions are published together: one has its name, the other has not.
+INSTANTS += [("disk", "published", 1)]
 INSTANTS += [("disk", *at) for at in (("stage", 3), ("staged", 3), ("kept", 6), ("assemble", 2), ("assembled", 1))]
 INSTANTS += [("disk", *at) for at in (("remove", 2), ("removed", 6))]
 # What a disk does not have, and where something of it may be left behind: segments and files, in parts and whole.
@@ -186,21 +192,25 @@ def test_a_killed_run_is_taken_up_where_it_was(
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    ("where", "seed"), [("disk", seed) for seed in range(30)] + [("s3", seed) for seed in range(50)]
-)
+@pytest.mark.parametrize(("where", "seed"), [(where, seed) for where in ("disk", "s3") for seed in range(50)])
 def test_wherever_a_run_is_killed_a_run_with_other_thresholds_finishes_it(
     hash_pool: EncoderPool, output: Output, mortal_run: Mortal, catalog: Path, seed: int
 ) -> None:
-    """Takes minutes: two kills at steps drawn from all of them, the second while the first one's work is taken up."""
+    """Takes a quarter of an hour: 100 kills on a disk and 100 in a bucket, at seeded steps, the second one of each pair
+    while the first one's work is taken up; with every fifth seed the first one comes while a worker encodes.
+    """
     random = Random(seed)
     space = hash_pool.space.name
+    kills = [("any", random.randint(1, steps)) for steps in random.sample(KILLED_WITHIN, 2)]
+    if seed % 5 == 0:
+        kills[0] = (ENCODING, random.randint(1, SUPERBATCHES // 2))
+        kills[1] = ("any", random.randint(1, min(KILLED_WITHIN)))
     encoded = lost = 0
-    for steps in (STEPS, 40):
-        status, lines = mortal_run(output, "any", random.randint(1, steps))
-        assert status in (0, -signal.SIGKILL)
+    for kill in kills:
+        status, lines = mortal_run(output, *kill)
+        assert status == -signal.SIGKILL, "each of them is one"
         encoded += texts_encoded(lines)
-        lost += in_flight(lines) if status else 0
+        lost += in_flight(lines)
     left = OutputState(output.open(), space)
     missing = {key for key in CATALOG if not left.facts(key)}
     staged = staged_rows(output.look(), missing)
@@ -225,7 +235,7 @@ def staged_rows(output: Path, keys: Collection[str]) -> int:
 
 
 def test_every_step_of_a_split_partition_and_of_an_upload_is_among_those_at_which_runs_are_killed() -> None:
-    assert {point for where, point, _ in INSTANTS if where == "disk"} == {*POINTS, *SPLIT_POINTS}
+    assert {point for where, point, _ in INSTANTS if where == "disk"} == {*POINTS, *SPLIT_POINTS, ENCODING}
     assert {point for where, point, _ in INSTANTS if where == "s3"} > set(PART_POINTS)
 
 
@@ -273,3 +283,15 @@ def test_a_run_that_nobody_kills_dies_of_nothing(tmp_path: Path, catalog: Path) 
     lines = [line.split(" ") for line in (tmp_path / "log").read_text().splitlines()]
     assert len([line for line in lines if line[0] == "receipt"]) == len(CATALOG)
     assert texts_encoded(lines) == TEXTS
+    steps = [line for line in lines if line[0] in ("flush", "appear") and line[1] == first_publisher(lines)]
+    assert [(step, Path(name).stem) for step, _, name in steps[:4]] == [
+        ("flush", "p00"),
+        ("flush", "p01"),
+        ("appear", "p00"),
+        ("appear", "p01"),
+    ], "tiny partitions are published together, as they are outside of tests"
+
+
+def first_publisher(lines: list[list[str]]) -> str:
+    """The thread that published the first partition."""
+    return next(line[1] for line in lines if line[0] == "flush" and line[2].endswith("p00.parquet"))

@@ -77,10 +77,13 @@ class FaultyUpload(LocalUpload):
             self.happen()
         super().write(data)
 
-    def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
+    def flush(self) -> None:
         if self.step == "publish":
             self.happen()
-        stored = super().publish(still_wanted)
+        super().flush()
+
+    def appear(self, still_wanted: Callable[[], None]) -> StoredObject:
+        stored = super().appear(still_wanted)
         if self.step == "published":
             self.happen()
         return stored
@@ -362,8 +365,15 @@ TINY: dict[str, Rows] = {f"p{n:02}": numbered_rows(f"p{n:02}", 3) for n in range
 
 @pytest.mark.parametrize("step", ["create", "write", "publish", "published", "exit"])
 def test_a_disk_that_refuses_one_tiny_partition_of_a_group_fails_that_one_alone(
-    hash_pool: EncoderPool, tmp_path: Path, step: str
+    hash_pool: EncoderPool, tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    publish = LocalUpload.publish
+
+    def alone(upload: LocalUpload, still_wanted: Callable[[], None]) -> StoredObject:
+        assert not upload._name.endswith(".parquet"), "it was not published together with its neighbours"
+        return publish(upload, still_wanted)
+
+    monkeypatch.setattr(LocalUpload, "publish", alone)
     store = FaultyStore(tmp_path, {"p07", "p30"}, step, disk_full)
     run = make_run(hash_pool, in_memory(TINY), store, Thresholds(b_min=100_000, b_max=100_000))
     events = finish(run)

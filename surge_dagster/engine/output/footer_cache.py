@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -25,17 +25,24 @@ from surge_dagster.engine.output.embedding_file import FileFacts, entry_names
 from surge_dagster.engine.output.fact_values import facts_of_values, values_of
 from surge_dagster.engine.output.store import StoredObject
 
-_MAGIC = b"surge footers 1\n"
+_MAGIC = b"surge footers 2\n"
 _ENTRIES = [key.decode() for key in entry_names(FileFacts)]
 _SCHEMA = pa.schema(
     [("name", pa.string()), ("size", pa.int64()), ("etag", pa.string())]
     + [(entry, pa.binary()) for entry in _ENTRIES]
-    + [("tie", pa.binary())]
+    + [("columns", pa.binary()), ("tie", pa.binary())]
 )
 _WRITTEN = pa.ipc.IpcWriteOptions(compression="zstd")
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 Row = tuple[Any, ...]  # as in the schema
+
+
+class Entry(NamedTuple):
+    """What a footer says: the facts, and the columns as an Arrow schema, empty where nobody looked at them."""
+
+    facts: FileFacts
+    columns: bytes
 
 
 class FooterCache:
@@ -61,21 +68,28 @@ class FooterCache:
 
     def facts(self, stored: StoredObject) -> FileFacts | None:
         """What the object's footer says, None when that is not known for certain."""
+        entry = self.entry(stored)
+        return entry.facts if entry is not None else None
+
+    def entry(self, stored: StoredObject) -> Entry | None:
+        """The same with the columns."""
         row = self._rows.get(stored.name)
         if row is None:
             return None
-        name, size, etag, *entries, tie = row
-        if (name, size, etag) != (stored.name, stored.size, stored.etag) or tie != self._tie(stored, entries[-1]):
+        name, size, etag, *entries, columns, tie = row
+        if (name, size, etag) != tuple(stored) or tie != self._tie(stored, entries[-1], columns):
             return None
-        return facts_of_values(entries)
+        facts = facts_of_values(entries)
+        return Entry(facts, columns) if facts is not None else None
 
-    def add(self, stored: StoredObject, facts: FileFacts) -> None:
+    def add(self, stored: StoredObject, facts: FileFacts, columns: bytes = b"") -> None:
         """Keep what was read of an object; from any thread."""
         if not stored.etag:
             return
         entries = values_of(facts)
+        tie = self._tie(stored, entries[-1], columns)
         with self._lock:
-            self._new.append((stored.name, stored.size, stored.etag, *entries, self._tie(stored, entries[-1])))
+            self._new.append((stored.name, stored.size, stored.etag, *entries, columns, tie))
 
     def save(self, listed: Mapping[str, StoredObject]) -> None:
         """Write what is known of the objects that are listed, if anything is new."""
@@ -106,7 +120,8 @@ class FooterCache:
             return _SCHEMA.empty_table()
         return table if table.schema.equals(_SCHEMA) else _SCHEMA.empty_table()
 
-    def _tie(self, stored: StoredObject, facts_digest: bytes) -> bytes:
-        """Ties the facts with this digest to one version of one object of this output."""
+    def _tie(self, stored: StoredObject, facts_digest: bytes, columns: bytes) -> bytes:
+        """Ties the facts with this digest, and these columns, to one version of one object of this output."""
         parts = (self._place, stored.name, str(stored.size), stored.etag)
-        return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass") + b"\0" + facts_digest).digest()[:16]
+        said = "\0".join(parts).encode("utf-8", "surrogatepass") + b"\0" + facts_digest + columns
+        return hashlib.sha256(said).digest()[:16]

@@ -12,9 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -25,6 +23,7 @@ from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.spec import FileFormat
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.output import arrow_footer
+from surge_dagster.engine.output.at_once import read_at_once
 from surge_dagster.engine.output.embedding_file import FileFacts, InvalidFile, read_facts
 from surge_dagster.engine.output.file_formats import SUFFIXES, file_name, format_of
 from surge_dagster.engine.output.footer_cache import FooterCache
@@ -33,7 +32,6 @@ from surge_dagster.engine.output.store import ObjectEnd, Store, StoredObject
 from surge_dagster.engine.unreadable import UNREADABLE, first_line
 
 Status = Literal["fresh", "stale", "missing", "foreign"]
-READS_AT_ONCE = 32
 _LOOK_AHEAD = (32, 1024)
 
 
@@ -106,38 +104,6 @@ def read_footer(store: Store, name: str) -> pq.FileMetaData:
         raise
     except UNREADABLE as error:
         raise InvalidFile(f"its footer cannot be read ({first_line(error)})") from error
-
-
-def read_facts_and_columns(
-    store: Store, name: str, known: dict[bytes | pa.Schema, pa.Schema], check: Callable[[pa.Schema], None]
-) -> tuple[FileFacts, pa.Schema]:
-    """What a file says of itself, and its columns.
-
-    Args:
-        known: columns that were found in other files; they are the same for thousands, and costly to take apart.
-        check: called with columns that are not known; raises what is wrong with them.
-
-    Raises:
-        InvalidFile: it is not a complete embedding file.
-        FileNotFoundError: there is none.
-        TransientError: there is one that cannot be read now.
-    """
-    if format_of(name) == "arrow":
-        end = _arrow_end(store, name)
-        read = arrow_footer.read_end(end.content, end.stored.size)
-        facts, written, columns = read.facts, read.schema, lambda: read.schema
-    else:
-        footer = read_footer(store, name)
-        facts, columns = read_facts(footer), footer.schema.to_arrow_schema
-        written = (footer.metadata or {}).get(b"ARROW:schema", b"")
-    if written not in known:
-        try:
-            found = columns()
-        except UNREADABLE as error:
-            raise InvalidFile(f"its columns cannot be read ({first_line(error)})") from error
-        check(found)
-        known[written] = found.remove_metadata()
-    return facts, known[written]
 
 
 class OutputState:
@@ -282,25 +248,10 @@ class OutputState:
                     unread.append(name)
                 else:
                     self._keep(stored, PublishedFile(stored, facts))
-        self._read_all(unread)
+        read_at_once(unread, self._read)
 
     def _is_unread(self, name: str) -> bool:
         return name in self._listed and name not in self._found and name not in self._unreadable
-
-    def _read_all(self, names: Sequence[str]) -> None:
-        waiting: deque[Future[None]] = deque()
-        if not names:
-            return
-        pool = ThreadPoolExecutor(min(READS_AT_ONCE, len(names)), thread_name_prefix="surge-footer")
-        try:
-            for name in names:
-                waiting.append(pool.submit(self._read, name))
-                if len(waiting) > 2 * READS_AT_ONCE:
-                    waiting.popleft().result()
-            while waiting:
-                waiting.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)
 
     def _read(self, name: str) -> None:
         try:

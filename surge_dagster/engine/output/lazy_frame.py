@@ -13,10 +13,11 @@ import polars as pl
 import pyarrow as pa
 from polars.io.plugins import register_io_source
 
-from surge_dagster.engine.errors import DataError, TransientError
+from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.output.embedding_file import InvalidFile
 from surge_dagster.engine.output.file_formats import format_of, open_output_file
 from surge_dagster.engine.output.freshness import PublishedFile
+from surge_dagster.engine.output.listed_files import replaced
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.unreadable import UNREADABLE, first_line
 
@@ -83,12 +84,12 @@ def _batches(store: Store, files: Iterable[PublishedFile], wanted: pa.Schema, ro
                 open_output_file(source, format_of(file.stored.name) or "parquet", mapped=True) as reader,
             ):
                 if reader.facts != file.facts:  # a store may give one tag to two contents
-                    raise _replaced(location, key)
+                    raise replaced(location, key)
                 columns = [name for name in reader.schema.names if name in wanted.names]
                 for batch in reader.read(columns=columns or ["id"], batch_rows=rows):
                     yield _complete(batch, key, wanted)
         except FileNotFoundError as error:
-            raise _replaced(location, key) from error
+            raise replaced(location, key) from error
         except (InvalidFile, *UNREADABLE) as error:
             raise DataError(
                 key, f"{location!r} is damaged: {first_line(error)}", "Remove it and embed the partition again."
@@ -106,10 +107,3 @@ def _complete(batch: pa.RecordBatch, key: str, wanted: pa.Schema) -> pa.RecordBa
         else:
             columns.append(pa.nulls(len(batch), field.type))
     return pa.RecordBatch.from_arrays(columns, schema=wanted)
-
-
-def _replaced(location: str, key: str) -> TransientError:
-    return TransientError(
-        f"partition {key!r}: {location!r} was replaced or removed after the embeddings were opened. Open them again.",
-        key,
-    )

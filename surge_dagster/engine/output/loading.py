@@ -9,7 +9,7 @@ memory; a dataset gives that memory itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,10 +20,10 @@ from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import ConfigError, DataError
 from surge_dagster.engine.output import open_store
 from surge_dagster.engine.output.current_space import named_space, space_of_readers
-from surge_dagster.engine.output.embedding_file import FileFacts, InvalidFile, check_schema
-from surge_dagster.engine.output.file_formats import SUFFIXES, file_name
-from surge_dagster.engine.output.freshness import PublishedFile, read_facts_and_columns
-from surge_dagster.engine.output.store import Store, StoredObject
+from surge_dagster.engine.output.embedding_file import FileFacts, InvalidFile
+from surge_dagster.engine.output.file_formats import SUFFIXES
+from surge_dagster.engine.output.listed_files import ListedFiles, LoadableFile, Seen, replaced
+from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.output.store_filesystem import filesystem_of
 
 if TYPE_CHECKING:
@@ -45,23 +45,7 @@ class Embeddings:
     def __init__(self, store: Store, space: Space) -> None:
         self.store = store
         self.space = space
-        self._files: dict[str, PublishedFile] = {}
-        self._columns: dict[str, pa.Schema] = {}
-        self._unusable: dict[str, str] = {}
-        known: dict[bytes | pa.Schema, pa.Schema] = {}
-        for stored in sorted(store.list(space.name), key=lambda stored: stored.name):
-            if not stored.name.endswith(SUFFIXES[space.file_format]):
-                continue
-            try:
-                facts, columns = self._look_at(stored, known)
-            except FileNotFoundError:
-                continue  # removed since it was listed
-            except InvalidFile as error:
-                self._unusable[stored.name] = str(error)
-                continue
-            self._files[facts.partition_key] = PublishedFile(stored, facts)
-            self._columns[facts.partition_key] = columns
-        self._files = dict(sorted(self._files.items()))
+        self._files = ListedFiles(store, space)
 
     @property
     def dimension(self) -> int:
@@ -70,18 +54,18 @@ class Embeddings:
 
     @property
     def rows(self) -> int:
-        """Rows of all partitions together."""
-        return sum(file.facts.rows for file in self._files.values())
+        """Rows of all partitions together; reads the footers that are not known yet."""
+        return sum(file.facts.rows for file in self._loadable())
 
     def keys(self) -> list[str]:
-        """The partitions that can be loaded, sorted; keys as the catalog has them."""
-        return list(self._files)
+        """The partitions that can be loaded, sorted; keys as the catalog has them. Reads footers, as `rows` does."""
+        return sorted(file.facts.partition_key for file in self._loadable())
 
     def facts(self, partition: str) -> FileFacts:
         """What a partition's file says of itself: rows, model, precision, versions, truncated texts.
 
         Raises:
-            ConfigError, DataError: see `lazy`.
+            ConfigError, DataError, TransientError: see `lazy`.
         """
         return self._chosen([partition])[0].facts
 
@@ -98,6 +82,7 @@ class Embeddings:
             ConfigError: a partition that was asked for has no file.
             DataError: a file among them is damaged or belongs to another space, or ids are not of one type. Collecting
                 raises what reading a damaged page gives, with the partition's key in it.
+            TransientError: a file among them was replaced or removed since it was listed, or cannot be read now.
         """
         # Runs that only write embeddings are spared polars.
         from surge_dagster.engine.output.lazy_frame import scan
@@ -112,7 +97,7 @@ class Embeddings:
             partitions: keys, in the order wanted; None is everything there is.
 
         Raises:
-            ConfigError, DataError: see `lazy`. What is damaged is an `OSError` when it is read.
+            ConfigError, DataError, TransientError: see `lazy`. What is damaged is an `OSError` when it is read.
         """
         import pyarrow.dataset as ds  # it imports pandas
 
@@ -134,57 +119,56 @@ class Embeddings:
         ]
         return ds.FileSystemDataset(fragments, self._schema(files), form, filesystem)
 
-    def _look_at(self, stored: StoredObject, known: dict[bytes | pa.Schema, pa.Schema]) -> tuple[FileFacts, pa.Schema]:
-        def check(columns: pa.Schema) -> None:
-            check_schema(columns, dimension=self.space.dimension, dtype=self.space.dtype)
+    def _loadable(self) -> list[LoadableFile]:
+        return [seen for seen in self._files.all().values() if isinstance(seen, LoadableFile)]
 
-        facts, columns = read_facts_and_columns(self.store, stored.name, known, check)
-        if facts.space != self.space.name:
-            raise InvalidFile(f"it holds vectors of the space {facts.space!r}; expected {self.space.name!r}")
-        if self._name(facts.partition_key) != stored.name:
-            raise InvalidFile(f"it is the file of partition {facts.partition_key!r}, under another name")
-        return facts, columns
-
-    def _name(self, key: str) -> str:
-        return file_name(self.space.name, key, self.space.file_format)
-
-    def _chosen(self, partitions: Iterable[str] | None) -> list[PublishedFile]:
+    def _chosen(self, partitions: Iterable[str] | None) -> list[LoadableFile]:
         if partitions is None:
-            for name, reason in self._unusable.items():
-                raise self._refusal(name, reason, len(self._unusable) - 1)
-            return list(self._files.values())
+            seen = self._files.all()
+            chosen = self._usable(seen)
+            return sorted(chosen, key=lambda file: file.facts.partition_key)
         if isinstance(partitions, str):
             partitions = [partitions]
-        keys = list(dict.fromkeys(partitions))
-        for key in keys:
-            if key not in self._files and (reason := self._unusable.get(self._name(key))):
-                raise self._refusal(self._name(key), reason, 0)
-        if missing := [key for key in keys if key not in self._files]:
+        names = {self._files.name(key): key for key in partitions}
+        seen = self._files.of(names)
+        if missing := [key for name, key in names.items() if name not in seen]:
             more = f" and {len(missing) - _NAMED:,} more" if len(missing) > _NAMED else ""
             raise ConfigError(
                 f"{self.store.location(self.space.name)!r} has no embeddings of "
                 f"{', '.join(map(repr, missing[:_NAMED]))}{more}. Embed them first "
                 "(`surge-dagster embed`, or materialize `embeddings`), or choose among what keys() names."
             )
-        return [self._files[key] for key in keys]
+        return self._usable(seen)
 
-    def _refusal(self, name: str, reason: str, others: int) -> DataError:
+    def _usable(self, seen: Mapping[str, Seen]) -> list[LoadableFile]:
+        """All of them, or the refusal of one that cannot be loaded."""
+        files = [file for file in seen.values() if isinstance(file, LoadableFile)]
+        if len(files) == len(seen):
+            return files
+        for name, gone in seen.items():
+            if isinstance(gone, FileNotFoundError):
+                raise replaced(self.store.location(name), self._key(name)) from gone
+        invalid = [(name, found) for name, found in seen.items() if isinstance(found, InvalidFile)]
+        (name, error), others = invalid[0], len(invalid) - 1
+        more = f" {others:,} more files cannot be loaded either." if others else ""
+        raise DataError(
+            self._key(name),
+            f"{self.store.location(name)!r} cannot be loaded: {error}",
+            f"Move it away and embed the partition again, or choose partitions without it.{more}",
+        ) from error
+
+    def _key(self, name: str) -> str:
+        """The partition's key as far as its file's name tells it."""
         encoded = name.removeprefix(f"{self.space.name}/").removesuffix(SUFFIXES[self.space.file_format])
         try:
-            key = decode_key(encoded) or encoded
+            return decode_key(encoded) or encoded
         except ValueError:
-            key = encoded
-        more = f" {others:,} more files cannot be loaded either." if others else ""
-        return DataError(
-            key,
-            f"{self.store.location(name)!r} cannot be loaded: {reason}",
-            f"Move it away and embed the partition again, or choose partitions without it.{more}",
-        )
+            return encoded
 
-    def _schema(self, files: list[PublishedFile]) -> pa.Schema:
+    def _schema(self, files: list[LoadableFile]) -> pa.Schema:
         """Of the rows of several files: partition, id, text where a file has it, embedding."""
         first: dict[pa.DataType, str] = {}
-        found = {file.facts.partition_key: self._columns[file.facts.partition_key] for file in files}
+        found = {file.facts.partition_key: file.columns for file in files}
         for key, columns in found.items():
             first.setdefault(columns.field("id").type, key)
         if len(first) > 1:
@@ -210,8 +194,8 @@ class Embeddings:
 def open_embeddings(output: str | Path | Store, space: str | None = None) -> Embeddings:
     """Open what lies in an output, to load it.
 
-    Reads one listing and the footer of each file of the space. Whatever becomes the current space afterwards, what is
-    open stays with its own.
+    Reads one listing of the space; footers are read when they are asked for, those of the partitions that are chosen.
+    Whatever becomes the current space afterwards, what is open stays with its own.
 
     Args:
         output: a path or URL, or a store that is open already; the folder above those of the spaces.

@@ -118,7 +118,7 @@ def publish_together(
         For each what was published, or what it raised; one that fails holds up no other.
     """
     outcomes: list[StoredObject | Exception] = []
-    ours = [upload for upload, _ in uploads if type(upload) is LocalUpload]
+    ours = [upload for upload, _ in uploads if isinstance(upload, LocalUpload)]
     if len(ours) < len(uploads) or len({upload.folder for upload in ours}) != 1:
         for upload, still_wanted in uploads:
             try:

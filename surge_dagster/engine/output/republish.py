@@ -38,16 +38,17 @@ def republish(
 ) -> PublishedFile:
     """Copy a file's rows to a new one that names the partition's present source version.
 
+    What is copied may have been replaced since it was looked at: the new file says what the one that is read says.
+
     Args:
         widest_row: most bytes of id and text that a row has.
         held: books what wide rows take at once, in bytes; what others take is the caller's to book.
 
     Raises:
-        InvalidFile: the file is damaged; it is left as it is.
+        InvalidFile: the file is damaged, or has other content by now; it is left as it is.
         TransientError: the new one cannot be written, or the source has changed once more.
     """
     name = published.stored.name
-    facts = replace(published.facts, source_version=partition.source_version, writer=WRITER)
     try:
         with (
             store.open(name) as source,
@@ -55,6 +56,9 @@ def republish(
             held(reader.reading_bytes(widest_row) + (1 + STRING_COPIES) * widest_row),
             store.create(name) as upload,
         ):
+            if reader.facts.desired_version != published.facts.desired_version:
+                raise InvalidFile("it was replaced by one with other content since it was looked at")
+            facts = replace(reader.facts, source_version=partition.source_version, writer=WRITER)
             columns = reader.schema
             check_schema(columns, dimension=space.dimension, dtype=space.dtype)
             with new_writer(

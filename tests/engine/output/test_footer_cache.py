@@ -27,7 +27,7 @@ from tests.engine.output.object_server import BUCKET, Fault, ObjectServer, alway
 from tests.small_catalogs import partition_of
 
 KEYS = [f"partition {number}" for number in range(6)]
-HEAD = len(b"surge footers 1\n")
+HEAD = len(b"surge footers 2\n")
 SECRETS = ("secret-key-of-the-test", "secret-session-of-the-test", "secret-of-the-endpoint")
 STORED = StoredObject("s/k.parquet", 1000, '"abc"')
 
@@ -129,7 +129,7 @@ def test_an_object_that_is_replaced_after_the_listing_is_kept_as_it_was_read(
 
 
 def with_digest(stream: bytes) -> bytes:
-    return b"surge footers 1\n" + hashlib.sha256(stream).digest() + stream
+    return b"surge footers 2\n" + hashlib.sha256(stream).digest() + stream
 
 
 def table_of(content: bytes) -> pa.Table:
@@ -148,7 +148,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "cut off": lambda content: content[:-1],
     "cut to its head": lambda content: content[: HEAD + 10],
     "a flipped bit": lambda content: content[:-40] + bytes([content[-40] ^ 4]) + content[-39:],
-    "another version": lambda content: content.replace(b"footers 1", b"footers 2", 1),
+    "another version": lambda content: content.replace(b"footers 2", b"footers 1", 1),
     "no Arrow stream": lambda _: with_digest(b"x" * 1000),
     "other columns": lambda content: file_of(table_of(content).drop_columns(["tie"])),
 }

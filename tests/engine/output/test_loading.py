@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,14 @@ import pytest
 from surge_dagster import Embeddings, open_embeddings
 from surge_dagster.engine.encoder.spec import FILE_FORMATS, EncodingSpec, FileFormat, Space
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
-from surge_dagster.engine.output import open_store
+from surge_dagster.engine.output import listed_files, object_reader, open_store
 from surge_dagster.engine.output.embedding_file import FileFacts, desired_version, embedding_table
 from surge_dagster.engine.output.file_formats import file_name, new_writer
+from surge_dagster.engine.output.object_store import ObjectStore
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.output.store import Store
+from tests.engine.output.object_server import ObjectServer
+from tests.engine.test_run_object_store import open_bucket
 
 LONG = "shoes/" + "x" * 300
 KEYS = ["Köln, 50%", "b", LONG]
@@ -32,9 +36,11 @@ KEYS = ["Köln, 50%", "b", LONG]
 class Output:
     """An output in which partitions can be put without a run."""
 
-    def __init__(self, root: Path, spec: EncodingSpec, file_format: FileFormat = "parquet") -> None:
+    def __init__(
+        self, root: Path, spec: EncodingSpec, file_format: FileFormat = "parquet", store: Store | None = None
+    ) -> None:
         self.root = root
-        self.store: Store = open_store(root)
+        self.store = store or open_store(root)
         self.space: Space = claim_space(self.store, spec.resolve(), file_format)
         self.random = np.random.default_rng(5)
 
@@ -190,7 +196,10 @@ def test_a_filter_on_the_partition_opens_no_other_file(
     read: list[str] = []
     original = type(output.store).open
     monkeypatch.setattr(type(output.store), "open", lambda self, name: read.append(name) or original(self, name))
-    assert opened.lazy().filter(pl.col("partition") == LONG).collect().height == 5
+    lazy = opened.lazy()
+    assert sorted(read) == sorted(map(output.name, KEYS)), "the footers"
+    read.clear()
+    assert lazy.filter(pl.col("partition") == LONG).collect().height == 5
     assert read == [output.name(LONG)]
     read.clear()
     assert opened.dataset().to_table(filter=ds.field("partition") == LONG).num_rows == 5
@@ -229,6 +238,95 @@ def test_a_file_that_changed_since_it_was_opened_is_an_error(output: Output, cha
             os.utime(output.path("a"), ns=(kept, kept))
     with pytest.raises(TransientError, match=r"partition 'a': .* was replaced or removed .* Open them again"):
         lazy.collect()
+
+
+def test_a_partition_alone_is_loaded_without_a_look_at_the_others(
+    output: Output, vectors: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    original = type(output.store).open
+    monkeypatch.setattr(type(output.store), "open", lambda self, name: read.append(name) or original(self, name))
+    opened = open_embeddings(output.root)
+    assert opened.facts("b").rows == 20_000
+    assert opened.dataset(["b"]).count_rows() == opened.lazy("b").collect().height == 20_000
+    assert {name for name in read if not name.endswith(".json")} == {output.name("b")}
+
+
+@pytest.mark.parametrize("change", ["replaced", "removed"])
+def test_a_file_that_changed_before_its_footer_was_read_is_an_error_too(output: Output, change: str) -> None:
+    output.put("a", 2)
+    output.put("b", 2)
+    opened = open_embeddings(output.root)
+    output.path("a").unlink()
+    if change == "replaced":
+        output.put("a", 3)
+    for partitions in (None, ["a"]):
+        with pytest.raises(TransientError, match=r"partition 'a': .* was replaced or removed .* Open them again"):
+            opened.lazy(partitions)
+    assert (opened.keys(), opened.rows) == (["b"], 2)
+
+
+class TestBucket:
+    """Many small reads, each a request; takes seconds for the server's objects."""
+
+    KEYS = tuple(f"p{number}" for number in range(12))
+
+    @pytest.fixture(params=FILE_FORMATS)
+    def store(self, request: pytest.FixtureRequest, object_server: ObjectServer, tmp_path: Path) -> ObjectStore:
+        store = open_bucket(object_server)
+        output = Output(tmp_path, EncodingSpec("hash://16"), request.param, store)
+        for key in self.KEYS:
+            output.put(key, 2)
+        return store
+
+    @staticmethod
+    def asked_for(server: ObjectServer) -> list[str]:
+        """Partitions' objects that were asked for since the last time."""
+        found = [target.split("?")[0].rpartition("/")[2].partition(".")[0] for target in server.requests("GET")]
+        server.log.clear()
+        return sorted(key for key in found if key.startswith("p"))
+
+    def test_the_footers_of_chosen_partitions_alone_are_asked_for_and_each_once(
+        self, store: ObjectStore, object_server: ObjectServer
+    ) -> None:
+        object_server.log.clear()
+        opened = open_embeddings(store)
+        assert self.asked_for(object_server) == []
+        assert opened.facts("p3").rows == 2
+        assert opened.facts("p4").rows == 2
+        assert opened.lazy(["p3", "p4"]).collect_schema().names() == ["partition", "id", "text", "embedding"]
+        assert self.asked_for(object_server) == ["p3", "p4"]
+        assert opened.lazy(["p3"]).collect().height == 2
+
+    def test_many_footers_are_asked_for_at_a_time(self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        together = threading.Barrier(6)  # a read alone would wait in vain
+        fetch_end = object_reader.fetch_end
+
+        def fetch(*arguments: Any) -> Any:
+            together.wait(60)
+            return fetch_end(*arguments)
+
+        opened = open_embeddings(store)
+        monkeypatch.setattr(object_reader, "fetch_end", fetch)
+        assert opened.keys() == sorted(self.KEYS)
+
+    def test_what_a_bucket_answered_is_not_asked_for_by_the_next_process(
+        self, store: ObjectStore, object_server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path))
+        monkeypatch.setattr(listed_files, "READS_AT_ONCE", 3)  # more than that are worth keeping
+        object_server.log.clear()
+        first = open_embeddings(store).lazy()
+        assert self.asked_for(object_server) == sorted(self.KEYS)
+        again = open_embeddings(store)
+        assert again.keys() == sorted(self.KEYS)
+        assert again.lazy().collect_schema() == first.collect_schema()
+        assert self.asked_for(object_server) == []
+        Output(tmp_path, EncodingSpec("hash://16"), again.space.file_format, store).put("p5", 4, include_text=False)
+        object_server.log.clear()
+        assert open_embeddings(store).rows == 2 * len(self.KEYS) + 2
+        assert self.asked_for(object_server) == ["p5"]
+        assert again.lazy(["p4"]).collect().equals(first.filter(pl.col("partition") == "p4").collect())
 
 
 class TestSpaces:

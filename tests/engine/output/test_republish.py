@@ -1,4 +1,4 @@
-"""A file that is only written again takes no more memory than is booked for it, however wide its texts are."""
+"""A file that is only written again takes no more memory than is booked for it, and says what it said before."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.output.embedding_file import page_bytes
+from surge_dagster.engine.output.local_store import LocalStore
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.superbatch import Thresholds
 from tests.engine.runs import finish, make_run, receipts
-from tests.small_catalogs import Rows, assert_embedded, partition_of
+from tests.small_catalogs import Rows, assert_embedded, partition_of, rewrite
 
 MIB = 1024 * 1024
 
@@ -66,3 +67,44 @@ def test_a_file_that_cannot_be_read_within_the_budget_is_encoded_again(
     assert "wide.parquet is encoded again: reading it takes" in caplog.text
     assert receipt.source_version == "v2"
     assert_embedded(tmp_path, run.space.name, "wide", rows)
+
+
+class RacingStore(LocalStore):
+    """A disk on which another run replaces a file just before this one opens it, and after it has looked at it."""
+
+    def __init__(self, root: Path, **facts: str) -> None:
+        super().__init__(root)
+        self._facts = facts
+
+    def open(self, name: str) -> pa.NativeFile:
+        if name.endswith("/wide.parquet"):
+            rewrite(self.root / name, lambda table: table, **self._facts)
+        return super().open(name)
+
+
+def test_a_file_that_was_replaced_meanwhile_keeps_what_it_says_of_its_vectors(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    rows = wide_rows(3, 100)
+    finish(embed(hash_pool, tmp_path, rows, "v1"))
+    partition = partition_of("wide", rows, version="v2")
+    run = make_run(hash_pool, [partition], RacingStore(tmp_path, precision="bf16"))
+    [receipt] = receipts(finish(run), "republished")
+    assert (receipt.source_version, receipt.rows) == ("v2", 3)
+    facts = assert_embedded(tmp_path, run.space.name, "wide", rows)
+    assert (facts.precision, facts.source_version) == ("bf16", "v2")
+
+
+def test_a_file_whose_content_was_replaced_meanwhile_is_encoded_again(
+    hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = wide_rows(3, 100)
+    finish(embed(hash_pool, tmp_path, rows, "v1"))
+    store = RacingStore(tmp_path, content_digest="0" * 32, desired_version="1" * 32)
+    run = make_run(hash_pool, [partition_of("wide", rows, version="v2")], store)
+    with caplog.at_level(logging.WARNING):
+        [receipt] = receipts(finish(run), "encoded")
+    assert "it was replaced by one with other content" in caplog.text
+    assert receipt.source_version == "v2"
+    facts = assert_embedded(tmp_path, run.space.name, "wide", rows)
+    assert (facts.precision, facts.content_digest) == (hash_pool.precision, receipt.content_digest)

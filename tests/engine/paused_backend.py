@@ -1,0 +1,39 @@
+"""The hash backend, which stops in the middle of its work when it is told to: to be killed just there.
+
+While the file `$SURGE_TEST_PAUSE` exists, a worker that has begun to encode creates `$SURGE_TEST_PAUSE.reached` and
+goes no further as long as the process that started it lives.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from surge_dagster.engine.encoder.backends.base import BackendSettings, ChunkFigures, Progress
+from surge_dagster.engine.encoder.backends.hash_backend import HashBackend
+from surge_dagster.engine.encoder.spec import Space
+
+PAUSE_VARIABLE = "SURGE_TEST_PAUSE"
+
+
+def reached(pause: Path) -> Path:
+    """What exists when a worker has stopped."""
+    return pause.with_name(f"{pause.name}.reached")
+
+
+class PausedBackend(HashBackend):
+    def __init__(self, space: Space, settings: BackendSettings) -> None:
+        super().__init__(prompt=space.prompt, max_length=space.max_length)
+        self._pause = Path(os.environ[PAUSE_VARIABLE])
+        self._parent = os.getppid()
+
+    def forward(self, prepared: Any, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkFigures:
+        while self._pause.exists() and os.getppid() == self._parent:
+            reached(self._pause).touch()
+            progress()
+            threading.Event().wait(0.01)
+        return super().forward(prepared, matrix, truncated, progress)
