@@ -326,7 +326,7 @@ def test_where_events_cannot_be_batched_they_are_written_one_by_one(bench: Workb
     if why == "turned off":
         assert kept == [], "Dagster itself takes the batch apart"
     else:
-        assert kept == [0] * 7
+        assert kept == [0] * 8
     assert_complete_record(bench, "abc")
 
 
