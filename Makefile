@@ -55,10 +55,10 @@ ui: $(STAMP) ## open Dagster's UI on the instance that make demo filled
 	  || { echo "make ui: port $(PORT) is busy or not allowed; choose another one: make ui PORT=3001" >&2; exit 1; }
 	@$(BIN)/dagster dev --workspace workspace.yaml --port $(PORT)
 
-# Three at a time on two cores: many tests wait for processes that start. A file stays together, for what its tests share,
+# Four at a time on two cores: many tests wait for processes that start. A file stays together, for what its tests share,
 # and tests/conftest.py says which ones begin. The hundreds of processes that are started compile the project once.
 test: $(STAMP) ## run the tests
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 soak: $(STAMP) ## run the tests that take minutes: many kills, large catalogs
 	@$(BIN)/python -m pytest -m soak -v $(ARGS)
