@@ -2,7 +2,8 @@
 
 A footer says what a file shall hold and not whether it does, so each file is read beside its source first, as a run
 reads what it publishes. How much of that one tick does is bounded, and files too large for it are left to runs. A file
-that does not read back counts as missing from then on: the next run encodes its partition again.
+that does not read back counts as missing in this tick: a run is asked for, which reads it too and encodes its partition
+again.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from surge_dagster.assets.outputs import file_failure, receipt_of_fresh
 from surge_dagster.assets.partition_events import AnyEvent
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.spec import Space
-from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.output.freshness import OutputState, PublishedFile
 
 log = logging.getLogger(__name__)
 
-# Dagster gives a tick a minute, and the rest of it needs some of that.
+# Dagster gives a tick a minute, and the rest of it needs some of that. A file that is begun is read to its end.
 _SECONDS = 20
+_FILE_BYTES = 32 * 1024 * 1024
 _BYTES = 256 * 1024 * 1024
 
 
@@ -56,7 +58,7 @@ def adopt(
 
     Args:
         names: of the catalog.
-        outputs: the files of the space; those that are damaged are `missing` in it afterwards.
+        outputs: the files of the space, as this tick sees them; those that are damaged are `missing` in it afterwards.
         space: which must be what the files hold.
         candidates: partitions and their fresh files, by partition key; those whose source version is on record count.
         catalogued: what is on record.
@@ -67,7 +69,7 @@ def adopt(
     for key, (partition, file) in candidates.items():
         if catalogued.observed.get(key) != partition.source_version:
             continue
-        if file.stored.size > _BYTES:
+        if file.stored.size > _FILE_BYTES:
             found.too_large += 1
             continue
         if len(found.events) >= room or file.stored.size > left or time.monotonic() > until:
@@ -75,13 +77,17 @@ def adopt(
         left -= file.stored.size
         try:
             failure = file_failure(partition, outputs.store, space)
+        except StoreUnavailable as error:
+            log.warning("%s", error)
+            break
         except TransientError as error:
             log.warning("%s", error)
             continue
         if failure is not None:
             log.warning("%s", failure.reason)
-            outputs.refuse(file, failure.reason)
-            found.damaged.append(key)
+            if failure.transient:  # else it is the source whose rows are refused
+                outputs.refuse(file, failure.reason)
+                found.damaged.append(key)
             continue
         observed = catalogued.observation_ids.get(key)
         receipt = receipt_of_fresh(outputs, file)

@@ -10,6 +10,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,10 @@ def remove_old_key_files(instance: dg.DagsterInstance) -> None:
     for and that Dagster has no record of yet.
     """
     folder = Path(instance.root_directory) / _KEY_FILE_FOLDER
-    written = {file: file.stat().st_mtime for file in folder.glob("*.json")}
+    written: dict[Path, float] = {}
+    for file in folder.glob("*.json"):
+        with suppress(FileNotFoundError):  # another catalog's tick removes them too
+            written[file] = file.stat().st_mtime
     newest_first = sorted(written, key=written.__getitem__, reverse=True)
     old = [file for file in newest_first[_KEY_FILES_KEPT:] if time.time() - written[file] > _KEY_FILE_SECONDS]
     if not old:

@@ -73,12 +73,14 @@ class _Known:
     """What was read before.
 
     Attributes:
-        mark: with which the events were found unchanged, None as long as they were not looked at again.
+        mark: with which the events were found unchanged by two looks, None as long as there were none.
+        seen: the mark at the last look that counted the events.
         version: token of the events that were read.
         catalogued: what they say.
     """
 
     mark: Hashable | None
+    seen: Hashable
     version: Hashable
     catalogued: Catalogued
 
@@ -125,9 +127,9 @@ def read_catalogued_again(names: CatalogNames, instance: dg.DagsterInstance) -> 
     if known is None or known.mark != mark:
         version = records_version(names, instance)
         if known is None or known.version != version:
-            known = _Known(None, version, read_catalogued(names, instance, registered))
-        else:
-            known = replace(known, mark=mark)  # the events were the same before and after: nobody is deleting them
+            known = _Known(None, mark, version, read_catalogued(names, instance, registered))
+        else:  # the same events with the same mark, one look after the other: nobody is deleting them
+            known = replace(known, mark=mark if known.seen == mark else None, seen=mark)
         _known[identity, names] = known
     return replace(known.catalogued, registered=registered)
 

@@ -33,7 +33,7 @@ from surge_dagster.check_policy import CheckPolicy
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import Space
-from surge_dagster.engine.errors import ConfigError, TransientError
+from surge_dagster.engine.errors import ConfigError, StoreUnavailable, TransientError
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.left_overs import sweep_left_overs
 from surge_dagster.engine.output.spaces import require_format
@@ -213,6 +213,8 @@ class Refresh:
                 receipt = published(outputs, partition.key) if outputs and status == "fresh" and not again else None
                 if receipt and space and not self._is_sound(receipt, partition, space):
                     receipt, selected = None, select.takes("missing", partition_key in failed)
+            except StoreUnavailable:
+                raise  # of every partition, and each would wait for it anew
             except TransientError as error:
                 unreadable.append(Failure(partition.key, str(error), transient=True))
                 continue
@@ -320,6 +322,8 @@ class Refresh:
             return True
         try:
             failure = file_failure(partition, self._store, space)
+        except StoreUnavailable:
+            raise  # the run ends; what is published by now and not told of is adopted by the next one
         except TransientError as error:
             failure = Failure(key, str(error), transient=True)
         if failure is not None:

@@ -34,8 +34,8 @@ def refresh_requests(
 ) -> list[dg.RunRequest]:
     """Runs that bring everything up to date: one that sees for itself what there is to do, or some that are told.
 
-    What an active run holds is left to it, so there may be none. A large catalog may make more runs than there are
-    shards, since `max_partitions_per_run` bounds each.
+    What an active run holds is left to it, unless everything is to be done, so there may be none. A large catalog may
+    make more runs than there are shards, since `max_partitions_per_run` bounds each.
 
     Args:
         names, instance: of the catalog, and where runs are recorded.
@@ -49,7 +49,8 @@ def refresh_requests(
         listed = {to_partition_key(partition.key): partition for partition in catalog.open()}
     except SurgeError:
         return [whole]
-    held = held_by_active_runs(names, instance)
+    # What is encoded anyway need not be left to others, who may pass it over as fresh; the pool makes runs wait.
+    held = set[str]() if options.get("force") else held_by_active_runs(names, instance)
     if held is None:
         return []
     if not held and sharding.shards == 1 and len(listed) <= sharding.most_each:

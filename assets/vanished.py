@@ -9,6 +9,7 @@ deleted than a share of the catalog: a source that suddenly lists far less is a 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -21,6 +22,7 @@ from surge_dagster.assets.partition_keys import from_partition_key
 from surge_dagster.assets.sensor_cursor import Gone, digest
 from surge_dagster.assets.source_partitions import DATA_VERSION_TAG
 from surge_dagster.engine.encoder.spec import Space
+from surge_dagster.engine.errors import SurgeError
 from surge_dagster.engine.output.file_formats import file_name
 from surge_dagster.engine.output.store import Store
 from surge_dagster.settings import VanishedPolicy
@@ -29,6 +31,7 @@ GONE, DELETED = "gone", "deleted"
 _LOOKS = 3
 # A request to a bucket for each.
 _DELETED_PER_TICK = 500
+_SECONDS = 15  # of a tick, which Dagster gives a minute
 
 
 @dataclass(slots=True)
@@ -129,20 +132,33 @@ class Vanishing:
                 said = f"The source has not listed this partition for {self.grace}. {what}"
                 found.events.append(self._observation(key, DELETED, said))
             found.delete.append(key)
-            found.gone.pop(digest(key), None)
         if due:
             found.summary += f", {len(found.delete):,} deleted"
 
-    def remove(self, partition_keys: Iterable[str], store: Store, space: Space | None) -> None:
+    def remove(
+        self, partition_keys: Iterable[str], gone: dict[str, Gone], store: Store, space: Space | None
+    ) -> tuple[list[str], str]:
         """Remove the files of partitions that were planned for it.
 
-        Raises:
-            TransientError: the store refused; as long as their keys are there, they are planned again.
+        Args:
+            gone: forgets those that are removed; the others are planned again.
+
+        Returns:
+            The partition keys whose files are removed, and what kept it from removing them all; empty for nothing.
         """
-        if space is None:
-            return
+        removed: list[str] = []
+        until = time.monotonic() + _SECONDS
         for key in partition_keys:
-            store.delete(_file_of(key, space))
+            if time.monotonic() > until:
+                return removed, "the other files are removed by the next ticks"
+            try:
+                if space is not None:
+                    store.delete(_file_of(key, space))
+            except SurgeError as error:
+                return removed, str(error)
+            gone.pop(digest(key), None)
+            removed.append(key)
+        return removed, ""
 
     def _observation(self, key: str, version: str, said: str) -> dg.AssetObservation:
         metadata = {

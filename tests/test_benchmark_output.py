@@ -31,6 +31,7 @@ def pool() -> Iterator[EncoderPool]:
         yield started
 
 
+@pytest.mark.soak
 def test_a_small_run_gives_the_promised_document_table_and_chart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -205,7 +205,9 @@ def test_the_environment_wins_over_the_file_and_a_flag_over_both(catalog: Path, 
     assert schema.field("embedding").type.value_type == pa.float16()
 
 
-@pytest.mark.parametrize(("ending", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("ending", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.soak)]
+)
 def test_a_run_that_is_stopped_keeps_what_is_encoded_and_says_how_to_go_on(
     catalog: Path, tmp_path: Path, ending: signal.Signals, code: int
 ) -> None:

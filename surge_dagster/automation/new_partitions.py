@@ -15,6 +15,7 @@ from surge_dagster.assets.discovery import Look
 from surge_dagster.assets.launch import shard_requests
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.partition_events import made
+from surge_dagster.assets.partition_keys import to_partition_key
 from surge_dagster.assets.runless_events import is_real_tick, store_runless
 from surge_dagster.assets.sensor_cursor import SensorCursor
 from surge_dagster.assets.source_partitions import in_chunks
@@ -65,10 +66,18 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
                 for keys in in_chunks(new):
                     instance.add_dynamic_partitions(names.partitions_name, keys)
                 events, new = [], []
-            try:
-                look.vanishing.remove(found.vanished, look.store, found.space)
-            except SurgeError as error:
-                return dg.SkipReason(str(error))
+            if found.vanished:
+                # Looking and telling took a while, in which a partition may have come back, or a run may have begun.
+                try:
+                    back = {to_partition_key(partition.key) for partition in resources.catalog.open()}
+                    held = held_by_active_runs(names, instance)
+                except SurgeError as error:
+                    return dg.SkipReason(str(error))
+                due = [key for key in found.vanished if held is not None and key not in held | back]
+                found.vanished, trouble = look.vanishing.remove(due, found.cursor.gone, look.store, found.space)
+                if trouble:
+                    context.log.warning(trouble)
+                    found.summary += f"; {trouble}"
         return dg.SensorResult(
             run_requests=requests,
             skip_reason=None if requests else found.summary,

@@ -40,6 +40,7 @@ _READER_BYTES = 32 * 1024 * 1024
 _ID_SET_BYTES = 256 * 1024 * 1024
 _LEAST_ID_SET_BYTES = 8 * 1024 * 1024
 _MACHINE_SHARE = 0.5
+_TINY = 8  # times smaller than one that fits alone
 _SCALES = 1 << 20  # steps in which thresholds are made smaller
 
 
@@ -103,12 +104,12 @@ def fit_memory(
     def scaled(scale: int) -> Bounds:
         return thresholds.resolve(texts_per_second, scale / _SCALES)
 
-    # Three SuperBatches keep every stage busy; where they do not fit, one that does is enough for a run to go on.
-    for needed in (wanted, least):
-        scale = _most(share, lambda scale, needed=needed: needed(scaled(scale)))
-        if scale:
-            bounds = scaled(scale)
-            return bounds, plan_memory(bounds, space, threads, None if needed is wanted else share, upload_bytes)
+    # Three SuperBatches keep every stage busy. Where only tiny ones fit three times, a large one is better.
+    three, one = (_most(share, lambda scale, needed=needed: needed(scaled(scale))) for needed in (wanted, least))
+    if three and scaled(three).b_max * _TINY >= scaled(one).b_max:
+        return scaled(three), plan_memory(scaled(three), space, threads, None, upload_bytes)
+    if one:
+        return scaled(one), plan_memory(scaled(one), space, threads, share, upload_bytes)
     works = _smaller_thresholds(thresholds, share, lambda smaller: least(smaller.resolve(texts_per_second, 0)))
     advice = f"What works is {works}; or set" if works else "Set"
     raise ConfigError(

@@ -90,6 +90,7 @@ def write_defs(project: Path, name: str, attributes: dict[str, Any]) -> None:
     (folder / "defs.yaml").write_text(yaml.safe_dump(document))
 
 
+@pytest.mark.soak
 def test_two_catalogs_of_a_project_pass_dgs_checks_and_one_of_them_is_embedded(
     project: Path, bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from surge_dagster.assets import refresh
 from surge_dagster.assets.failures import table_of_failures
 from surge_dagster.engine.catalog import Partition, RowBatch
 from surge_dagster.engine.encoder.spec import Space
+from surge_dagster.engine.errors import StoreUnavailable
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.sources.parquet import ParquetCatalog
 from surge_dagster.engine.telemetry import Failure
@@ -317,3 +318,44 @@ def test_a_file_on_record_that_was_replaced_by_a_damaged_one_is_encoded_again_by
         ran = bench.run("embed_partitions", {"ops": {"embeddings": {"config": launched}}})
         assert ran.success and ran.figures()["texts_encoded"] == 50
     assert shown(bench) == ({"a", "b"}, set())
+
+
+def test_a_disk_that_failed_once_while_the_sensor_read_a_file_is_forgotten(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.write("a")
+    bench.refresh()
+    bench.instance.wipe_assets([NAMES.embeddings])
+    with monkeypatch.context() as patch:
+        damage = Failure("a", "it cannot be read", transient=True)
+        patch.setattr("surge_dagster.assets.adoption.file_failure", lambda *_: damage)
+        found = bench.tick()
+        assert requested(found) == [["a"]] and not found.asset_events
+    [adopted] = bench.tick().asset_events
+    assert isinstance(adopted, dg.AssetMaterialization) and shown(bench) == ({"a"}, set())
+    assert requested(bench.later(days=1)) == []
+
+
+def test_a_store_that_is_down_is_asked_for_one_partition_and_not_for_each(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRIES", 0)
+    asked: list[str] = []
+
+    def down(partition: Partition, *_: object) -> None:
+        asked.append(partition.key)
+        raise StoreUnavailable("the store is down")
+
+    for key in "abc":
+        bench.write(key)
+    monkeypatch.setattr(refresh, "file_failure", down)
+    assert not bench.refresh().success and len(asked) == 1, "what is published is read back"
+    bench.write("d")
+    bench.cursor = None
+    assert not bench.refresh().success and len(asked) == 2, "files that are not on record are"
+    monkeypatch.setattr("surge_dagster.assets.adoption.file_failure", down)
+    bench.tick()
+    assert not bench.tick().asset_events and 3 <= len(asked) <= 4
+    monkeypatch.undo()
+    assert bench.refresh().success
+    assert shown(bench) == (set("abcd"), set())

@@ -200,6 +200,7 @@ def test_a_backfill_of_everything_is_one_run_that_encodes_what_is_missing_if_any
     assert encoded == ["p03"]
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(150)
 def test_with_room_for_two_in_the_pool_two_runs_encode_at_once_and_a_third_waits_for_one_of_them(
     server: DevServer, folder: Path

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 from datetime import timedelta
+from typing import Any
 
 import dagster as dg
 import pytest
 from dagster._core.definitions.sensor_definition import SensorExecutionData
 
+from surge_dagster.assets.vanished import Departures, Vanishing
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.output.local_store import LocalStore
@@ -95,6 +97,51 @@ def test_output_and_key_are_deleted_after_the_grace_time_and_a_key_that_returns_
     assert registered(bench) == ["a", "c", "b"], "the key has another place in Dagster's order now"
     [ran] = bench.launch(back)
     assert ran.success and set(ran.materialized()) == {"b"} and file.exists()
+
+
+def test_a_store_that_removes_nothing_holds_up_nothing_else(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.settings |= {"vanished": "delete", "vanished_grace_seconds": 0}
+    for key in "ab":
+        bench.write(key)
+    bench.launch(bench.tick())
+    file = bench.file("b")
+    remove(bench, "b")
+    for _ in range(2):
+        bench.tick()
+    bench.write("c")
+
+    def refuse(self: LocalStore, name: str) -> None:
+        raise TransientError("no right to remove")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "delete", refuse)
+        found = [bench.tick() for _ in range(2)]
+    assert [key for tick in found for keys in requested(tick) for key in keys] == ["c"]
+    assert file.exists() and "b" in registered(bench)
+    bench.tick()
+    assert not file.exists() and registered(bench) == ["a", "c"]
+
+
+def test_one_that_comes_back_while_a_tick_goes_on_keeps_its_file(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.settings |= {"vanished": "delete", "vanished_grace_seconds": 0}
+    for key in "ab":
+        bench.write(key)
+    bench.launch(bench.tick())
+    file = bench.file("b")
+    remove(bench, "b")
+    plan = Vanishing.plan
+
+    def planned(self: Vanishing, found: Departures, *args: Any) -> None:
+        plan(self, found, *args)
+        if found.delete:
+            bench.write("b")
+
+    monkeypatch.setattr(Vanishing, "plan", planned)
+    found = [bench.tick() for _ in range(5)]
+    assert ("b", "deleted") in [each for tick in found for each in said(tick)]
+    assert file.exists() and registered(bench) == ["a", "b"]
 
 
 def test_a_source_that_lists_far_less_deletes_nothing(bench: Workbench) -> None:

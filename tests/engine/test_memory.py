@@ -135,6 +135,18 @@ class TestFit:
             if machine == 25 * self.GIB and bounds != wished:
                 assert plan.limit > 0.99 * (machine // 2), "no smaller than they have to be"
 
+    @pytest.mark.parametrize("upload_bytes", [0, 48 * 1024 * 1024])
+    @pytest.mark.parametrize("texts_per_second", [300.0, 20_000.0])
+    def test_with_more_memory_superbatches_do_not_become_tiny(self, texts_per_second: float, upload_bytes: int) -> None:
+        """There is one step, from the largest that fits once to the largest that fits three times."""
+        largest = 0
+        for machine in range(self.GIB // 2, 4 * self.GIB, self.GIB // 16):
+            bounds, _ = fit_memory(
+                Thresholds(), texts_per_second, SPACE, 8, None, machine_bytes=machine, upload_bytes=upload_bytes
+            )
+            assert 8 * bounds.b_max >= largest, machine
+            largest = max(largest, bounds.b_max)
+
     def test_what_is_given_stays_as_it_is_and_the_rest_shrinks_around_it(self) -> None:
         asked = Thresholds(b_min=20_000, b_max_bytes=10**8)
         bounds, plan = fit_memory(asked, 1e6, self.WIDE, 8, None, machine_bytes=12 * self.GIB)

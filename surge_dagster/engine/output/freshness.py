@@ -196,8 +196,11 @@ class OutputState:
         return found if facts.partition_key == key or facts.space != self.space else None
 
     def refuse(self, file: PublishedFile, reason: str) -> None:
-        """Take a file that was read in full, and is not what it says, for none: `missing`, until another is there."""
-        self._keep(file.stored, reason)
+        """Take a file that was read in full, and is not what it says, for none: it is `missing` here.
+
+        It is not remembered: a disk may have failed once, and whoever looks again reads the file again.
+        """
+        self._found[file.stored.name] = reason
 
     def facts(self, key: str) -> FileFacts | None:
         """What the partition's file says of itself; None when there is no valid one of this space.

@@ -9,6 +9,8 @@ from requests.utils import get_auth_from_url, get_environ_proxies, prepend_schem
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
+from surge_dagster.engine.errors import ConfigError
+
 _CONNECTIONS = 64
 
 
@@ -21,7 +23,7 @@ def open_pool(url: str, *, timeout_seconds: float, connect_timeout_seconds: floa
         connect_timeout_seconds: how long connecting may take.
 
     Raises:
-        ValueError: the proxy is none that can be used.
+        ConfigError: the proxy is none that can be used.
     """
     options: dict[str, Any] = {
         "num_pools": 2,
@@ -34,7 +36,13 @@ def open_pool(url: str, *, timeout_seconds: float, connect_timeout_seconds: floa
         proxy = prepend_scheme_if_needed(proxy, "http")
         user = ":".join(get_auth_from_url(proxy))
         headers = urllib3.make_headers(proxy_basic_auth=user if user != ":" else None)
-        pool = urllib3.ProxyManager(proxy, proxy_headers=headers, **options)
+        try:
+            pool = urllib3.ProxyManager(proxy, proxy_headers=headers, **options)
+        except urllib3.exceptions.ProxySchemeUnknown:
+            raise ConfigError(
+                "HTTP_PROXY, HTTPS_PROXY or ALL_PROXY names a proxy that is neither http:// nor https://; uploads "
+                "cannot go through it. Name one that is, or list the store's host in NO_PROXY."
+            ) from None
     else:
         pool = urllib3.PoolManager(**options)
     pool.pool_classes_by_scheme = _pools(timeout_seconds)

@@ -20,7 +20,12 @@ def sweep_left_overs(store: Store, claimed: str | None = None) -> None:
     Args:
         claimed: name of a space that is left out, since whoever has claimed it has swept it.
     """
-    for space in list_spaces(store):
+    try:
+        spaces = list_spaces(store)
+    except (SurgeError, OSError) as error:
+        log.warning("what dead writers left in %s could not be looked for: %s", store.url, error)
+        return
+    for space in spaces:
         if space.name == claimed:
             continue
         try:

@@ -21,6 +21,7 @@ _REMEDIES = {
     "AuthorizationHeaderMalformed": _REGION,
     "IllegalLocationConstraintException": _REGION,
     "404": _BUCKET,
+    "NoSuchUpload": "Somebody has aborted the upload, a lifecycle rule perhaps. Run again.",
     "401": _CREDENTIALS,
     "403": _CREDENTIALS,
     "ExpiredToken": _CREDENTIALS,

@@ -108,8 +108,8 @@ def _submit(pool: EncoderPool, texts: list[str], borders: list[int] | None = Non
         ("die always", r"worker \d+ on cpu ended: SIGKILL"),
         ("fail always", "DeviceLost: the device was lost"),
         ("hang always", "showed no progress for"),
-        ("babble", "DeviceLost: "),
-        ("panic", "Panic: the tokenizer panicked"),
+        pytest.param("babble", "DeviceLost: ", marks=pytest.mark.soak),
+        pytest.param("panic", "Panic: the tokenizer panicked", marks=pytest.mark.soak),
     ],
 )
 def test_a_text_that_ends_every_worker_fails_alone_and_is_named(harm: str, reason: str) -> None:

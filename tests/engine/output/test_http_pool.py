@@ -95,6 +95,6 @@ class TestProxies:
 
     def test_a_proxy_of_another_kind_is_refused_before_work_starts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HTTP_PROXY", "gopher://user:hunter2@127.0.0.1:1")
-        with pytest.raises(ConfigError, match="cannot be opened") as caught:
+        with pytest.raises(ConfigError, match="neither http:// nor https://; uploads cannot") as caught:
             store_at(NOWHERE)
         assert "hunter2" not in str(caught.getrepr(style="native"))
