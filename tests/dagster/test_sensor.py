@@ -228,7 +228,9 @@ def test_a_tick_reads_back_what_it_adopts_and_no_more_than_it_has_time_for(
     with bench.file("a").open("r+b") as file:
         file.seek(600)
         file.write(b"\xff\xff\xff\xff")
-    monkeypatch.setattr("surge_dagster.assets.adoption._BYTES", 2 * bench.file("b").stat().st_size + 100)
+    size = bench.file("b").stat().st_size + 50
+    monkeypatch.setattr("surge_dagster.assets.adoption._BYTES", 2 * size)
+    monkeypatch.setattr("surge_dagster.assets.adoption._FILE_BYTES", size)
     first, second = bench.tick(), bench.tick()
     assert [event.partition for event in first.asset_events] == ["b"], "and a was read in the same tick"
     assert requested(first) == [["a"]]
