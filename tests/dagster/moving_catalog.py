@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.small_catalogs import Rows, numbered_rows, partition_folder, write_partition
 
 _CHANGED = 0.03
+_FEWEST_CHANGED = 12  # so many that a bucket which goes down half-way loses enough of them to be taken for down
 _APPEAR, _VANISH = 0.005, 0.005
 _MOST_ROWS = 8
 _LARGE = 120  # more than a SuperBatch of the runs here may hold
@@ -69,7 +70,7 @@ class MovingCatalog:
         """What happens in the hours before a night."""
         self._night += 1
         good = sorted(self.rows.keys() - self.bad)
-        count = max(3, round(_CHANGED * len(good)))
+        count = max(_FEWEST_CHANGED, round(_CHANGED * len(good)))
         chosen = self._random.sample(good, count + 1 + max(1, round(_VANISH * len(good))))
         moved = Moved(mended=self.mend())
         moved.touched, moved.spoiled = set(chosen[: count // 10 + 1]), {chosen[count]}

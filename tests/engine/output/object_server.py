@@ -13,6 +13,7 @@ import base64
 import contextlib
 import hashlib
 import itertools
+import logging
 import random
 import re
 import socket
@@ -116,6 +117,7 @@ class ObjectServer:
         plan: decides what happens to each request; None lets all pass.
         injected: how often what happened, by action.
         log: method, target and what became of it, of every request.
+        under_way: requests that are being dealt with, those of clients that are gone among them.
         listing_of_uploads: changes headers and content of the answer to whoever asks for unfinished uploads.
     """
 
@@ -124,6 +126,7 @@ class ObjectServer:
         self.injected: Counter[str] = Counter()
         self.log: list[tuple[str, str, str]] = []
         self.before: Callable[[str, str], None] | None = None
+        self.under_way = 0
         self.listing_of_uploads: Callable[[dict[str, str], bytes], tuple[dict[str, str], bytes]] | None = None
         self._moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         self._loop = asyncio.new_event_loop()
@@ -138,6 +141,7 @@ class ObjectServer:
     def __enter__(self) -> ObjectServer:
         # Small parts make small tests.
         moto.s3.models.S3_UPLOAD_PART_MIN_SIZE = 1  # pyright: ignore[reportPrivateImportUsage]
+        logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line per request hides what a failed test says
         self._moto.start()
         host, port = self._moto.get_host_and_port()
         self.moto_url = f"http://{host}:{port}"
@@ -198,6 +202,13 @@ class ObjectServer:
         await runner.cleanup()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
+        self.under_way += 1
+        try:
+            return await self._deal_with(request)
+        finally:
+            self.under_way -= 1
+
+    async def _deal_with(self, request: web.Request) -> web.StreamResponse:
         target = str(request.rel_url)
         if self.before is not None:
             await asyncio.to_thread(self.before, request.method, target)
