@@ -145,7 +145,7 @@ def _reason(names: CatalogNames, found: Violation) -> str:
     """What is wrong and what to do about it in Dagster, where nobody can remove a file."""
     if found.kind not in _ENCODED_AGAIN or not found.remedy:
         return found.reason
-    return f"{found.reason.removesuffix(found.remedy)}Launch {names.embed_job} with this key and force: true."
+    return f"{found.finding} Launch {names.embed_job} with this key and force: true."
 
 
 def _key(names: CatalogNames, name: CheckName) -> dg.AssetCheckKey:

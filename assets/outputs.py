@@ -36,8 +36,8 @@ def file_failure(partition: Partition, store: Store, space: Space) -> Failure | 
         return None
     if found.kind == "source":
         return Failure(partition.key, found.reason, remedy=found.remedy)
-    what = found.reason.removesuffix(found.remedy).rstrip()
-    return Failure(partition.key, f"partition {partition.key!r}: {what} {_ENCODE_AGAIN}", True, _ENCODE_AGAIN)
+    reason = f"partition {partition.key!r}: {found.finding} {_ENCODE_AGAIN}"
+    return Failure(partition.key, reason, True, _ENCODE_AGAIN)
 
 
 @dataclass(frozen=True, slots=True)

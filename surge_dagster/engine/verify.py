@@ -81,6 +81,11 @@ class Violation:
     remedy: str = ""
 
     @property
+    def finding(self) -> str:
+        """The reason without what to do, where that is set apart."""
+        return self.reason.removesuffix(self.remedy).rstrip()
+
+    @property
     def is_warning(self) -> bool:
         return self.kind in _WARNINGS
 
