@@ -57,15 +57,22 @@ class Catalogued:
     embedding_ids: dict[str, int]
     refusal_ids: dict[str, int]
 
-    def knows(self, key: str, desired_version: str) -> bool:
+    def knows(self, key: str, desired_version: str, source_version: str | None = None) -> bool:
         """Whether a partition key's last materialization is of this version, from the source version observed last.
+
+        Args:
+            source_version: that it must be, None for any.
 
         Event tags other than the data version cannot be read in bulk; that the materialization is younger than the
         observation says the same. A refusal that is younger still leaves open what became of the file.
         """
         made = self.embedding_ids.get(key, -1)
         since = max(self.observation_ids.get(key, -1), self.refusal_ids.get(key, -1))
-        return self.embedded.get(key) == desired_version and made > since
+        return (
+            self.embedded.get(key) == desired_version
+            and made > since
+            and source_version in (None, self.observed.get(key))
+        )
 
 
 @dataclass(frozen=True, slots=True)

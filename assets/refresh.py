@@ -304,11 +304,9 @@ class Refresh:
     def _is_on_record(self, receipt: Receipt) -> bool:
         """Whether Dagster shows a file as materialized from the source version that the partition has."""
         partition_key, partition = to_partition_key(receipt.key), self.outcome.partitions.get(receipt.key)
-        moved = partition is not None and self._catalogued.observed.get(partition_key) != partition.source_version
-        return (
-            not moved
-            and partition_key not in self._shown_as_failed
-            and self._catalogued.knows(partition_key, receipt.desired_version)
+        source_version = partition.source_version if partition is not None else None
+        return partition_key not in self._shown_as_failed and self._catalogued.knows(
+            partition_key, receipt.desired_version, source_version
         )
 
     @cached_property

@@ -83,8 +83,6 @@ def _todo(
     settled = {
         key
         for key, file in fresh.items()
-        if catalogued.observed.get(key) == free[key].source_version
-        and catalogued.knows(key, file.facts.desired_version)
-        and key not in failed
+        if key not in failed and catalogued.knows(key, file.facts.desired_version, free[key].source_version)
     }
     return {key: partition for key, partition in free.items() if key not in settled}
