@@ -7,6 +7,8 @@ the vector space, so a SuperBatch more does not make embeddings stale and anothe
 
 from __future__ import annotations
 
+from typing import Any
+
 import dagster as dg
 
 from surge_dagster.assets.names import CatalogNames
@@ -84,6 +86,12 @@ def materialization_of_run(names: CatalogNames, report: RunReport, findings: Run
         },
         tags=_tags(report.space),
     )
+
+
+def figures_of(event: dg.AssetMaterialization) -> dict[str, Any] | None:
+    """The figures of a SuperBatch's event, None of the event of a whole run."""
+    figures = {name: value.value for name, value in event.metadata.items()}
+    return figures if "superbatch" in figures else None
 
 
 def _tags(space: str) -> dict[str, str]:

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from surge_dagster.assets.active_runs import active_runs
 from surge_dagster.assets.names import CatalogNames
+from surge_dagster.assets.superbatches import figures_of
 from surge_dagster.catalogs.demo import build_demo_catalog
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.engine.search import search
@@ -122,10 +123,9 @@ class _Progress:
     def hear(self, event: DagsterEvent) -> None:
         """Take the next event of the run."""
         if event.is_step_materialization and event.asset_key == _NAMES.superbatches:
-            metadata = event.step_materialization_data.materialization.metadata
-            figures: dict[str, Any] = {name: value.value for name, value in metadata.items()}
-            if "superbatch" not in figures:
-                return  # the event of the whole run
+            figures = figures_of(event.step_materialization_data.materialization)
+            if figures is None:
+                return
             self.texts += figures["texts"]
             self.say.print(
                 f"  SuperBatch {figures['superbatch']}: {figures['texts']:,} texts of {figures['partitions']:,} "

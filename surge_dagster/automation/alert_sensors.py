@@ -15,6 +15,7 @@ from dagster._core.storage.tags import WILL_RETRY_TAG
 
 from surge_dagster.alerts import Alert, AlertHook, Webhook, deliver
 from surge_dagster.assets.names import CatalogNames
+from surge_dagster.assets.superbatches import figures_of
 from surge_dagster.engine.telemetry import is_slow
 from surge_dagster.settings import Settings
 
@@ -83,10 +84,10 @@ def _slow_superbatches(names: CatalogNames, settings: Settings, hooks: Sequence[
         seen = 0
         for record in records:
             cursor["after"] = record.storage_id
-            materialization = record.asset_materialization
-            logged = materialization.metadata if materialization else {}
-            figures: dict[str, Any] = {name: value.value for name, value in logged.items()}
-            seen += "superbatch" in figures  # else it is the event of a whole run
+            figures = figures_of(record.asset_materialization) if record.asset_materialization else None
+            if figures is None:
+                continue
+            seen += 1
             if is_slow(figures.get("pace_ratio"), figures.get("encode_seconds", 0.0)):
                 slow.setdefault(record.run_id, []).append(figures)
         for run_id, found in slow.items():

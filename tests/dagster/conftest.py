@@ -19,6 +19,7 @@ from sqlalchemy import Engine, event
 
 from benchmarks.postgres_server import PostgresServer, postgres_server
 from surge_dagster.assets.names import CatalogNames
+from surge_dagster.assets.superbatches import figures_of
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.in_process import origin_of
 from surge_dagster.settings import load_settings
@@ -52,18 +53,17 @@ class Ran:
 
     def superbatches(self) -> list[dict[str, Any]]:
         """Figures of each SuperBatch."""
-        return [figures for figures in self._of_superbatches() if "superbatch" in figures]
+        return [figures for event in self._of_superbatches() if (figures := figures_of(event))]
 
     def pictures(self) -> dict[str, Any]:
         """Metadata of the event behind those of the SuperBatches; empty when there is none."""
-        found = [figures for figures in self._of_superbatches() if "superbatch" not in figures]
+        found = [event for event in self._of_superbatches() if figures_of(event) is None]
         assert len(found) <= 1
-        return found[0] if found else {}
+        return {name: value.value for event in found for name, value in event.metadata.items()}
 
-    def _of_superbatches(self) -> list[dict[str, Any]]:
+    def _of_superbatches(self) -> list[dg.AssetMaterialization]:
         events = self._events(dg.DagsterEventType.ASSET_MATERIALIZATION)
-        found = [e.step_materialization_data.materialization for e in events if e.asset_key == NAMES.superbatches]
-        return [{name: value.value for name, value in event.metadata.items()} for event in found]
+        return [e.step_materialization_data.materialization for e in events if e.asset_key == NAMES.superbatches]
 
     def observed(self) -> dict[str, str]:
         """Observed source versions by partition key."""
