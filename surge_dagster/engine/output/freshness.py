@@ -90,22 +90,6 @@ def _more_of_end(store: Store, end: ObjectEnd, size: int) -> ObjectEnd:
     return whole
 
 
-def read_footer(store: Store, name: str) -> pq.FileMetaData:
-    """Read one Parquet file's footer; whether it is that of an embedding file, `read_facts` tells.
-
-    Raises:
-        InvalidFile: it is not a complete Parquet file.
-        FileNotFoundError: there is none.
-    """
-    try:
-        with store.open(name) as source:
-            return pq.read_metadata(source)
-    except FileNotFoundError:
-        raise
-    except UNREADABLE as error:
-        raise InvalidFile(f"its footer cannot be read ({first_line(error)})") from error
-
-
 class OutputState:
     """The files of one space, as they were when this was made or last refreshed.
 

@@ -16,8 +16,7 @@ from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.ledger import Ledger
 from surge_dagster.engine.output import open_store
 from surge_dagster.engine.output.drift import ALWAYS_COMPARED, SAMPLE_ROWS, Drift, DriftDraw, compare_with_previous
-from surge_dagster.engine.output.embedding_file import read_facts
-from surge_dagster.engine.output.freshness import file_name, read_footer
+from surge_dagster.engine.output.freshness import file_name, read_published_file
 from surge_dagster.engine.output.local_store import LocalStore
 from surge_dagster.engine.superbatch import Thresholds
 from tests.engine.runs import finish_receipts, make_run
@@ -41,7 +40,7 @@ def output(pool: EncoderPool, tmp_path: Path) -> Path:
 
 def compare(output: Path, pool: EncoderPool, rows: Rows = ROWS, room: int = 1 << 30, **given: Any) -> Drift | None:
     store, ledger = open_store(output), Ledger(room)
-    facts = None if "digest" in given else read_facts(read_footer(store, file_name(pool.space.name, "a")))
+    facts = None if "digest" in given else read_published_file(store, file_name(pool.space.name, "a")).facts
     batch = row_batch_of(rows)
     found = compare_with_previous(
         store,
@@ -96,7 +95,7 @@ def test_without_room_nothing_is_read_and_nobody_waits(output: Path, pool: Encod
 
 def test_a_damaged_or_missing_file_is_passed_over(output: Path, pool: EncoderPool) -> None:
     path = output / file_name(pool.space.name, "a")
-    facts = read_facts(read_footer(open_store(output), file_name(pool.space.name, "a")))
+    facts = read_published_file(open_store(output), file_name(pool.space.name, "a")).facts
     content = bytearray(path.read_bytes())
     for place in range(4, len(content) // 2):
         content[place] ^= 0xFF
