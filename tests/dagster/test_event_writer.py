@@ -1,21 +1,23 @@
-"""How a step that is ended early shares its grace time between publishing and telling."""
+"""The thread that stores a run's events: nothing logged is lost, memory is bounded, and a stopped step ends in time."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import dagster as dg
 import pytest
 
-from surge_dagster.assets import event_writer
+from surge_dagster.assets import event_batches, event_writer
 from surge_dagster.assets.event_batches import Store
 from surge_dagster.assets.event_writer import EventWriter
+from surge_dagster.assets.partition_events import AnyEvent
 from surge_dagster.engine.run import EmbeddingRun
 from tests.dagster.conftest import Workbench
-from tests.dagster.test_events import execute
+from tests.dagster.test_events import MATERIALIZATION, execute, ids_of
 
 
 def test_publishing_and_storing_the_events_of_that_share_one_grace_time(
@@ -66,3 +68,82 @@ def test_a_step_whose_grace_time_is_spent_waits_for_no_event(bench: Workbench, m
     [run] = bench.instance.get_runs()
     said = [entry.user_message for entry in bench.instance.all_logs(run.run_id)]
     assert any("1 events were not stored within the grace time" in message for message in said)
+
+
+class TestWriter:
+    """The writer inside an op of its own."""
+
+    @staticmethod
+    def event(number: int) -> dg.AssetMaterialization:
+        return dg.AssetMaterialization("thing", partition=str(number))
+
+    @pytest.mark.parametrize("end", [KeyboardInterrupt, RuntimeError])
+    def test_a_step_that_is_ended_early_stores_what_it_has_logged(
+        self, bench: Workbench, end: type[BaseException]
+    ) -> None:
+        @dg.op
+        def work(context) -> None:
+            with EventWriter(context, grace_seconds=60) as events:
+                for number in range(700):
+                    events.log(self.event(number))
+                raise end
+
+        assert not execute(bench, work).success
+        assert len(ids_of(bench, dg.AssetKey("thing"), MATERIALIZATION)) == 700
+
+    def test_a_run_that_is_faster_than_the_event_log_waits_for_it(
+        self, bench: Workbench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        opened, logged, stored = threading.Event(), [0], [0]
+
+        @contextmanager
+        def store_of(context: dg.OpExecutionContext) -> Iterator[Store]:
+            def slow(events: Sequence[AnyEvent], wanted: bool) -> Sequence[int | None]:
+                assert opened.wait(60)
+                stored[0] += len(events)
+                return [None] * len(events)
+
+            yield slow
+
+        monkeypatch.setattr(event_writer, "event_store", store_of)
+        monkeypatch.setattr(event_writer, "_WAITING_EVENTS", 600)
+        seen: list[int] = []
+
+        @dg.op
+        def work(context) -> None:
+            with EventWriter(context, grace_seconds=60) as events:
+
+                def log_all() -> None:
+                    for number in range(5_000):
+                        events.log(self.event(number))
+                        logged[0] += 1
+
+                logger = threading.Thread(target=log_all)
+                logger.start()
+                with events._changed:  # as many as wait and one batch are taken, and no more
+                    assert events._changed.wait_for(lambda: len(events._waiting) == 600, 60)
+                logger.join(0.2)
+                seen.append(logged[0])
+                opened.set()
+                logger.join()
+
+        assert execute(bench, work).success
+        assert seen[0] <= 600 + event_batches.BATCH_EVENTS and stored == [5_000]
+
+    def pointing(self, number: int, stored: list[int], pointed: list[int]) -> dg.AssetMaterialization:
+        pointed += stored
+        return self.event(number)
+
+    def test_an_event_that_points_back_is_made_when_what_it_points_at_is_stored(self, bench: Workbench) -> None:
+        pointed: list[int] = []
+
+        @dg.op
+        def work(context) -> None:
+            with EventWriter(context, grace_seconds=60) as events:
+                for number in range(1_200):
+                    stored: list[int] = []
+                    events.log(dg.AssetMaterialization("cause"), stored.append)
+                    events.log_after(partial(self.pointing, number, stored, pointed))
+
+        assert execute(bench, work).success
+        assert len(pointed) == 1_200 and pointed == sorted(set(pointed)), "each its own, in the order of the log"

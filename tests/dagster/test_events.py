@@ -6,10 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -421,82 +419,3 @@ def test_an_event_log_that_refuses_events_ends_the_attempt_and_the_next_one_adop
     assert set(ran.materialized()) == set("abc") and ran.figures()["texts_encoded"] == 0
     said = [entry.user_message for entry in bench.instance.all_logs(ran.run_id)]
     assert any("the disk of the event log is full" in message and "next run adopts" in message for message in said)
-
-
-class TestWriter:
-    """The writer inside an op of its own."""
-
-    @staticmethod
-    def event(number: int) -> dg.AssetMaterialization:
-        return dg.AssetMaterialization("thing", partition=str(number))
-
-    @pytest.mark.parametrize("end", [KeyboardInterrupt, RuntimeError])
-    def test_a_step_that_is_ended_early_stores_what_it_has_logged(
-        self, bench: Workbench, end: type[BaseException]
-    ) -> None:
-        @dg.op
-        def work(context) -> None:
-            with EventWriter(context, grace_seconds=60) as events:
-                for number in range(700):
-                    events.log(self.event(number))
-                raise end
-
-        assert not execute(bench, work).success
-        assert len(ids_of(bench, dg.AssetKey("thing"), MATERIALIZATION)) == 700
-
-    def test_a_run_that_is_faster_than_the_event_log_waits_for_it(
-        self, bench: Workbench, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        opened, logged, stored = threading.Event(), [0], [0]
-
-        @contextmanager
-        def store_of(context: dg.OpExecutionContext) -> Iterator[Store]:
-            def slow(events: Sequence[AnyEvent], wanted: bool) -> Sequence[int | None]:
-                assert opened.wait(60)
-                stored[0] += len(events)
-                return [None] * len(events)
-
-            yield slow
-
-        monkeypatch.setattr(event_writer, "event_store", store_of)
-        monkeypatch.setattr(event_writer, "_WAITING_EVENTS", 600)
-        seen: list[int] = []
-
-        @dg.op
-        def work(context) -> None:
-            with EventWriter(context, grace_seconds=60) as events:
-
-                def log_all() -> None:
-                    for number in range(5_000):
-                        events.log(self.event(number))
-                        logged[0] += 1
-
-                logger = threading.Thread(target=log_all)
-                logger.start()
-                with events._changed:  # as many as wait and one batch are taken, and no more
-                    assert events._changed.wait_for(lambda: len(events._waiting) == 600, 60)
-                logger.join(0.2)
-                seen.append(logged[0])
-                opened.set()
-                logger.join()
-
-        assert execute(bench, work).success
-        assert seen[0] <= 600 + event_batches.BATCH_EVENTS and stored == [5_000]
-
-    def pointing(self, number: int, stored: list[int], pointed: list[int]) -> dg.AssetMaterialization:
-        pointed += stored
-        return self.event(number)
-
-    def test_an_event_that_points_back_is_made_when_what_it_points_at_is_stored(self, bench: Workbench) -> None:
-        pointed: list[int] = []
-
-        @dg.op
-        def work(context) -> None:
-            with EventWriter(context, grace_seconds=60) as events:
-                for number in range(1_200):
-                    stored: list[int] = []
-                    events.log(dg.AssetMaterialization("cause"), stored.append)
-                    events.log_after(partial(self.pointing, number, stored, pointed))
-
-        assert execute(bench, work).success
-        assert len(pointed) == 1_200 and pointed == sorted(set(pointed)), "each its own, in the order of the log"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -99,13 +100,19 @@ def test_output_and_key_are_deleted_after_the_grace_time_and_a_key_that_returns_
     assert ran.success and set(ran.materialized()) == {"b"} and file.exists()
 
 
-def test_a_store_that_removes_nothing_holds_up_nothing_else(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+def one_that_went(bench: Workbench) -> Path:
+    """The file of "b", which was embedded beside "a" and has just left the source; it is to be deleted soon."""
     bench.settings |= {"vanished": "delete", "vanished_grace_seconds": 0}
     for key in "ab":
         bench.write(key)
     bench.launch(bench.tick())
     file = bench.file("b")
     remove(bench, "b")
+    return file
+
+
+def test_a_store_that_removes_nothing_holds_up_nothing_else(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = one_that_went(bench)
     for _ in range(2):
         bench.tick()
     bench.write("c")
@@ -125,12 +132,7 @@ def test_a_store_that_removes_nothing_holds_up_nothing_else(bench: Workbench, mo
 def test_one_that_comes_back_while_a_tick_goes_on_keeps_its_file(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench.settings |= {"vanished": "delete", "vanished_grace_seconds": 0}
-    for key in "ab":
-        bench.write(key)
-    bench.launch(bench.tick())
-    file = bench.file("b")
-    remove(bench, "b")
+    file = one_that_went(bench)
     plan = Vanishing.plan
 
     def planned(self: Vanishing, found: Departures, *args: Any) -> None:

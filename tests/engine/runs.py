@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.arena import Arena, Slot
 from surge_dagster.engine.encoder.calls import EncodeCall, EncodeFigures
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output import open_store
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.run import EmbeddingRun
@@ -108,3 +112,12 @@ class DoorPool:
 
         arena.acquire = watched
         return arena
+
+
+def smallest_limit(refused: Callable[[int], Any]) -> int:
+    """The limit that the refusal of a smaller one names."""
+    with pytest.raises(ConfigError, match="the smallest that works is") as error:
+        refused(1)
+    found = re.search(r"the smallest that works is ([\d,]+)", str(error.value))
+    assert found
+    return int(found[1].replace(",", ""))

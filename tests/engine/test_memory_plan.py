@@ -1,0 +1,173 @@
+"""How the memory of a run is divided, and how thresholds are fitted to it, before any of it is taken."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from surge_dagster.engine import run
+from surge_dagster.engine.encoder.arena import Arena
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.memory import fit_memory, largest_pieces, plan_memory
+from surge_dagster.engine.superbatch import Bounds, OpenPartition, Segment, SuperBatch, Thresholds
+from tests.engine.runs import finish_receipts, make_run, smallest_limit
+from tests.small_catalogs import DIMENSION, keys_of, numbered_rows, partition_of
+
+SPACE = EncodingSpec(model=f"hash://{DIMENSION}").resolve()
+
+
+class TestPlan:
+    BOUNDS = Bounds(100, 1000, 100_000, 1_000_000)
+
+    def test_a_limit_that_is_too_small_names_the_smallest_that_works(self) -> None:
+        least = smallest_limit(lambda limit: plan_memory(self.BOUNDS, SPACE, 8, limit))
+        assert plan_memory(self.BOUNDS, SPACE, 8, least).limit == least
+        with pytest.raises(ConfigError):
+            plan_memory(self.BOUNDS, SPACE, 8, least - 1)
+
+    def test_without_a_limit_three_superbatches_may_be_alive(self) -> None:
+        plan = plan_memory(self.BOUNDS, SPACE, 8, None)
+        assert plan.slots == 3
+        assert plan.keep_pages
+        one = plan_memory(self.BOUNDS, SPACE, 8, None).result_bytes(1000, 0) + 2 * 1_000_000
+        assert plan.limit >= 3 * one
+
+    def test_what_a_limit_leaves_over_goes_to_the_ids(self) -> None:
+        least = smallest_limit(lambda limit: plan_memory(self.BOUNDS, SPACE, 8, limit))
+        small, large = (plan_memory(self.BOUNDS, SPACE, 8, limit) for limit in (least, least + 1_000_000))
+        assert large.id_set == small.id_set + 1_000_000
+        assert not small.keep_pages
+
+    @given(
+        st.lists(st.lists(st.integers(0, 200), max_size=30), min_size=1, max_size=12),
+        st.integers(1, 9),
+        st.sampled_from([1, 16, 384, 4096]),
+        st.sampled_from(["float32", "float16"]),
+    )
+    def test_the_plan_covers_the_pieces_of_every_superbatch_within_the_bounds(
+        self, partitions: list[list[int]], threads: int, dimension: int, dtype: str
+    ) -> None:
+        space = EncodingSpec(model=f"hash://{dimension}", dtype=dtype).resolve()
+        texts = ["x" * size for sizes in partitions for size in sizes]
+        ids = [pa.array(["i" * size for size in sizes], pa.string()) for sizes in partitions]
+        held = sum(map(len, texts)) * 2
+        bounds = Bounds(1, max(1, len(texts)), 1, max(1, held))
+        with Arena(
+            slots=1, max_texts=bounds.b_max, max_bytes=bounds.b_max_bytes, dimension=1, dtype="float32"
+        ) as arena:
+            slot = arena.acquire()
+            slot.append(pa.array(texts, pa.large_string()))  # pyright: ignore[reportArgumentType]
+            ends = np.cumsum([0, *map(len, partitions)]).tolist()
+            segments = tuple(
+                Segment(OpenPartition(partition_of("k", [])), start, stop, 0, (chunk,), True)
+                for start, stop, chunk in zip(ends[:-1], ends[1:], ids, strict=True)
+            )
+            pieces = largest_pieces(SuperBatch(0, slot, segments, held), space, threads)
+        least = smallest_limit(lambda limit: plan_memory(bounds, space, threads, limit))
+        plan = plan_memory(bounds, space, threads, least)
+        assert plan.reader + 2 * held + plan.result_bytes(len(texts), pieces) < least
+
+
+class TestFit:
+    """What a run may hold where nobody sets a limit."""
+
+    GIB = 1024**3
+    WIDE = EncodingSpec(model="hash://4096").resolve()
+
+    def test_where_three_superbatches_fit_half_the_machine_nothing_shrinks(self) -> None:
+        bounds, plan = fit_memory(Thresholds(), 20_000.0, SPACE, 8, None, machine_bytes=64 * self.GIB)
+        assert bounds == Thresholds().resolve(20_000.0)
+        assert plan == plan_memory(bounds, SPACE, 8, None)
+
+    @pytest.mark.parametrize("upload_bytes", [0, 48 * 1024 * 1024])
+    @pytest.mark.parametrize("texts_per_second", [10.0, 2_000.0, 1e6])
+    @pytest.mark.parametrize("machine", [GIB // 2, GIB, 4 * GIB, 25 * GIB])
+    def test_thresholds_that_are_derived_shrink_until_they_fit_half_the_machine(
+        self, machine: int, texts_per_second: float, upload_bytes: int
+    ) -> None:
+        wished = Thresholds().resolve(texts_per_second)
+        for space in (SPACE, self.WIDE):
+            bounds, plan = fit_memory(
+                Thresholds(), texts_per_second, space, 8, None, machine_bytes=machine, upload_bytes=upload_bytes
+            )
+            assert plan.limit <= machine // 2
+            assert 1 <= bounds.b_min <= bounds.b_max <= wished.b_max
+            assert bounds.b_max_bytes > 4 * 1024 * 1024, "a text of the usual maximum still finds room"
+            if machine >= 4 * self.GIB:
+                assert plan.limit == plan_memory(bounds, space, 8, None, upload_bytes).limit, "three of them fit"
+            if machine == 25 * self.GIB and bounds != wished:
+                assert plan.limit > 0.99 * (machine // 2), "no smaller than they have to be"
+
+    @pytest.mark.parametrize("upload_bytes", [0, 48 * 1024 * 1024])
+    @pytest.mark.parametrize("texts_per_second", [300.0, 20_000.0])
+    def test_with_more_memory_superbatches_do_not_become_tiny(self, texts_per_second: float, upload_bytes: int) -> None:
+        """There is one step, from the largest that fits once to the largest that fits three times."""
+        largest = 0
+        for machine in range(self.GIB // 2, 4 * self.GIB, self.GIB // 16):
+            bounds, _ = fit_memory(
+                Thresholds(), texts_per_second, SPACE, 8, None, machine_bytes=machine, upload_bytes=upload_bytes
+            )
+            assert 8 * bounds.b_max >= largest, machine
+            largest = max(largest, bounds.b_max)
+
+    def test_what_is_given_stays_as_it_is_and_the_rest_shrinks_around_it(self) -> None:
+        asked = Thresholds(b_min=20_000, b_max_bytes=10**8)
+        bounds, plan = fit_memory(asked, 1e6, self.WIDE, 8, None, machine_bytes=12 * self.GIB)
+        assert (bounds.b_min, bounds.b_max_bytes) == (20_000, 10**8)
+        assert 20_000 <= bounds.b_max < asked.resolve(1e6).b_max
+        assert plan.limit <= 6 * self.GIB
+
+    def test_one_superbatch_is_enough_where_three_that_were_asked_for_do_not_fit(self) -> None:
+        asked = Thresholds(b_max=400_000, b_max_bytes=64 * 1024 * 1024)
+        bounds, plan = fit_memory(asked, 1e6, self.WIDE, 8, None, machine_bytes=25 * self.GIB)
+        assert bounds == asked.resolve(1e6)
+        assert plan.limit == 25 * self.GIB // 2 < plan_memory(bounds, self.WIDE, 8, None).limit
+
+    @pytest.mark.parametrize(
+        "asked",
+        [
+            Thresholds(b_max=500_000),
+            Thresholds(b_min=400_000),
+            Thresholds(b_min=1_000, b_max=500_000),
+            Thresholds(b_max_bytes=10**11),
+            Thresholds(b_max=10**7, b_max_bytes=10**11, b_min_bytes=10**10),
+        ],
+    )
+    def test_thresholds_that_cannot_be_held_are_refused_with_the_ones_that_can(self, asked: Thresholds) -> None:
+        def fit(thresholds: Thresholds, limit: int | None = None) -> int:
+            return fit_memory(thresholds, 1e6, self.WIDE, 8, limit, machine_bytes=8 * self.GIB)[1].limit
+
+        with pytest.raises(ConfigError, match="half of this machine's or container's 8,589,934,592") as error:
+            fit(asked)
+        message = str(error.value)
+        named = re.findall(r"(b_\w+) ([\d,]+)[,;] ", message[message.index("What works is") :])
+        works = {name: int(value.replace(",", "")) for name, value in named}
+        assert works and all(value < getattr(asked, name) for name, value in works.items())
+        assert fit(replace(asked, **works)) <= 4 * self.GIB
+        with pytest.raises(ConfigError):
+            fit(replace(asked, **{name: value + value // 100 for name, value in works.items()}))
+        found = re.search(r"memory_limit_bytes to at least ([\d,]+)", message)
+        assert found
+        assert fit(asked, int(found[1].replace(",", ""))) == int(found[1].replace(",", ""))
+
+    def test_a_limit_that_is_set_is_not_measured_against_the_machine(self) -> None:
+        bounds, plan = fit_memory(Thresholds(), 1e6, self.WIDE, 8, 40 * self.GIB, machine_bytes=self.GIB)
+        assert bounds == Thresholds().resolve(1e6)
+        assert plan.limit == 40 * self.GIB
+
+    def test_a_run_asks_how_much_memory_there_is(
+        self, hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(run, "memory_bytes", lambda: self.GIB)
+        small = make_run(hash_pool, [partition_of("p", numbered_rows("p", 3))], tmp_path, Thresholds())
+        assert small._ledger.limit <= self.GIB // 2
+        assert keys_of(finish_receipts(small)) == ["p"]
