@@ -12,16 +12,19 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from surge_dagster.assets import lineage
 from surge_dagster.assets.lineage import Catalogued
 from surge_dagster.assets.names import CatalogNames
-from surge_dagster.assets.outputs import file_failure, receipt_of_fresh
+from surge_dagster.assets.outputs import receipt_of_fresh
 from surge_dagster.assets.partition_events import AnyEvent
+from surge_dagster.assets.read_back import Found, ReadBack
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.spec import Space
-from surge_dagster.engine.errors import StoreUnavailable, TransientError
+from surge_dagster.engine.errors import StoreUnavailable
 from surge_dagster.engine.output.freshness import OutputState, PublishedFile
+from surge_dagster.engine.telemetry import Failure
 
 log = logging.getLogger(__name__)
 
@@ -65,31 +68,35 @@ def adopt(
         room: events that this tick may still store.
     """
     found = Adoptions()
-    until, left = time.monotonic() + _SECONDS, _BYTES
-    for key, (partition, file) in candidates.items():
-        if catalogued.observed.get(key) != partition.source_version:
-            continue
-        if file.stored.size > _FILE_BYTES:
-            found.too_large += 1
-            continue
-        if len(found.events) >= room or file.stored.size > left or time.monotonic() > until:
-            break
-        left -= file.stored.size
-        try:
-            failure = file_failure(partition, outputs.store, space)
-        except StoreUnavailable as error:
-            log.warning("%s", error)
-            break
-        except TransientError as error:
-            log.warning("%s", error)
-            continue
-        if failure is not None:
-            log.warning("%s", failure.reason)
-            if failure.transient:  # else it is the source whose rows are refused
-                outputs.refuse(file, failure.reason)
-                found.damaged.append(key)
-            continue
-        observed = catalogued.observation_ids.get(key)
-        receipt = receipt_of_fresh(outputs, file)
-        found.events.append(lineage.materialization(names, receipt, observed, adopted=True))
+    until, left, files = time.monotonic() + _SECONDS, _BYTES, 0
+    read: dict[str, Found] = {}
+    try:
+        with ReadBack(outputs.store, space) as read_back:
+            for key, (partition, file) in candidates.items():
+                if catalogued.observed.get(key) != partition.source_version:
+                    continue
+                if file.stored.size > _FILE_BYTES:
+                    found.too_large += 1
+                    continue
+                if files >= room or file.stored.size > left or time.monotonic() > until:
+                    break
+                left -= file.stored.size
+                files += 1
+                read_back.look(partition, file.stored.size, partial(read.__setitem__, key))
+    except StoreUnavailable as error:
+        log.warning("%s", error)
+    for key in filter(read.__contains__, candidates):
+        _, file = candidates[key]
+        match read[key]:
+            case None:
+                receipt = receipt_of_fresh(outputs, file)
+                observed = catalogued.observation_ids.get(key)
+                found.events.append(lineage.materialization(names, receipt, observed, adopted=True))
+            case Failure() as failure:
+                log.warning("%s", failure.reason)
+                if failure.transient:  # else it is the source whose rows are refused
+                    outputs.refuse(file, failure.reason)
+                    found.damaged.append(key)
+            case error:
+                log.warning("%s", error)
     return found

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.engine.catalog import Partition
@@ -14,41 +12,9 @@ from surge_dagster.engine.output.freshness import OutputState, PublishedFile, St
 from surge_dagster.engine.output.receipts import receipt_of
 from surge_dagster.engine.output.spaces import find_space, list_spaces
 from surge_dagster.engine.output.store import Store
-from surge_dagster.engine.telemetry import Failure, Receipt
-from surge_dagster.engine.verify import Violation, verify
+from surge_dagster.engine.telemetry import Receipt
 
 log = logging.getLogger(__name__)
-
-_ENCODE_AGAIN = "Run again: it is encoded again."
-
-
-def file_failure(partition: Partition, store: Store, space: Space) -> Failure | None:
-    """Why a partition's file is not what its source says it must be, row by row; None when it is.
-
-    A file that another attempt at encoding will replace is a transient failure; a source whose rows are refused is
-    not. A source that has changed since it was listed proves nothing: the next look will see to that.
-
-    Raises:
-        TransientError: the output does not answer.
-    """
-    found = next(iter(verify(_Alone(store.url, partition), store, space)))  # further ones would be of other files
-    if not isinstance(found, Violation) or partition.current_source_version() != partition.source_version:
-        return None
-    if found.kind == "source":
-        return Failure(partition.key, found.reason, remedy=found.remedy)
-    reason = f"partition {partition.key!r}: {found.finding} {_ENCODE_AGAIN}"
-    return Failure(partition.key, reason, True, _ENCODE_AGAIN)
-
-
-@dataclass(frozen=True, slots=True)
-class _Alone:
-    """A source of one partition."""
-
-    url: str
-    partition: Partition
-
-    def __iter__(self) -> Iterator[Partition]:
-        yield self.partition
 
 
 def published(outputs: OutputState, key: str) -> Receipt | None:

@@ -9,10 +9,10 @@ closed when it is collected, and its threads with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 
 import dagster as dg
 
@@ -21,19 +21,20 @@ from surge_dagster.assets.event_writer import EventWriter
 from surge_dagster.assets.launch import LaunchConfig
 from surge_dagster.assets.lineage import read_catalogued
 from surge_dagster.assets.names import CatalogNames
-from surge_dagster.assets.outputs import file_failure, known_space, published
+from surge_dagster.assets.outputs import known_space, published
 from surge_dagster.assets.partition_events import PartitionEvent
 from surge_dagster.assets.partition_keys import from_partition_key, to_partition_key
 from surge_dagster.assets.planned import PlansAgain
-from surge_dagster.assets.resumed import done_before
+from surge_dagster.assets.read_back import Found, ReadBack, unanswered
 from surge_dagster.assets.run_findings import RunFindings
-from surge_dagster.assets.selection import Select, catalog_keys, failed_on_record
+from surge_dagster.assets.selection import catalog_keys
 from surge_dagster.assets.source_partitions import in_chunks, observation
+from surge_dagster.assets.survey import Survey
 from surge_dagster.check_policy import CheckPolicy
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import Space
-from surge_dagster.engine.errors import ConfigError, StoreUnavailable, TransientError
+from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.left_overs import sweep_left_overs
 from surge_dagster.engine.output.spaces import require_format
@@ -99,9 +100,8 @@ class Refresh:
         self._store = output.open()
         self._backfill = "dagster/backfill" in context.run_tags
         self._gone: list[str] = []
-        self._sound: set[str] = set()  # keys of fresh files that were read back
-        self._damaged: set[str] = set()
         self._catalogued = read_catalogued(names, context.instance)
+        self._survey = Survey(names, context, config, self._store, self._catalogued)
         self._engine: EmbeddingRun | None = None
         self._events = EventWriter(
             context,
@@ -133,18 +133,19 @@ class Refresh:
         space = self._known_space()
         self.outcome.failures += already_refused.values()
         candidates = [partition for partition in chosen.values() if partition.key not in already_refused]
-        fresh, todo, unreadable = self._split(candidates, space)
-        if todo or space is None:
+        surveyed = self._survey.look(candidates, space)
+        if surveyed.todo or space is None:
             with self._encoder.start() as pool:
                 self._guard_pool(pool, space)
                 if space and pool.space.spec_sha256 != space.spec_sha256:
                     # The model behind the name has changed: another space.
-                    fresh, todo, unreadable = self._split(candidates, None)
-                space, more = self._embed(pool, todo)
-                fresh += more
+                    surveyed = self._survey.look(candidates, None)
+                space, fresh = self._embed(pool, surveyed.todo)
+                fresh += surveyed.fresh
         else:
             sweep_left_overs(self._store)
-        for failure in unreadable:
+            fresh = surveyed.fresh
+        for failure in surveyed.unreadable:
             self._fail(failure)
         self.outcome.report.space = space.name
         self.outcome.report.dimension = space.dimension
@@ -193,37 +194,6 @@ class Refresh:
                 "one."
             )
 
-    def _split(
-        self, candidates: list[Partition], space: Space | None
-    ) -> tuple[list[Receipt], list[Partition], list[Failure]]:
-        """Receipts of what is fresh, partitions that are selected and need work, and those nobody can tell of now."""
-        select = self._config.select
-        outputs = OutputState(self._store, space.name, space.file_format) if space else None
-        failed = self._shown_as_failed if select is Select.failed else set[str]()
-        done = done_before(self._names, self._context) if self._config.force else set[str]()
-        fresh: list[Receipt] = []
-        todo: list[Partition] = []
-        unreadable: list[Failure] = []
-        for partition in outputs.looked_at(candidates) if outputs else candidates:
-            partition_key = to_partition_key(partition.key)
-            try:
-                status = outputs.status(partition) if outputs else "missing"
-                selected = select.takes(status, partition_key in failed)
-                again = self._config.force and selected and partition_key not in done
-                receipt = published(outputs, partition.key) if outputs and status == "fresh" and not again else None
-                if receipt and space and not self._is_sound(receipt, partition, space):
-                    receipt, selected = None, select.takes("missing", partition_key in failed)
-            except StoreUnavailable:
-                raise  # of every partition, and each would wait for it anew
-            except TransientError as error:
-                unreadable.append(Failure(partition.key, str(error), transient=True))
-                continue
-            if receipt:
-                fresh.append(receipt)
-            elif selected:
-                todo.append(partition)
-        return fresh, todo, unreadable
-
     def _keep_gone(self, space: Space) -> list[Receipt]:
         """Receipts of partitions that left the catalog and still have their file; the others count as failures."""
         if not self._gone:
@@ -237,7 +207,7 @@ class Refresh:
             try:
                 receipt = published(outputs, key)
             except TransientError as error:
-                receipt, failure = None, Failure(key, str(error), transient=True)
+                receipt, failure = None, unanswered(key, error)
             if receipt:
                 kept.append(receipt)
             else:
@@ -252,7 +222,7 @@ class Refresh:
             pool,
             self._encoder.thresholds(),
             force=self._config.force,
-            again=self._damaged,
+            again=self._survey.damaged,
             include_text=self._output.include_text,
             file_format=self._output.file_format(),
             memory_limit=self._encoder.memory_limit_bytes,
@@ -265,7 +235,7 @@ class Refresh:
         )
         fresh: list[Receipt] = []
         superbatch_event: list[int] = []  # its storage id, once it is stored
-        with closing(run.events()) as events:
+        with ReadBack(self._store, run.space) as read_back, closing(run.events()) as events:
             for event in events:
                 self.outcome.findings.see(event)
                 match event:
@@ -280,53 +250,26 @@ class Refresh:
                         fresh.append(event)
                     case Receipt():
                         encoded_in = superbatch_event if event.superbatch is not None else []
-                        if self._reads_back(event.key, run.space):
-                            self._observe(event.key)
-                            self._events.log_after(partial(self._materialization, event, encoded_in))
+                        self._tell_when_read(read_back, event, partial(self._materialization, event, encoded_in))
         if run.report.superbatches:
             self._events.log(superbatches.materialization_of_run(self._names, run.report, self.outcome.findings))
         return run.space, fresh
 
-    def _is_sound(self, receipt: Receipt, partition: Partition, space: Space) -> bool:
-        """Whether a fresh file is on record, or reads back; if it does neither, its partition is encoded again.
+    def _tell_when_read(self, read_back: ReadBack, receipt: Receipt, make: Callable[[], PartitionEvent]) -> None:
+        """Log a file's event once it has turned out to be what its source says; else its partition has failed."""
 
-        Raises:
-            TransientError: the output does not answer.
-        """
-        if self._is_on_record(receipt):
-            return True
-        failure = file_failure(partition, self._store, space)
-        (self._sound if failure is None else self._damaged).add(receipt.key)
-        if failure is not None:
-            self._context.log.warning(failure.reason)
-        return failure is None
+        def tell(found: Found) -> None:
+            if found is None:
+                self._observe(receipt.key)
+                self._events.log_after(make)
+            else:
+                self._fail(found if isinstance(found, Failure) else unanswered(receipt.key, found))
 
-    def _is_on_record(self, receipt: Receipt) -> bool:
-        """Whether Dagster shows a file as materialized from the source version that the partition has."""
-        partition_key, partition = to_partition_key(receipt.key), self.outcome.partitions.get(receipt.key)
-        source_version = partition.source_version if partition is not None else None
-        return partition_key not in self._shown_as_failed and self._catalogued.knows(
-            partition_key, receipt.desired_version, source_version
-        )
-
-    @cached_property
-    def _shown_as_failed(self) -> set[str]:
-        return failed_on_record(self._names, self._context.instance)
-
-    def _reads_back(self, key: str, space: Space) -> bool:
-        """Whether a published file is what its source says it must be; if not, the partition has failed."""
-        partition = self.outcome.partitions.get(key)
+        partition = self.outcome.partitions.get(receipt.key)
         if partition is None:
-            return True
-        try:
-            failure = file_failure(partition, self._store, space)
-        except StoreUnavailable:
-            raise  # the run ends; what is published by now and not told of is adopted by the next one
-        except TransientError as error:
-            failure = Failure(key, str(error), transient=True)
-        if failure is not None:
-            self._fail(failure)
-        return failure is None
+            tell(None)  # it left the catalog: there is nothing to read it beside
+        else:
+            read_back.look(partition, receipt.bytes, tell)
 
     def _fail(self, failure: Failure) -> None:
         self._observe(failure.key)  # the sensor leaves alone what has failed since it was observed
@@ -341,14 +284,17 @@ class Refresh:
         an earlier run failed on as failed until there is an event again, however fresh its file is: that one is read
         back first.
         """
-        for receipt in fresh:
-            known = self._is_on_record(receipt)
-            self._observe(receipt.key)
-            if not known and receipt.key not in self._sound and not self._reads_back(receipt.key, space):
-                continue
-            if not known or self._backfill:
+        with ReadBack(self._store, space) as read_back:
+            for receipt in fresh:
+                known = self._survey.is_on_record(receipt, self.outcome.partitions.get(receipt.key))
+                self._observe(receipt.key)
+                if known and not self._backfill:
+                    continue
                 make = partial(self._materialization, receipt, [], reused=known, adopted=not known)
-                self._events.log_after(make)
+                if known or receipt.key in self._survey.sound:
+                    self._events.log_after(make)
+                else:
+                    self._tell_when_read(read_back, receipt, make)
 
     def _observe(self, key: str) -> bool:
         """Log the partition's source version if it has moved since it was observed last; whether it had.

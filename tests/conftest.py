@@ -1,10 +1,11 @@
-"""What every test shares: a cache folder of its own, and one pool of real worker processes without a model."""
+"""What every test shares: a cache folder of its own, one pool of real worker processes without a model, one bucket."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -13,6 +14,9 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec
 from tests.small_catalogs import DIMENSION
 from tests.spaces import Spaces, embed_into_three_spaces
+
+if TYPE_CHECKING:
+    from tests.engine.output.object_server import ObjectServer
 
 # The same examples on every machine, and no clock in the verdict: what fails here fails everywhere.
 settings.register_profile(
@@ -84,3 +88,18 @@ def hash_pool(cache_folder: Path) -> Iterator[EncoderPool]:
 def three_spaces(hash_pool: EncoderPool, tmp_path_factory: pytest.TempPathFactory) -> Spaces:
     """A catalog in three complete spaces; to be copied, not to be changed."""
     return embed_into_three_spaces(tmp_path_factory.mktemp("three-spaces"), hash_pool)
+
+
+@pytest.fixture(scope="session")
+def running_object_server() -> Iterator[ObjectServer]:
+    from tests.engine.output.object_server import ObjectServer  # most tests need none of what it imports
+
+    with ObjectServer() as server:
+        yield server
+
+
+@pytest.fixture
+def object_server(running_object_server: ObjectServer) -> ObjectServer:
+    """An empty bucket."""
+    running_object_server.reset()
+    return running_object_server

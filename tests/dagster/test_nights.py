@@ -6,7 +6,6 @@ In one night the run is killed, in another one the bucket goes down, in a third 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,32 +45,25 @@ class Plan:
     apart: bool
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ObjectServer]:
-    with ObjectServer() as server:
-        yield server
-
-
 def test_four_nights_leave_what_is_due_and_nothing_else(
-    bench: Workbench, server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+    bench: Workbench, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Takes half a minute: eight runs, each of which starts an encoder."""
     monkeypatch.setattr("surge_dagster.assets.embeddings._RETRIES", 0)  # the bucket stays down for all of them
-    live_through(bench, server, monkeypatch, Plan(4, 60, "report", killed=2, down=3, model=4, apart=False))
+    live_through(bench, object_server, monkeypatch, Plan(4, 60, "report", killed=2, down=3, model=4, apart=False))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_twenty_four_nights_leave_what_is_due_and_nothing_else(
-    bench: Workbench, server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+    bench: Workbench, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Takes some twenty minutes: fifty runs, each a process that imports Dagster, and ten thousands of requests."""
-    live_through(bench, server, monkeypatch, Plan(24, 2000, "delete", killed=9, down=14, model=18, apart=True))
+    live_through(bench, object_server, monkeypatch, Plan(24, 2000, "delete", killed=9, down=14, model=18, apart=True))
 
 
 def live_through(bench: Workbench, server: ObjectServer, monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
     monkeypatch.setenv("SURGE_CACHE_DIR", str(bench.root / "cache"))
-    server.reset()
     shared_memory = set(Path("/dev/shm").iterdir())
     production = Production.begin(bench, server, vanished=plan.vanished)
     nights = Nights(production, plan)

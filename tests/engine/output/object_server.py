@@ -74,10 +74,10 @@ class RandomFaults:
 
     Args:
         rate: share of the requests.
-        stalls: at most, since each costs as long as the client waits.
+        stalls: at most, since each costs as long as the client waits; None is as many as it comes to.
     """
 
-    def __init__(self, rate: float, seed: int, stalls: int = 3) -> None:
+    def __init__(self, rate: float, seed: int, stalls: int | None = 3) -> None:
         self._rate = rate
         self._seed = seed
         self._stalls = stalls
@@ -103,10 +103,11 @@ class RandomFaults:
             faults.append(Fault("truncate_up"))
         if method == "GET":
             faults.append(Fault("truncate_down"))
-        if self._stalls:
+        if self._stalls is None or self._stalls:
             faults.append(Fault("stall"))
         chosen = chance.choice(faults)
-        self._stalls -= chosen.action == "stall"
+        if self._stalls is not None:
+            self._stalls -= chosen.action == "stall"
         return chosen
 
 
