@@ -25,10 +25,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-import moto.s3.models
 import urllib3
 from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
-from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 from yarl import URL
 
 BUCKET = "vectors"
@@ -129,6 +127,12 @@ class ObjectServer:
         self.before: Callable[[str, str], None] | None = None
         self.under_way = 0
         self.listing_of_uploads: Callable[[dict[str, str], bytes], tuple[dict[str, str], bytes]] | None = None
+        # Seconds of every process that collects tests, few of which need a server.
+        import moto.s3.models
+        from moto.moto_server.threaded_moto_server import ThreadedMotoServer
+
+        # Small parts make small tests.
+        moto.s3.models.S3_UPLOAD_PART_MIN_SIZE = 1  # pyright: ignore[reportPrivateImportUsage]
         self._moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="object-server", daemon=True)
@@ -140,8 +144,6 @@ class ObjectServer:
         self._direct = urllib3.PoolManager(headers=_SOMEBODY)
 
     def __enter__(self) -> ObjectServer:
-        # Small parts make small tests.
-        moto.s3.models.S3_UPLOAD_PART_MIN_SIZE = 1  # pyright: ignore[reportPrivateImportUsage]
         logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line per request hides what a failed test says
         self._moto.start()
         host, port = self._moto.get_host_and_port()
