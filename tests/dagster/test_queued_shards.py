@@ -136,4 +136,4 @@ def test_the_queue_spreads_shards_over_processes_steals_work_and_survives_a_kill
         assert_no_key_in_two_active_runs(runs)
         assert_embedded_once(server, rows, runs)
         eventually("the end of all encoder processes", lambda: not server.encoder_workers())
-    assert not server.processes()
+    eventually("the end of every process", lambda: not server.processes())
