@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from surge_dagster.engine.encoder.model_digest import canonical_json
@@ -57,7 +56,9 @@ def cache_key(*facts: object) -> str:
 
 def library_version(name: str) -> str:
     """Version of an installed package, "" where it is not installed."""
+    import importlib.metadata  # not all workers ask, and their start would wait for it
+
     try:
-        return version(name)
-    except PackageNotFoundError:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
         return ""

@@ -13,8 +13,6 @@ import json
 import os
 import re
 import threading
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,6 +149,9 @@ def _from_hub(name: str, other_remedy: str) -> Path:
 
 def _answers(endpoint: str) -> bool:
     """Whether anything answers at `endpoint` within a few seconds, name resolution included."""
+    import urllib.error  # workers import this module too, and every start of theirs would wait for the web's
+    import urllib.request
+
     answers: list[bool] = []
 
     def ask() -> None:
