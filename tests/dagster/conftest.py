@@ -14,6 +14,8 @@ from unittest import mock
 import dagster as dg
 import pytest
 import yaml
+from alembic.config import Config
+from alembic.script import ScriptDirectory
 from dagster._core.definitions.sensor_definition import SensorExecutionData
 from sqlalchemy import Engine, event
 
@@ -115,7 +117,10 @@ class Workbench:
         """As a code location with the present settings would load them."""
         given = {"model": f"hash://{DIMENSION}", "output": str(self.output), **self.settings}
         settings = load_settings(source=str(self.catalog), **given)
-        return self._made.setdefault(settings.model_dump_json(), embedding_catalog(settings))
+        name = settings.model_dump_json()
+        if name not in self._made:
+            self._made[name] = embedding_catalog(settings)
+        return self._made[name]
 
     def write(self, key: str, rows: Rows | int = 3, version: str = "v1") -> None:
         """Write a partition, or write it again."""
@@ -211,14 +216,26 @@ def requested(found: SensorExecutionData) -> list[list[str]]:
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_databases() -> Iterator[None]:
-    """Dagster's databases on SQLite do not wait for the disk; what a process that is killed has written is there."""
+    """Dagster's databases on SQLite do not wait for the disk; what a process that is killed has written is there.
+
+    Each run has a database of its own, and Dagster would read its hundred migrations anew for each.
+    """
+    read: dict[str, ScriptDirectory] = {}
+    from_config = ScriptDirectory.from_config
+
+    def migrations(config: Config) -> ScriptDirectory:
+        folder = config.get_main_option("script_location") or ""
+        if folder not in read:
+            read[folder] = from_config(config)
+        return read[folder]
 
     def connected(connection: Any, _: object) -> None:
         if isinstance(connection, sqlite3.Connection):
             connection.execute("PRAGMA synchronous = OFF")
 
     event.listen(Engine, "connect", connected)
-    yield
+    with mock.patch.object(ScriptDirectory, "from_config", migrations):
+        yield
     event.remove(Engine, "connect", connected)
 
 

@@ -27,7 +27,6 @@ from dagster._core.remote_origin import InProcessCodeLocationOrigin
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
-from dagster_graphql.schema import create_schema
 
 from surge_dagster.assets.launch import keys_of
 from surge_dagster.engine.output.freshness import file_name
@@ -232,6 +231,8 @@ class Production:
 
     def statuses(self) -> dict[str, set[str]]:
         """The partitions of `embeddings` as the UI gets them, from Dagster's own GraphQL schema."""
+        from dagster_graphql.schema import create_schema  # takes seconds of every process that collects tests
+
         target = LoadableTargetOrigin(module_name="surge_dagster.definitions", working_directory=str(ROOT))
         location = InProcessWorkspaceLoadTarget(InProcessCodeLocationOrigin(target, location_name="surge"))
         with WorkspaceProcessContext(self.bench.instance, location) as process:

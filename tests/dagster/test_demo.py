@@ -1,13 +1,19 @@
-"""The demo from start to end; the hash encoder stands in for the model, everything else is as it is for a user."""
+"""The demo from start to end, over packages that take no time to read and with the hash encoder for the model.
+
+`make demo` is the rest of it: this environment's packages, and the model.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
+from surge_dagster.catalogs.demo import build_demo_catalog
 from surge_dagster.demo import run_demo
+from tests.catalogs.installed import functions, install
 from tests.dagster.conftest import ROOT, Workbench
 
 
@@ -18,7 +24,11 @@ def test_the_demo_embeds_checks_and_searches_and_a_second_one_encodes_nothing(
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("SURGE_MODEL", "hash://16")
     monkeypatch.setenv("SURGE_B_MIN", "100")
-    catalog, output = str(tmp_path / "docstrings"), str(tmp_path / "vectors")
+    catalog, output, site = str(tmp_path / "docstrings"), str(tmp_path / "vectors"), tmp_path / "site"
+    for number in range(30):
+        install(site, f"package{number}", {f"package{number}.py": functions(3 * number + 1)})
+    build = partial(build_demo_catalog, search_path=[str(site)])
+    monkeypatch.setattr("surge_dagster.demo.build_demo_catalog", build)
     assert run_demo(catalog=catalog, output=output, limit=300) == 0
     told = capfd.readouterr().out
     for part in (

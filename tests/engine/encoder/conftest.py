@@ -30,6 +30,17 @@ def model_pool(cache_folder: Path, demo_folder: Path) -> Iterator[EncoderPool]:
         yield pool
 
 
+def tiny_model(architecture: str, folder: Path) -> Path:
+    """The folder of a model that a function of `tiny_models` makes, always with the same weights."""
+    # Ten seconds, which each process that collects tests would take; few of them run the tests that need it.
+    import torch
+
+    from tests.engine.encoder import tiny_models
+
+    torch.manual_seed(3)
+    return getattr(tiny_models, architecture)(folder)
+
+
 @pytest.fixture
 def faulty_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets workers find the backend of `faults.py`; see there which texts do what."""

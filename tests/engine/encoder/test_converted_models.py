@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 pytest.importorskip("openvino", reason="needs the extra 'cpu'")
 
@@ -20,7 +19,7 @@ from surge_dagster.engine.encoder.backends.converted_models import converted_mod
 from surge_dagster.engine.encoder.loading import load_backend
 from surge_dagster.engine.encoder.spec import EncodingSpec, Space
 from surge_dagster.engine.errors import ConfigError
-from tests.engine.encoder import tiny_models
+from tests.engine.encoder.conftest import tiny_model
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -36,14 +35,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Space:
-    torch.manual_seed(3)
-    return EncodingSpec(str(tiny_models.bert_cls(tmp_path_factory.mktemp("bert")))).resolve()
+    return EncodingSpec(str(tiny_model("bert_cls", tmp_path_factory.mktemp("bert")))).resolve()
 
 
 @pytest.fixture(scope="module")
 def static(tmp_path_factory: pytest.TempPathFactory) -> Space:
-    torch.manual_seed(3)
-    return EncodingSpec(str(tiny_models.static_embedding(tmp_path_factory.mktemp("static")))).resolve()
+    return EncodingSpec(str(tiny_model("static_embedding", tmp_path_factory.mktemp("static")))).resolve()
 
 
 def _date_back(path: Path, days: int) -> None:

@@ -155,17 +155,3 @@ def static_embedding(folder: Path) -> Path:
     first = modules.StaticEmbedding(tokenizer, embedding_dim=HIDDEN)
     SentenceTransformer(modules=[first, modules.Normalize()], device="cpu").save_pretrained(str(folder / "model"))
     return folder / "model"
-
-
-WITH_PASSES = {
-    function.__name__: function
-    for function in (
-        bert_cls,
-        bert_several_poolings,
-        bert_prompt_left_out_of_the_mean,
-        xlm_roberta_with_dense,
-        t5_with_dense,
-        qwen2_last_token,
-        llama_weighted_mean,
-    )
-}
