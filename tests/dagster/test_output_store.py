@@ -8,25 +8,29 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import dagster as dg
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from dagster._core.remote_representation.external_data import RepositorySnap
-from dagster_gcp import GCSResource
-from gcp_storage_emulator.server import create_server
 
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.engine.output import StorageOptions
 from surge_dagster.resources import OutputStore
 from surge_dagster.settings import StorageSettings, load_settings
 
+if TYPE_CHECKING:
+    from dagster_gcp import GCSResource
+
 
 @pytest.fixture
 def emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[GCSResource]:
     """dagster-gcp's resource, and a server that it believes to be Google's."""
+    from dagster_gcp import GCSResource  # takes seconds of every process that collects tests
+    from gcp_storage_emulator.server import create_server
+
     server = create_server("127.0.0.1", 0, in_memory=True, default_bucket="vectors")
     server.start()
     listening: Any = server._api._httpd
@@ -112,6 +116,8 @@ def test_a_gcs_resource_lends_its_credentials(google: str) -> None:
     google-cloud-storage's client says in no public way what credentials it has, so the resource is asked for its
     client's `_credentials`: this test is what notices when they are no longer there.
     """
+    from dagster_gcp import GCSResource
+
     storage = StorageOptions(endpoint=google)
     store = open_in_a_run(
         OutputStore(url="gs://vectors/out", include_text=True, storage=storage, gcs=GCSResource(project="test"))
