@@ -28,7 +28,8 @@ from surge_dagster.engine.telemetry import Failure
 
 log = logging.getLogger(__name__)
 
-# Dagster gives a tick a minute, and the rest of it needs some of that. A file that is begun is read to its end.
+# Dagster gives a tick a minute, and the rest of it needs some of that. What a bucket has not given by then is given up;
+# on a disk a file that is begun is read to its end.
 _SECONDS = 20
 _FILE_BYTES = 32 * 1024 * 1024
 _BYTES = 256 * 1024 * 1024
@@ -71,7 +72,7 @@ def adopt(
     until, left, files = time.monotonic() + _SECONDS, _BYTES, 0
     read: dict[str, Found] = {}
     try:
-        with ReadBack(outputs.store, space) as read_back:
+        with ReadBack(outputs.store, space, until) as read_back:
             for key, (partition, file) in candidates.items():
                 if catalogued.observed.get(key) != partition.source_version:
                     continue

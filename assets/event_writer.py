@@ -69,6 +69,7 @@ class EventWriter:
         self._flushed = float("-inf")
         self._storing = 0
         self._closing = False
+        self._closed = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="surge-events", daemon=True)
 
@@ -106,6 +107,8 @@ class EventWriter:
         with self._changed:
             left = self._storing + len(self._waiting)
             self._waiting.clear()
+            self._closed = True  # what other threads still have to tell comes too late
+            self._changed.notify_all()
             self._require_stored()
         return left
 
@@ -143,9 +146,11 @@ class EventWriter:
 
     def _put(self, logged: _Logged) -> None:
         with self._changed:
-            while len(self._waiting) >= _WAITING_EVENTS and self._error is None:
+            while len(self._waiting) >= _WAITING_EVENTS and self._error is None and not self._closed:
                 self._changed.wait()
             self._require_stored()
+            if self._closed:
+                return
             now = time.monotonic()
             if not self._waiting:
                 self._oldest = now

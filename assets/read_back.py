@@ -7,17 +7,17 @@ some twenty a second, however fast it publishes.
 
 from __future__ import annotations
 
+import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-from surge_dagster.engine.catalog import Partition
+from surge_dagster.engine.catalog import Partition, RowBatch
 from surge_dagster.engine.encoder.spec import Space
-from surge_dagster.engine.errors import StoreUnavailable, TransientError
+from surge_dagster.engine.errors import Cancelled, StoreUnavailable, TransientError
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.telemetry import Failure
 from surge_dagster.engine.verify import Violation, verify
@@ -25,8 +25,9 @@ from surge_dagster.engine.verify import Violation, verify
 Found = Failure | TransientError | None
 
 _AT_ONCE = 16
-_WAITING = 2 * _AT_ONCE
-_LARGE_BYTES = 32 * 1024 * 1024
+_UNDER_WAY = 2 * _AT_ONCE
+# Of files that are read together: what is resident does not grow with them, and those that were begun come to an end.
+_BYTES_UNDER_WAY = 32 * 1024 * 1024
 _ENCODE_AGAIN = "Run again: it is encoded again."
 
 
@@ -35,24 +36,27 @@ class ReadBack:
 
     Args:
         store, space: where the files are.
+        until: on the monotonic clock, when those of a bucket that are under way are given up; None is never.
     """
 
-    def __init__(self, store: Store, space: Space) -> None:
+    def __init__(self, store: Store, space: Space, until: float | None = None) -> None:
         self._over = threading.Event()
         self._store = store.until(self._over)
         self._space = space
-        self._pool = ThreadPoolExecutor(_AT_ONCE, "surge-read-back") if store.is_remote else None
+        self._until = until
         self._changed = threading.Condition()
         self._under_way = 0
+        self._bytes = 0
         self._error: BaseException | None = None
-        self._one_large = threading.Lock()
         self._telling = threading.Lock()
+        self._waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads = 0
 
     def look(self, partition: Partition, size: int, tell: Callable[[Found], None]) -> None:
-        """Read a partition's file; waits for room where many are under way.
+        """Read a partition's file; waits for room where many are under way, and does nothing when there is no time.
 
         Args:
-            size: of the file, in bytes. Of large ones one is read at a time, so that memory does not grow with them.
+            size: of the file, in bytes.
             tell: called with what is wrong with the file, or with why it cannot be read now; None is neither. It is
                 called by one thread at a time, not always by this one.
 
@@ -60,14 +64,24 @@ class ReadBack:
             StoreUnavailable: the store is down, as this read or an earlier one has found.
             BaseException: what telling of an earlier one raised.
         """
-        if self._pool is None:
+        if not self._store.is_remote:
             tell(self._found(partition))
             return
+        if not self._wait(lambda: self._under_way < _UNDER_WAY and self._bytes + size <= _BYTES_UNDER_WAY):
+            return
         with self._changed:
-            self._changed.wait_for(lambda: self._under_way < _WAITING or self._error is not None)
-            self._require_going_on()
             self._under_way += 1
-        self._pool.submit(self._look, partition, size, tell)
+            self._bytes += size
+        if self._threads < _AT_ONCE:
+            self._threads += 1
+            # No process that is to end waits for a daemon's answer from the bucket.
+            threading.Thread(target=self._run, name="surge-read-back", daemon=True).start()
+        self._waiting.put(lambda: self._look(partition, size, tell))
+
+    def require_going_on(self) -> None:
+        """Raise what ended an earlier read, if anything did."""
+        if self._error is not None:
+            raise self._error
 
     def __enter__(self) -> Self:
         return self
@@ -75,31 +89,49 @@ class ReadBack:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._pool is None:
-            return
         try:
             if error is None:
-                with self._changed:
-                    self._changed.wait_for(lambda: not self._under_way or self._error is not None)
-                    self._require_going_on()
+                self._wait(lambda: False)
         finally:
             self._over.set()
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            for _ in range(self._threads):
+                self._waiting.put(None)
+
+    def _wait(self, enough: Callable[[], bool]) -> bool:
+        """Wait until nothing is under way, or only so little; whether that was in time."""
+        with self._changed:
+            left = None if self._until is None else self._until - time.monotonic()
+            done = self._changed.wait_for(lambda: not self._under_way or enough() or self._error is not None, left)
+            self.require_going_on()
+            return done
+
+    def _run(self) -> None:
+        while (work := self._waiting.get()) is not None:
+            work()
 
     def _look(self, partition: Partition, size: int, tell: Callable[[Found], None]) -> None:
         try:
-            with self._one_large if size > _LARGE_BYTES else nullcontext():
-                found = None if self._over.is_set() else self._found(partition)
-            with self._telling:
-                if not self._over.is_set():
-                    tell(found)
-        except BaseException as error:  # a thread pool would keep it to itself
+            if not self._over.is_set():
+                found = self._found(replace(partition, read=lambda: self._rows(partition)))
+                with self._telling:
+                    if not self._over.is_set():
+                        tell(found)
+        except Cancelled:
+            pass  # nobody waits for it any more
+        except BaseException as error:  # the thread would keep it to itself
             with self._changed:
                 self._error = self._error or error
         finally:
             with self._changed:
                 self._under_way -= 1
+                self._bytes -= size
                 self._changed.notify_all()
+
+    def _rows(self, partition: Partition) -> Iterator[RowBatch]:
+        for batch in partition.read():
+            if self._over.is_set():
+                raise Cancelled
+            yield batch
 
     def _found(self, partition: Partition) -> Found:
         try:
@@ -108,10 +140,6 @@ class ReadBack:
             raise  # of every file, and each would wait for it anew
         except TransientError as error:
             return error
-
-    def _require_going_on(self) -> None:
-        if self._error is not None:
-            raise self._error
 
 
 def file_failure(partition: Partition, store: Store, space: Space) -> Failure | None:

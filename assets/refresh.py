@@ -237,6 +237,7 @@ class Refresh:
         superbatch_event: list[int] = []  # its storage id, once it is stored
         with ReadBack(self._store, run.space) as read_back, closing(run.events()) as events:
             for event in events:
+                read_back.require_going_on()
                 self.outcome.findings.see(event)
                 match event:
                     case SuperBatchReport():

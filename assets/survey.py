@@ -84,6 +84,8 @@ class Survey:
         failed = self._shown_as_failed if select is Select.failed else set[str]()
         done = done_before(self._names, self._context) if self._config.force else set[str]()
         found = Surveyed()
+        self.sound.clear()  # of another space
+        self.damaged.clear()
         files: list[tuple[Partition, Receipt | None, bool]] = []  # and whether the partition's state is selected
         for partition in outputs.looked_at(candidates) if outputs else candidates:
             partition_key = to_partition_key(partition.key)

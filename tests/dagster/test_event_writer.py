@@ -130,6 +130,43 @@ class TestWriter:
         assert execute(bench, work).success
         assert seen[0] <= 600 + event_batches.BATCH_EVENTS and stored == [5_000]
 
+    def test_who_still_waits_for_room_when_the_time_is_over_is_let_go(
+        self, bench: Workbench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A thread that reads files back may be in the middle of telling when the run is terminated."""
+        opened = threading.Event()
+
+        @contextmanager
+        def store_of(context: dg.OpExecutionContext) -> Iterator[Store]:
+            def stands_still(events: Sequence[AnyEvent], wanted: bool) -> Sequence[int | None]:
+                assert opened.wait(60)
+                return [None] * len(events)
+
+            yield stands_still
+
+        monkeypatch.setattr(event_writer, "event_store", store_of)
+        monkeypatch.setattr(event_writer, "_WAITING_EVENTS", 600)
+        threads: list[threading.Thread] = []
+
+        @dg.op
+        def work(context) -> None:
+            with EventWriter(context, grace_seconds=0.2) as events:
+
+                def log_all() -> None:
+                    for number in range(2_000):
+                        events.log(self.event(number))
+
+                threads.append(threading.Thread(target=log_all))
+                threads[0].start()
+                with events._changed:
+                    assert events._changed.wait_for(lambda: len(events._waiting) == 600, 60)
+                raise KeyboardInterrupt
+
+        assert not execute(bench, work).success
+        threads[0].join(60)
+        assert not threads[0].is_alive()
+        opened.set()
+
     def pointing(self, number: int, stored: list[int], pointed: list[int]) -> dg.AssetMaterialization:
         pointed += stored
         return self.event(number)

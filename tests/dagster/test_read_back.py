@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, cast
 
 import pytest
 
 from surge_dagster.assets import read_back
 from surge_dagster.assets.read_back import Found, ReadBack
-from surge_dagster.engine.catalog import Partition
+from surge_dagster.engine.catalog import Partition, RowBatch
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.output.store import Store
@@ -19,7 +20,7 @@ from surge_dagster.engine.telemetry import Failure
 from tests.dagster.conftest import NAMES, Workbench
 from tests.dagster.nights import Production
 from tests.engine.output.object_server import ObjectServer
-from tests.small_catalogs import numbered_rows, partition_of
+from tests.small_catalogs import numbered_rows, partition_of, row_batch_of
 
 SPACE = cast(Space, None)  # nothing here looks at it
 
@@ -74,17 +75,21 @@ def test_sixteen_files_of_a_bucket_are_read_at_once_and_each_is_told_of(reads: A
     assert look_at_all(reads(read), keys) == dict.fromkeys(keys) | {"3": failure, "4": error}
 
 
-def test_large_files_are_read_one_at_a_time(reads: Any) -> None:
-    alone = threading.Lock()
+@pytest.mark.parametrize(("size", "together"), [(1 << 30, 1), (12 << 20, 2), (0, 16)])
+def test_large_files_are_read_few_at_a_time(reads: Any, size: int, together: int) -> None:
+    lock, most, now = threading.Lock(), [0], [0]
 
     def read(key: str) -> None:
-        assert alone.acquire(blocking=False)
-        together.wait(0.02)
-        alone.release()
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        threading.Event().wait(0.05)
+        with lock:
+            now[0] -= 1
 
-    together = threading.Event()
-    keys = [str(number) for number in range(20)]
-    assert look_at_all(reads(read), keys, size=1 << 30) == dict.fromkeys(keys)
+    keys = [str(number) for number in range(40 if size == 0 else 12)]
+    assert look_at_all(reads(read), keys, size=size) == dict.fromkeys(keys)
+    assert most[0] == together
 
 
 def test_who_reads_faster_than_the_bucket_waits(reads: Any) -> None:
@@ -106,15 +111,30 @@ def test_who_reads_faster_than_the_bucket_waits(reads: Any) -> None:
     assert asked[0] == 100
 
 
-@pytest.mark.parametrize("remote", [True, False])
-def test_a_bucket_that_is_down_ends_it(reads: Any, remote: bool) -> None:
+@pytest.mark.parametrize(("remote", "most"), [(True, 32), (False, 1)])
+def test_a_bucket_that_is_down_ends_it(reads: Any, remote: bool, most: int) -> None:
+    asked: list[str] = []
+
     def read(key: str) -> None:
+        asked.append(key)
         raise StoreUnavailable("the store is down")
 
     store = reads(read)
     store.is_remote = remote
     with pytest.raises(StoreUnavailable, match="down"):
         look_at_all(store, [str(number) for number in range(1000)])
+    assert 1 <= len(asked) <= most
+
+
+def test_what_has_failed_is_seen_without_another_file(reads: Any) -> None:
+    def read(key: str) -> None:
+        raise StoreUnavailable("the store is down")
+
+    with pytest.raises(StoreUnavailable), ReadBack(reads(read), SPACE) as reader:
+        reader.look(partition("a"), 1, lambda _: None)
+        for _ in range(600):
+            reader.require_going_on()
+            threading.Event().wait(0.1)
 
 
 def test_what_telling_raises_is_raised(reads: Any) -> None:
@@ -123,6 +143,10 @@ def test_what_telling_raises_is_raised(reads: Any) -> None:
 
     with pytest.raises(ValueError, match="full"), ReadBack(reads(lambda key: None), SPACE) as reader:
         reader.look(partition("a"), 1, refuse)
+
+
+def readers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "surge-read-back"]
 
 
 def test_an_error_waits_for_nothing_and_nothing_is_told_after_it(reads: Any) -> None:
@@ -137,41 +161,81 @@ def test_an_error_waits_for_nothing_and_nothing_is_told_after_it(reads: Any) -> 
         for number in range(20):
             reader.look(partition(str(number)), 1, told.append)
         for _ in range(16):
-            begun.acquire()
+            assert begun.acquire(timeout=60)
         raise KeyboardInterrupt
     assert store.over.is_set(), "nor does a request that failed wait to be tried again"
+    assert len(readers()) == 16 and all(thread.daemon for thread in readers()), "no process waits for them"
     opened.set()
-    for thread in threading.enumerate():
-        if thread.name.startswith("surge-read-back"):
-            thread.join(60)
-    assert told == []
+    for thread in readers():
+        thread.join(60)
+    assert told == [] and not begun.acquire(blocking=False) and not readers()
+
+
+def test_when_time_is_over_what_was_read_by_then_counts(reads: Any) -> None:
+    opened, begun = threading.Event(), threading.Event()
+
+    def read(key: str) -> None:
+        if key == "1":
+            begun.set()
+            assert opened.wait(60)
+
+    found: dict[str, Found] = {}
+    until = time.monotonic() + 2
+    with ReadBack(reads(read), SPACE, until) as reader:
+        for key in ("0", "1"):
+            reader.look(partition(key), 1, partial(found.__setitem__, key))
+        assert begun.wait(60)
+    assert found == {"0": None}
+    opened.set()
+    for thread in readers():
+        thread.join(60)
+    assert found == {"0": None}
+
+
+def test_a_file_that_is_being_read_is_left_when_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, begun, ended = [0], threading.Event(), threading.Event()
+
+    def source() -> Iterator[RowBatch]:
+        try:
+            while True:
+                read[0] += 1
+                begun.set()
+                assert interrupted.wait(60)
+                yield row_batch_of([("id", "text")])
+        finally:
+            ended.set()
+
+    def whole(partition: Partition, *_: object) -> None:
+        assert not list(partition.read())
+
+    interrupted = threading.Event()
+    monkeypatch.setattr(read_back, "file_failure", whole)
+    with pytest.raises(KeyboardInterrupt), ReadBack(cast(Store, Bucket()), SPACE) as reader:
+        reader.look(Partition("a", "v1", source, lambda: "v1"), 1, lambda _: None)
+        assert begun.wait(60)
+        raise KeyboardInterrupt
+    interrupted.set()
+    assert ended.wait(60) and read[0] == 1
 
 
 def test_a_run_reads_its_files_of_a_bucket_back_together(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, object_server: ObjectServer
 ) -> None:
-    """Those it published, and then those that are not on record."""
+    """Those it published, then those that are not on record, and the sensor those."""
     monkeypatch.setenv("SURGE_CACHE_DIR", str(bench.root / "cache"))
     Production.begin(bench, object_server)
-    for number in range(8):
+    for number in range(4):
         bench.write(f"p{number}", 5)
-    together, waited = threading.Barrier(4, timeout=60), set[str]()
-    lock = threading.Lock()
+    together, honest, times = threading.Barrier(4, timeout=60), read_back.file_failure, [0]
 
-    def before(method: str, target: str) -> None:
-        """The first request for each of four files waits until there is one for each."""
-        key = re.search(r"/(p[0-3])[.]parquet", target)
-        if method == "GET" and key:
-            with lock:
-                is_first = key[1] not in waited
-                waited.add(key[1])
-            if is_first:
-                together.wait()
+    def waits(*file: Any) -> Failure | None:
+        together.wait()
+        times[0] += 1
+        return honest(*file)
 
-    for _ in range(2):
-        object_server.before = before
+    monkeypatch.setattr(read_back, "file_failure", waits)
+    for known in (4, 8):
         ran = bench.refresh()
-        assert ran.success and len(ran.materialized()) == 8 and not together.broken
-        assert len(waited) == 4
-        waited.clear()
+        assert ran.success and len(ran.materialized()) == 4 and times[0] == known
         bench.instance.wipe_assets([NAMES.embeddings])
+    assert len(bench.tick().asset_events) == 4 and times[0] == 12
