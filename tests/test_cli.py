@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -219,7 +220,7 @@ def test_a_run_that_is_stopped_keeps_what_is_encoded_and_says_how_to_go_on(
     command = [sys.executable, "-c", run, "embed", str(catalog), "out", *MODEL, "--b-min", "1"]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as running:
         while running.poll() is None and not list((tmp_path / "out").glob("*/*.parquet")):
-            pass
+            time.sleep(0.01)
         running.send_signal(ending)
         error = running.stderr.read() if running.stderr else ""
     assert running.returncode == code, error

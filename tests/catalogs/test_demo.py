@@ -239,8 +239,9 @@ def test_a_killed_build_leaves_no_process_behind(tmp_path: Path) -> None:
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.soak
 def test_this_very_environment_makes_a_catalog_with_a_heavy_tail(tmp_path: Path) -> None:
-    """Takes seconds: it counts the docstrings of everything that is installed here."""
+    """Takes many seconds, since it counts the docstrings of everything that is installed here; so does `make demo`."""
     summary = build_demo_catalog(tmp_path / "catalog", limit=400)
     sizes = sizes_of(tmp_path / "catalog")
     assert summary.texts <= 400

@@ -50,7 +50,7 @@ def test_four_nights_leave_what_is_due_and_nothing_else(
 ) -> None:
     """Takes half a minute: eight runs, each of which starts an encoder."""
     monkeypatch.setattr("surge_dagster.assets.embeddings._RETRIES", 0)  # the bucket stays down for all of them
-    live_through(bench, object_server, monkeypatch, Plan(4, 60, "report", killed=2, down=3, model=4, apart=False))
+    live_through(bench, object_server, monkeypatch, Plan(4, 40, "report", killed=2, down=3, model=4, apart=False))
 
 
 @pytest.mark.soak

@@ -68,8 +68,14 @@ def _nothing() -> None:
     return None
 
 
-# Each takes some 10 s, so those whose parts others have as well are left to `make soak`.
-_ALSO_ELSEWHERE = ("bert_cls", "bert_several_poolings", "xlm_roberta_with_dense", "llama_weighted_mean")
+# Each takes some 10 s, so those whose parts others have as well, tests below among them, are left to `make soak`.
+_ALSO_ELSEWHERE = (
+    "bert_cls",
+    "bert_several_poolings",
+    "xlm_roberta_with_dense",
+    "qwen2_last_token",
+    "llama_weighted_mean",
+)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +83,6 @@ _ALSO_ELSEWHERE = ("bert_cls", "bert_several_poolings", "xlm_roberta_with_dense"
     [
         "bert_prompt_left_out_of_the_mean",
         "t5_with_dense",
-        "qwen2_last_token",
         *(pytest.param(name, marks=pytest.mark.soak) for name in _ALSO_ELSEWHERE),
     ],
 )
