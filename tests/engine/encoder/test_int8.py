@@ -33,7 +33,7 @@ from surge_dagster.engine.verify import LOWEST_COSINE
 from surge_dagster.settings import load_settings
 from tests.engine.encoder.conftest import encode
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 needs_nncf = pytest.mark.skipif(
     not all(importlib.util.find_spec(name) for name in ("nncf", "openvino")), reason="needs the extras 'cpu' and 'int8'"
 )
