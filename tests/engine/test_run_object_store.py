@@ -97,7 +97,10 @@ class Reader(threading.Thread):
             if self._seen.get(key) == etag:
                 continue
             self._seen[key] = etag
-            content = self._server.content(key)
+            try:
+                content = self._server.content(key)
+            except FileNotFoundError:  # what was staged is removed when it is in its file
+                continue
             try:
                 if key.endswith(".json"):
                     json.loads(content)

@@ -171,8 +171,16 @@ class ObjectServer:
         return dict(re.findall(r"<Key>([^<]*)</Key>.*?<ETag>([^<]*)</ETag>", answer))
 
     def content(self, key: str) -> bytes:
-        """An object's bytes, read past the front."""
-        return self._direct.request("GET", f"{self.moto_url}/{BUCKET}/{key.replace('%', '%25')}").data
+        """An object's bytes, read past the front.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        answer = self._direct.request("GET", f"{self.moto_url}/{BUCKET}/{key.replace('%', '%25')}")
+        if answer.status == 404:
+            raise FileNotFoundError(key)
+        assert answer.status == 200, (key, answer.status)
+        return answer.data
 
     def unfinished(self) -> list[str]:
         """Keys of multipart uploads that are neither completed nor aborted."""
