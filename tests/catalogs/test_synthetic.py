@@ -142,6 +142,7 @@ def test_row_groups_are_bounded_in_rows_and_in_bytes(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.soak
 def test_memory_does_not_grow_with_the_catalog(tmp_path: Path) -> None:
     """Two million texts and their ids are 120 MB; a build ten times smaller needs as much memory."""
     script = (

@@ -72,6 +72,7 @@ def _nothing() -> None:
 _ALSO_ELSEWHERE = (
     "bert_cls",
     "bert_several_poolings",
+    "bert_prompt_left_out_of_the_mean",
     "xlm_roberta_with_dense",
     "qwen2_last_token",
     "llama_weighted_mean",
@@ -81,7 +82,6 @@ _ALSO_ELSEWHERE = (
 @pytest.mark.parametrize(
     "name",
     [
-        "bert_prompt_left_out_of_the_mean",
         "t5_with_dense",
         *(pytest.param(name, marks=pytest.mark.soak) for name in _ALSO_ELSEWHERE),
     ],
