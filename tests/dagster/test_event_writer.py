@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
 import dagster as dg
@@ -77,6 +77,21 @@ class TestWriter:
     def event(number: int) -> dg.AssetMaterialization:
         return dg.AssetMaterialization("thing", partition=str(number))
 
+    @staticmethod
+    def closed_until(opened: threading.Event, stored: list[int]) -> Callable[..., AbstractContextManager[Store]]:
+        """An event log that stores nothing before `opened`; counts in `stored`."""
+
+        @contextmanager
+        def store_of(context: dg.OpExecutionContext) -> Iterator[Store]:
+            def store(events: Sequence[AnyEvent], wanted: bool) -> Sequence[int | None]:
+                assert opened.wait(60)
+                stored[0] += len(events)
+                return [None] * len(events)
+
+            yield store
+
+        return store_of
+
     @pytest.mark.parametrize("end", [KeyboardInterrupt, RuntimeError])
     def test_a_step_that_is_ended_early_stores_what_it_has_logged(
         self, bench: Workbench, end: type[BaseException]
@@ -96,16 +111,7 @@ class TestWriter:
     ) -> None:
         opened, logged, stored = threading.Event(), [0], [0]
 
-        @contextmanager
-        def store_of(context: dg.OpExecutionContext) -> Iterator[Store]:
-            def slow(events: Sequence[AnyEvent], wanted: bool) -> Sequence[int | None]:
-                assert opened.wait(60)
-                stored[0] += len(events)
-                return [None] * len(events)
-
-            yield slow
-
-        monkeypatch.setattr(event_writer, "event_store", store_of)
+        monkeypatch.setattr(event_writer, "event_store", self.closed_until(opened, stored))
         monkeypatch.setattr(event_writer, "_WAITING_EVENTS", 600)
         seen: list[int] = []
 
@@ -136,15 +142,7 @@ class TestWriter:
         """A thread that reads files back may be in the middle of telling when the run is terminated."""
         opened = threading.Event()
 
-        @contextmanager
-        def store_of(context: dg.OpExecutionContext) -> Iterator[Store]:
-            def stands_still(events: Sequence[AnyEvent], wanted: bool) -> Sequence[int | None]:
-                assert opened.wait(60)
-                return [None] * len(events)
-
-            yield stands_still
-
-        monkeypatch.setattr(event_writer, "event_store", store_of)
+        monkeypatch.setattr(event_writer, "event_store", self.closed_until(opened, [0]))
         monkeypatch.setattr(event_writer, "_WAITING_EVENTS", 600)
         threads: list[threading.Thread] = []
 

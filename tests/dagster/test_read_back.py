@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -77,14 +77,16 @@ def test_sixteen_files_of_a_bucket_are_read_at_once_and_each_is_told_of(reads: A
 
 @pytest.mark.parametrize(("size", "together"), [(1 << 30, 1), (12 << 20, 2), (0, 16)])
 def test_large_files_are_read_few_at_a_time(reads: Any, size: int, together: int) -> None:
-    lock, most, now = threading.Lock(), [0], [0]
+    changed, most, now = threading.Condition(), [0], [0]
 
     def read(key: str) -> None:
-        with lock:
+        with changed:
             now[0] += 1
             most[0] = max(most[0], now[0])
-        threading.Event().wait(0.05)
-        with lock:
+            changed.notify_all()
+            assert changed.wait_for(lambda: most[0] >= together, 60)
+        threading.Event().wait(0.02)  # time for one too many
+        with changed:
             now[0] -= 1
 
     keys = [str(number) for number in range(40 if size == 0 else 12)]
@@ -93,22 +95,23 @@ def test_large_files_are_read_few_at_a_time(reads: Any, size: int, together: int
 
 
 def test_who_reads_faster_than_the_bucket_waits(reads: Any) -> None:
-    opened, asked = threading.Event(), [0]
+    opened, asked = threading.Event(), threading.Semaphore(0)
 
     def look() -> None:
         with ReadBack(store, SPACE) as reader:
             for number in range(100):
                 reader.look(partition(str(number)), 1, lambda _: None)
-                asked[0] += 1
+                asked.release()
 
     store = reads(lambda key: cast(None, not opened.wait(60) or None))
     thread = threading.Thread(target=look)
     thread.start()
-    thread.join(0.5)
-    assert thread.is_alive() and asked[0] <= 32
+    for _ in range(32):
+        assert asked.acquire(timeout=60)
+    assert not asked.acquire(timeout=0.2) and thread.is_alive()
     opened.set()
     thread.join(60)
-    assert asked[0] == 100
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(("remote", "most"), [(True, 32), (False, 1)])
@@ -171,20 +174,25 @@ def test_an_error_waits_for_nothing_and_nothing_is_told_after_it(reads: Any) -> 
     assert told == [] and not begun.acquire(blocking=False) and not readers()
 
 
-def test_when_time_is_over_what_was_read_by_then_counts(reads: Any) -> None:
-    opened, begun = threading.Event(), threading.Event()
+def test_when_time_is_over_what_was_read_by_then_counts(reads: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, begun, told, now = threading.Event(), threading.Event(), threading.Event(), [100.0]
 
     def read(key: str) -> None:
         if key == "1":
             begun.set()
             assert opened.wait(60)
 
+    def tell(key: str, answer: Found) -> None:
+        found[key] = answer
+        told.set()
+
+    monkeypatch.setattr(read_back, "time", SimpleNamespace(monotonic=lambda: now[0]))
     found: dict[str, Found] = {}
-    until = time.monotonic() + 2
-    with ReadBack(reads(read), SPACE, until) as reader:
+    with ReadBack(reads(read), SPACE, until=120.0) as reader:
         for key in ("0", "1"):
-            reader.look(partition(key), 1, partial(found.__setitem__, key))
-        assert begun.wait(60)
+            reader.look(partition(key), 1, partial(tell, key))
+        assert begun.wait(60) and told.wait(60)
+        now[0] = 120.5
     assert found == {"0": None}
     opened.set()
     for thread in readers():
@@ -197,7 +205,7 @@ def test_a_file_that_is_being_read_is_left_when_the_run_ends(monkeypatch: pytest
 
     def source() -> Iterator[RowBatch]:
         try:
-            while True:
+            for _ in range(100):
                 read[0] += 1
                 begun.set()
                 assert interrupted.wait(60)
