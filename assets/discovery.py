@@ -4,9 +4,9 @@ Looking changes nothing. The result says which keys Dagster does not know, which
 files are not on record, which partitions have vanished, and which ones runs should embed next. Doing it again gives the
 same. What one look tells Dagster is bounded; what is left over is found again by the next one.
 
-A partition is not asked for when an active run holds it, or when its content was refused since its source version was
-observed last: bad data does not get better by reading it again. One that failed for another reason is asked for again,
-after a wait that doubles each time.
+A partition is not asked for when an active run holds it, or when its content was refused as it is: bad data does
+not get better by reading it again. One that failed for another reason is asked for again, after a wait that doubles
+each time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import file_states, known_space
 from surge_dagster.assets.partition_events import AnyEvent
 from surge_dagster.assets.partition_keys import is_canonical, to_partition_key
-from surge_dagster.assets.refusals import refused_since_observed
+from surge_dagster.assets.refusals import still_refused
 from surge_dagster.assets.sensor_cursor import Request, SensorCursor, digest
 from surge_dagster.assets.source_partitions import changed, observation
 from surge_dagster.assets.vanished import Departures, Vanishing
@@ -83,6 +83,7 @@ class Look:
         refresh_stale: whether changed partitions are asked for, or new ones alone.
         sharding: how many runs are asked for, and how large they may be.
         vanishing: what is done about partitions that the catalog lists no more.
+        terms: the settings that decide which content is refused, from `refusal_terms`.
     """
 
     names: CatalogNames
@@ -92,6 +93,7 @@ class Look:
     refresh_stale: bool
     sharding: Sharding
     vanishing: Vanishing
+    terms: str
 
     def discover(
         self, partitions: Iterable[Partition], held: set[str] | None, cursor: SensorCursor, now: datetime
@@ -131,7 +133,7 @@ class Look:
         outputs = OutputState(self.store, found.space.name, found.space.file_format) if found.space else None
         fresh: dict[str, PublishedFile] = {}
         states = file_states(by_key, outputs, fresh)
-        refused = refused_since_observed(catalogued)
+        refused = still_refused(catalogued, by_key, self.terms)
         unknown = [key for key, file in fresh.items() if not catalogued.knows(key, file.facts.desired_version)]
         adopted = Adoptions()
         if outputs and found.space:

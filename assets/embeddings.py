@@ -10,6 +10,7 @@ Dagster reads the annotations of ops while it makes them, so they must not be st
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from time import sleep
 
 import dagster as dg
 from dagster._core.definitions.composition import PendingNodeInvocation
@@ -25,7 +26,6 @@ from surge_dagster.assets.run_retries import RUN_TAGS
 from surge_dagster.check_policy import CheckPolicy
 from surge_dagster.engine.encoder.spec import FileFormat
 from surge_dagster.engine.errors import ConfigError, EncoderError, TransientError
-from surge_dagster.engine.telemetry import Failure
 
 POOL = "gpu"
 _RETRIES = 2
@@ -66,8 +66,6 @@ def embeddings(names: CatalogNames, policy: CheckPolicy, file_format: FileFormat
         """Embed the partitions of this run that are missing or stale."""
         chosen = context.partition_keys if context.has_partition_key or context.has_partition_key_range else None
         outcome = attempts.make(context.op_execution_context, config, chosen)
-        if outcome.failures:
-            tell_of_failures(names, context.op_execution_context, outcome)
         yield from run_check_results(names, policy, outcome)
         if outcome.failures:
             raise failure_of(names, outcome)
@@ -85,8 +83,6 @@ def embedding_jobs(names: CatalogNames, policy: CheckPolicy) -> tuple[dg.JobDefi
     ) -> Iterator[dg.AssetCheckEvaluation | dg.Output[None]]:
         """Embed whatever is missing or stale among those that the config names, else in the whole catalog."""
         outcome = attempts.make(context, config, None)
-        if outcome.failures:
-            tell_of_failures(names, context, outcome)
         for result in run_check_results(names, policy, outcome):
             yield evaluation_of(names, result)
         if outcome.failures:
@@ -121,44 +117,56 @@ class _Attempts:
     Attributes:
         names: of the catalog.
         policy: of its checks.
-        refused: what an attempt refused, by run id and key, for the attempts that follow it in the same process: bad
-            data is read once.
+        before: what became of a run's last attempt, by run id, for the one that follows it in the same process.
     """
 
     names: CatalogNames
     policy: CheckPolicy
-    refused: dict[str, dict[str, Failure]] = field(default_factory=dict)
+    before: dict[str, Outcome] = field(default_factory=dict)
 
     def make(self, context: dg.OpExecutionContext, config: LaunchConfig, chosen: Iterable[str] | None) -> Outcome:
         """One attempt at a run; decides what Dagster retries: crashes and what is transient, no bad data or settings.
 
+        What failed for good is told before it returns.
+
         A retry policy on the op would also retry a run that was terminated, since Dagster applies it to interrupts.
         """
         with signed(context):
-            return self._make(context, config, chosen)
+            outcome = self._make(context, config, chosen)
+            if outcome.failures:
+                tell_of_failures(self.names, context, outcome)
+            return outcome
 
     def _make(self, context: dg.OpExecutionContext, config: LaunchConfig, chosen: Iterable[str] | None) -> Outcome:
-        refused = self.refused.setdefault(context.run_id, {})
-        resources = self.names.resources(context.resources)
+        resources, outcome = self.names.resources(context.resources), Outcome()
         try:
             named = config.named_keys()
             work = Refresh(
-                self.names, context, config, resources.catalog, resources.encoder, resources.output, self.policy
+                self.names,
+                context,
+                config,
+                resources.catalog,
+                resources.encoder,
+                resources.output,
+                self.policy,
+                self.before.pop(context.run_id, None),
             )
-            outcome = work.run(named if named is not None else chosen, dict(refused))
+            outcome = work.outcome
+            work.run(named if named is not None else chosen)
         except ConfigError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         except (EncoderError, TransientError) as error:
             context.log.error(str(error))
-            raise _retry(context) from error
-        refused.update({failure.key: failure for failure in outcome.failures if not failure.transient})
+            raise self._retry(context, outcome) from error
         if any(failure.transient for failure in outcome.failures) and context.retry_number < _RETRIES:
-            raise _retry(context)
-        self.refused.pop(context.run_id, None)
+            raise self._retry(context, outcome)
         return outcome
 
-
-def _retry(context: dg.OpExecutionContext) -> dg.RetryRequested:
-    # Spread, so that runs that one fault has ended do not all come back at the same moment.
-    wait = _RETRY_SECONDS * 2**context.retry_number * random.uniform(0.5, 1.5)
-    return dg.RetryRequested(max_retries=_RETRIES, seconds_to_wait=wait)
+    def _retry(self, context: dg.OpExecutionContext, outcome: Outcome) -> dg.RetryRequested:
+        """What has Dagster make another attempt, where there is one left, after a wait."""
+        if context.retry_number < _RETRIES:
+            self.before[context.run_id] = outcome
+            # Spread, so that runs that one fault has ended do not all come back at the same moment. It waits here and
+            # not in Dagster, which hears of a person's "Terminate" only afterwards.
+            sleep(_RETRY_SECONDS * 2**context.retry_number * random.uniform(0.5, 1.5))
+        return dg.RetryRequested(max_retries=_RETRIES)

@@ -11,6 +11,8 @@ from surge_dagster.assets.partition_keys import to_partition_key
 from surge_dagster.assets.planned import plan
 from surge_dagster.assets.refresh import Outcome
 from surge_dagster.assets.refusals import tell_of_refusals
+from surge_dagster.engine.catalog import Partition
+from surge_dagster.engine.errors import SurgeError
 from surge_dagster.engine.telemetry import Failure
 
 _TABLE_ROWS = 200
@@ -54,10 +56,22 @@ def failure_of(names: CatalogNames, outcome: Outcome) -> dg.Failure:
 def tell_of_failures(names: CatalogNames, context: dg.OpExecutionContext, outcome: Outcome) -> None:
     """Make Dagster show exactly these partitions as failed when the run has ended, and why it refused any.
 
-    Dagster shows a partition as failed when a failed run planned it and did not materialize it.
+    Dagster shows a partition as failed when a failed run planned it and did not materialize it. One that was mended
+    since is left out: what is there now was not refused, and another run may have embedded it by now.
     """
-    tell_of_refusals(names, context, outcome.refused)
-    plan(names, context, (to_partition_key(failure.key) for failure in outcome.failures))
+    refused = {failure.key for failure in outcome.refused}
+    mended = {key for key in refused if _has_changed(outcome.partitions[key])}
+    tell_of_refusals(
+        names, context, (failure for failure in outcome.refused if failure.key not in mended), outcome.partitions
+    )
+    plan(names, context, (to_partition_key(failure.key) for failure in outcome.failures if failure.key not in mended))
+
+
+def _has_changed(partition: Partition) -> bool:
+    try:
+        return partition.current_source_version() != partition.source_version
+    except (SurgeError, OSError):
+        return False  # nobody can tell now
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], count: int) -> dg.MarkdownMetadataValue:

@@ -47,7 +47,8 @@ class Catalogued:
         observation_ids: storage id of that observation.
         embedded: data version of the last materialization of `embeddings`.
         embedding_ids: storage id of that materialization.
-        refusal_ids: storage id of the last observation of `embeddings`, which tells of a refusal.
+        refused: what the last observation of `embeddings`, which tells of a refusal, is about.
+        refusal_ids: storage id of that observation.
     """
 
     registered: dict[str, None]
@@ -55,6 +56,7 @@ class Catalogued:
     observation_ids: dict[str, int]
     embedded: dict[str, str]
     embedding_ids: dict[str, int]
+    refused: dict[str, str]
     refusal_ids: dict[str, int]
 
     def knows(self, key: str, desired_version: str, source_version: str | None = None) -> bool:
@@ -95,7 +97,7 @@ class _Known:
 def read_catalogued(
     names: CatalogNames, instance: dg.DagsterInstance, registered: dict[str, None] | None = None
 ) -> Catalogued:
-    """Everything on record, in six queries whatever the number of partitions.
+    """Everything on record, in seven queries whatever the number of partitions.
 
     Args:
         registered: the dynamic partitions, where they are known.
@@ -115,6 +117,7 @@ def read_catalogued(
         observation_ids=ids(names.source_partitions, DagsterEventType.ASSET_OBSERVATION),
         embedded=versions(names.embeddings, DagsterEventType.ASSET_MATERIALIZATION),
         embedding_ids=ids(names.embeddings, DagsterEventType.ASSET_MATERIALIZATION),
+        refused=versions(names.embeddings, DagsterEventType.ASSET_OBSERVATION),
         refusal_ids=ids(names.embeddings, DagsterEventType.ASSET_OBSERVATION),
     )
 

@@ -29,7 +29,7 @@ from surge_dagster.assets.read_back import Found, ReadBack, unanswered
 from surge_dagster.assets.run_findings import RunFindings
 from surge_dagster.assets.selection import catalog_keys
 from surge_dagster.assets.source_partitions import in_chunks, observation
-from surge_dagster.assets.survey import Survey
+from surge_dagster.assets.survey import FAILURES_LOGGED, Survey
 from surge_dagster.check_policy import CheckPolicy
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.pool import EncoderPool
@@ -42,8 +42,6 @@ from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.telemetry import Failure, Receipt, RunReport, SuperBatchReport
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
 
-# The check lists more of them; a log line costs as much as an event.
-_FAILURES_LOGGED = 100
 # Of the grace time, for publishing. The events of that are stored meanwhile; the rest of the time is for the last ones.
 _PUBLISH_SHARE = 0.75
 
@@ -69,6 +67,19 @@ class Outcome:
         """Failures that are about the content of a partition of the catalog, so that it has to change."""
         return [failure for failure in self.failures if not failure.transient and failure.key in self.partitions]
 
+    def still_refused(self, partitions: Mapping[str, Partition]) -> dict[str, Failure]:
+        """What was refused and is as it was, by key: bad data is read once.
+
+        Args:
+            partitions: as they are listed now, by key.
+        """
+        return {
+            failure.key: failure
+            for failure in self.refused
+            if failure.key in partitions
+            and partitions[failure.key].source_version == self.partitions[failure.key].source_version
+        }
+
 
 class Refresh:
     """One run over the catalog or a part of it.
@@ -79,6 +90,7 @@ class Refresh:
         config: what the run was told at its launch.
         catalog, encoder, output: the resources.
         policy: of the checks that end the run.
+        before: what became of the attempt before this one, whose refusals stand and whose findings are added to.
     """
 
     def __init__(
@@ -90,6 +102,7 @@ class Refresh:
         encoder: Encoder,
         output: OutputStore,
         policy: CheckPolicy,
+        before: Outcome | None = None,
     ) -> None:
         self._names = names
         self._context = context
@@ -109,14 +122,14 @@ class Refresh:
             stopped_at=lambda: self._engine.stopped_at if self._engine else None,
             before=PlansAgain(names, context).before,
         )
-        self.outcome = Outcome(findings=RunFindings(policy))
+        self._before = before or Outcome()
+        self.outcome = Outcome(findings=RunFindings(policy, before.findings if before else None))
 
-    def run(self, partition_keys: Iterable[str] | None, already_refused: Mapping[str, Failure]) -> Outcome:
-        """Embed what is missing or stale and tell Dagster about it.
+    def run(self, partition_keys: Iterable[str] | None) -> None:
+        """Embed what is missing or stale and tell Dagster about it; `outcome` says what became of it.
 
         Args:
             partition_keys: as Dagster names them, or as a person typed them; None is the whole catalog.
-            already_refused: what an earlier attempt of this run refused, by key; not tried again.
 
         Raises:
             ConfigError: the catalog, the output, the model or the space is not what it must be.
@@ -126,13 +139,13 @@ class Refresh:
         chosen = self._select(partition_keys)
         self._register(chosen)
         with self._events:
-            self._bring_up_to_date(chosen, already_refused)
-        return self.outcome
+            self._bring_up_to_date(chosen)
 
-    def _bring_up_to_date(self, chosen: dict[str, Partition], already_refused: Mapping[str, Failure]) -> None:
+    def _bring_up_to_date(self, chosen: dict[str, Partition]) -> None:
+        refused = self._before.still_refused(chosen)
+        self.outcome.failures += refused.values()
+        candidates = [partition for partition in chosen.values() if partition.key not in refused]
         space = self._known_space()
-        self.outcome.failures += already_refused.values()
-        candidates = [partition for partition in chosen.values() if partition.key not in already_refused]
         surveyed = self._survey.look(candidates, space)
         if surveyed.todo or space is None:
             with self._encoder.start() as pool:
@@ -234,23 +247,23 @@ class Refresh:
             f"SuperBatches of {run.bounds.b_min:,} to {run.bounds.b_max:,} texts"
         )
         fresh: list[Receipt] = []
-        superbatch_event: list[int] = []  # its storage id, once it is stored
+        superbatch_events: dict[int, list[int]] = {}  # by SuperBatch, the storage id of its event once it is stored
         with ReadBack(self._store, run.space) as read_back, closing(run.events()) as events:
             for event in events:
                 read_back.require_going_on()
                 self.outcome.findings.see(event)
                 match event:
                     case SuperBatchReport():
-                        superbatch_event = []
                         self._events.log(
-                            superbatches.materialization(self._names, event, run.space.name), superbatch_event.append
+                            superbatches.materialization(self._names, event, run.space.name),
+                            superbatch_events.setdefault(event.index, []).append,
                         )
                     case Failure():
                         self._fail(event)
                     case Receipt(action="fresh"):
                         fresh.append(event)
                     case Receipt():
-                        encoded_in = superbatch_event if event.superbatch is not None else []
+                        encoded_in = [] if event.superbatch is None else superbatch_events.get(event.superbatch, [])
                         self._tell_when_read(read_back, event, partial(self._materialization, event, encoded_in))
         if run.report.superbatches:
             self._events.log(superbatches.materialization_of_run(self._names, run.report, self.outcome.findings))
@@ -275,7 +288,7 @@ class Refresh:
     def _fail(self, failure: Failure) -> None:
         self._observe(failure.key)  # the sensor leaves alone what has failed since it was observed
         self.outcome.failures.append(failure)
-        if len(self.outcome.failures) <= _FAILURES_LOGGED:
+        if len(self.outcome.failures) <= FAILURES_LOGGED:
             self._context.log.error(failure.reason)
 
     def _tell_of_fresh(self, fresh: list[Receipt], space: Space) -> None:

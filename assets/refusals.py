@@ -2,39 +2,89 @@
 
 Bad data does not get better by reading it again. So a refusal is an observation of the `embeddings` partition, with
 its reason: a person finds it in the UI where the partition is, whichever run it was, and the sensor sees in one query
-what it must leave alone until the source changes. What failed for a passing reason has none, and is tried again.
+what it must leave alone. What failed for a passing reason has none, and is tried again.
+
+A refusal is of one source version under certain settings, and says of which: it may be told hours after the partition
+was read, and by then the source may be another one. A person may also have mended it by another setting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
 
 import dagster as dg
 
 from surge_dagster.assets.event_writer import EventWriter
 from surge_dagster.assets.lineage import Catalogued
-from surge_dagster.assets.names import CatalogNames
+from surge_dagster.assets.names import CatalogNames, CatalogResources
 from surge_dagster.assets.partition_keys import to_partition_key
+from surge_dagster.assets.source_partitions import DATA_VERSION_TAG
+from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.telemetry import Failure
 
 
-def tell_of_refusals(names: CatalogNames, context: dg.OpExecutionContext, refused: Iterable[Failure]) -> None:
-    """Log an observation of each partition that was refused."""
-    reasons = {failure.key: failure.reason for failure in refused}
-    grace_seconds = names.resources(context.resources).encoder.grace_seconds
-    with EventWriter(context, grace_seconds=grace_seconds) as events:
-        for key, reason in reasons.items():
-            metadata = {"key": dg.MetadataValue.text(key), "refused": dg.MetadataValue.text(reason)}
-            events.log(
-                dg.AssetObservation(
-                    names.embeddings,
-                    partition=to_partition_key(key),
-                    description="Refused, and left alone until its source changes.",
-                    metadata=metadata,
-                )
-            )
+def refusal_terms(resources: CatalogResources) -> str:
+    """The settings that decide which content is refused."""
+    catalog, encoder = resources.catalog, resources.encoder
+    return json.dumps(
+        {
+            "columns": [catalog.id_column, catalog.text_column],
+            "max_text_bytes": catalog.max_text_bytes,
+            "b_max_bytes": encoder.b_max_bytes,
+            "memory_limit_bytes": encoder.memory_limit_bytes,
+            "spec": encoder.spec().as_dict(),
+        },
+        sort_keys=True,
+    )
 
 
-def refused_since_observed(catalogued: Catalogued) -> set[str]:
-    """Partition keys whose content was refused in the source version observed last."""
-    return {key for key, event in catalogued.refusal_ids.items() if event > catalogued.observation_ids.get(key, -1)}
+def tell_of_refusals(
+    names: CatalogNames,
+    context: dg.OpExecutionContext,
+    refused: Iterable[Failure],
+    partitions: Mapping[str, Partition],
+) -> None:
+    """Log an observation of each partition that was refused.
+
+    Args:
+        partitions: as they were read, by catalog key.
+    """
+    resources = names.resources(context.resources)
+    terms = refusal_terms(resources)
+    with EventWriter(context, grace_seconds=resources.encoder.grace_seconds) as events:
+        for key, reason in {failure.key: failure.reason for failure in refused}.items():
+            events.log(refusal(names, partitions[key], reason, terms))
+
+
+def refusal(names: CatalogNames, partition: Partition, reason: str, terms: str) -> dg.AssetObservation:
+    """The event that says that a partition was refused as it was read, under the settings of `refusal_terms`."""
+    return dg.AssetObservation(
+        names.embeddings,
+        partition=to_partition_key(partition.key),
+        description="Refused, and left alone until its source or a setting changes.",
+        metadata={"key": dg.MetadataValue.text(partition.key), "refused": dg.MetadataValue.text(reason)},
+        # Dagster can look up no other tag of many partitions at once.
+        tags={DATA_VERSION_TAG: _version(partition, terms)},
+    )
+
+
+def still_refused(catalogued: Catalogued, by_key: Mapping[str, Partition], terms: str) -> set[str]:
+    """Partition keys whose content was refused as it is now, by whoever looked at it last.
+
+    Args:
+        by_key: the catalog, by partition key.
+        terms: the settings as they are now, from `refusal_terms`.
+    """
+    return {
+        key
+        for key, version in catalogued.refused.items()
+        if key in by_key
+        and version == _version(by_key[key], terms)
+        and catalogued.refusal_ids.get(key, -1) > catalogued.embedding_ids.get(key, -1)
+    }
+
+
+def _version(partition: Partition, terms: str) -> str:
+    return hashlib.sha256(f"{partition.source_version}\0{terms}".encode()).hexdigest()[:32]

@@ -93,14 +93,15 @@ class RunFindings:
 
     Args:
         policy: of the checks.
+        before: of the attempt before this one: checks are about the whole run, pictures about one attempt.
     """
 
-    def __init__(self, policy: CheckPolicy | None = None) -> None:
+    def __init__(self, policy: CheckPolicy | None = None, before: RunFindings | None = None) -> None:
         policy = policy or CheckPolicy()
         self.timeline = Timeline()
         self.sizes: Counter[int] = Counter()  # partitions by the bits that their number of rows takes
-        self.truncation = Truncation(policy)
-        self.previous = PreviousVectors(policy)
+        self.truncation = before.truncation if before else Truncation(policy)
+        self.previous = before.previous if before else PreviousVectors(policy)
 
     def see(self, event: SuperBatchReport | Receipt | Failure) -> None:
         """Count one event."""

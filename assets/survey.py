@@ -23,6 +23,9 @@ from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.telemetry import Failure, Receipt
 
+# A check lists more of them; a log line costs as much as an event.
+FAILURES_LOGGED = 100
+
 
 @dataclass(slots=True)
 class Surveyed:
@@ -139,7 +142,8 @@ class Survey:
                     self.sound.add(key)
                 case Failure() as failure:
                     self.damaged.add(key)
-                    self._context.log.warning(failure.reason)
+                    if len(self.damaged) <= FAILURES_LOGGED:
+                        self._context.log.warning(failure.reason)
                 case error:
                     silent[key] = unanswered(key, error)
 
@@ -147,4 +151,8 @@ class Survey:
             for partition, receipt, _ in files:
                 if receipt is not None and not self.is_on_record(receipt, partition):
                     read_back.look(partition, receipt.bytes, partial(tell, partition.key))
+        if (count := len(self.damaged)) > FAILURES_LOGGED:
+            self._context.log.warning(
+                f"{count - FAILURES_LOGGED:,} more files are not what they say, {count:,} in all."
+            )
         return silent

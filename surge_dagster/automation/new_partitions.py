@@ -16,6 +16,7 @@ from surge_dagster.assets.launch import shard_requests
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.partition_events import made
 from surge_dagster.assets.partition_keys import to_partition_key
+from surge_dagster.assets.refusals import refusal_terms
 from surge_dagster.assets.runless_events import is_real_tick, store_runless
 from surge_dagster.assets.sensor_cursor import SensorCursor
 from surge_dagster.assets.source_partitions import in_chunks
@@ -52,6 +53,7 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
                     timedelta(seconds=settings.vanished_grace_seconds),
                     settings.vanished_share,
                 ),
+                terms=refusal_terms(resources),
             )
             held = held_by_active_runs(names, instance)
             found = look.discover(resources.catalog.open(), held, SensorCursor.read(context.cursor, now), now)

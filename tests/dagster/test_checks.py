@@ -9,9 +9,14 @@ import dagster as dg
 import numpy as np
 import pytest
 
+from surge_dagster.assets import read_back
 from surge_dagster.assets.failures import failure_table
 from surge_dagster.check_policy import CHECK_NAMES
+from surge_dagster.engine.catalog import Partition
+from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.telemetry import Failure
 from tests.dagster.conftest import NAMES, Workbench
 from tests.small_catalogs import numbered_rows, rewrite, with_vectors
 
@@ -164,6 +169,26 @@ def test_severities_are_what_the_settings_say(embedded: Workbench) -> None:
     assert set(ran.checks()) == {NAMES.run_check.name, "vectors_have_not_drifted"}
     drifted = ran.checks()["vectors_have_not_drifted"]
     assert ran.success and (drifted.passed, drifted.severity) == (False, dg.AssetCheckSeverity.ERROR)
+
+
+def test_what_the_checks_of_a_run_found_survives_its_next_attempt(
+    embedded: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewrite(embedded.file("b"), lambda table: with_vectors(table, lambda matrix: np.roll(matrix, 1, axis=1)))
+    embedded.write("b", 41, version="v2")
+    made, failed = read_back.file_failure, iter([True])
+
+    def unreadable_once(partition: Partition, store: Store, space: Space) -> Failure | None:
+        once = partition.key == "d" and next(failed, False)
+        return Failure("d", "the disk failed once", transient=True) if once else made(partition, store, space)
+
+    embedded.write("d", 4)
+    monkeypatch.setattr(read_back, "file_failure", unreadable_once)
+    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
+    ran = embedded.refresh()
+    assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
+    drifted = ran.checks()["vectors_have_not_drifted"]
+    assert not drifted.passed and "| `b` |" in str(drifted.metadata["failed"].value)
 
 
 @pytest.mark.parametrize("launched", ["a job", "the asset"])

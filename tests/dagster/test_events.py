@@ -80,6 +80,7 @@ def test_a_run_leaves_a_complete_record_on_every_storage(recorded: Workbench) ->
     keys = [f"p{number}" for number in range(12)]
     for key in keys:
         recorded.write(key, 10)
+    recorded.write("p2", 400)  # in several SuperBatches, and put together while others are published
     recorded.settings |= {"b_min": 30, "b_max": 50}
     assert recorded.refresh().success
     assert_complete_record(recorded, keys)

@@ -13,7 +13,7 @@ import dagster as dg
 import pytest
 from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
 
-from surge_dagster.assets import read_back
+from surge_dagster.assets import embeddings, heartbeats, read_back
 from surge_dagster.assets.failures import table_of_failures
 from surge_dagster.engine.catalog import Partition, RowBatch
 from surge_dagster.engine.encoder.spec import Space
@@ -107,6 +107,44 @@ def test_every_partition_that_failed_is_shown_and_left_alone_however_many_there_
     assert shown(bench) == ({"good"}, bad)
     found = bench.tick()
     assert requested(found) == [] and "10 refused as they are" in (found.skip_message or "")
+
+
+def test_what_was_mended_while_its_run_went_on_is_asked_for_and_not_shown_as_failed(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in ("bad", "worse"):
+        bench.write(key, NULL_TEXT)
+    bench.write("good")
+    bench.tick()  # both are observed as they are
+    tell = embeddings.tell_of_failures
+
+    def mended_before(*arguments: Any) -> None:
+        bench.write("bad", 2, version="v2")
+        assert requested(bench.tick()) == [], "it is observed, and is not told of as refused before the run ends"
+        tell(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(embeddings, "tell_of_failures", mended_before)
+        patch.setattr("surge_dagster.automation.new_partitions.held_by_active_runs", lambda *_: None)
+        assert not bench.refresh().success
+    assert shown(bench) == ({"good"}, {"worse"})
+    bench.cursor = None
+    assert requested(bench.tick()) == [["bad"]]
+
+
+@pytest.mark.parametrize("setting", [{"text_column": "name"}, {"max_text_bytes": 4}])
+def test_what_was_refused_for_a_setting_is_asked_for_when_the_setting_is_mended(
+    bench: Workbench, setting: dict[str, Any]
+) -> None:
+    bench.write("a")
+    bench.tick()
+    bench.settings |= setting
+    assert not bench.refresh().success
+    bench.cursor = None
+    assert requested(bench.tick()) == []
+    for name in setting:
+        del bench.settings[name]
+    assert requested(bench.tick()) == [["a"]]
 
 
 def test_a_file_that_cannot_be_read_fails_its_partition_and_is_not_embedded_again(
@@ -216,6 +254,49 @@ def test_bad_data_is_not_read_again_when_something_else_is_retried(
     assert read.count("bad") == 1
     assert [failed["key"] for failed in ran.figures()["partitions_failed"]] == ["bad"]
     assert set(ran.materialized()) == {"moving"}
+
+
+def test_what_was_refused_is_read_again_by_the_next_attempt_when_its_source_has_changed(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.write("bad", NULL_TEXT)
+    bench.write("d", 4)
+    made = read_back.file_failure
+    mended: list[str] = []
+
+    def mended_meanwhile(partition: Partition, store: Store, space: Space) -> Failure | None:
+        if mended:
+            return made(partition, store, space)
+        mended.append("bad")
+        bench.write("bad", 2, version="v2")
+        return Failure(partition.key, "the disk failed once", transient=True)
+
+    monkeypatch.setattr(read_back, "file_failure", mended_meanwhile)
+    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
+    ran = bench.refresh()
+    assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
+    assert set(ran.materialized()) == {"bad", "d"}
+
+
+def test_between_two_attempts_a_run_can_be_terminated_and_is_known_to_live(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dagster's own wait is deaf; in an op it raises what it is told."""
+    bench.write("a")
+    monkeypatch.setattr(read_back, "file_failure", lambda *_: Failure("a", "the disk failed", transient=True))
+    waited: list[float] = []
+
+    def terminated_meanwhile(seconds: float) -> None:
+        waited.append(seconds)
+        [run] = bench.instance.get_runs()
+        assert heartbeats.look_for_lost_runs(bench.instance, None)[0] == 1 and run.tags[heartbeats._BEAT_TAG]
+        if len(waited) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(embeddings, "sleep", terminated_meanwhile)
+    ran = bench.refresh()
+    assert not ran.success and len(waited) == 2
+    assert ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1, "no attempt after that"
 
 
 def test_every_failure_is_told_with_what_to_do() -> None:

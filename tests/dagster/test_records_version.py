@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
@@ -17,6 +18,7 @@ from surge_dagster.assets import lineage, records_version
 from surge_dagster.assets.lineage import read_catalogued_again
 from surge_dagster.assets.records_version import records_mark, registered_version
 from surge_dagster.assets.records_version import records_version as token
+from surge_dagster.assets.refusals import refusal, refusal_terms
 from surge_dagster.assets.runless_events import store_runless
 from tests.dagster.conftest import NAMES, Workbench
 
@@ -59,7 +61,10 @@ def test_every_change_of_the_records_is_seen_at_the_next_tick(bench: Workbench) 
     assert told(bench.tick()) == [("embeddings", "b")]
     assert told(bench.tick()) == []
 
-    bench.instance.report_runless_asset_event(dg.AssetObservation(NAMES.embeddings, partition="b"))
+    resources = NAMES.resources(SimpleNamespace(**bench.definitions.resources or {}))
+    partition = resources.catalog.open().partition("b")
+    assert partition is not None
+    bench.instance.report_runless_asset_event(refusal(NAMES, partition, "odd", refusal_terms(resources)))
     bench.file("b").unlink()
     assert "1 refused as they are" in (bench.tick().skip_message or "")
 
@@ -172,7 +177,7 @@ def test_events_that_go_after_their_run_are_seen_to_go(bench: Workbench, monkeyp
     monkeypatch.setattr(lineage, "records_mark", lambda *_: mark[0])
     monkeypatch.setattr(lineage, "records_version", lambda *_: version[0])
     monkeypatch.setattr(lineage, "read_catalogued", lambda *_: fetched.append(version[0]) or nothing)
-    nothing = lineage.Catalogued({}, {}, {}, {}, {}, {})
+    nothing = lineage.Catalogued({}, {}, {}, {}, {}, {}, {})
     for _ in range(3):
         read_catalogued_again(NAMES, bench.instance)
     mark[0] = "without the deleted run"
