@@ -21,13 +21,13 @@ from surge_dagster.assets.heartbeats import signed
 from surge_dagster.assets.launch import LaunchConfig
 from surge_dagster.assets.lineage import CODE_VERSION
 from surge_dagster.assets.names import CatalogNames
+from surge_dagster.assets.pool_limit import POOL
 from surge_dagster.assets.refresh import Outcome, Refresh
 from surge_dagster.assets.run_retries import RUN_TAGS
 from surge_dagster.check_policy import CheckPolicy
 from surge_dagster.engine.encoder.spec import FileFormat
 from surge_dagster.engine.errors import ConfigError, EncoderError, TransientError
 
-POOL = "gpu"
 _RETRIES = 2
 _RETRY_SECONDS = 5
 

@@ -12,6 +12,7 @@ import dagster as dg
 
 from surge_dagster.assets.heartbeats import LOOK_SECONDS, look_for_lost_runs
 from surge_dagster.assets.names import CatalogNames
+from surge_dagster.assets.pool_limit import enter_pool
 
 
 def lost_runs(names: CatalogNames) -> dg.SensorDefinition:
@@ -24,6 +25,7 @@ def lost_runs(names: CatalogNames) -> dg.SensorDefinition:
         description="Declares runs failed whose process is gone: their slot is free then, and they are launched again.",
     )
     def sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        enter_pool(context.instance)
         going_on, cursor = look_for_lost_runs(context.instance, context.cursor)
         return dg.SensorResult(skip_reason=f"{going_on:,} runs are waiting or going on", cursor=cursor)
 

@@ -16,6 +16,7 @@ from surge_dagster.assets.launch import shard_requests
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.partition_events import made
 from surge_dagster.assets.partition_keys import to_partition_key
+from surge_dagster.assets.pool_limit import enter_pool
 from surge_dagster.assets.refusals import refusal_terms
 from surge_dagster.assets.runless_events import is_real_tick, store_runless
 from surge_dagster.assets.sensor_cursor import SensorCursor
@@ -63,6 +64,7 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
         requests = shard_requests(names.embeddings_op, instance, found.space, found.shards)
         events, new = found.events, found.new
         if is_real_tick(context):
+            enter_pool(instance)
             if not events or store_runless(instance, events):
                 # Dagster's daemon would ask for each of them whether it is there.
                 for keys in in_chunks(new):

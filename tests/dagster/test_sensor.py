@@ -136,6 +136,21 @@ def test_runs_whose_process_is_gone_are_found_without_the_sensor_being_on(bench:
     assert [status[run] for run in (alive, retry)] == ["STARTED", "STARTED"]
 
 
+@pytest.mark.parametrize("looks", ["the sensor for lost runs", "the one for new partitions"])
+def test_the_pool_has_its_limit_before_the_first_run_waits_for_it(bench: Workbench, looks: str) -> None:
+    """Dagster would let all go that wait when it first looks at its queue."""
+    bench.write("a")
+    storage = bench.instance.event_log_storage
+    assert storage.get_pool_limits() == []
+    if looks == "the one for new partitions":
+        bench.tick()
+    else:
+        repository = bench.definitions.get_repository_def()
+        with dg.build_sensor_context(bench.instance, repository_def=repository) as context:
+            repository.get_sensor_def(NAMES.lost_runs_sensor).evaluate_tick(context)
+    assert [(pool.name, pool.limit, pool.from_default) for pool in storage.get_pool_limits()] == [("gpu", 1, True)]
+
+
 def test_a_run_gets_at_most_the_configured_number_of_partitions(bench: Workbench) -> None:
     bench.settings["max_partitions_per_run"] = 2
     for key in "abcde":
@@ -187,7 +202,6 @@ def test_a_partition_that_failed_is_left_alone_until_its_source_changes(bench: W
     bench.cursor = None
     assert requested(bench.tick()) == [], "not even when the cursor is reset"
     bench.write("bad", [("x", "mended")], version="v2")
-    bench.tick()
     [ran] = bench.launch(bench.tick()) or [None]
     assert ran and ran.success
 
