@@ -14,6 +14,7 @@ from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import file_states
 from surge_dagster.assets.partition_keys import to_partition_key
 from surge_dagster.assets.selection import failed_on_record
+from surge_dagster.assets.sensor_cursor import digest
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import SurgeError
@@ -21,6 +22,10 @@ from surge_dagster.engine.output.freshness import OutputState, PublishedFile
 from surge_dagster.engine.output.store import Store
 from surge_dagster.resources import CatalogSource
 from surge_dagster.shards import Sharding
+
+# A tick that Dagster's daemon died in is evaluated again, and cuts what is left otherwise: of its runs Dagster takes
+# those to be launched already whose run key was used at that time. Without a key, that is any run of the tick.
+_EVERYTHING = "everything"
 
 
 def refresh_requests(
@@ -44,7 +49,7 @@ def refresh_requests(
         catalog: where it cannot be listed, the one run fails on that, which is told as any failure is.
         options: of the op's config; with `force` everything is to be done.
     """
-    whole = dg.RunRequest(run_config=unattended_config(names.refresh_op, space, options))
+    whole = dg.RunRequest(run_config=unattended_config(names.refresh_op, space, options), run_key=_EVERYTHING)
     try:
         listed = {to_partition_key(partition.key): partition for partition in catalog.open()}
     except SurgeError:
@@ -64,7 +69,7 @@ def refresh_requests(
     return [
         dg.RunRequest(
             run_config=unattended_config(names.refresh_op, space, {**options, **name_keys(instance, keys)}),
-            run_key=f"{number} of {len(shards)}",
+            run_key=digest("\n".join(keys)),
             tags={SHARD_TAG: f"{number} of {len(shards)}"} if len(shards) > 1 else {},
         )
         for number, keys in enumerate(shards, 1)
