@@ -21,6 +21,7 @@ from dagster._core.storage.tags import HIDDEN_TAG_PREFIX
 from surge_dagster.assets.launch import keys_of
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.partition_keys import to_partition_key
+from surge_dagster.assets.selection import Select
 from surge_dagster.engine.errors import ConfigError
 
 # Bookkeeping, with the prefix that Dagster's UI leaves out: its list of runs has room for three tags.
@@ -80,17 +81,22 @@ def declare_lost(instance: dg.DagsterInstance, run_id: str, why: str) -> None:
         instance.report_run_failed(run, why)
 
 
-def held_by_active_runs(names: CatalogNames, instance: dg.DagsterInstance) -> set[str] | None:
-    """Partition keys that active runs may touch, None for all."""
+def held_by_active_runs(names: CatalogNames, instance: dg.DagsterInstance, *, forced: bool = False) -> set[str] | None:
+    """Partition keys that active runs may touch, None for all.
+
+    Args:
+        forced: only of runs that encode what they hold, fresh or not.
+    """
 
     def embeds(run: dg.DagsterRun) -> bool:
         return run.job_name in (names.refresh_job, names.embed_job) or names.embeddings in (run.asset_selection or ())
 
+    op_names = (names.embeddings_op, names.refresh_op)
     held: set[str] = set()
-    runs = list(active_runs(instance, embeds))
+    runs = [run for run in active_runs(instance, embeds) if not forced or _is_forced(run, op_names)]
     registered = dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name)) if runs else {}
     for run in runs:
-        keys = held_keys(run, registered, (names.embeddings_op, names.refresh_op))
+        keys = held_keys(run, registered, op_names)
         if keys is None:
             return None
         held |= keys
@@ -105,9 +111,7 @@ def held_keys(run: dg.DagsterRun, registered: Mapping[str, None], op_names: Sequ
         registered: the dynamic partitions in Dagster's order.
         op_names: the ops whose config can name keys.
     """
-    ops: Mapping[str, Any] = dict(run.run_config).get("ops") or {}  # pyright: ignore[reportAssignmentType]
-    for name in op_names:
-        config = (ops.get(name) or {}).get("config") or {}
+    for config in _configs(run, op_names):
         try:
             named = keys_of(config.get("keys"), config.get("keys_file"))
         except ConfigError:
@@ -122,6 +126,18 @@ def held_keys(run: dg.DagsterRun, registered: Mapping[str, None], op_names: Sequ
         return None
     ordered = list(registered)
     return set(ordered[ordered.index(first) : ordered.index(last) + 1])
+
+
+def _is_forced(run: dg.DagsterRun, op_names: Sequence[str]) -> bool:
+    """Whether a run encodes all that it holds; one that selects a state passes others over."""
+    configs = _configs(run, op_names)
+    return any(each.get("force") is True and each.get("select", Select.all.name) == Select.all.name for each in configs)
+
+
+def _configs(run: dg.DagsterRun, op_names: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+    ops: Mapping[str, Any] = dict(run.run_config).get("ops") or {}  # pyright: ignore[reportAssignmentType]
+    for name in op_names:
+        yield (ops.get(name) or {}).get("config") or {}
 
 
 def _host_of(run: dg.DagsterRun) -> str | None:

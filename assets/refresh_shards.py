@@ -36,8 +36,9 @@ def refresh_requests(
 ) -> list[dg.RunRequest]:
     """Runs that bring everything up to date: one that sees for itself what there is to do, or some that are told.
 
-    What an active run holds is left to it, unless everything is to be done, so there may be none. A large catalog may
-    make more runs than there are shards, since `max_partitions_per_run` bounds each.
+    What an active run holds is left to it, so there may be none; where everything is to be done, what one holds that
+    was told the same. A large catalog may make more runs than there are shards, since `max_partitions_per_run` bounds
+    each.
 
     Args:
         names, instance: of the catalog, and where runs are recorded.
@@ -49,8 +50,9 @@ def refresh_requests(
     Raises:
         SpaceNotBegun: another space would have to be begun, which is a person's to do.
     """
-    # What is encoded anyway need not be left to others, who may pass it over as fresh; the pool makes runs wait.
-    held = set[str]() if options.get("force") else held_by_active_runs(names, instance)
+    # What is to be encoded anyway is not left to a run that may pass it over as fresh; the pool makes runs wait.
+    force = bool(options.get("force"))
+    held = held_by_active_runs(names, instance, forced=force)
     if held is None:
         return []
     space: Space | None = None
@@ -61,7 +63,7 @@ def refresh_requests(
         if not held and sharding.shards == 1 and len(listed) <= sharding.most_each:
             return [_whole(names, space, options)]  # however much there is to do: the outputs need not be looked at
         free = {key: partition for key, partition in listed.items() if key not in held}
-        todo = free if options.get("force") else _todo(names, instance, store, space, free)
+        todo = free if force else _todo(names, instance, store, space, free)
     except SpaceNotBegun:
         raise
     except SurgeError:

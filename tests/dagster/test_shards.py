@@ -161,6 +161,32 @@ def test_the_night_leaves_to_active_runs_what_they_hold(bench: Workbench, shards
     assert "held by active runs" in str(night(bench)), "that one holds everything"
 
 
+def test_a_forced_night_leaves_out_what_active_runs_encode_by_force(bench: Workbench) -> None:
+    bench.settings |= {"shards": 3, "shard_bytes": 1, "forced_cron": "0 * * * *"}
+    for key in "abcdef":
+        bench.write(key)
+
+    def launched(request: dg.RunRequest) -> dg.DagsterRun:
+        config = request.run_config
+        return bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.QUEUED, run_config=config)
+
+    first, second, third = asked(bench, NAMES.forced_schedule)
+    launched(first)
+    assert night(bench, NAMES.forced_schedule) == [["c", "d"], ["e", "f"]]
+    launched(second)
+    bench.pretend_run(
+        NAMES.embed_job,
+        dg.DagsterRunStatus.QUEUED,
+        run_config={"ops": {"embeddings": {"config": {"force": True, "select": "failed"}}}},
+    )
+    assert night(bench, NAMES.forced_schedule) == [["e"], ["f"]], "that one passes over what has not failed"
+    last = launched(third)
+    assert "held by active runs" in str(night(bench, NAMES.forced_schedule))
+    bench.instance.report_run_failed(last)
+    launched(dg.RunRequest(run_config={"ops": {"refresh": {"config": {"force": True}}}}))
+    assert "held by active runs" in str(night(bench, NAMES.forced_schedule)), "that one encodes everything"
+
+
 def test_a_night_for_many_partitions_is_as_many_runs_as_the_settings_ask_for(bench: Workbench) -> None:
     bench.settings |= {"max_partitions_per_run": 2, "forced_cron": "0 4 * * 0"}
     assert night(bench) == [None], "without a catalog one run fails, which can be told"
