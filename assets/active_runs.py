@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from dagster._core.storage.tags import HIDDEN_TAG_PREFIX
 from surge_dagster.assets.launch import keys_of
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.partition_keys import to_partition_key
+from surge_dagster.assets.run_assets import embeds
 from surge_dagster.assets.selection import Select
 from surge_dagster.engine.errors import ConfigError
 
@@ -87,13 +89,10 @@ def held_by_active_runs(names: CatalogNames, instance: dg.DagsterInstance, *, fo
     Args:
         forced: only of runs that encode what they hold, fresh or not.
     """
-
-    def embeds(run: dg.DagsterRun) -> bool:
-        return run.job_name in (names.refresh_job, names.embed_job) or names.embeddings in (run.asset_selection or ())
-
     op_names = (names.embeddings_op, names.refresh_op)
     held: set[str] = set()
-    runs = [run for run in active_runs(instance, embeds) if not forced or _is_forced(run, op_names)]
+    active = active_runs(instance, partial(embeds, names, instance))
+    runs = [run for run in active if not forced or _is_forced(run, op_names)]
     registered = dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name)) if runs else {}
     for run in runs:
         keys = held_keys(run, registered, op_names)
@@ -107,7 +106,7 @@ def held_keys(run: dg.DagsterRun, registered: Mapping[str, None], op_names: Sequ
     """The partition keys that a run may touch, None for all of them.
 
     Args:
-        run: a run of one of this project's jobs.
+        run: one that embeds partitions.
         registered: the dynamic partitions in Dagster's order.
         op_names: the ops whose config can name keys.
     """
