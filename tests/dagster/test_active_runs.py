@@ -122,3 +122,20 @@ def test_a_run_gives_signs_of_life_until_its_work_is_done(bench: Workbench, monk
     assert int(signs[0]) > 2 and seen(result.run_id) == ""
     [run] = bench.instance.get_runs(dg.RunsFilter([result.run_id]))
     assert process_tags(run_id=run.run_id).items() <= run.tags.items()
+
+
+@pytest.mark.parametrize(("job", "module"), [(NAMES.check_job, "catalog_check"), (NAMES.switch_job, "current_space")])
+def test_a_run_that_reads_everything_is_signed_while_it_does(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, job: str, module: str
+) -> None:
+    bench.write("a")
+    seen: list[bool] = []
+
+    def known_space(*_: object, **__: object) -> None:
+        [run] = bench.instance.get_runs()
+        signs = process_tags(run_id=run.run_id) | {_BEAT_TAG: "0"}
+        seen.append(run.status is dg.DagsterRunStatus.STARTED and signs.items() <= run.tags.items())
+
+    monkeypatch.setattr(f"surge_dagster.assets.{module}.known_space", known_space)
+    bench.run(job)
+    assert seen == [True]
