@@ -22,8 +22,8 @@ from surge_dagster.engine.output.freshness import OutputState, PublishedFile
 from surge_dagster.engine.output.store import Store
 from surge_dagster.shards import Sharding
 
-# A tick that Dagster's daemon died in is evaluated again, and cuts what is left otherwise: of its runs Dagster takes
-# those to be launched already whose run key was used at that time. Without a key, that is any run of the tick.
+# A tick that Dagster's daemon died in is evaluated again, and what is left is cut otherwise then. A run whose key was
+# used in the tick counts as launched; one without a key does where the tick has launched any.
 _EVERYTHING = "everything"
 
 
