@@ -14,6 +14,7 @@ from typing import Any
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
+from surge_dagster.assets.active_runs import active_runs
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import SpaceNotBegun
 from surge_dagster.assets.refresh_shards import refresh_requests
@@ -58,16 +59,22 @@ def scheduled_check(
     """The schedule that compares the catalog with the output, where the settings ask for one."""
     if settings.check_cron is None:
         return []
-    return [
-        dg.ScheduleDefinition(
-            name=names.check_schedule,
-            job=job,
-            cron_schedule=settings.check_cron,
-            execution_timezone=settings.timezone,
-            description="Reads the whole catalog and the whole output and compares them.",
-            default_status=dg.DefaultScheduleStatus.RUNNING,
-        )
-    ]
+
+    @dg.schedule(
+        name=names.check_schedule,
+        job=job,
+        cron_schedule=settings.check_cron,
+        execution_timezone=settings.timezone,
+        description="Reads the whole catalog and the whole output and compares them.",
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+    )
+    def schedule(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        going_on = [run.run_id for run in active_runs(context.instance, lambda run: run.job_name == names.check_job)]
+        if going_on:  # no pool makes them wait for each other
+            return dg.SkipReason(f"a check is waiting or going on already: run {', '.join(going_on)}")
+        return dg.RunRequest()
+
+    return [schedule]
 
 
 def _refresh(

@@ -68,6 +68,15 @@ def test_a_night_that_a_setting_or_a_file_is_in_the_way_of_fails_as_a_run_does(
     assert ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 0
 
 
+def test_a_check_that_takes_longer_than_the_time_between_two_is_not_joined_by_others(bench: Workbench) -> None:
+    bench.settings["check_cron"] = "0 * * * *"
+    assert isinstance(tick(bench, NAMES.check_schedule), dg.RunRequest)
+    run = bench.pretend_run(NAMES.check_job, dg.DagsterRunStatus.STARTED)
+    assert f"going on already: run {run.run_id}" in str(tick(bench, NAMES.check_schedule))
+    bench.instance.report_run_failed(run)
+    assert isinstance(tick(bench, NAMES.check_schedule), dg.RunRequest)
+
+
 def config_of(asked: dg.RunRequest | str | None) -> dict[str, Any]:
     """What the op of a requested run is told."""
     assert isinstance(asked, dg.RunRequest), asked
