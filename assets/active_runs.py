@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from dagster._core.storage.tags import HIDDEN_TAG_PREFIX
 from surge_dagster.assets.launch import keys_of
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.partition_keys import to_partition_key
+from surge_dagster.assets.run_assets import embeds
+from surge_dagster.assets.selection import Select
 from surge_dagster.engine.errors import ConfigError
 
 # Bookkeeping, with the prefix that Dagster's UI leaves out: its list of runs has room for three tags.
@@ -28,6 +31,7 @@ _HOST_TAG = f"{HIDDEN_TAG_PREFIX}surge/host"
 _PROCESS_TAG = f"{HIDDEN_TAG_PREFIX}surge/process"
 # Dagster copies the tags of a run to the one that goes on from it, whose process is another.
 _SIGNED_TAG = f"{HIDDEN_TAG_PREFIX}surge/signed_by"
+_ENDED = "ZX"  # whoever started it has not asked for its end, and may never do
 _EXECUTING = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
 _ACTIVE = [
     dg.DagsterRunStatus.QUEUED,
@@ -80,17 +84,19 @@ def declare_lost(instance: dg.DagsterInstance, run_id: str, why: str) -> None:
         instance.report_run_failed(run, why)
 
 
-def held_by_active_runs(names: CatalogNames, instance: dg.DagsterInstance) -> set[str] | None:
-    """Partition keys that active runs may touch, None for all."""
+def held_by_active_runs(names: CatalogNames, instance: dg.DagsterInstance, *, forced: bool = False) -> set[str] | None:
+    """Partition keys that active runs may touch, None for all.
 
-    def embeds(run: dg.DagsterRun) -> bool:
-        return run.job_name in (names.refresh_job, names.embed_job) or names.embeddings in (run.asset_selection or ())
-
+    Args:
+        forced: only of runs that encode what they hold, fresh or not.
+    """
+    op_names = (names.embeddings_op, names.refresh_op)
     held: set[str] = set()
-    runs = list(active_runs(instance, embeds))
+    active = active_runs(instance, partial(embeds, names, instance))
+    runs = [run for run in active if not forced or _is_forced(run, op_names)]
     registered = dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name)) if runs else {}
     for run in runs:
-        keys = held_keys(run, registered, (names.embeddings_op, names.refresh_op))
+        keys = held_keys(run, registered, op_names)
         if keys is None:
             return None
         held |= keys
@@ -101,13 +107,11 @@ def held_keys(run: dg.DagsterRun, registered: Mapping[str, None], op_names: Sequ
     """The partition keys that a run may touch, None for all of them.
 
     Args:
-        run: a run of one of this project's jobs.
+        run: one that embeds partitions.
         registered: the dynamic partitions in Dagster's order.
         op_names: the ops whose config can name keys.
     """
-    ops: Mapping[str, Any] = dict(run.run_config).get("ops") or {}  # pyright: ignore[reportAssignmentType]
-    for name in op_names:
-        config = (ops.get(name) or {}).get("config") or {}
+    for config in _configs(run, op_names):
         try:
             named = keys_of(config.get("keys"), config.get("keys_file"))
         except ConfigError:
@@ -122,6 +126,18 @@ def held_keys(run: dg.DagsterRun, registered: Mapping[str, None], op_names: Sequ
         return None
     ordered = list(registered)
     return set(ordered[ordered.index(first) : ordered.index(last) + 1])
+
+
+def _is_forced(run: dg.DagsterRun, op_names: Sequence[str]) -> bool:
+    """Whether a run encodes all that it holds; one that selects a state passes others over."""
+    configs = _configs(run, op_names)
+    return any(each.get("force") is True and each.get("select", Select.all.name) == Select.all.name for each in configs)
+
+
+def _configs(run: dg.DagsterRun, op_names: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+    ops: Mapping[str, Any] = dict(run.run_config).get("ops") or {}  # pyright: ignore[reportAssignmentType]
+    for name in op_names:
+        yield (ops.get(name) or {}).get("config") or {}
 
 
 def _host_of(run: dg.DagsterRun) -> str | None:
@@ -142,4 +158,5 @@ def _process(pid: int) -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except (FileNotFoundError, ProcessLookupError):
         return ""
-    return f"{pid}@{status.rpartition(')')[2].split()[19]}/{boot}"
+    state, *counts = status.rpartition(")")[2].split()
+    return "" if state in _ENDED else f"{pid}@{counts[18]}/{boot}"

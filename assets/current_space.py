@@ -11,6 +11,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from pydantic import Field
 
 from surge_dagster.assets.failures import failure_table
+from surge_dagster.assets.heartbeats import signed
 from surge_dagster.assets.names import CatalogNames, CatalogResources
 from surge_dagster.assets.outputs import known_space
 from surge_dagster.assets.run_retries import RUN_TAGS
@@ -51,9 +52,10 @@ def current_space(names: CatalogNames) -> dg.AssetsDefinition:
         """Verify a space and make it the current one."""
         resources = names.resources(context.resources)
         try:
-            source, store = resources.catalog.open(), resources.output.open()
-            space = named_space(store, config.space) if config.space else _meant(names, resources, store)
-            switched = switch_space(source, store, space)
+            with signed(context.op_execution_context):
+                source, store = resources.catalog.open(), resources.output.open()
+                space = named_space(store, config.space) if config.space else _meant(names, resources, store)
+                switched = switch_space(source, store, space)
         except TransientError as error:
             raise dg.RetryRequested(_RETRIES, _RETRY_SECONDS) from error
         except SwitchRefused as refused:

@@ -17,6 +17,10 @@ from surge_dagster.engine.telemetry import Receipt
 log = logging.getLogger(__name__)
 
 
+class SpaceNotBegun(ConfigError):
+    """The settings mean a space that the output does not have beside those that it has: a person's to begin."""
+
+
 def published(outputs: OutputState, key: str) -> Receipt | None:
     """The receipt of a valid file of the space that is there already."""
     file = outputs.file(key)
@@ -32,11 +36,13 @@ def known_space(names: CatalogNames, store: Store, spec: EncodingSpec, *, unatte
     """The space that the output has for a spec, found without a model; None when it would have to be begun.
 
     Raises:
-        ConfigError: unattended, and the output holds other spaces only: a model's first run is a person's to launch.
+        SpaceNotBegun: unattended, and the output holds other spaces only: a model's first run is a person's to launch.
+        ConfigError: the output cannot be read, or not be one.
+        TransientError: the store does not answer.
     """
     space = find_space(store, spec)
     if space is None and unattended and (others := [other.name for other in list_spaces(store)]):
-        raise ConfigError(
+        raise SpaceNotBegun(
             f"the output has no space for the model {spec.model!r} with these settings; it holds {', '.join(others)}. "
             "A space is never begun unattended, since that encodes the whole catalog: launch "
             f"{names.refresh_job} by hand once."

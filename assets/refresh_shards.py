@@ -10,65 +10,81 @@ import dagster as dg
 from surge_dagster.assets.active_runs import held_by_active_runs
 from surge_dagster.assets.launch import SHARD_TAG, name_keys, remove_old_key_files, unattended_config
 from surge_dagster.assets.lineage import read_catalogued
-from surge_dagster.assets.names import CatalogNames
-from surge_dagster.assets.outputs import file_states
+from surge_dagster.assets.names import CatalogNames, CatalogResources
+from surge_dagster.assets.outputs import SpaceNotBegun, file_states, known_space
 from surge_dagster.assets.partition_keys import to_partition_key
 from surge_dagster.assets.selection import failed_on_record
+from surge_dagster.assets.sensor_cursor import digest
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import SurgeError
 from surge_dagster.engine.output.freshness import OutputState, PublishedFile
 from surge_dagster.engine.output.store import Store
-from surge_dagster.resources import CatalogSource
 from surge_dagster.shards import Sharding
+
+# A tick that Dagster's daemon died in is evaluated again, and what is left is cut otherwise then. A run whose key was
+# used in the tick counts as launched; one without a key does where the tick has launched any.
+_EVERYTHING = "everything"
 
 
 def refresh_requests(
     names: CatalogNames,
     instance: dg.DagsterInstance,
-    store: Store,
-    space: Space | None,
+    resources: CatalogResources,
     sharding: Sharding,
-    catalog: CatalogSource,
     options: Mapping[str, Any],
 ) -> list[dg.RunRequest]:
     """Runs that bring everything up to date: one that sees for itself what there is to do, or some that are told.
 
-    What an active run holds is left to it, unless everything is to be done, so there may be none. A large catalog may
-    make more runs than there are shards, since `max_partitions_per_run` bounds each.
+    What an active run holds is left to it, so there may be none; where everything is to be done, what one holds that
+    was told the same. A large catalog may make more runs than there are shards, since `max_partitions_per_run` bounds
+    each.
 
     Args:
         names, instance: of the catalog, and where runs are recorded.
-        store, space: the output and the space in it, None where it is still to be begun.
+        resources: where catalog or output cannot be looked at now, the one run tries again, and if it fails on that
+            too, it is told as any failure is.
         sharding: how to divide the work.
-        catalog: where it cannot be listed, the one run fails on that, which is told as any failure is.
         options: of the op's config; with `force` everything is to be done.
+
+    Raises:
+        SpaceNotBegun: another space would have to be begun, which is a person's to do.
     """
-    whole = dg.RunRequest(run_config=unattended_config(names.refresh_op, space, options))
-    try:
-        listed = {to_partition_key(partition.key): partition for partition in catalog.open()}
-    except SurgeError:
-        return [whole]
-    # What is encoded anyway need not be left to others, who may pass it over as fresh; the pool makes runs wait.
-    held = set[str]() if options.get("force") else held_by_active_runs(names, instance)
+    # What is to be encoded anyway is not left to a run that may pass it over as fresh; the pool makes runs wait.
+    force = bool(options.get("force"))
+    held = held_by_active_runs(names, instance, forced=force)
     if held is None:
         return []
-    if not held and sharding.shards == 1 and len(listed) <= sharding.most_each:
-        return [whole]  # however much of it there is to do: the outputs need not be looked at
-    free = {key: partition for key, partition in listed.items() if key not in held}
-    todo = free if options.get("force") else _todo(names, instance, store, space, free)
+    space: Space | None = None
+    try:
+        store = resources.output.open()
+        space = known_space(names, store, resources.encoder.spec(), unattended=True)
+        listed = {to_partition_key(partition.key): partition for partition in resources.catalog.open()}
+        if not held and sharding.shards == 1 and len(listed) <= sharding.most_each:
+            return [_whole(names, space, options)]  # however much there is to do: the outputs need not be looked at
+        free = {key: partition for key, partition in listed.items() if key not in held}
+        todo = free if force else _todo(names, instance, store, space, free)
+    except SpaceNotBegun:
+        raise
+    except SurgeError:
+        return [_whole(names, space, options)]
     shards = list(sharding.cut(list(todo), todo))
     if not held and len(shards) < 2:
-        return [whole]
+        return [_whole(names, space, options)]
     remove_old_key_files(instance)
     return [
         dg.RunRequest(
             run_config=unattended_config(names.refresh_op, space, {**options, **name_keys(instance, keys)}),
-            run_key=f"{number} of {len(shards)}",
+            run_key=digest("\n".join(keys)),
             tags={SHARD_TAG: f"{number} of {len(shards)}"} if len(shards) > 1 else {},
         )
         for number, keys in enumerate(shards, 1)
     ]
+
+
+def _whole(names: CatalogNames, space: Space | None, options: Mapping[str, Any]) -> dg.RunRequest:
+    """The one run that is told no partitions."""
+    return dg.RunRequest(run_config=unattended_config(names.refresh_op, space, options), run_key=_EVERYTHING)
 
 
 def _todo(

@@ -15,6 +15,7 @@ from dagster._core.storage.tags import WILL_RETRY_TAG
 
 from surge_dagster.alerts import Alert, AlertHook, Webhook, deliver
 from surge_dagster.assets.names import CatalogNames
+from surge_dagster.assets.run_assets import embeds, switches
 from surge_dagster.assets.superbatches import figures_of
 from surge_dagster.engine.telemetry import is_slow
 from surge_dagster.settings import Settings
@@ -41,7 +42,7 @@ def alert_sensors(names: CatalogNames, settings: Settings, alerts: Sequence[Aler
 
 
 def _failed_runs(names: CatalogNames, settings: Settings, hooks: Sequence[AlertHook]) -> dg.SensorDefinition:
-    # Of all runs, since one that is launched in the UI for an asset is of no job of ours.
+    # Of all runs, since one that is launched in the UI for an asset is of no job of ours, nor is a user's own job.
     @dg.run_failure_sensor(
         name=names.failure_alerts,
         minimum_interval_seconds=_SENSOR_SECONDS,
@@ -50,7 +51,7 @@ def _failed_runs(names: CatalogNames, settings: Settings, hooks: Sequence[AlertH
     )
     def sensor(context: dg.RunFailureSensorContext) -> None:
         run = context.dagster_run
-        if not _is_ours(names, run) or run.tags.get(WILL_RETRY_TAG) == "true":
+        if not _is_ours(names, context.instance, run) or run.tags.get(WILL_RETRY_TAG) == "true":
             return
         keys, count = _failed_partitions(names, context.instance, run.run_id)
         message = "\n".join((f"{run.job_name} failed.", *_reasons(context)))[:_MESSAGE_CHARACTERS]
@@ -102,10 +103,8 @@ def _slow_superbatches(names: CatalogNames, settings: Settings, hooks: Sequence[
     return sensor
 
 
-def _is_ours(names: CatalogNames, run: dg.DagsterRun) -> bool:
-    return run.job_name in names.jobs or any(
-        asset in (run.asset_selection or ()) for asset in (names.embeddings, names.current_space)
-    )
+def _is_ours(names: CatalogNames, instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    return run.job_name in names.jobs or embeds(names, instance, run) or switches(names, instance, run)
 
 
 def _reasons(context: dg.RunFailureSensorContext) -> list[str]:

@@ -4,19 +4,23 @@ It begins no space: one that the settings mean and the output does not have is a
 incomplete it costs two listings; when it is complete, the job that verifies and switches is asked for once per state of
 its files, so that a space that is refused is looked at again only when something in it has changed. A run that ended
 without an answer, because it was canceled, killed or met an outage, is asked for again, after a wait that doubles.
+While a switch is waiting or going on, whoever launched it, none is asked for: of two the one that ends last fails.
 """
 
 from __future__ import annotations
 
 import hashlib
 from datetime import UTC, datetime
+from functools import partial
 
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
+from surge_dagster.assets.active_runs import active_runs
 from surge_dagster.assets.current_space import REFUSED_TAG
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import known_space
+from surge_dagster.assets.run_assets import switches
 from surge_dagster.assets.sensor_cursor import Request
 from surge_dagster.engine.errors import SurgeError
 from surge_dagster.engine.output.current_space import space_of_readers
@@ -45,7 +49,7 @@ def complete_space(
         required_resource_keys=names.resource_keys,
     )
     def sensor(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        resources = names.resources(context.resources)
+        instance, resources = context.instance, names.resources(context.resources)
         try:
             store = resources.output.open()
             space = known_space(names, store, resources.encoder.spec(), unattended=True)
@@ -53,13 +57,16 @@ def complete_space(
                 return dg.SkipReason("there are no embeddings yet")
             if space_of_readers(store).name == space.name:
                 return dg.SkipReason(f"readers use {space.name}, which the settings mean")
+            going_on = [run.run_id for run in active_runs(instance, partial(switches, names, instance))]
+            if going_on:
+                return dg.SkipReason(f"a switch is waiting or going on already: run {', '.join(going_on)}")
             missing, partitions = missing_from(resources.catalog.open(), store, space)
         except SurgeError as error:
             return dg.SkipReason(str(error))
         if missing or not partitions:
             return dg.SkipReason(f"{space.name} has {partitions - len(missing):,} of {partitions:,} partitions")
         state = _state_of(store, space.name)
-        unanswered = _unanswered(context.instance, state)
+        unanswered = _unanswered(instance, state)
         if unanswered is not None and _now() < unanswered.due:
             return dg.SkipReason(
                 f"{space.name} is complete; the switch was asked for {unanswered.attempt:,} times without an answer, "

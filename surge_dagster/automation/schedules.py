@@ -1,6 +1,8 @@
 """What is launched by the clock: everything that needs it each night, and beside that what the settings ask for.
 
-No schedule begins a vector space where there are others: each names the space it was meant for in the run's config.
+No schedule begins a vector space where there are others: each names the space it was meant for in the run's config. One
+that the settings mean and the output does not have is left to a person, in the tick; whatever else is in the way of a
+night is left to its run, which tries again, and whose failure somebody is told of.
 One whose time is set is on from the start; the nightly one has a time of its own too, and is off where nobody chose it.
 """
 
@@ -12,10 +14,10 @@ from typing import Any
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
+from surge_dagster.assets.active_runs import active_runs
 from surge_dagster.assets.names import CatalogNames
-from surge_dagster.assets.outputs import known_space
+from surge_dagster.assets.outputs import SpaceNotBegun
 from surge_dagster.assets.refresh_shards import refresh_requests
-from surge_dagster.engine.errors import SurgeError
 from surge_dagster.settings import Settings
 
 
@@ -57,16 +59,22 @@ def scheduled_check(
     """The schedule that compares the catalog with the output, where the settings ask for one."""
     if settings.check_cron is None:
         return []
-    return [
-        dg.ScheduleDefinition(
-            name=names.check_schedule,
-            job=job,
-            cron_schedule=settings.check_cron,
-            execution_timezone=settings.timezone,
-            description="Reads the whole catalog and the whole output and compares them.",
-            default_status=dg.DefaultScheduleStatus.RUNNING,
-        )
-    ]
+
+    @dg.schedule(
+        name=names.check_schedule,
+        job=job,
+        cron_schedule=settings.check_cron,
+        execution_timezone=settings.timezone,
+        description="Reads the whole catalog and the whole output and compares them.",
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+    )
+    def schedule(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        going_on = [run.run_id for run in active_runs(context.instance, lambda run: run.job_name == names.check_job)]
+        if going_on:  # no pool makes them wait for each other
+            return dg.SkipReason(f"a check is waiting or going on already: run {', '.join(going_on)}")
+        return dg.RunRequest()
+
+    return [schedule]
 
 
 def _refresh(
@@ -99,13 +107,9 @@ def _refresh(
     def schedule(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
         resources = names.resources(context.resources)
         try:
-            store = resources.output.open()
-            space = known_space(names, store, resources.encoder.spec(), unattended=True)
-            requests = refresh_requests(
-                names, context.instance, store, space, settings.sharding(), resources.catalog, options
-            )
-        except SurgeError as error:
-            return dg.SkipReason(str(error))
+            requests = refresh_requests(names, context.instance, resources, settings.sharding(), options)
+        except SpaceNotBegun as refused:
+            return dg.SkipReason(str(refused))
         return requests or dg.SkipReason("Whatever there is to do is held by active runs.")
 
     return schedule

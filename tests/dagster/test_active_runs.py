@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +29,12 @@ def tags_of_another_process() -> Iterator[dict[str, str]]:
             yield {host: process_tags()[host], mark: _process(process.pid)}
         finally:
             process.kill()
+
+
+def test_a_process_that_nobody_has_asked_for_its_end_counts_as_gone() -> None:
+    with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert _process(process.pid) == ""
 
 
 @pytest.mark.parametrize("status", ENDS)
@@ -122,3 +129,20 @@ def test_a_run_gives_signs_of_life_until_its_work_is_done(bench: Workbench, monk
     assert int(signs[0]) > 2 and seen(result.run_id) == ""
     [run] = bench.instance.get_runs(dg.RunsFilter([result.run_id]))
     assert process_tags(run_id=run.run_id).items() <= run.tags.items()
+
+
+@pytest.mark.parametrize(("job", "module"), [(NAMES.check_job, "catalog_check"), (NAMES.switch_job, "current_space")])
+def test_a_run_that_reads_everything_is_signed_while_it_does(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, job: str, module: str
+) -> None:
+    bench.write("a")
+    seen: list[bool] = []
+
+    def known_space(*_: object, **__: object) -> None:
+        [run] = bench.instance.get_runs()
+        signs = process_tags(run_id=run.run_id) | {_BEAT_TAG: "0"}
+        seen.append(run.status is dg.DagsterRunStatus.STARTED and signs.items() <= run.tags.items())
+
+    monkeypatch.setattr(f"surge_dagster.assets.{module}.known_space", known_space)
+    bench.run(job)
+    assert seen == [True]

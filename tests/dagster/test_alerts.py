@@ -116,7 +116,14 @@ def test_a_failed_run_is_told_with_its_partitions_once(bench: Workbench, listene
 def test_runs_that_will_be_launched_again_and_those_of_others_are_not_told(bench: Workbench) -> None:
     told: list[Alert] = []
     definitions = dg.Definitions.merge(
-        *(embedding_catalog(name=name, source="c", output="o", alerts=[told.append]) for name in ("shop", "docs"))
+        *(embedding_catalog(name=name, source="c", output="o", alerts=[told.append]) for name in ("shop", "docs")),
+        dg.Definitions(
+            jobs=[
+                dg.define_asset_job("ours", selection=[CatalogNames("shop").embeddings]),
+                dg.define_asset_job("our_switch", selection=[CatalogNames("shop").current_space]),
+                dg.define_asset_job("theirs", selection=[CatalogNames("docs").embeddings]),
+            ]
+        ),
     )
     names = CatalogNames("shop")
     ticks = Ticks(bench, names.failure_alerts, definitions)
@@ -134,11 +141,12 @@ def test_runs_that_will_be_launched_again_and_those_of_others_are_not_told(bench
     fail(in_the_ui.name, tags=for_good, asset_selection=frozenset({CatalogNames("docs").embeddings}))
     check = fail(names.check_job, tags=for_good)
     chosen = fail(in_the_ui.name, tags=for_good, asset_selection=frozenset({names.embeddings}))
-    for _ in range(5):
+    fail("theirs", tags=for_good)
+    own = [fail(job, tags=for_good) for job in ("ours", "our_switch")]
+    for _ in range(8):
         ticks.look()
     assert [(alert.catalog, alert.run_id, alert.failed_count) for alert in told] == [
-        ("shop", check, 0),
-        ("shop", chosen, 0),
+        ("shop", run_id, 0) for run_id in (check, chosen, *own)
     ]
     assert told[0].message == "shop_catalog_check failed.\nThe process is gone." and told[0].link is None
 

@@ -10,6 +10,7 @@ import dagster as dg
 import pytest
 
 from surge_dagster import Embeddings
+from surge_dagster.assets.active_runs import process_tags
 from surge_dagster.automation import complete_space
 from surge_dagster.engine.output.current_space import CurrentSpace, read_current, write_current
 from surge_dagster.engine.switching import SwitchRefused
@@ -160,3 +161,25 @@ def test_a_switch_that_ended_without_an_answer_is_asked_for_again_and_a_refused_
     assert [found.run_key for found in look(bench).run_requests] == [last.run_key], "which Dagster has launched"
     made.file("hash://24", "b").touch()
     assert look(bench).run_requests[0].run_key not in asked, "something has changed"
+
+
+def test_while_a_switch_is_waiting_or_going_on_none_is_asked_for(bench: Workbench, made: Spaces) -> None:
+    """One that was killed goes on in a run that Dagster launches; of two at once the later one would fail."""
+    bench.settings["switch_when_complete"] = True
+    [request] = look(bench).run_requests
+
+    def pretend(status: dg.DagsterRunStatus) -> dg.DagsterRun:
+        return bench.pretend_run(NAMES.switch_job, status, tags=request.tags, run_config=request.run_config)
+
+    killed = pretend(dg.DagsterRunStatus.STARTED)
+    bench.instance.report_run_failed(killed)
+    again = pretend(dg.DagsterRunStatus.QUEUED)
+    with mock.patch.object(complete_space, "_now", return_value=datetime.now(UTC) + timedelta(days=2)):
+        found = look(bench)
+        assert not found.run_requests and f"going on already: run {again.run_id}" in (found.skip_message or "")
+        bench.instance.report_run_canceled(again)
+        by_hand = bench.pretend_run(NAMES.switch_job, dg.DagsterRunStatus.STARTED)
+        assert by_hand.run_id in (look(bench).skip_message or "")
+        host, process = process_tags().items()
+        bench.instance.add_run_tags(by_hand.run_id, dict([host, (process[0], "1@0/before the machine went down")]))
+        assert len(look(bench).run_requests) == 1, "and it was declared lost"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+from unittest import mock
+
 import dagster as dg
 import pytest
 
+from surge_dagster.engine.errors import StoreUnavailable
 from tests.dagster.conftest import NAMES, Workbench
 from tests.spaces import KEYS, ROWS, Spaces
 
@@ -33,6 +37,50 @@ def test_a_forced_refresh_encodes_everything_again_into_the_space_that_is_there(
     assert len(list(bench.output.glob("hash-16-*"))) == 1 and bench.file("a").stat().st_ino != before
     bench.settings["model"] = "hash://24"
     assert "by hand" in str(tick(bench, NAMES.forced_schedule))
+
+
+@pytest.mark.parametrize("asked", ["known_space", "file_states"])
+def test_a_night_whose_store_does_not_answer_is_one_run_that_tries_again_and_begins_no_space(
+    bench: Workbench, three_spaces: Spaces, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    space = three_spaces.copy_to(bench.root, ("hash://16",)).of("hash://16").name
+    bench.settings |= {"max_partitions_per_run": 1, "forced_cron": "0 4 1 * *"}
+    down = mock.Mock(side_effect=StoreUnavailable("GET failed (503: SlowDown) after 3 attempts."))
+    monkeypatch.setattr(f"surge_dagster.assets.refresh_shards.{asked}", down)
+    expected = {"expected_space": space} if asked == "file_states" else {}
+    assert config_of(tick(bench, NAMES.schedule)) == {"unattended": True} | expected
+    if asked == "known_space":  # the other is no question of one that encodes everything
+        assert config_of(tick(bench, NAMES.forced_schedule)) == {"unattended": True, "force": True}
+    bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.QUEUED)
+    assert "held by active runs" in str(tick(bench, NAMES.schedule)), "there is one that tries again"
+
+
+def test_a_night_that_a_setting_or_a_file_is_in_the_way_of_fails_as_a_run_does(
+    bench: Workbench, three_spaces: Spaces
+) -> None:
+    three_spaces.copy_to(bench.root, ("hash://16",))
+    [document] = bench.output.glob("*/space.json")
+    document.write_text("{")
+    request = tick(bench, NAMES.schedule)
+    assert isinstance(request, dg.RunRequest)
+    ran = bench.run(NAMES.refresh_job, request.run_config)
+    assert not ran.success and "space.json" in ran.failure()
+    assert ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 0
+
+
+def test_a_check_that_takes_longer_than_the_time_between_two_is_not_joined_by_others(bench: Workbench) -> None:
+    bench.settings["check_cron"] = "0 * * * *"
+    assert isinstance(tick(bench, NAMES.check_schedule), dg.RunRequest)
+    run = bench.pretend_run(NAMES.check_job, dg.DagsterRunStatus.STARTED)
+    assert f"going on already: run {run.run_id}" in str(tick(bench, NAMES.check_schedule))
+    bench.instance.report_run_failed(run)
+    assert isinstance(tick(bench, NAMES.check_schedule), dg.RunRequest)
+
+
+def config_of(asked: dg.RunRequest | str | None) -> dict[str, Any]:
+    """What the op of a requested run is told."""
+    assert isinstance(asked, dg.RunRequest), asked
+    return asked.run_config["ops"][NAMES.refresh_op]["config"]
 
 
 def test_a_schedule_whose_time_somebody_set_is_on_and_the_night_of_the_default_is_not(

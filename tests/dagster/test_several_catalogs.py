@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import dagster as dg
 import polars as pl
@@ -10,6 +11,7 @@ import pytest
 from dagster._core.definitions.sensor_definition import SensorExecutionData
 
 from surge_dagster import embedding_catalog
+from surge_dagster.assets import run_assets
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.check_policy import CHECK_NAMES
 from surge_dagster.engine.errors import ConfigError
@@ -134,6 +136,42 @@ def test_what_one_catalogs_runs_hold_the_others_sensor_may_have(bench: Workbench
     assert not look(bench, both, SHOP).run_requests
     [request] = look(bench, both, DOCS).run_requests or []
     assert request.run_config["ops"][DOCS.embeddings_op]["config"]["keys"] == ["a", "b"]
+
+
+def test_what_a_job_of_a_users_own_embeds_is_held_as_it_runs(bench: Workbench, both: dg.Definitions) -> None:
+    """Dagster's schedules, sensors and backfills of jobs note no assets on the runs of such a job."""
+    bench.instance.add_dynamic_partitions("shop_catalog", ["a", "b"])
+
+    @dg.op
+    def embeddings() -> None: ...
+
+    @dg.job
+    def of_others() -> None:
+        embeddings()
+
+    jobs = [dg.define_asset_job("nightly_shop", selection=[SHOP.embeddings]), of_others]
+    theirs = dg.Definitions.merge(both, dg.Definitions(jobs=jobs))
+
+    def begin(job: str) -> dg.DagsterRun:
+        return bench.instance.create_run_for_job(
+            theirs.resolve_job_def(job), status=dg.DagsterRunStatus.STARTED, tags={"dagster/partition": "a"}
+        )
+
+    def asked(names: CatalogNames) -> list[str]:
+        [request] = look(bench, both, names).run_requests or []
+        return request.run_config["ops"][names.embeddings_op]["config"]["keys"]
+
+    begin("of_others")
+    assert asked(SHOP) == ["a", "b"]
+    run = begin("nightly_shop")
+    assert run.asset_selection is None
+    assert (asked(SHOP), asked(DOCS)) == (["b"], ["a", "b"])
+    run_assets._assets_of_plans.clear()
+    with mock.patch.object(dg.DagsterInstance, "get_execution_plan_snapshot", return_value=None):
+        assert asked(SHOP) == ["a", "b"], "nobody can tell"
+    assert asked(SHOP) == ["b"]
+    with mock.patch.object(dg.DagsterInstance, "get_execution_plan_snapshot", side_effect=AssertionError):
+        assert asked(SHOP) == ["b"], "a plan is read once"
 
 
 @pytest.mark.parametrize("name", ["", "my shop", "1st", "a/b", "shöp"])

@@ -107,19 +107,33 @@ def test_the_night_is_divided_too(bench: Workbench) -> None:
     bench.settings |= {"shards": 2, "shard_bytes": 1}
     for key in "abcd":
         bench.write(key)
-    schedule = bench.definitions.get_repository_def().get_schedule_def("nightly_refresh")
-    with dg.build_schedule_context(bench.instance, resources=bench.definitions.resources) as context:
-        requests = schedule.evaluate_tick(context).run_requests or []
-    assert [request.run_config["ops"]["refresh"]["config"]["keys"] for request in requests] == [["a", "b"], ["c", "d"]]
+    assert night(bench) == [["a", "b"], ["c", "d"]]
 
 
-def night(bench: Workbench, schedule: str = NAMES.schedule) -> list[list[str] | None] | str | None:
-    """The partition keys that each run of a schedule's tick names, None for all; or why it asks for none."""
+def tick(bench: Workbench, schedule: str = NAMES.schedule) -> list[dg.RunRequest] | str:
+    """The runs that a schedule's tick asks for, or why it asks for none."""
     definition = bench.definitions.get_repository_def().get_schedule_def(schedule)
     with dg.build_schedule_context(bench.instance, resources=bench.definitions.resources) as context:
         found = definition.evaluate_tick(context)
-    named = [request.run_config["ops"]["refresh"]["config"].get("keys") for request in found.run_requests or []]
-    return named or found.skip_message
+    return list(found.run_requests or []) or found.skip_message or ""
+
+
+def named(request: dg.RunRequest) -> list[str] | None:
+    """The partition keys that a requested run of the whole catalog names, None for all."""
+    return request.run_config["ops"]["refresh"]["config"].get("keys")
+
+
+def asked(bench: Workbench, schedule: str = NAMES.schedule) -> list[dg.RunRequest]:
+    """The runs that a schedule's tick asks for."""
+    found = tick(bench, schedule)
+    assert not isinstance(found, str), found
+    return found
+
+
+def night(bench: Workbench, schedule: str = NAMES.schedule) -> list[list[str] | None] | str:
+    """The partition keys that each run of a schedule's tick names, None for all; or why it asks for none."""
+    found = tick(bench, schedule)
+    return found if isinstance(found, str) else list(map(named, found))
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -147,6 +161,32 @@ def test_the_night_leaves_to_active_runs_what_they_hold(bench: Workbench, shards
     assert "held by active runs" in str(night(bench)), "that one holds everything"
 
 
+def test_a_forced_night_leaves_out_what_active_runs_encode_by_force(bench: Workbench) -> None:
+    bench.settings |= {"shards": 3, "shard_bytes": 1, "forced_cron": "0 * * * *"}
+    for key in "abcdef":
+        bench.write(key)
+
+    def launched(request: dg.RunRequest) -> dg.DagsterRun:
+        config = request.run_config
+        return bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.QUEUED, run_config=config)
+
+    first, second, third = asked(bench, NAMES.forced_schedule)
+    launched(first)
+    assert night(bench, NAMES.forced_schedule) == [["c", "d"], ["e", "f"]]
+    launched(second)
+    bench.pretend_run(
+        NAMES.embed_job,
+        dg.DagsterRunStatus.QUEUED,
+        run_config={"ops": {"embeddings": {"config": {"force": True, "select": "failed"}}}},
+    )
+    assert night(bench, NAMES.forced_schedule) == [["e"], ["f"]], "that one passes over what has not failed"
+    last = launched(third)
+    assert "held by active runs" in str(night(bench, NAMES.forced_schedule))
+    bench.instance.report_run_failed(last)
+    launched(dg.RunRequest(run_config={"ops": {"refresh": {"config": {"force": True}}}}))
+    assert "held by active runs" in str(night(bench, NAMES.forced_schedule)), "that one encodes everything"
+
+
 def test_a_night_for_many_partitions_is_as_many_runs_as_the_settings_ask_for(bench: Workbench) -> None:
     bench.settings |= {"max_partitions_per_run": 2, "forced_cron": "0 4 * * 0"}
     assert night(bench) == [None], "without a catalog one run fails, which can be told"
@@ -160,6 +200,24 @@ def test_a_night_for_many_partitions_is_as_many_runs_as_the_settings_ask_for(ben
     assert night(bench, NAMES.forced_schedule) == [["a", "b"], ["c", "d"], ["e"]]
     bench.instance.wipe_assets([NAMES.embeddings])
     assert night(bench) == [["a", "b"], ["c", "d"], ["e"]], "to be adopted"
+
+
+def test_a_night_that_is_evaluated_again_launches_what_is_left_of_it(bench: Workbench) -> None:
+    """Dagster launches no run of a tick whose run key was used in it, or, without a key, when the tick has any run."""
+    bench.settings |= {"shards": 3, "shard_bytes": 1}
+    for key in "abcdefgh":
+        bench.write(key)
+    first, *_ = requests = asked(bench)
+    assert [request.run_key for request in asked(bench)] == [request.run_key for request in requests]
+    launched = bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.QUEUED, run_config=first.run_config)
+    again = asked(bench)
+    assert len(again) == len(requests) and [key for each in again for key in named(each) or ()] == list("defgh")
+    bench.instance.report_run_failed(launched)
+    bench.settings["shards"] = 1
+    [whole] = asked(bench)
+    assert named(whole) is None
+    used = [first.run_key, *(request.run_key for request in again), whole.run_key]
+    assert all(used) and len(set(used)) == len(used)
 
 
 def start(bench: Workbench, request: dg.RunRequest, folder: Path) -> subprocess.Popen[str]:
