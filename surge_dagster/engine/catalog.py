@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.columns import value_parts
+from surge_dagster.engine.disk_names import is_text, printable
 
 KEY_METADATA = b"surge.partition_key"
 SOURCE_VERSION_METADATA = b"surge.source_version"
@@ -141,6 +142,8 @@ def decode_key(name: str) -> str | None:
     """
     if not name:
         raise ValueError("a partition name must not be empty")
+    if not is_text(name):
+        raise ValueError(f"partition name {printable(name)!r} is not UTF-8")
     if _LONG_NAME.match(name):
         return None
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,12 @@ def write_bad_partitions(root: Path) -> dict[str, str]:
     half = partition_folder(root, "second file is garbage") / "1.parquet"
     write_rows(half.with_name("0.parquet"), numbered_rows("half", 250))
     half.write_bytes(b"this is not parquet")
+    latin = write_rows(root / "latin" / "0.parquet", GOOD["good"]).parent
+    latin.rename(root / os.fsdecode(b"partition=caf\xe9"))
+    write_rows(partition_folder(root, "latin file") / "0.parquet", GOOD["good"])
+    write_rows(root / "1.parquet", GOOD["good"]).rename(
+        partition_folder(root, "latin file") / os.fsdecode(b"caf\xe9.parquet")
+    )
     return {
         "null text": "row 12: the text is null",
         "null id": "row 12: the id is null",
@@ -95,6 +102,8 @@ def write_bad_partitions(root: Path) -> dict[str, str]:
         "truncated": "cannot be read as Parquet",
         "garbage": "cannot be read as Parquet",
         "second file is garbage": "1.parquet cannot be read as Parquet",
+        "caf%E9": "Rename the folder",
+        "latin file": "the file name caf%E9.parquet is not UTF-8",
     }
 
 

@@ -26,6 +26,7 @@ from surge_dagster.engine.catalog import (
     decode_key,
     encode_key,
 )
+from surge_dagster.engine.disk_names import is_text, printable
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.sources.footers import Footer, KnownFooters
 from surge_dagster.engine.sources.rows import row_batch, without_dictionary
@@ -41,7 +42,7 @@ _READ_ROWS = 256  # at a time from the file: half as fast as thousands, and it b
 @dataclass(frozen=True, slots=True)
 class _File:
     relative: str
-    path: str
+    path: str  # neither is text where a name on the disk is not UTF-8
     token: str  # what the file declares as its source version, or its size and mtime
     declared_key: str | None
     rows: int | None
@@ -123,7 +124,7 @@ class ParquetCatalog:
         try:
             key = _decoded(name)
         except ValueError:
-            return name or folder  # refused when it is read, under the name that can be seen on disk
+            return printable(name or folder)  # refused when it is read, under the name that can be seen on disk
         if key is None:
             declared = {file.declared_key for file in self._files(folder, known)}
             key = declared.pop() if len(declared) == 1 else None
@@ -161,7 +162,8 @@ class ParquetCatalog:
 
     def _read(self, key: str, folders: Sequence[str]) -> Iterator[RowBatch]:
         if len(folders) > 1:
-            raise DataError(key, f"the folders {', '.join(folders)} all stand for this key", "Keep one of them.")
+            named = ", ".join(map(printable, folders))
+            raise DataError(key, f"the folders {named} all stand for this key", "Keep one of them.")
         files = self._files(folders[0])
         self._require_own_key(key, folders[0], files)
         first_row = 0
@@ -189,6 +191,8 @@ class ParquetCatalog:
         except ValueError as error:
             raise DataError(key, str(error), "Rename the folder: percent-encode the key's UTF-8 bytes.") from error
         for file in files:
+            if not is_text(file.relative):
+                raise DataError(key, f"the file name {printable(file.relative)} is not UTF-8", "Rename the file.")
             if in_name is None and file.declared_key is None:
                 raise DataError(
                     key,

@@ -192,6 +192,11 @@ class TestCatalogsThatCannotBeUsed:
         with pytest.raises(ConfigError, match="expected a local path or a file:// URL"):
             open_source(url)
 
+    @pytest.mark.parametrize("scheme", ["", "file://"])
+    def test_a_path_that_is_not_utf8_is_refused(self, tmp_path: Path, scheme: str) -> None:
+        with pytest.raises(ConfigError, match=r"caf%E9': the path is not UTF-8\. Rename it"):
+            open_source(f"{scheme}{tmp_path}/" + os.fsdecode(b"caf\xe9"))
+
     def test_a_file_url_works(self, tmp_path: Path) -> None:
         write_partition(tmp_path / "a catalog", "k", ROWS)
         assert rows_of(only(open_source(f"file://{tmp_path}/a%20catalog"))) == ROWS
@@ -450,6 +455,35 @@ class TestKeys:
         partition = only(open_source(tmp_path))
         assert partition.key in folder
         refusal(partition)
+
+    def test_a_folder_whose_name_is_not_utf8_is_refused_under_a_name_that_can_be_written_anywhere(
+        self, tmp_path: Path
+    ) -> None:
+        write_catalog(tmp_path, {"a": ROWS, "z": ROWS})
+        write_rows(tmp_path / "k" / "0.parquet", ROWS).parent.rename(tmp_path / os.fsdecode(b"partition=caf\xe9"))
+        first, bad, last = open_source(tmp_path)
+        assert [first.key, bad.key, last.key] == ["a", "caf%E9", "z"]
+        assert rows_of(first) == rows_of(last) == ROWS
+        assert bad.current_source_version() == bad.source_version, "it did not change, it is wrong"
+        message = str(refusal(bad))
+        assert "partition name 'caf%E9' is not UTF-8. Rename the folder" in message
+        assert bad.key.isascii() and message.isascii()
+
+    @pytest.mark.parametrize(
+        ("name", "shown"), [(b"caf\xe9.parquet", "caf%E9.parquet"), (b"caf\xe9/0.parquet", "caf%E9/0.parquet")]
+    )
+    def test_a_file_whose_name_is_not_utf8_is_refused_beside_others(
+        self, tmp_path: Path, name: bytes, shown: str
+    ) -> None:
+        write_partition(tmp_path, "k", ROWS)
+        path = partition_folder(tmp_path, "k") / os.fsdecode(name)
+        path.parent.mkdir(exist_ok=True)
+        write_rows(tmp_path / "0.parquet", ROWS).rename(path)
+        partition = only(open_source(tmp_path))
+        assert partition.current_source_version() == partition.source_version
+        message = str(refusal(partition))
+        assert f"the file name {shown} is not UTF-8. Rename the file." in message
+        assert message.isascii()
 
 
 def test_batches_carry_what_the_engine_expects(tmp_path: Path) -> None:
