@@ -134,6 +134,11 @@ def encode_key(key: str) -> str:
     return f"{name[:_PREFIX_BYTES]}~{hashlib.sha256(raw).hexdigest()[:32]}"
 
 
+def is_hashed(name: str) -> bool:
+    """Whether a name made by `encode_key` is one of a long key, which cannot be read back from it."""
+    return bool(_LONG_NAME.match(name))
+
+
 def decode_key(name: str) -> str | None:
     """The key of a name made by `encode_key`, or by another hive writer that escapes less; None for a hashed name.
 
@@ -144,7 +149,7 @@ def decode_key(name: str) -> str | None:
         raise ValueError("a partition name must not be empty")
     if not is_text(name):
         raise ValueError(f"partition name {printable(name)!r} is not UTF-8")
-    if _LONG_NAME.match(name):
+    if is_hashed(name):
         return None
     try:
         return unquote(name, errors="strict")

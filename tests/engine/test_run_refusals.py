@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.catalog import Partition, RowBatch, encode_key
@@ -133,6 +135,27 @@ def test_bad_partitions_of_every_kind_stop_no_other_and_are_named_once(hash_pool
     events = finish(again)
     assert keys_of(receipts(events, "fresh")) == sorted(GOOD)
     assert keys_of(failures(events)) == sorted(expected)
+
+
+def test_a_partition_that_its_disk_does_not_give_is_not_refused_for_its_content(
+    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_catalog(tmp_path / "catalog", {key: numbered_rows(key, 30) for key in "abc"})
+    opened = pq.ParquetFile
+
+    def fail(path: Any, **options: Any) -> Any:
+        if "partition=b" in str(path):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return opened(path, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("surge_dagster.engine.sources.parquet.pq.ParquetFile", fail)
+        events = finish(make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out"))
+    [failure] = failures(events)
+    assert failure.key == "b" and failure.transient and "Stale file handle" in failure.reason
+    assert keys_of(receipts(events)) == ["a", "c"]
+    again = finish(make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out"))
+    assert keys_of(receipts(again, "encoded")) == ["b"] and not failures(again)
 
 
 def test_a_partition_that_turns_bad_keeps_the_file_it_had(hash_pool: EncoderPool, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 from pathlib import Path
@@ -381,6 +382,67 @@ class TestFilesThatCannotBeRead:
         bad.parent.mkdir()
         bad.write_bytes(b"nonsense")
         assert [partition.key for partition in open_source(tmp_path)] == ["a", "m", "z"]
+
+
+def close(monkeypatch: pytest.MonkeyPatch, call: str, path: Path, code: int) -> None:
+    """From now on the system refuses a call for one path."""
+    module, _, name = call.rpartition(".")
+    [owner] = [known for known in (os, pq, pa) if known.__name__ == module]
+    asked = getattr(owner, name)
+
+    def refuse(target: Any, *args: Any, **options: Any) -> Any:
+        if str(target) == str(path):
+            raise OSError(code, os.strerror(code))
+        return asked(target, *args, **options)
+
+    monkeypatch.setattr(owner, name, refuse)
+
+
+class TestWhatTheSystemDoesNotGive:
+    """A disk, a mount or a missing right: nothing is known of the content, so nothing is refused for it."""
+
+    @pytest.mark.parametrize("call", ["os.scandir", "os.stat", "pyarrow.OSFile", "pyarrow.parquet.ParquetFile"])
+    @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.EACCES])
+    def test_it_is_worth_another_try(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+    ) -> None:
+        path = write_partition(tmp_path, "k", ROWS)
+        partition = only(open_source(tmp_path))
+        with monkeypatch.context() as patched:
+            close(patched, call, path.parent if call == "os.scandir" else path, code)
+            with pytest.raises(
+                TransientError, match=rf"partition 'k': .*{os.strerror(code)}\. .*[Rr]un again"
+            ) as failed:
+                list(partition.read())
+            assert failed.value.key == "k"
+            if code == errno.EACCES:
+                assert "Give whoever runs this the right to read it" in str(failed.value)
+        assert rows_of(partition) == ROWS
+
+    @pytest.mark.parametrize("call", ["os.scandir", "os.stat", "pyarrow.OSFile"])
+    @pytest.mark.parametrize("key", ["k", "x" * 300])
+    def test_in_a_listing_it_hides_no_other_and_refuses_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, key: str
+    ) -> None:
+        write_catalog(tmp_path, {"a": ROWS, key: ROWS, "z": ROWS})
+        folder = partition_folder(tmp_path, key)
+        with monkeypatch.context() as patched:
+            close(patched, call, folder if call == "os.scandir" else folder / "part-0.parquet", errno.EIO)
+            first, unseen, last = open_source(tmp_path)
+            with pytest.raises(TransientError, match="Input/output error"):
+                unseen.current_source_version()
+        assert rows_of(first) == rows_of(last) == ROWS
+        assert unseen.key == folder.name.removeprefix("partition=")
+        assert unseen.current_source_version() == "v1" != unseen.source_version, "it is nobody's newer one"
+        with pytest.raises(TransientError, match=r"Input/output error\. Run again when its storage answers\."):
+            list(unseen.read())
+        assert [partition.key for partition in open_source(tmp_path)] == ["a", key, "z"]
+
+    def test_a_link_to_itself_is_one_of_them(self, tmp_path: Path) -> None:
+        path = write_partition(tmp_path, "k", ROWS)
+        (path.parent / "1.parquet").symlink_to("1.parquet")
+        with pytest.raises(TransientError, match=r"1\.parquet could not be read: Too many levels of symbolic links"):
+            list(only(open_source(tmp_path)).read())
 
 
 class TestNoRows:
