@@ -21,7 +21,7 @@ from surge_dagster.assets.run_retries import RUN_TAGS
 from surge_dagster.check_policy import CheckName, CheckPolicy
 from surge_dagster.engine.catalog import Partition, RowBatch, Source
 from surge_dagster.engine.distinct_texts import DistinctTexts
-from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.verify import Kind, Verified, Violation, verify
 
 
@@ -117,19 +117,30 @@ def _compare(
     listed = {name: Listed() for name in _GROUPS}
     group_of = {kind: name for name, group in _GROUPS.items() for kind in group.kinds}
     truncation, duplicates = Truncation(policy), _Duplicates(source, policy)
+    unread = Listed()
     partitions = violations = 0
-    for found in verify(duplicates if "few_texts_are_duplicates" in wanted else source, store, space):
-        match found:
-            case Violation():
-                violations += 1
-                listed[group_of[found.kind]].add(found.key, _reason(names, found))
-            case Verified():
-                partitions += 1
-                truncation.add(found.key, found.rows, found.truncated)
-                duplicates.end(found.key)
+    try:
+        for found in verify(duplicates if "few_texts_are_duplicates" in wanted else source, store, space):
+            match found:
+                case Violation():
+                    violations += 1
+                    group = unread if found.kind == "unread" else listed[group_of[found.kind]]
+                    group.add(found.key, _reason(names, found))
+                case Verified():
+                    partitions += 1
+                    truncation.add(found.key, found.rows, found.truncated)
+                    duplicates.end(found.key)
+    except SurgeError as error:
+        raise dg.Failure(
+            f"no check was evaluated: the reading ended after {partitions:,} partitions. {error} Launch "
+            f"{names.check_job} again.",
+            allow_retries=False,  # all of it would be read once more
+        ) from error
     context.log.info(f"{partitions:,} partitions with {truncation.rows:,} rows were read; {violations:,} violations")
     listed["few_texts_are_truncated"] = truncation.above
     listed["few_texts_are_duplicates"] = duplicates.listed()
+    # Of what was not read no check can tell; one is enough to say so, whichever are made.
+    listed[next(name for name in ("files_are_whole", *_GROUPS) if name in wanted)].join(unread)
     common = {"space": space.name, "partitions": partitions, "rows": truncation.rows}
     figures: dict[CheckName, dict[str, Any]] = {
         "few_texts_are_truncated": {

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from itertools import islice
@@ -26,12 +26,12 @@ from surge_dagster.assets.lineage import Catalogued, read_catalogued_again
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import file_states, known_space
 from surge_dagster.assets.partition_events import AnyEvent
-from surge_dagster.assets.partition_keys import is_canonical, to_partition_key
+from surge_dagster.assets.partition_keys import from_partition_key, is_canonical, to_partition_key
 from surge_dagster.assets.refusals import still_refused
 from surge_dagster.assets.sensor_cursor import Request, SensorCursor, digest
 from surge_dagster.assets.source_partitions import changed, observation
 from surge_dagster.assets.vanished import Departures, Vanishing
-from surge_dagster.engine.catalog import Partition
+from surge_dagster.engine.catalog import Partition, encode_key, is_hashed
 from surge_dagster.engine.encoder.spec import EncodingSpec, Space
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output.freshness import OutputState, PublishedFile, Status
@@ -113,7 +113,7 @@ class Look:
         moved = list(islice(changed(by_key, catalogued.observed), _EVENTS_PER_TICK))
         found = Discovery(order, cursor, new[:_KEYS_PER_TICK])
         found.events += [observation(self.names, partition) for partition in moved]
-        missing = [key for key in catalogued.registered if key not in by_key and is_canonical(key)]
+        missing = [key for key in catalogued.registered if key not in by_key and _may_have_left(key, by_key)]
         departures = self.vanishing.look(missing, catalogued, cursor.gone, now, found.room)
         found.events += departures.events
         notes = (
@@ -228,6 +228,17 @@ class Look:
     def _in_states(self, by_key: Mapping[str, Partition], keys: Iterable[str]) -> dict[str, str]:
         spec = json.dumps(asdict(self.spec), sort_keys=True)
         return {key: digest(f"{key}\0{by_key[key].source_version}\0{spec}") for key in keys}
+
+
+def _may_have_left(partition_key: str, listed: Container[str]) -> bool:
+    """Whether a key that is not listed may belong to a partition that has left the catalog.
+
+    A long key stands in its files alone, so while they cannot be read its folder is listed under its own name.
+    """
+    if not is_canonical(partition_key):
+        return False
+    name = encode_key(from_partition_key(partition_key))
+    return not is_hashed(name) or to_partition_key(name) not in listed
 
 
 def _waits(waiting: Sequence[tuple[Request, int]]) -> list[str]:

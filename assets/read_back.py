@@ -149,11 +149,13 @@ def file_failure(partition: Partition, store: Store, space: Space) -> Failure | 
     not. A source that has changed since it was listed proves nothing: the next look will see to that.
 
     Raises:
-        TransientError: the output does not answer.
+        TransientError: the source or the output does not answer.
     """
     found = next(iter(verify(_Alone(store.url, partition), store, space)))  # further ones would be of other files
     if not isinstance(found, Violation) or partition.current_source_version() != partition.source_version:
         return None
+    if found.kind == "unread":
+        raise TransientError(found.finding, partition.key)
     if found.kind == "source":
         return Failure(partition.key, found.reason, remedy=found.remedy)
     reason = f"partition {partition.key!r}: {found.finding} {_ENCODE_AGAIN}"

@@ -28,6 +28,11 @@ class Listed:
         if len(self.rows) < _LISTED:
             self.rows.append((key, reason))
 
+    def join(self, other: Listed) -> None:
+        """Add those of another list, which are not in this one."""
+        self.count += other.count
+        self.rows += other.rows[: max(0, _LISTED - len(self.rows))]
+
 
 @dataclass(slots=True)
 class Truncation:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +20,7 @@ from surge_dagster.engine.encoder.spec import FILE_FORMATS
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.output.embedding_file import EmbeddingFileWriter, FileFacts, matrix_of, read_facts
 from surge_dagster.engine.output.file_formats import file_name, format_of, open_output_file
+from surge_dagster.engine.output.local_store import LocalStore
 
 DIMENSION = 16
 
@@ -147,6 +151,28 @@ def with_vectors(table: pa.Table, change: Callable[[np.ndarray], np.ndarray]) ->
     values = pa.array(change(matrix.copy()).ravel(), pa.float32())
     changed = pa.FixedSizeListArray.from_arrays(values, DIMENSION).cast(column.type)
     return table.set_column(table.schema.get_field_index("embedding"), column, changed)
+
+
+class FailingFile(io.FileIO):
+    """A file that gives its end, and then nothing more: as a disk with a bad sector, or a mount that has gone."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self.tell() + (size or 0) < os.fstat(self.fileno()).st_size:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().read(size)
+
+
+class FailingStore(LocalStore):
+    """A disk that gives of some partitions' files only their ends."""
+
+    def __init__(self, root: Path, *keys: str) -> None:
+        super().__init__(root)
+        self._endings = tuple(f"/{encode_key(key)}.{kind}" for key in keys for kind in FILE_FORMATS)
+
+    def open(self, name: str) -> pa.NativeFile:
+        if name.endswith(self._endings):
+            return pa.PythonFile(FailingFile(self.root / name), mode="r")
+        return super().open(name)
 
 
 def published_files(output: Path, space: str) -> set[str]:

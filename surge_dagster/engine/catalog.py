@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.columns import value_parts
+from surge_dagster.engine.disk_names import is_text, printable
 
 KEY_METADATA = b"surge.partition_key"
 SOURCE_VERSION_METADATA = b"surge.source_version"
@@ -133,6 +134,11 @@ def encode_key(key: str) -> str:
     return f"{name[:_PREFIX_BYTES]}~{hashlib.sha256(raw).hexdigest()[:32]}"
 
 
+def is_hashed(name: str) -> bool:
+    """Whether a name made by `encode_key` is one of a long key, which cannot be read back from it."""
+    return bool(_LONG_NAME.match(name))
+
+
 def decode_key(name: str) -> str | None:
     """The key of a name made by `encode_key`, or by another hive writer that escapes less; None for a hashed name.
 
@@ -141,7 +147,9 @@ def decode_key(name: str) -> str | None:
     """
     if not name:
         raise ValueError("a partition name must not be empty")
-    if _LONG_NAME.match(name):
+    if not is_text(name):
+        raise ValueError(f"partition name {printable(name)!r} is not UTF-8")
+    if is_hashed(name):
         return None
     try:
         return unquote(name, errors="strict")

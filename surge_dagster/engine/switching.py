@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from surge_dagster.engine.catalog import Source
 from surge_dagster.engine.encoder.spec import Space
-from surge_dagster.engine.errors import ConfigError, SurgeError
+from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
 from surge_dagster.engine.output.current_space import CurrentSpace, read_current, write_current
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.store import Store
@@ -108,6 +108,11 @@ def switch_space(source: Source, store: Store, space: Space) -> Switched:
             verified, rows = verified + 1, rows + event.rows
         elif event.kind != "orphan":
             found.append(event)
+    if found and all(violation.kind == "unread" for violation in found):
+        raise TransientError(
+            f"whether the space {space.name!r} may become the current one cannot be told: {len(found):,} of "
+            f"{verified:,} partitions could not be read. The first one: {found[0].reason} Then switch again."
+        )
     if found:
         raise SwitchRefused(space.name, found, verified)
     return Switched(write_current(store, space.name, seen=seen), True, verified, rows)

@@ -1,15 +1,39 @@
-"""What pyarrow raises for a damaged Parquet file, and what of it is worth telling.
+"""What is raised for a file that cannot be read, whether that says anything of its content, and what is worth telling.
 
-Two things are not obvious. A message that quotes a damaged name may not decode, and comes as a `UnicodeDecodeError`.
-And the figures of a column in a damaged footer (`metadata.row_group(i).column(j)`) can end the whole process, from C++:
-they are looked at only after the file's pages were read.
+Who is to blame can be told: what the operating system refuses has an errno, and what pyarrow finds wrong with content
+is an `OSError` without one, or its own error. A disk that fails, a mount that does not answer or a missing right makes
+no file a damaged one: it is read again some day, as it is.
+
+Two things are not obvious. A message that quotes a damaged name may not decode, and comes as a `UnicodeDecodeError`;
+a path that is not UTF-8 is not even looked for, and comes as a `UnicodeEncodeError`. And the figures of a column in a
+damaged footer (`metadata.row_group(i).column(j)`) can end the whole process, from C++: they are looked at only after
+the file's pages were read.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+from typing import TypeGuard
+
 import pyarrow as pa
 
-UNREADABLE = (OSError, pa.ArrowException, UnicodeDecodeError)
+UNREADABLE = (OSError, pa.ArrowException, UnicodeError)
+
+_REMEDIES = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "Give whoever runs this the right to read it, then run again."),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Raise the limit of open files, then run again."),
+}
+
+
+def is_systems(error: BaseException) -> TypeGuard[OSError]:
+    """Whether it is the operating system that did not give the file, so that nothing is known of its content."""
+    return isinstance(error, OSError) and error.errno is not None
+
+
+def what_system_says(error: OSError) -> str:
+    """The system's words, and what to do."""
+    return f"{os.strerror(error.errno or 0)}. {_REMEDIES.get(error.errno or 0, 'Run again when its storage answers.')}"
 
 
 def first_line(error: BaseException) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from surge_dagster.engine.disk_names import is_text, printable
 from surge_dagster.engine.errors import ConfigError
 
 # Those that obstore opens by their URL; each has a host that names the bucket.
@@ -44,9 +45,11 @@ def local_path(url: str | Path, *, what: str) -> Path:
     """The absolute local path behind a path or `file://` URL.
 
     Raises:
-        ConfigError: the URL names another kind of storage.
+        ConfigError: the URL names another kind of storage, or the path is not UTF-8.
     """
     text = str(url)
+    if not is_text(text):
+        raise ConfigError(f"cannot open {what} {printable(text)!r}: the path is not UTF-8. Rename it, or give another.")
     if "://" not in text:
         return Path(text).expanduser().absolute()
     parts = split_url(text, what=what)

@@ -3,6 +3,9 @@
 Every file of a space is read in full, checksums included, side by side with its source partition: the same ids and
 texts in the same order, none missing, none twice, and a vector of the right kind for each. Sampled rows, or all of
 them, are encoded again and must give the vector that is there. What does not hold is a `Violation`; nothing is changed.
+
+Reading everything takes hours, in which a disk or a store may fail to answer once. What could not be read because of
+that is a violation too, since nothing was proven of it, and the rest is read all the same.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from surge_dagster.engine.content import ContentDigest, IdSet, refuse_repeated_i
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import Space
-from surge_dagster.engine.errors import DataError, SurgeError
+from surge_dagster.engine.errors import DataError, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.output.embedding_file import (
     FileFacts,
     InvalidFile,
@@ -33,7 +36,7 @@ from surge_dagster.engine.output.file_formats import SUFFIXES, OutputFile, file_
 from surge_dagster.engine.output.staging import STAGING
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.output.validation import invalid_row
-from surge_dagster.engine.unreadable import UNREADABLE, first_line
+from surge_dagster.engine.unreadable import UNREADABLE, first_line, is_systems, what_system_says
 
 # Promise 5 of the design: lowest cosine between a stored vector and the same text encoded again. int8 vectors are
 # compared with int8 ones: roundings that fell the other way in another batch gave 0.9999, on other kernels 0.9995.
@@ -54,10 +57,12 @@ Kind = Literal[
     "length",
     "vectors",
     "source",
+    "unread",
     "refused",
     "orphan",
 ]
 _RUN_AGAIN = "Run again."
+_CHECK_AGAIN = "Nothing is known of it until it is checked again."
 _REMOVE = "Remove it and run again."
 _REMOVE_FILE = "Remove the file and run again."
 _WARNINGS: frozenset[Kind] = frozenset({"refused", "orphan"})
@@ -69,8 +74,9 @@ class Violation:
 
     Attributes:
         key: the partition, or the file's name where its partition is unknown.
-        kind: what is at fault. Two are only warnings: "refused" (a partition with bad data, which rightly has no file)
-            and "orphan" (a valid file, or staged segments, whose partition the source no longer has).
+        kind: what is at fault; "unread" is what could not be read now, whatever it holds. Two are only warnings:
+            "refused" (a partition with bad data, which rightly has no file) and "orphan" (a valid file, or staged
+            segments, whose partition the source no longer has).
         reason: what was expected, what was found, and what to do.
         remedy: the end of `reason` that says what to do, "" where it is not set apart.
     """
@@ -129,6 +135,10 @@ def verify(
 
     Yields:
         Violations as they are found, and a `Verified` after each partition. Those of vectors may come after it.
+
+    Raises:
+        StoreUnavailable: the store answers nobody any more.
+        ConfigError: the source or the output cannot be listed.
     """
     samples = _Samples(pool, space) if pool is not None else None
     expected: set[str] = set()
@@ -142,18 +152,38 @@ def verify(
             yield Violation(partition.key, broken.kind, broken.reason, broken.remedy)
         except DataError as error:
             yield Violation(partition.key, "source", str(error), error.remedy)
+        except StoreUnavailable:
+            raise
+        except TransientError as error:
+            yield _unread(partition.key, error)
         yield Verified(partition.key, rows, truncated)
         if samples is not None:
             yield from samples.due()
-    for stored in sorted(store.list(space.name), key=lambda stored: stored.name):
-        if stored.name not in expected and format_of(stored.name):
-            yield _without_source(store, space, stored.name)
-    yield from _staged_without_source(store, space, expected)
+    yield from _left_over(store, space, expected)
     if samples is not None:
         yield from samples.finish()
 
 
-def _without_source(store: Store, space: Space, name: str) -> Violation:
+def _unread(key: str, error: TransientError) -> Violation:
+    return Violation(key, "unread", f"{error} {_CHECK_AGAIN}", _CHECK_AGAIN)
+
+
+def _left_over(store: Store, space: Space, expected: set[str]) -> Iterator[Violation]:
+    try:
+        for stored in sorted(store.list(space.name), key=lambda stored: stored.name):
+            if stored.name not in expected and format_of(stored.name):
+                found = _without_source(store, space, stored.name)
+                if found is not None:
+                    yield found
+        yield from _staged_without_source(store, space, expected)
+    except StoreUnavailable:
+        raise
+    except TransientError as error:
+        yield _unread(space.name, error)
+
+
+def _without_source(store: Store, space: Space, name: str) -> Violation | None:
+    """What is wrong with a file that no partition of the source has; None where it has gone since it was listed."""
     location = store.location(name)
     if format_of(name) != space.file_format:
         return Violation(
@@ -169,7 +199,15 @@ def _without_source(store: Store, space: Space, name: str) -> Violation:
                 pass
     except _Broken as broken:
         return Violation(name, broken.kind, broken.reason)
+    except FileNotFoundError:
+        return None
+    except StoreUnavailable:
+        raise
+    except TransientError as error:
+        return _unread(name, error)
     except (InvalidFile, *UNREADABLE) as error:
+        if is_systems(error):
+            return _unread(name, _not_given(location, error))
         return Violation(
             name, "damaged", f"{location!r}: {first_line(error)}. The source has no such partition: remove it."
         )
@@ -207,6 +245,7 @@ def _verify_partition(
         with store.open(name) as file, open_output_file(file, space.file_format) as reader:
             facts = _facts(reader, space, partition.key, name)
             if facts.source_version != partition.source_version:
+                _require_as_listed(partition)
                 raise _Broken(
                     "stale",
                     f"{location!r} was made from source version {facts.source_version!r}; the source has "
@@ -222,7 +261,18 @@ def _verify_partition(
     except InvalidFile as error:
         raise _Broken("damaged", f"{location!r}: {error}.", _REMOVE) from error
     except UNREADABLE as error:
+        if is_systems(error):
+            raise _not_given(location, error) from error
         raise _Broken("damaged", f"{location!r} cannot be read: {first_line(error)}.", _REMOVE) from error
+
+
+def _not_given(location: str, error: OSError) -> TransientError:
+    return TransientError(f"{location!r} could not be read: {what_system_says(error)}")
+
+
+def _require_as_listed(partition: Partition) -> None:
+    if partition.current_source_version() != partition.source_version:
+        raise TransientError(f"partition {partition.key!r}: its source changed after it was listed.", partition.key)
 
 
 def _require_readable(partition: Partition) -> None:

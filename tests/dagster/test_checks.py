@@ -7,14 +7,16 @@ from pathlib import Path
 
 import dagster as dg
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from surge_dagster.assets import read_back
 from surge_dagster.assets.failures import failure_table
-from surge_dagster.check_policy import CHECK_NAMES
+from surge_dagster.check_policy import CHECK_NAMES, CheckName
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.spec import Space
-from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.errors import ConfigError, StoreUnavailable
+from surge_dagster.engine.output.local_store import LocalStore
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.telemetry import Failure
 from tests.dagster.conftest import NAMES, Workbench
@@ -205,6 +207,38 @@ def test_turning_everything_off_is_refused(bench: Workbench) -> None:
     bench.settings["checks"] = dict.fromkeys(CHECK_NAMES, "off")
     with pytest.raises(ConfigError, match="leave one check on"):
         _ = bench.definitions
+
+
+@pytest.mark.parametrize(
+    ("off", "told_by"), [((), "files_are_whole"), (("files_are_whole",), "every_partition_is_embedded")]
+)
+def test_what_could_not_be_read_this_time_is_told_once_and_the_rest_is_read(
+    embedded: Workbench, off: tuple[CheckName, ...], told_by: str
+) -> None:
+    link = embedded.catalog / "partition=b" / "1.parquet"
+    link.symlink_to(link.name)  # a disk that fails could not say less
+    embedded.settings["checks"] = dict.fromkeys(off, "off")
+    checks = embedded.run("catalog_check").checks()
+    [told] = [check for check in checks.values() if not check.passed]
+    assert told.check_name == told_by
+    assert "| `b` | " in str(told.metadata["failed"].value) and "checked again" in str(told.metadata["failed"].value)
+    assert (told.metadata["partitions"].value, told.metadata["rows"].value) == (3, 80)
+
+
+def test_a_store_that_answers_nobody_ends_the_check_in_words(
+    embedded: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = LocalStore.open
+
+    def fail(store: LocalStore, name: str) -> pa.NativeFile:
+        if name.endswith("/b.parquet"):
+            raise StoreUnavailable("The store is down.")
+        return opened(store, name)
+
+    monkeypatch.setattr(LocalStore, "open", fail)
+    ran = embedded.run("catalog_check")
+    assert not ran.success and ran.checks() == {}
+    assert "reading ended after 1 partitions. The store is down. Launch catalog_check again." in ran.failure()
 
 
 def test_with_nothing_embedded_the_check_says_so(bench: Workbench) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ import pytest
 from surge_dagster.assets import read_back
 from surge_dagster.assets.read_back import Found, ReadBack
 from surge_dagster.engine.catalog import Partition, RowBatch
+from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.output.store import Store
@@ -20,7 +22,8 @@ from surge_dagster.engine.telemetry import Failure
 from tests.dagster.conftest import NAMES, Workbench
 from tests.dagster.nights import Production
 from tests.engine.output.object_server import ObjectServer
-from tests.small_catalogs import numbered_rows, partition_of, row_batch_of
+from tests.engine.runs import finish, make_run
+from tests.small_catalogs import FailingStore, numbered_rows, partition_of, row_batch_of
 
 SPACE = cast(Space, None)  # nothing here looks at it
 
@@ -47,6 +50,17 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], Failure 
         return cast(Store, Bucket())
 
     return replace
+
+
+def test_a_file_that_its_disk_does_not_give_is_not_to_be_encoded_again(tmp_path: Path, hash_pool: EncoderPool) -> None:
+    made = partition("k")
+    run = make_run(hash_pool, [made], tmp_path)
+    finish(run)
+    with pytest.raises(
+        TransientError, match=r"k\.parquet' could not be read: Input/output error\. Run again when"
+    ) as error:
+        read_back.file_failure(made, FailingStore(tmp_path, "k"), run.space)
+    assert error.value.key == "k" and "checked again" not in str(error.value)
 
 
 def partition(key: str) -> Partition:

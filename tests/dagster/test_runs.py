@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import dagster as dg
@@ -213,12 +214,21 @@ def test_a_model_whose_content_changed_behind_its_name_is_another_space(
     bench.write("a")
     bench.refresh()
     bench.write("b")
-    monkeypatch.setattr(Encoder, "start", lambda _: EncoderPool(EncodingSpec(model="hash://24")))
+
+    def start(encoder: Encoder) -> EncoderPool:
+        pool = EncoderPool(EncodingSpec(model="hash://24"))
+        pool.space = replace(pool.space, requested=encoder.spec())
+        return pool
+
+    monkeypatch.setattr(Encoder, "start", start)
     refused = bench.refresh(unattended=True)
     assert not refused.success and "its content has changed" in refused.failure()
     ran = bench.refresh()
     assert ran.success and set(ran.materialized()) == {"a", "b"}
     assert [event.metadata["dimension"].value for event in ran.materialized().values()] == [24, 24]
+    bench.write("c")
+    night = bench.refresh(unattended=True)
+    assert night.success and night.materialized()["c"].metadata["dimension"].value == 24, "it goes on with the new one"
 
 
 @pytest.mark.parametrize("what", ["catalog", "model", "output"])

@@ -20,6 +20,7 @@ from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.settings import load_settings
 from tests.dagster.conftest import NAMES, Workbench, requested
+from tests.small_catalogs import partition_folder
 
 
 def test_new_partitions_are_registered_observed_and_embedded_in_one_run(bench: Workbench) -> None:
@@ -37,6 +38,15 @@ def test_new_partitions_are_registered_observed_and_embedded_in_one_run(bench: W
     quiet = bench.tick()
     assert not quiet.run_requests and not quiet.asset_events and not quiet.dynamic_partitions_requests
     assert "3 partitions: 0 to be embedded" in (quiet.skip_message or "")
+
+
+def test_a_folder_name_that_is_not_utf8_has_a_key_and_hides_no_other(bench: Workbench) -> None:
+    bench.write("a")
+    bench.write("z")
+    bench.write("k")
+    partition_folder(bench.catalog, "k").rename(bench.catalog / os.fsdecode(b"partition=caf\xe9"))
+    assert requested(bench.tick()) == [["a", "caf%25E9", "z"]]
+    assert bench.instance.get_dynamic_partitions("catalog") == ["a", "caf%25E9", "z"]
 
 
 def test_looking_changes_nothing(bench: Workbench) -> None:

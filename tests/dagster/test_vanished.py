@@ -100,6 +100,20 @@ def test_output_and_key_are_deleted_after_the_grace_time_and_a_key_that_returns_
     assert ran.success and set(ran.materialized()) == {"b"} and file.exists()
 
 
+def test_a_long_key_whose_file_cannot_be_read_has_not_left(bench: Workbench) -> None:
+    bench.settings |= {"vanished": "delete", "vanished_grace_seconds": 0}
+    long = "x" * 300
+    for key in ("a", long):
+        bench.write(key)
+    bench.tick()
+    [file] = partition_folder(bench.catalog, long).iterdir()
+    file.unlink()
+    file.symlink_to(file.name)  # a disk that fails could not say less
+    looks = [bench.later(hours=1) for _ in range(4)]
+    assert not any("vanished" in (look.skip_message or "") for look in looks)
+    assert long in registered(bench)
+
+
 def one_that_went(bench: Workbench) -> Path:
     """The file of "b", which was embedded beside "a" and has just left the source; it is to be deleted soon."""
     bench.settings |= {"vanished": "delete", "vanished_grace_seconds": 0}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.catalog import Partition, RowBatch, encode_key
@@ -78,6 +81,12 @@ def write_bad_partitions(root: Path) -> dict[str, str]:
     half = partition_folder(root, "second file is garbage") / "1.parquet"
     write_rows(half.with_name("0.parquet"), numbered_rows("half", 250))
     half.write_bytes(b"this is not parquet")
+    latin = write_rows(root / "latin" / "0.parquet", GOOD["good"]).parent
+    latin.rename(root / os.fsdecode(b"partition=caf\xe9"))
+    write_rows(partition_folder(root, "latin file") / "0.parquet", GOOD["good"])
+    write_rows(root / "1.parquet", GOOD["good"]).rename(
+        partition_folder(root, "latin file") / os.fsdecode(b"caf\xe9.parquet")
+    )
     return {
         "null text": "row 12: the text is null",
         "null id": "row 12: the id is null",
@@ -95,6 +104,8 @@ def write_bad_partitions(root: Path) -> dict[str, str]:
         "truncated": "cannot be read as Parquet",
         "garbage": "cannot be read as Parquet",
         "second file is garbage": "1.parquet cannot be read as Parquet",
+        "caf%E9": "Rename the folder",
+        "latin file": "the file name caf%E9.parquet is not UTF-8",
     }
 
 
@@ -124,6 +135,27 @@ def test_bad_partitions_of_every_kind_stop_no_other_and_are_named_once(hash_pool
     events = finish(again)
     assert keys_of(receipts(events, "fresh")) == sorted(GOOD)
     assert keys_of(failures(events)) == sorted(expected)
+
+
+def test_a_partition_that_its_disk_does_not_give_is_not_refused_for_its_content(
+    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_catalog(tmp_path / "catalog", {key: numbered_rows(key, 30) for key in "abc"})
+    opened = pq.ParquetFile
+
+    def fail(path: Any, **options: Any) -> Any:
+        if "partition=b" in str(path):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return opened(path, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("surge_dagster.engine.sources.parquet.pq.ParquetFile", fail)
+        events = finish(make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out"))
+    [failure] = failures(events)
+    assert failure.key == "b" and failure.transient and "Stale file handle" in failure.reason
+    assert keys_of(receipts(events)) == ["a", "c"]
+    again = finish(make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out"))
+    assert keys_of(receipts(again, "encoded")) == ["b"] and not failures(again)
 
 
 def test_a_partition_that_turns_bad_keeps_the_file_it_had(hash_pool: EncoderPool, tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from surge_dagster.engine.catalog import Partition, Source
-from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.output.current_space import CurrentSpace, SwitchedMeanwhile, read_current
 from surge_dagster.engine.switching import SwitchRefused, switch_space
-from tests.small_catalogs import numbered_rows, write_partition
+from tests.small_catalogs import FailingStore, numbered_rows, write_partition
 from tests.spaces import KEYS, ROWS, Spaces
 
 
@@ -86,6 +86,16 @@ def test_a_space_that_lacks_one_partition_is_refused_by_its_key(
         switch_space(made.source, made.store, made.of("hash://24"))
     assert [(found.key, found.kind) for found in refused.value.violations] == [(key, kind)]
     assert read_current(made.store) == before
+
+
+def test_a_space_that_cannot_be_read_now_is_not_refused_for_it(made: Spaces) -> None:
+    store = FailingStore(made.root / "output", "b")
+    with pytest.raises(TransientError, match=r"1 of 3 partitions could not be read. .*Input/output error"):
+        switch_space(made.source, store, made.of("hash://24"))
+    flip_a_bit(made)
+    with pytest.raises(SwitchRefused, match="1 damaged, 1 unread"):
+        switch_space(made.source, FailingStore(made.root / "output", "a"), made.of("hash://24"))
+    assert not made.pointer.exists()
 
 
 def test_a_refusal_counts_all_and_names_the_first(made: Spaces) -> None:

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from surge_dagster.engine.catalog import Source
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.errors import StoreUnavailable
 from surge_dagster.engine.output import open_store
 from surge_dagster.engine.output.embedding_file import read_facts
+from surge_dagster.engine.output.local_store import LocalStore
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.superbatch import Thresholds
-from surge_dagster.engine.verify import Violation, verify
-from tests.small_catalogs import rewrite, with_vectors
+from surge_dagster.engine.verify import Verified, Violation, verify
+from tests.small_catalogs import FailingStore, rewrite, with_vectors
 
 KEYS = ["a", "b", "Köln"]
 ROWS = 40
@@ -69,6 +76,49 @@ def output_file(root: Path, pool: EncoderPool, name: str = "a") -> Path:
 
 def test_what_a_run_published_has_no_violation(embedded: Path, pool: EncoderPool) -> None:
     assert violations(embedded, pool, reencode=None) == []
+
+
+def unread(events: Iterable[Violation | Verified]) -> list[str]:
+    found = [event for event in events if isinstance(event, Violation) and event.kind == "unread"]
+    assert all(one.reason.endswith("Nothing is known of it until it is checked again.") for one in found)
+    assert not any(one.is_warning for one in found), "a verification with it does not pass"
+    return [one.key for one in found]
+
+
+def test_a_file_that_its_disk_does_not_give_is_a_violation_and_the_rest_is_read(copy: Path, pool: EncoderPool) -> None:
+    shutil.rmtree(copy / "catalog" / "partition=b")
+    events = list(verify(open_source(copy / "catalog"), FailingStore(copy / "out", "a", "b"), pool.space))
+    assert unread(events) == ["a", f"{pool.space.name}/b.parquet"]
+    assert [event for event in events if isinstance(event, Verified)] == [Verified("Köln", ROWS), Verified("a", 0)]
+    assert len(events) == 4
+
+
+def test_a_source_that_cannot_be_read_now_is_one_too(copy: Path, pool: EncoderPool) -> None:
+    (copy / "catalog" / "partition=a" / "1.parquet").symlink_to("1.parquet")  # whom that leads astray learns nothing
+    assert [(one.key, one.kind) for one in violations(copy, pool)] == [("a", "unread")]
+
+
+def test_a_source_that_changed_after_it_was_listed_proves_nothing(copy: Path, pool: EncoderPool) -> None:
+    listed = list(open_source(copy / "catalog"))
+    os.utime(copy / "catalog" / "partition=a" / "0.parquet", ns=(1, 1))
+    assert [(one.key, one.kind) for one in violations(copy, pool)] == [("a", "stale")]
+    listed[1] = replace(listed[1], source_version="as it was before that")
+    assert unread(verify(cast(Source, listed), open_store(copy / "out"), pool.space)) == ["a"]
+
+
+def test_a_store_that_answers_nobody_any_more_ends_it(
+    embedded: Path, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalStore(embedded / "out")
+    events = verify(open_source(embedded / "catalog"), store, pool.space)
+    assert next(events) == Verified("Köln", ROWS)
+
+    def fail(_: str) -> None:
+        raise StoreUnavailable("the store is down")
+
+    monkeypatch.setattr(store, "open", fail)
+    with pytest.raises(StoreUnavailable):
+        next(events)
 
 
 def test_a_removed_row_is_found(copy: Path, pool: EncoderPool) -> None:

@@ -36,7 +36,7 @@ from surge_dagster.engine.output.embedding_file import (
     schema,
 )
 from surge_dagster.engine.output.store import Upload
-from surge_dagster.engine.unreadable import UNREADABLE, first_line
+from surge_dagster.engine.unreadable import UNREADABLE, first_line, is_systems
 
 _BATCH_STRING_BYTES = 256 * 1024
 _HELD_WHOLE_BYTES = 256 * 1024
@@ -164,6 +164,7 @@ class ArrowFile:
 
         Raises:
             InvalidFile: what is read is damaged.
+            OSError: the system did not give it.
         """
         rows = 0
         try:
@@ -175,6 +176,8 @@ class ArrowFile:
                 for start in range(0, batch.num_rows, batch_rows):
                     yield batch.slice(start, batch_rows)
         except UNREADABLE as error:
+            if is_systems(error):
+                raise
             raise InvalidFile(f"its record batches cannot be read ({first_line(error)})") from error
         if groups is None and rows != self.facts.rows:
             raise InvalidFile(f"its metadata promise {self.facts.rows:,} rows and it has {rows:,}")

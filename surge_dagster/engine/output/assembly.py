@@ -80,7 +80,7 @@ class _Rows:
                 yield from self._of(segment)
             except FileNotFoundError as error:
                 raise self._lost(segment, "it has gone; another run may have published the partition") from error
-            except InvalidFile as error:
+            except (InvalidFile, OSError) as error:
                 raise self._lost(segment, str(error)) from error
 
     def _of(self, segment: StagedRows) -> Iterator[pa.RecordBatch]:

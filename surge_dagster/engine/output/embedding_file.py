@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from surge_dagster import __version__
 from surge_dagster.engine.output.page_writer import table_writer
 from surge_dagster.engine.output.parquet_proof import PAGE_BYTES, WRITE_BATCH_ROWS, FileForm
-from surge_dagster.engine.unreadable import UNREADABLE, first_line
+from surge_dagster.engine.unreadable import UNREADABLE, first_line, is_systems
 
 FORMAT = "1"
 WRITER = f"surge-dagster {__version__}"
@@ -344,10 +344,13 @@ def read_rows(
 
     Raises:
         InvalidFile: a page is damaged.
+        OSError: the system did not give it.
     """
     try:
         yield from reader.iter_batches(batch_rows, row_groups=row_groups, columns=columns, use_threads=False)
     except UNREADABLE as error:
+        if is_systems(error):
+            raise
         raise InvalidFile(f"its pages cannot be read ({first_line(error)})") from error
 
 

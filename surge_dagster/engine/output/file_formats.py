@@ -89,7 +89,7 @@ class OutputFile(Protocol):
     def read(
         self, *, columns: list[str] | None = None, batch_rows: int = 4096, groups: list[int] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Stream rows; `InvalidFile` when what is read is damaged."""
+        """Stream rows; `InvalidFile` when what is read is damaged, `OSError` when the system does not give it."""
         ...
 
     def __enter__(self) -> Self: ...

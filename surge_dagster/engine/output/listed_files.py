@@ -22,7 +22,7 @@ from surge_dagster.engine.output.file_formats import SUFFIXES, file_name
 from surge_dagster.engine.output.footer_cache import FooterCache
 from surge_dagster.engine.output.freshness import PublishedFile
 from surge_dagster.engine.output.store import Store, StoredObject
-from surge_dagster.engine.unreadable import UNREADABLE, first_line
+from surge_dagster.engine.unreadable import UNREADABLE, first_line, is_systems, what_system_says
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +123,9 @@ class ListedFiles:
         except (InvalidFile, FileNotFoundError, TransientError):
             raise
         except UNREADABLE as error:
+            if is_systems(error):
+                location = self._store.location(stored.name)
+                raise TransientError(f"{location!r} could not be read: {what_system_says(error)}") from error
             raise InvalidFile(f"its footer cannot be read ({first_line(error)})") from error
 
     def _kept(self, written: bytes | pa.Schema, columns: Callable[[], pa.Schema]) -> bytes:

@@ -20,6 +20,7 @@ from typing import Self
 
 import pyarrow as pa
 
+from surge_dagster.engine.disk_names import is_text
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.output.local_upload import LocalUpload, StorageErrors, hidden_depth, stored_object
 from surge_dagster.engine.output.store import ObjectEnd, StoredObject
@@ -113,7 +114,7 @@ class LocalStore:
                 self._remove_empty_above(f"{folder}/")
 
     def list(self, folder: str, *, deep: bool = False) -> Iterator[StoredObject]:
-        """Yield the objects of a folder in no particular order; hidden ones are left out.
+        """Yield the objects of a folder in no particular order; not hidden ones, nor those whose name is not UTF-8.
 
         Args:
             deep: yield those of its folders as well.
@@ -131,7 +132,7 @@ class LocalStore:
         with entries:
             for entry in entries:
                 name = entry.name
-                if name.startswith("."):
+                if name.startswith(".") or not is_text(name):
                     continue
                 if deep and entry.is_dir(follow_symlinks=False):
                     yield from self.list(f"{prefix}{name}", deep=True)
@@ -143,7 +144,7 @@ class LocalStore:
                     yield stored_object(f"{prefix}{name}", status)
 
     def folders(self) -> list[str]:
-        """Names of the folders at the root, sorted; hidden ones are left out.
+        """Names of the folders at the root, sorted; not hidden ones, nor those whose name is not UTF-8.
 
         Raises:
             ConfigError: the root cannot be listed.
@@ -154,7 +155,8 @@ class LocalStore:
             return []
         except OSError as error:
             raise _unlistable(self.root, error) from error
-        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+        names = (entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+        return sorted(filter(is_text, names))  # whoever opens what lies in the others would fail
 
     def open(self, name: str) -> pa.NativeFile:
         """Open an object for reading.

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import numpy as np
-import pyarrow as pa
 
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.spec import Space
@@ -24,7 +23,7 @@ from surge_dagster.engine.output.file_formats import new_writer, open_output_fil
 from surge_dagster.engine.output.freshness import PublishedFile
 from surge_dagster.engine.output.receipts import require_unchanged
 from surge_dagster.engine.output.store import Store
-from surge_dagster.engine.unreadable import first_line
+from surge_dagster.engine.unreadable import UNREADABLE, first_line, is_systems
 
 
 def republish(
@@ -47,6 +46,7 @@ def republish(
     Raises:
         InvalidFile: the file is damaged, or has other content by now; it is left as it is.
         TransientError: the new one cannot be written, or the source has changed once more.
+        OSError: the system does not give the old one, of which nothing is known then.
     """
     name = published.stored.name
     try:
@@ -76,7 +76,9 @@ def republish(
                     raise InvalidFile(f"{writer.rows:,} rows could be read of {facts.rows:,}")
                 writer.close(facts)
             stored = upload.publish(lambda: require_unchanged(partition))
-    except (FileNotFoundError, pa.ArrowException, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
+        if is_systems(error) and not isinstance(error, FileNotFoundError):
+            raise
         raise InvalidFile(f"it cannot be read ({first_line(error)})") from error
     store.sync(space.name)
     return PublishedFile(stored, facts)

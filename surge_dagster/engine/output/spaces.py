@@ -3,6 +3,11 @@
 A space is resolved once, by the first run that writes to it. Whoever comes later, a sensor above all, finds it by the
 settings that were asked for, without loading or even having the model. The twelve hex digits decide, not the slug: the
 same weights under another folder name go to the folder that is there.
+
+Several spaces were asked for by the same settings when the content of a model changed behind its name. Then the one
+that was claimed last is meant, be it new or an older one whose content has come back; no unattended run claims another.
+Each `space.json` has a number for each request that it answers: the highest is meant, and the first by name among
+equals, as in outputs that have no numbers yet or where two runs claimed at the same moment.
 """
 
 from __future__ import annotations
@@ -30,11 +35,13 @@ def list_spaces(store: Store) -> list[Space]:
 
 
 def find_space(store: Store, spec: EncodingSpec) -> Space | None:
-    """The space that was made for this spec, or None when the output has none yet."""
+    """The space that was claimed for this spec last, or None when the output has none yet."""
     known = _documents(store)
-    for space, document in known:
-        if spec.as_dict() in [space.requested.as_dict(), *document.get("also_requested", [])]:
-            return space
+    asked = spec.as_dict()
+    answering = [(_turn(space, document, asked), space) for space, document in known]
+    meant = max((turn for turn, _ in answering if turn is not None), default=None)
+    if meant is not None:
+        return next(space for turn, space in answering if turn == meant)
     if known and Path(spec.model).expanduser().is_dir():
         wanted = spec.resolve()
         return next((space for space, _ in known if space.spec_sha256 == wanted.spec_sha256), None)
@@ -61,6 +68,8 @@ def require_format(store: Store, space: Space, file_format: FileFormat) -> None:
 def claim_space(store: Store, space: Space, file_format: FileFormat = "parquet") -> Space:
     """Make the space's folder ready for writing and describe it there; gives the space as this output has it.
 
+    From now on it is the one that is meant by what was asked for.
+
     Args:
         file_format: of the files to be written.
 
@@ -73,32 +82,65 @@ def claim_space(store: Store, space: Space, file_format: FileFormat = "parquet")
         raise ConfigError(
             f"the output {store.url!r} is the folder of one space; give the folder above it, which holds all spaces."
         )
-    document: dict[str, Any] | None = None
+    own: dict[str, Any] | None = None
     space = replace(space, file_format=file_format)
-    for known, found in _documents(store):
+    asked = space.requested.as_dict()
+    turns_of_others: list[int] = []
+    for known, document in _documents(store):
         if known.spec_sha256 == space.spec_sha256:
             require_format(store, known, file_format)
-            space = replace(space, name=known.name)
-            document = found
-        elif known.name == space.name:
+            space, own = replace(space, name=known.name), document
+            continue
+        if known.name == space.name:
             raise ConfigError(
                 f"the folder {store.location(space.name)!r} holds another space (spec {known.spec_sha256[:12]}). "
                 "Move it away or give another output."
             )
+        turn = _turn(known, document, asked)
+        turns_of_others += [] if turn is None else [turn]
     store.prepare(space.name)
     store.sweep(space.name)
-    asked = space.requested.as_dict()
-    if document is None:
+    if own is None:
 
         def not_begun_otherwise() -> None:
             for known, _ in _documents(store):
                 if known.spec_sha256 == space.spec_sha256:
                     require_format(store, known, file_format)
 
-        _write(store, space, space.to_json(), not_begun_otherwise)
-    elif asked not in [document["requested"], *document.get("also_requested", [])]:
-        _write(store, space, document | {"also_requested": [*document.get("also_requested", []), asked]})
+        _write(store, space, _claimed(space, space.to_json(), asked, turns_of_others), not_begun_otherwise)
+    else:
+        document = _claimed(space_from_json(own), own, asked, turns_of_others)
+        if document != own:
+            _write(store, space, document)
     return space
+
+
+def _claimed(space: Space, document: dict[str, Any], asked: dict[str, Any], others: list[int]) -> dict[str, Any]:
+    """The document of a space once it is its turn to answer a request, which these others answer too."""
+    requests = _requests(space, document)
+    turns = [_turn(space, document, request) or 0 for request in requests]
+    if asked not in requests:
+        requests, turns = [*requests, asked], [*turns, 0]
+    place = requests.index(asked)
+    if others and turns[place] <= max(others):
+        turns[place] = max(others) + 1
+    added = {"also_requested": requests[1:], "turns": turns}
+    return document | {name: value for name, value in added.items() if any(value)}
+
+
+def _requests(space: Space, document: dict[str, Any]) -> list[dict[str, Any]]:
+    """All that the space was asked for by."""
+    return [space.requested.as_dict(), *document.get("also_requested", [])]
+
+
+def _turn(space: Space, document: dict[str, Any], asked: dict[str, Any]) -> int | None:
+    """The higher, the later the space was claimed by a request; None where it was not asked for by that."""
+    requests = _requests(space, document)
+    if asked not in requests:
+        return None
+    turns = document.get("turns", [])
+    place = requests.index(asked)
+    return turns[place] if place < len(turns) else 0  # older ones do not say it
 
 
 def _documents(store: Store) -> list[tuple[Space, dict[str, Any]]]:
@@ -115,6 +157,8 @@ def _documents(store: Store) -> list[tuple[Space, dict[str, Any]]]:
         try:
             document = json.loads(raw)
             space = space_from_json(document)
+            if not all(isinstance(turn, int) for turn in document.get("turns", [])):
+                raise TypeError("turns are numbers")
         except (ValueError, TypeError, AttributeError, ConfigError) as error:
             raise ConfigError(f"{store.location(name)!r} cannot be used: {error}") from error
         if space.name != folder:

@@ -121,7 +121,7 @@ class Staging:
                 continue
             try:
                 chosen.append(self._checked(partition, start, stop))
-            except (InvalidFile, FileNotFoundError) as error:
+            except (InvalidFile, OSError) as error:
                 # It stays: the disk may answer tomorrow, or another run may be able to use it.
                 log.warning("%s is encoded again: %s", self._store.location(name), error)
         return chosen
@@ -191,6 +191,7 @@ class Staging:
         Raises:
             FileNotFoundError: there is none.
             InvalidFile: it is damaged, or is not what its name says; also while its rows are read.
+            OSError: the system did not give it; likewise.
         """
         with contextlib.ExitStack() as opened:
             source = opened.enter_context(self._store.open(self._name(partition, start, stop)))

@@ -3,7 +3,8 @@
 Partitions come in bytewise order of their folder names and the files of one partition in bytewise order of their
 relative paths, so that the same folder always gives the same rows in the same order. Only footers are read to list
 the catalog; rows are streamed in batches of about two megabytes, whatever the row groups look like. What is wrong with
-one folder becomes that partition's own error, raised when it is read, so that it never hides the others.
+one folder becomes that partition's own error, raised when it is read, so that it never hides the others. So does a
+disk or mount that does not give a folder or file; that is nobody's data's fault, and worth another try.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -26,12 +28,14 @@ from surge_dagster.engine.catalog import (
     decode_key,
     encode_key,
 )
+from surge_dagster.engine.disk_names import is_text, printable
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.sources.footers import Footer, KnownFooters
 from surge_dagster.engine.sources.rows import row_batch, without_dictionary
-from surge_dagster.engine.unreadable import UNREADABLE, first_line
+from surge_dagster.engine.unreadable import UNREADABLE, first_line, is_systems, what_system_says
 
 _PREFIX = "partition="
+_NOT_SEEN = "unreadable"  # the source version of what the system did not show when it was listed
 _BATCH_BYTES = 2 * 1024 * 1024
 _BATCH_ROWS = 8192
 _decoded = lru_cache(maxsize=1 << 16)(decode_key)  # the same names, listing after listing
@@ -41,7 +45,7 @@ _READ_ROWS = 256  # at a time from the file: half as fast as thousands, and it b
 @dataclass(frozen=True, slots=True)
 class _File:
     relative: str
-    path: str
+    path: str  # neither is text where a name on the disk is not UTF-8
     token: str  # what the file declares as its source version, or its size and mtime
     declared_key: str | None
     rows: int | None
@@ -123,20 +127,27 @@ class ParquetCatalog:
         try:
             key = _decoded(name)
         except ValueError:
-            return name or folder  # refused when it is read, under the name that can be seen on disk
+            return printable(name or folder)  # refused when it is read, under the name that can be seen on disk
         if key is None:
-            declared = {file.declared_key for file in self._files(folder, known)}
+            try:
+                declared = {file.declared_key for file in self._files(folder, known)}
+            except OSError:
+                return name  # as which it is listed until its files can be read
             key = declared.pop() if len(declared) == 1 else None
         return key or name
 
     def _partition(self, key: str, folders: Sequence[str], known: KnownFooters | None = None) -> Partition:
-        files = [file for folder in folders for file in self._files(folder, known)]
+        current = partial(self._current_version, key, folders)
+        try:
+            files = [file for folder in folders for file in self._files(folder, known)]
+        except OSError as error:
+            return Partition(key, _NOT_SEEN, partial(_raise, _not_given(key, folders[0], error)), current)
         is_counted = bool(files) and all(file.rows is not None for file in files)
         partition = Partition(
             key=key,
             source_version=_version(files),
             read=partial(self._read, key, folders),
-            current_source_version=partial(self._current_version, folders),
+            current_source_version=current,
             rows=sum(file.rows or 0 for file in files) if is_counted else None,
             text_bytes=sum(file.text_bytes for file in files) if files else None,
         )
@@ -144,12 +155,14 @@ class ParquetCatalog:
             known.keep_partition(f"{self.url}/{folders[0]}", [file.path for file in files], partition)
         return partition
 
-    def _current_version(self, folders: Sequence[str]) -> str | None:
-        if not any((self.root / folder).is_dir() for folder in folders):
-            return None
-        return _version([file for folder in folders for file in self._files(folder)])
+    def _current_version(self, key: str, folders: Sequence[str]) -> str | None:
+        with _blaming_system(key, folders[0]):
+            if not any((self.root / folder).is_dir() for folder in folders):
+                return None
+            return _version([file for folder in folders for file in self._files(folder)])
 
     def _files(self, folder: str, known: KnownFooters | None = None) -> list[_File]:
+        """The files of a folder; `OSError` where the system does not show them."""
         path = f"{self.root}/{folder}"
         names = known.names(path) if known else None
         if names is None:
@@ -161,8 +174,10 @@ class ParquetCatalog:
 
     def _read(self, key: str, folders: Sequence[str]) -> Iterator[RowBatch]:
         if len(folders) > 1:
-            raise DataError(key, f"the folders {', '.join(folders)} all stand for this key", "Keep one of them.")
-        files = self._files(folders[0])
+            named = ", ".join(map(printable, folders))
+            raise DataError(key, f"the folders {named} all stand for this key", "Keep one of them.")
+        with _blaming_system(key, folders[0]):
+            files = self._files(folders[0])
         self._require_own_key(key, folders[0], files)
         first_row = 0
         id_type: pa.DataType | None = None
@@ -189,6 +204,8 @@ class ParquetCatalog:
         except ValueError as error:
             raise DataError(key, str(error), "Rename the folder: percent-encode the key's UTF-8 bytes.") from error
         for file in files:
+            if not is_text(file.relative):
+                raise DataError(key, f"the file name {printable(file.relative)} is not UTF-8", "Rename the file.")
             if in_name is None and file.declared_key is None:
                 raise DataError(
                     key,
@@ -246,6 +263,8 @@ class ParquetCatalog:
                 f"partition {key!r}: {file.relative} was removed while the partition was read. Run again.", key
             ) from error
         except UNREADABLE as error:
+            if is_systems(error):
+                raise _not_given(key, file.relative, error) from error
             raise DataError(
                 key,
                 f"{file.relative} cannot be read as Parquet ({first_line(error)})",
@@ -253,11 +272,28 @@ class ParquetCatalog:
             ) from error
 
 
+def _not_given(key: str, what: str, error: OSError) -> TransientError:
+    named = error.filename if isinstance(error.filename, str) else what
+    return TransientError(f"partition {key!r}: {printable(named)} could not be read: {what_system_says(error)}", key)
+
+
+@contextmanager
+def _blaming_system(key: str, what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _not_given(key, what, error) from error
+
+
+def _raise(error: Exception) -> Iterator[RowBatch]:
+    raise error
+
+
 def _parquet_files(folder: str, prefix: str = "") -> tuple[list[str], bool]:
     """Relative names of a partition's Parquet files, in no particular order; and whether its folder holds no other."""
     try:
         entries = list(os.scandir(folder))
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return [], False  # a folder without files is refused when it is read
     names: list[str] = []
     is_flat = True
@@ -276,15 +312,21 @@ def _parquet_files(folder: str, prefix: str = "") -> tuple[list[str], bool]:
 
 def _file(relative: str, path: str, known: KnownFooters | None) -> _File:
     try:
-        status = os.stat(path)  # noqa: PTH116, a Path for each file costs more than looking at it
-    except OSError:
+        return _looked_at(relative, path, known)
+    except (FileNotFoundError, NotADirectoryError):
         return _File(relative, path, "gone", None, None, 0)
+
+
+def _looked_at(relative: str, path: str, known: KnownFooters | None) -> _File:
+    status = os.stat(path)  # noqa: PTH116, a Path for each file costs more than looking at it
     token = f"{status.st_size}-{status.st_mtime_ns}"
     footer = known.get(path, status) if known else None
     if footer is None:
         try:
             footer = _footer(path)
-        except UNREADABLE:
+        except UNREADABLE as error:
+            if is_systems(error):
+                raise
             return _File(relative, path, token, None, None, status.st_size)
         if known:
             known.keep(path, status, footer)

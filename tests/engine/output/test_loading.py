@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -23,6 +24,7 @@ from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.output import listed_files, object_reader, open_store
 from surge_dagster.engine.output.embedding_file import FileFacts, desired_version, embedding_table
 from surge_dagster.engine.output.file_formats import file_name, new_writer
+from surge_dagster.engine.output.local_store import LocalStore
 from surge_dagster.engine.output.object_store import ObjectStore
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.output.store import Store
@@ -400,6 +402,24 @@ class TestDamage:
                 opened.lazy().collect(engine=engine)  # pyright: ignore[reportArgumentType]
         with pytest.raises(OSError, match="checksum verification failed"):
             opened.dataset().to_table()
+
+    def test_a_file_that_its_disk_does_not_give_is_not_called_damaged(
+        self, output: Output, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        output.put("a", 200)
+        opened = open_embeddings(output.root)
+        looked_at = open_embeddings(output.root)
+        frame = looked_at.lazy()
+
+        def fail(*_: object) -> None:
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+        monkeypatch.setattr(LocalStore, "open_listed", fail)
+        refused = "could not be read: Permission denied. Give whoever runs this the right"
+        with pytest.raises(TransientError, match=refused):
+            opened.lazy()
+        with pytest.raises(TransientError, match=f"partition 'a': .*{refused}"):
+            frame.collect()
 
     def test_partitions_that_are_missing_are_named(self, output: Output) -> None:
         output.put("a", 2)

@@ -12,11 +12,12 @@ import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.output.embedding_file import page_bytes
+from surge_dagster.engine.output.freshness import read_published_file
 from surge_dagster.engine.output.local_store import LocalStore
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.superbatch import Thresholds
-from tests.engine.runs import finish, make_run, receipts
-from tests.small_catalogs import Rows, assert_embedded, partition_of, rewrite
+from tests.engine.runs import failures, finish, make_run, receipts
+from tests.small_catalogs import FailingStore, Rows, assert_embedded, partition_of, read_embedded, rewrite
 
 MIB = 1024 * 1024
 
@@ -67,6 +68,37 @@ def test_a_file_that_cannot_be_read_within_the_budget_is_encoded_again(
     assert "wide.parquet is encoded again: reading it takes" in caplog.text
     assert receipt.source_version == "v2"
     assert_embedded(tmp_path, run.space.name, "wide", rows)
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "arrow"])
+def test_a_file_that_its_disk_does_not_give_is_left_alone(
+    hash_pool: EncoderPool, tmp_path: Path, file_format: str
+) -> None:
+    rows = wide_rows(60, 5_000)
+    finish(make_run(hash_pool, [partition_of("wide", rows)], tmp_path, file_format=file_format))
+    again = partition_of("wide", rows, version="v2")
+    run = make_run(hash_pool, [again], FailingStore(tmp_path, "wide"), file_format=file_format)
+    [failure] = failures(finish(run))
+    assert failure.transient and "Input/output error. Run again when its storage answers." in failure.reason
+    assert read_embedded(tmp_path, run.space.name, "wide").facts.source_version == "v1"
+
+
+def test_a_file_whose_footer_is_damaged_where_the_facts_are_not_is_encoded_again(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    rows = wide_rows(3, 100)
+    run = make_run(hash_pool, [partition_of("wide", rows)], tmp_path)
+    finish(run)
+    path = tmp_path / run.space.name / "wide.parquet"
+    damaged = bytearray(path.read_bytes())
+    footer = len(damaged) - 8 - int.from_bytes(damaged[-8:-4], "little")
+    damaged[footer + 6 : footer + 12] = b"\xff" * 6  # in its schema
+    path.write_bytes(damaged)
+    assert read_published_file(LocalStore(tmp_path), f"{run.space.name}/wide.parquet").facts.rows == 3
+    with pytest.raises(OSError, match="thrift"):
+        pq.ParquetFile(path)
+    [receipt] = receipts(finish(make_run(hash_pool, [partition_of("wide", rows, version="v2")], tmp_path)))
+    assert (receipt.action, receipt.source_version) == ("encoded", "v2")
 
 
 class RacingStore(LocalStore):

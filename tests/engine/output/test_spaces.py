@@ -16,6 +16,7 @@ from surge_dagster.engine.output.local_store import LocalStore
 from surge_dagster.engine.output.spaces import claim_space, find_space, list_spaces
 
 SPEC = EncodingSpec(model="hash://16")
+HUB = EncodingSpec(model="somebody/model")
 
 
 @pytest.fixture
@@ -30,6 +31,16 @@ def space() -> Space:
 
 def document(store: LocalStore, space: Space) -> dict:
     return json.loads((store.root / space.name / "space.json").read_bytes())
+
+
+def asked_for(spec: EncodingSpec, dimension: int) -> Space:
+    """A space that a request was resolved to: what the model is at the time decides its dimension here."""
+    return replace(EncodingSpec(model=f"hash://{dimension}").resolve(), requested=spec)
+
+
+def found(store: LocalStore, spec: EncodingSpec) -> str | None:
+    space = find_space(store, spec)
+    return space.name if space else None
 
 
 def without_folder(space: Space) -> Space:
@@ -92,7 +103,9 @@ class TestClaiming:
         with pytest.raises(ConfigError, match="backup"):
             claim_space(store, space)
 
-    @pytest.mark.parametrize("change", [{"dimension": 17}, {"spec_sha256": "0" * 64}, {"format": 99}, {"name": None}])
+    @pytest.mark.parametrize(
+        "change", [{"dimension": 17}, {"spec_sha256": "0" * 64}, {"format": 99}, {"name": None}, {"turns": ["1"]}]
+    )
     def test_a_description_that_was_changed_is_refused(self, store: LocalStore, space: Space, change: dict) -> None:
         claim_space(store, space)
         path = store.root / space.name / "space.json"
@@ -120,6 +133,48 @@ class TestFinding:
         claim_space(store, space)
         assert find_space(store, SPEC) == without_folder(space)
         assert find_space(store, replace(SPEC, prompt="x")) is None
+
+    @pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+    def test_of_two_that_were_asked_for_alike_the_one_claimed_last_is_meant(
+        self, store: LocalStore, order: list[int]
+    ) -> None:
+        both = sorted((asked_for(HUB, 16), asked_for(HUB, 24)), key=lambda space: space.name)
+        old, new = (both[place] for place in order)
+        claim_space(store, old)
+        assert "turns" not in document(store, old), "most outputs never need them"
+        for meant in (new, new, old, old, new):  # contents that come, go on, and come back
+            claim_space(store, meant)
+            assert found(store, HUB) == meant.name
+
+    def test_claiming_the_one_that_is_meant_again_changes_nothing(self, store: LocalStore) -> None:
+        old, new = asked_for(HUB, 16), asked_for(HUB, 24)
+        claim_space(store, old)
+        claim_space(store, new)
+        before = [document(store, space) for space in (old, new)]
+        claim_space(store, new)
+        assert [document(store, space) for space in (old, new)] == before
+
+    def test_what_one_request_means_is_nothing_to_another(self, store: LocalStore) -> None:
+        copy = EncodingSpec(model="/somewhere/my-copy")
+        old, new = asked_for(HUB, 16), asked_for(HUB, 24)
+        claim_space(store, old)
+        claim_space(store, replace(old, requested=copy))
+        claim_space(store, new)
+        assert (found(store, HUB), found(store, copy)) == (new.name, old.name)
+        claim_space(store, replace(new, requested=copy))
+        assert (found(store, HUB), found(store, copy)) == (new.name, new.name)
+        claim_space(store, replace(old, requested=copy))
+        assert (found(store, HUB), found(store, copy)) == (new.name, old.name)
+
+    def test_an_output_without_numbers_means_the_first_by_name_until_one_is_claimed(self, store: LocalStore) -> None:
+        both = [asked_for(HUB, 16), asked_for(HUB, 24)]
+        for space in both:
+            claim_space(store, space)
+            path = store.root / space.name / "space.json"
+            path.write_text(json.dumps(document(store, space) | {"turns": []}))
+        assert found(store, HUB) == min(space.name for space in both)
+        claim_space(store, max(both, key=lambda space: space.name))
+        assert found(store, HUB) == max(space.name for space in both)
 
     def test_it_is_found_without_the_model(self, store: LocalStore, space: Space) -> None:
         gone = EncodingSpec(model="somebody/model-that-is-nowhere")

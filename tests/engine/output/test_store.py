@@ -293,6 +293,14 @@ class TestListing:
         assert visible(store) == {"space/a.parquet"}
         assert store.folders() == ["space"]
 
+    def test_names_that_are_not_utf8_are_left_out(self, store: LocalStore) -> None:
+        for name in (os.fsdecode(b"caf\xe9"), "space"):
+            (store.root / name).mkdir(exist_ok=True)
+            (store.root / name / os.fsdecode(b"caf\xe9.parquet")).touch()
+            (store.root / name / "café.parquet").touch()
+        assert store.folders() == ["space"]
+        assert [stored.name for stored in store.list("space")] == ["space/café.parquet"]
+
     def test_what_is_not_there_has_nothing_in_it(self, tmp_path: Path) -> None:
         store = open_store(tmp_path / "missing")
         assert list(store.list("space")) == []

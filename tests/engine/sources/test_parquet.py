@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 from pathlib import Path
@@ -192,6 +193,11 @@ class TestCatalogsThatCannotBeUsed:
         with pytest.raises(ConfigError, match="expected a local path or a file:// URL"):
             open_source(url)
 
+    @pytest.mark.parametrize("scheme", ["", "file://"])
+    def test_a_path_that_is_not_utf8_is_refused(self, tmp_path: Path, scheme: str) -> None:
+        with pytest.raises(ConfigError, match=r"caf%E9': the path is not UTF-8\. Rename it"):
+            open_source(f"{scheme}{tmp_path}/" + os.fsdecode(b"caf\xe9"))
+
     def test_a_file_url_works(self, tmp_path: Path) -> None:
         write_partition(tmp_path / "a catalog", "k", ROWS)
         assert rows_of(only(open_source(f"file://{tmp_path}/a%20catalog"))) == ROWS
@@ -378,6 +384,67 @@ class TestFilesThatCannotBeRead:
         assert [partition.key for partition in open_source(tmp_path)] == ["a", "m", "z"]
 
 
+def close(monkeypatch: pytest.MonkeyPatch, call: str, path: Path, code: int) -> None:
+    """From now on the system refuses a call for one path."""
+    module, _, name = call.rpartition(".")
+    [owner] = [known for known in (os, pq, pa) if known.__name__ == module]
+    asked = getattr(owner, name)
+
+    def refuse(target: Any, *args: Any, **options: Any) -> Any:
+        if str(target) == str(path):
+            raise OSError(code, os.strerror(code))
+        return asked(target, *args, **options)
+
+    monkeypatch.setattr(owner, name, refuse)
+
+
+class TestWhatTheSystemDoesNotGive:
+    """A disk, a mount or a missing right: nothing is known of the content, so nothing is refused for it."""
+
+    @pytest.mark.parametrize("call", ["os.scandir", "os.stat", "pyarrow.OSFile", "pyarrow.parquet.ParquetFile"])
+    @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.EACCES])
+    def test_it_is_worth_another_try(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+    ) -> None:
+        path = write_partition(tmp_path, "k", ROWS)
+        partition = only(open_source(tmp_path))
+        with monkeypatch.context() as patched:
+            close(patched, call, path.parent if call == "os.scandir" else path, code)
+            with pytest.raises(
+                TransientError, match=rf"partition 'k': .*{os.strerror(code)}\. .*[Rr]un again"
+            ) as failed:
+                list(partition.read())
+            assert failed.value.key == "k"
+            if code == errno.EACCES:
+                assert "Give whoever runs this the right to read it" in str(failed.value)
+        assert rows_of(partition) == ROWS
+
+    @pytest.mark.parametrize("call", ["os.scandir", "os.stat", "pyarrow.OSFile"])
+    @pytest.mark.parametrize("key", ["k", "x" * 300])
+    def test_in_a_listing_it_hides_no_other_and_refuses_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, key: str
+    ) -> None:
+        write_catalog(tmp_path, {"a": ROWS, key: ROWS, "z": ROWS})
+        folder = partition_folder(tmp_path, key)
+        with monkeypatch.context() as patched:
+            close(patched, call, folder if call == "os.scandir" else folder / "part-0.parquet", errno.EIO)
+            first, unseen, last = open_source(tmp_path)
+            with pytest.raises(TransientError, match="Input/output error"):
+                unseen.current_source_version()
+        assert rows_of(first) == rows_of(last) == ROWS
+        assert unseen.key == folder.name.removeprefix("partition=")
+        assert unseen.current_source_version() == "v1" != unseen.source_version, "it is nobody's newer one"
+        with pytest.raises(TransientError, match=r"Input/output error\. Run again when its storage answers\."):
+            list(unseen.read())
+        assert [partition.key for partition in open_source(tmp_path)] == ["a", key, "z"]
+
+    def test_a_link_to_itself_is_one_of_them(self, tmp_path: Path) -> None:
+        path = write_partition(tmp_path, "k", ROWS)
+        (path.parent / "1.parquet").symlink_to("1.parquet")
+        with pytest.raises(TransientError, match=r"1\.parquet could not be read: Too many levels of symbolic links"):
+            list(only(open_source(tmp_path)).read())
+
+
 class TestNoRows:
     @pytest.mark.parametrize("kind", [pa.string(), pa.int64()])
     def test_a_partition_without_rows_gives_one_empty_batch_that_knows_its_types(
@@ -450,6 +517,35 @@ class TestKeys:
         partition = only(open_source(tmp_path))
         assert partition.key in folder
         refusal(partition)
+
+    def test_a_folder_whose_name_is_not_utf8_is_refused_under_a_name_that_can_be_written_anywhere(
+        self, tmp_path: Path
+    ) -> None:
+        write_catalog(tmp_path, {"a": ROWS, "z": ROWS})
+        write_rows(tmp_path / "k" / "0.parquet", ROWS).parent.rename(tmp_path / os.fsdecode(b"partition=caf\xe9"))
+        first, bad, last = open_source(tmp_path)
+        assert [first.key, bad.key, last.key] == ["a", "caf%E9", "z"]
+        assert rows_of(first) == rows_of(last) == ROWS
+        assert bad.current_source_version() == bad.source_version, "it did not change, it is wrong"
+        message = str(refusal(bad))
+        assert "partition name 'caf%E9' is not UTF-8. Rename the folder" in message
+        assert bad.key.isascii() and message.isascii()
+
+    @pytest.mark.parametrize(
+        ("name", "shown"), [(b"caf\xe9.parquet", "caf%E9.parquet"), (b"caf\xe9/0.parquet", "caf%E9/0.parquet")]
+    )
+    def test_a_file_whose_name_is_not_utf8_is_refused_beside_others(
+        self, tmp_path: Path, name: bytes, shown: str
+    ) -> None:
+        write_partition(tmp_path, "k", ROWS)
+        path = partition_folder(tmp_path, "k") / os.fsdecode(name)
+        path.parent.mkdir(exist_ok=True)
+        write_rows(tmp_path / "0.parquet", ROWS).rename(path)
+        partition = only(open_source(tmp_path))
+        assert partition.current_source_version() == partition.source_version
+        message = str(refusal(partition))
+        assert f"the file name {shown} is not UTF-8. Rename the file." in message
+        assert message.isascii()
 
 
 def test_batches_carry_what_the_engine_expects(tmp_path: Path) -> None:
