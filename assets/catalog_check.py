@@ -111,7 +111,7 @@ def _compare(
         if space is None:
             model = resources.encoder.model
             raise ConfigError(f"the output {store.url!r} holds nothing of {model!r} with these settings yet")
-    except ConfigError as error:
+    except SurgeError as error:
         raise dg.Failure(str(error), allow_retries=False) from error
     wanted = {name for name in _GROUPS if _key(names, name) in context.selected_asset_check_keys}
     listed = {name: Listed() for name in _GROUPS}
