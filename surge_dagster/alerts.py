@@ -2,6 +2,9 @@
 
 A hook is any callable that takes an `Alert`. Hooks are called by sensors, never by a run: whatever they do, a run is
 neither held up nor failed by it. A hook that raises or hangs is named in the tick's log, and the others go on.
+
+Dagster gives a tick a minute, and what takes longer is done again from the start, with every alert that was told
+already. So no hook is waited for for long, and one that hangs is told nothing more until it returns.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from surge_dagster.engine.errors import SurgeError
 
 Kind = Literal["run_failed", "slow_superbatch"]
 
-_PATIENCE_SECONDS = 30.0
+# A tick of the sensor that tells of failed runs takes up to five of them.
+PATIENCE_SECONDS = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,7 @@ class Webhook:
     """
 
     url: str = field(repr=False)
-    timeout_seconds: float = 10.0
+    timeout_seconds: float = 5.0
 
     def __call__(self, alert: Alert, /) -> None:
         """Post it once; redirections are not followed.
@@ -102,27 +106,43 @@ class Webhook:
             raise NotDelivered(f"the webhook answered {answer.status}")
 
 
-def deliver(
-    alert: Alert,
-    hooks: Sequence[AlertHook],
-    log: logging.Logger,
-    *,
-    patience_seconds: float = _PATIENCE_SECONDS,
-) -> None:
-    """Call every hook, all at once; returns when they are done or the patience is over, and never raises.
+class Deliveries:
+    """Takes alerts to hooks, for as long as the process lives.
 
     Args:
-        log: is told of hooks that failed or did not return.
-        patience_seconds: for all hooks together; one that takes longer is left alone.
+        hooks: each is told of every alert, unless it still hangs at an earlier one.
     """
-    calls = [threading.Thread(target=_call, args=(hook, alert, log), name="surge-alert", daemon=True) for hook in hooks]
-    deadline = time.monotonic() + patience_seconds
-    for call in calls:
-        call.start()
-    for hook, call in zip(hooks, calls, strict=True):
-        call.join(max(0.0, deadline - time.monotonic()))
-        if call.is_alive():
-            log.warning(f"the alert hook {_name_of(hook)} has not returned after {patience_seconds:g} s; left alone")
+
+    def __init__(self, hooks: Sequence[AlertHook]) -> None:
+        self._hooks = tuple(hooks)
+        self._hung: dict[int, threading.Thread] = {}  # by the hook's place
+
+    def deliver(self, alert: Alert, log: logging.Logger, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        """Call the hooks, all at once; returns when they are done or the patience is over, and never raises.
+
+        Args:
+            log: is told of hooks that failed, did not return, or were passed over.
+            patience_seconds: for all hooks together; one that takes longer is left alone.
+        """
+        deadline = time.monotonic() + patience_seconds
+        calls: dict[int, threading.Thread] = {}
+        for place, hook in enumerate(self._hooks):
+            if place in self._hung and self._hung[place].is_alive():
+                log.warning(
+                    f"the alert hook {_name_of(hook)} has not returned from an earlier alert; it is not told of run "
+                    f"{alert.run_id}"
+                )
+                continue
+            calls[place] = threading.Thread(target=_call, args=(hook, alert, log), name="surge-alert", daemon=True)
+            calls[place].start()
+        for place, call in calls.items():
+            call.join(max(0.0, deadline - time.monotonic()))
+            if call.is_alive():
+                self._hung[place] = call
+                log.warning(
+                    f"the alert hook {_name_of(self._hooks[place])} has not returned after {patience_seconds:.3g} s; "
+                    "left alone"
+                )
 
 
 def _call(hook: AlertHook, alert: Alert, log: logging.Logger) -> None:

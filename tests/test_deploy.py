@@ -14,6 +14,7 @@ from dagster._core.instance.config import dagster_instance_config_schema
 from dagster._serdes import ConfigurableClassData
 from dagster_k8s.container_context import K8sContainerContext
 from dagster_k8s.job import USER_DEFINED_K8S_JOB_CONFIG_SCHEMA, DagsterK8sJobConfig, UserDefinedDagsterK8sConfig
+from docker.models.containers import _create_container_args  # pyright: ignore[reportAttributeAccessIssue]
 
 from surge_dagster.settings import Settings
 
@@ -23,6 +24,10 @@ KINDS = ("kubernetes", "docker", "ecs")
 PLANNED = "DAGSTER_EMIT_PARTITION_SUBSET_IN_PLANNED_EVENTS"
 # What the chart adds by itself to the configuration of the launcher.
 AROUND = {"service_account_name": "dagster", "instance_config_map": "instance", "dagster_home": "/opt/dagster"}
+# Which the chart says by itself, too.
+ABOUT_THE_INSTANCE = {*AROUND, "postgres_password_secret", "job_namespace"}
+# A run that is not told them looks into folders of its own.
+WITHOUT_DEFAULTS = {"SURGE_SOURCE", "SURGE_OUTPUT"}
 CLASSES = {"kubernetes": "K8sRunLauncher", "docker": "DockerRunLauncher", "ecs": "EcsRunLauncher"}
 
 
@@ -90,7 +95,7 @@ def test_kubernetes_takes_what_helm_is_given() -> None:
     assert values["dagsterDaemon"]["env"] == {PLANNED: "true"} and f"{PLANNED}=true" in launcher["env_vars"]
 
 
-def test_a_run_in_kubernetes_has_a_gpu_and_shared_memory_with_helm_and_without() -> None:
+def test_a_run_in_kubernetes_has_a_gpu_with_helm_and_without() -> None:
     by_helm = load("kubernetes/values.yaml")["runLauncher"]["config"]["k8sRunLauncher"]["runK8sConfig"]
     by_hand = load("kubernetes/dagster.yaml")["run_launcher"]["config"]["run_k8s_config"]
     snake = {
@@ -103,8 +108,27 @@ def test_a_run_in_kubernetes_has_a_gpu_and_shared_memory_with_helm_and_without()
         assert result.success, [error.message for error in result.errors or []]
         made = UserDefinedDagsterK8sConfig.from_dict(result.value)
         assert made.container_config["resources"]["limits"]["nvidia.com/gpu"] == "1"
-        assert made.container_config["volume_mounts"][0]["mount_path"] == "/dev/shm"
-        assert made.pod_spec_config["volumes"][0]["empty_dir"]["medium"] == "Memory"
+        assert made.pod_spec_config["node_selector"] == {"nvidia.com/gpu.present": "true"}
+
+
+def test_a_run_in_kubernetes_is_the_same_with_helm_and_without() -> None:
+    values, by_hand = load("kubernetes/values.yaml"), load("kubernetes/dagster.yaml")["run_launcher"]["config"]
+    by_helm = values["runLauncher"]["config"]["k8sRunLauncher"]
+    [deployment] = values["dagster-user-deployments"]["deployments"]
+    handed_on = {variable["name"]: variable["value"] for variable in deployment["env"]}
+    image = deployment["image"]
+    assert {
+        "job_image": f"{image['repository']}:{image['tag']}",
+        "image_pull_policy": image["pullPolicy"],
+        "env_vars": handed_on | dict(variable.split("=", 1) for variable in by_helm["envVars"]),
+        "env_secrets": [secret["name"] for secret in deployment["envSecrets"]],
+        "volumes": snake_case(deployment["volumes"]),
+        "volume_mounts": snake_case(deployment["volumeMounts"]),
+        "run_k8s_config": snake_case(by_helm["runK8sConfig"]),
+    } == {name: said for name, said in by_hand.items() if name not in ABOUT_THE_INSTANCE} | {
+        "env_vars": dict(variable.split("=", 1) for variable in by_hand["env_vars"])
+    }
+    assert handed_on.keys() >= WITHOUT_DEFAULTS
 
 
 def test_helm_and_an_instance_by_hand_say_the_same_of_slots_and_retries() -> None:
@@ -137,11 +161,26 @@ def test_compose_and_launcher_agree() -> None:
     compose, launcher = load("docker/docker-compose.yml"), load("docker/dagster.yaml")["run_launcher"]["config"]
     assert launcher["image"] == compose["x-surge"]["image"]
     assert launcher["network"] == compose["networks"]["surge"]["name"]
-    assert set(launcher["env_vars"]) <= compose["x-surge"]["environment"].keys()
+    assert set(launcher["env_vars"]) == compose["x-surge"]["environment"].keys() > WITHOUT_DEFAULTS
+    assert launcher["container_kwargs"]["volumes"] == compose["x-surge"]["volumes"]
     mounted = {volume.partition(":")[0] for volume in launcher["container_kwargs"]["volumes"]}
-    assert mounted <= {volume["name"] for volume in compose["volumes"].values()}
+    assert all(compose["volumes"][name]["name"] == name for name in mounted), "runs know them by their full names"
     build = compose["x-surge"]["build"]
     assert (DEPLOY / "docker" / build["context"] / build["dockerfile"]).samefile(DEPLOY / "docker" / "Dockerfile")
+
+
+def test_docker_takes_what_a_run_is_made_with() -> None:
+    given = load("docker/dagster.yaml")["run_launcher"]["config"]["container_kwargs"]
+    del given["stop_timeout"]  # which the launcher keeps for itself
+    made = _create_container_args({"image": "surge-dagster", "command": [], "version": "1.43"} | given)
+    assert made["host_config"]["DeviceRequests"][0]["Capabilities"] == [["gpu"]]
+
+
+def test_a_task_on_ecs_has_the_variables_that_the_page_names() -> None:
+    handed_on = set(load("ecs/dagster.yaml")["run_launcher"]["config"]["env_vars"])
+    named = set(re.findall("`([A-Z_]+)`", (DEPLOY / "ecs" / "README.md").read_text()))
+    of_the_daemon = {"SURGE_RUN_TASK_DEFINITION", "SURGE_CLUSTER"}
+    assert handed_on == named - of_the_daemon - {"DAGSTER_PG_PASSWORD"} and handed_on > WITHOUT_DEFAULTS | {PLANNED}
 
 
 def test_every_variable_of_the_project_names_a_setting() -> None:

@@ -7,13 +7,14 @@ was there before is not news.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import dagster as dg
 from dagster._core.storage.tags import WILL_RETRY_TAG
 
-from surge_dagster.alerts import Alert, AlertHook, Webhook, deliver
+from surge_dagster.alerts import PATIENCE_SECONDS, Alert, AlertHook, Deliveries, Webhook
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.run_assets import embeds, switches
 from surge_dagster.assets.superbatches import figures_of
@@ -25,6 +26,7 @@ _PARTITIONS_NAMED = 20
 _MESSAGE_CHARACTERS = 4000
 _EVENTS_PER_TICK = 5000
 _RUNS_REMEMBERED = 20
+WAIT_SECONDS_PER_TICK = 30.0
 
 
 def alert_sensors(names: CatalogNames, settings: Settings, alerts: Sequence[AlertHook]) -> list[dg.SensorDefinition]:
@@ -38,10 +40,11 @@ def alert_sensors(names: CatalogNames, settings: Settings, alerts: Sequence[Aler
         hooks.append(Webhook(settings.alert_webhook.get_secret_value()))
     if not hooks:
         return []
-    return [_failed_runs(names, settings, hooks), _slow_superbatches(names, settings, hooks)]
+    deliveries = Deliveries(hooks)
+    return [_failed_runs(names, settings, deliveries), _slow_superbatches(names, settings, deliveries)]
 
 
-def _failed_runs(names: CatalogNames, settings: Settings, hooks: Sequence[AlertHook]) -> dg.SensorDefinition:
+def _failed_runs(names: CatalogNames, settings: Settings, deliveries: Deliveries) -> dg.SensorDefinition:
     # Of all runs, since one that is launched in the UI for an asset is of no job of ours, nor is a user's own job.
     @dg.run_failure_sensor(
         name=names.failure_alerts,
@@ -57,12 +60,12 @@ def _failed_runs(names: CatalogNames, settings: Settings, hooks: Sequence[AlertH
         message = "\n".join((f"{run.job_name} failed.", *_reasons(context)))[:_MESSAGE_CHARACTERS]
         link = _link(settings, run.run_id)
         alert = Alert(names.name or "", "run_failed", run.run_id, message, keys, count, link)
-        deliver(alert, hooks, context.log)
+        deliveries.deliver(alert, context.log)
 
     return sensor
 
 
-def _slow_superbatches(names: CatalogNames, settings: Settings, hooks: Sequence[AlertHook]) -> dg.SensorDefinition:
+def _slow_superbatches(names: CatalogNames, settings: Settings, deliveries: Deliveries) -> dg.SensorDefinition:
     @dg.sensor(
         name=names.slow_alerts,
         minimum_interval_seconds=_SENSOR_SECONDS,
@@ -91,11 +94,13 @@ def _slow_superbatches(names: CatalogNames, settings: Settings, hooks: Sequence[
             seen += 1
             if is_slow(figures.get("pace_ratio"), figures.get("encode_seconds", 0.0)):
                 slow.setdefault(record.run_id, []).append(figures)
+        deadline = time.monotonic() + WAIT_SECONDS_PER_TICK
         for run_id, found in slow.items():
             if run_id not in cursor["told"]:
                 link = _link(settings, run_id)
                 alert = Alert(names.name or "", "slow_superbatch", run_id, _slow_message(found), link=link)
-                deliver(alert, hooks, context.log)
+                patience = min(PATIENCE_SECONDS, max(0.0, deadline - time.monotonic()))
+                deliveries.deliver(alert, context.log, patience_seconds=patience)
                 cursor["told"] = [*cursor["told"], run_id][-_RUNS_REMEMBERED:]
         told = f"{seen:,} SuperBatches, {sum(map(len, slow.values())):,} of them slow"
         return dg.SensorResult(skip_reason=told, cursor=json.dumps(cursor))

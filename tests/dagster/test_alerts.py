@@ -6,7 +6,7 @@ import json
 import logging
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,14 @@ from urllib.parse import parse_qs
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.run_status_sensor_definition import _get_run_status_sensor_process_limit
+from dagster._grpc.client import DEFAULT_SENSOR_GRPC_TIMEOUT
 from dagster_slack import SlackResource
 from slack_sdk.web.client import WebClient
 
-from surge_dagster.alerts import Alert, NotDelivered, Webhook, deliver
+from surge_dagster.alerts import PATIENCE_SECONDS, Alert, Deliveries, NotDelivered, Webhook
 from surge_dagster.assets.names import CatalogNames
+from surge_dagster.automation.alert_sensors import WAIT_SECONDS_PER_TICK
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.settings import load_settings
 from surge_dagster.slack_alerts import SlackAlerts
@@ -192,11 +195,43 @@ class TestDelivery:
         def hanging(alert: Alert) -> None:
             never.wait(60)
 
-        deliver(ALERT, [failing, hanging, told.append], logging.getLogger(), patience_seconds=0.5)
+        Deliveries([failing, hanging, told.append]).deliver(ALERT, logging.getLogger(), patience_seconds=0.5)
         never.set()
         assert told == [ALERT]
         assert "failing failed on run r1: RuntimeError: no" in caplog.text
-        assert "hanging has not returned" in caplog.text
+        assert "hanging has not returned after 0.5 s" in caplog.text
+
+    def test_a_hook_that_hangs_is_passed_over_until_it_returns(self, caplog: pytest.LogCaptureFixture) -> None:
+        begun: list[str] = []
+        told: list[str] = []
+        gate = threading.Event()
+
+        def hanging(alert: Alert) -> None:
+            begun.append(alert.run_id)
+            gate.wait(60)
+
+        deliveries = Deliveries([hanging, lambda alert: told.append(alert.run_id)])
+
+        def deliver(run_id: str, patience_seconds: float = 60.0) -> None:
+            alert = replace(ALERT, run_id=run_id)
+            deliveries.deliver(alert, logging.getLogger(), patience_seconds=patience_seconds)
+
+        deliver("r1", patience_seconds=0.5)
+        deliver("r2")
+        deliver("r3")
+        assert (begun, told) == (["r1"], ["r1", "r2", "r3"])
+        assert "hanging has not returned from an earlier alert; it is not told of run r3" in caplog.text
+        gate.set()
+        for thread in threading.enumerate():
+            if thread.name == "surge-alert":
+                thread.join(60)
+        deliver("r4")
+        assert (begun, told) == (["r1", "r4"], ["r1", "r2", "r3", "r4"])
+
+    def test_hooks_that_take_as_long_as_they_may_leave_a_tick_in_time(self) -> None:
+        """Dagster does one that is late again from the start: whoever was told is told again."""
+        alerts_of_a_tick = _get_run_status_sensor_process_limit()
+        assert alerts_of_a_tick * PATIENCE_SECONDS <= WAIT_SECONDS_PER_TICK <= DEFAULT_SENSOR_GRPC_TIMEOUT / 2
 
     @pytest.mark.parametrize("wrong", ["nobody", "error", "redirection", "silence"])
     def test_a_webhook_that_does_not_take_it_is_told_without_its_address(
@@ -208,7 +243,7 @@ class TestDelivery:
         hook = Webhook(url, timeout_seconds=0.5)
         with pytest.raises(NotDelivered) as refused:
             hook(ALERT)
-        deliver(ALERT, [hook], logging.getLogger())
+        Deliveries([hook]).deliver(ALERT, logging.getLogger())
         assert "the alert hook Webhook failed on run r1: NotDelivered: the webhook" in caplog.text
         shown = str(refused.getrepr(style="native")) + caplog.text + repr(hook)
         assert SECRET not in shown

@@ -350,10 +350,35 @@ class TestFailures:
 
 
 PATIENCE = Fault("status", 503, {"Retry-After": "600"})
+SILENCE = Fault("stall")
+# Interpreters take the signal, in case whoever runs the tests ignores it.
+_COMMAND = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.argv[1:] = ["embed", "catalog", "s3://vectors/out", "--model", "hash://16"]
+from surge_dagster.cli import main
+main()
+"""
+# As Dagster's run processes, it ends when the interpreter does, and not before.
+_LIBRARY = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.output import StorageOptions, open_store
+from surge_dagster.engine.run import EmbeddingRun
+from surge_dagster.engine.sources import open_source
+try:
+    store = open_store("s3://vectors/out", StorageOptions(timeout_seconds=600, part_bytes=16 * 1024))
+    with EncoderPool(EncodingSpec("hash://16")) as pool:
+        list(EmbeddingRun(open_source("catalog"), store, pool, grace_seconds=0.5))
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
 
 
 class TestStopping:
-    """A store that asks for ten minutes of patience keeps nothing that ends."""
+    """A store that asks for ten minutes of patience, or takes them, keeps nothing that ends."""
 
     def test_a_run_that_is_stopped_leaves_no_thread_that_waits(
         self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
@@ -412,22 +437,28 @@ class TestStopping:
         assert_nothing_is_held(run)
         assert run.report.storage_retries == {}
 
-    def test_a_process_that_is_stopped_ends(self, object_server: ObjectServer, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("program", "requests", "fault"),
+        [
+            (_COMMAND, "(PUT|POST) .*parquet", PATIENCE),
+            (_LIBRARY, "PUT .*parquet", SILENCE),
+            (_LIBRARY, "GET", SILENCE),
+        ],
+    )
+    def test_a_process_that_is_stopped_ends(
+        self, object_server: ObjectServer, tmp_path: Path, program: str, requests: str, fault: Fault
+    ) -> None:
         """Up to 10 s: it imports what the command line does."""
         write_catalog(tmp_path / "catalog", catalog_of(20, large=1))
-        put = threading.Event()
+        asked = threading.Event()
 
         def refuse(method: str, target: str) -> Fault | None:
-            if method in ("PUT", "POST") and "parquet" in target:
-                put.set()
-                return PATIENCE
+            if re.match(requests, f"{method} {target}"):
+                asked.set()
+                return fault
             return None
 
         object_server.plan = refuse
-        # Through an interpreter that takes the signal, in case whoever runs the tests ignores it.
-        listen = "import signal as s; s.signal(s.SIGINT, s.default_int_handler)"
-        command = [sys.executable, "-c", f"{listen}; from surge_dagster.cli import main; main()", "embed", "catalog"]
-        command += [f"s3://{BUCKET}/out", "--model", "hash://16"]
         environment = {
             "AWS_ACCESS_KEY_ID": "AKIATESTKEY",
             "AWS_SECRET_ACCESS_KEY": "secret-of-the-test",
@@ -436,16 +467,20 @@ class TestStopping:
             "SURGE_GRACE_SECONDS": "1",
         }
         with subprocess.Popen(
-            command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=os.environ | environment
+            [sys.executable, "-c", program],
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | environment,
         ) as running:
-            assert put.wait(60)
+            assert asked.wait(60)
             running.send_signal(signal.SIGINT)
             try:
                 _, error = running.communicate(timeout=60)
             finally:
                 running.kill()
         assert running.returncode == 130, error
-        assert "run the command again" in error
+        assert ("run the command again" in error) == (program is _COMMAND)
 
 
 def test_the_command_line_takes_buckets_and_credentials_from_the_environment(

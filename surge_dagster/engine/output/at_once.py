@@ -2,29 +2,55 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from surge_dagster.engine.output.store import Store
 
 READS_AT_ONCE = 32
+T = TypeVar("T")
 
 
-def read_at_once(names: Sequence[str], read: Callable[[str], None]) -> None:
-    """Call `read` with each name, from `READS_AT_ONCE` threads.
+def read_at_once(
+    store: Store, names: Sequence[str], read: Callable[[Store, str], T], keep: Callable[[str, T], None]
+) -> None:
+    """Read each name in one of `READS_AT_ONCE` threads, and keep in this one what comes of it.
+
+    An error, or an interrupt, waits for no read that is under way; nothing is kept after it.
+
+    Args:
+        read: from any thread; of the store it is given, which waits for nothing once nobody waits for the answer.
 
     Raises:
-        BaseException: what a call raised first; those that have not begun by then are left out.
+        BaseException: what a read raised first; those that have not begun by then are left out.
     """
-    if not names:
-        return
-    waiting: deque[Future[None]] = deque()
-    pool = ThreadPoolExecutor(min(READS_AT_ONCE, len(names)), thread_name_prefix="surge-footer")
+    over = threading.Event()
+    asked = store.until(over)
+    left = deque(names)
+    answers: queue.SimpleQueue[tuple[str, T] | BaseException] = queue.SimpleQueue()
+
+    def run() -> None:
+        while left and not over.is_set():
+            try:
+                name = left.popleft()
+            except IndexError:
+                return  # another one took the last
+            try:
+                answers.put((name, read(asked, name)))
+            except BaseException as error:  # the thread would keep it to itself
+                answers.put(error)
+
     try:
-        for name in names:
-            waiting.append(pool.submit(read, name))
-            if len(waiting) > 2 * READS_AT_ONCE:
-                waiting.popleft().result()
-        while waiting:
-            waiting.popleft().result()
+        for _ in range(min(READS_AT_ONCE, len(names))):
+            # No process that is to end waits for a daemon's answer from the bucket.
+            threading.Thread(target=run, name="surge-footer", daemon=True).start()
+        for _ in names:
+            answer = answers.get()
+            if isinstance(answer, BaseException):
+                raise answer
+            keep(*answer)
     finally:
-        pool.shutdown(cancel_futures=True)
+        over.set()

@@ -90,6 +90,16 @@ def _more_of_end(store: Store, end: ObjectEnd, size: int) -> ObjectEnd:
     return whole
 
 
+def _read(store: Store, name: str) -> PublishedFile | Exception:
+    """The file, or why it cannot be had; a store that is down is no answer."""
+    try:
+        return read_published_file(store, name)
+    except StoreUnavailable:
+        raise
+    except (InvalidFile, FileNotFoundError, TransientError) as error:
+        return error
+
+
 class OutputState:
     """The files of one space, as they were when this was made or last refreshed.
 
@@ -170,7 +180,7 @@ class OutputState:
         found = self._found.get(name)
         if found is None:
             if self._is_unread(name):
-                self._read(name)
+                self._see(name, _read(self.store, name))
             if name in self._unreadable:
                 raise self._named(key, self._unreadable[name])
             found = self._found.get(name)
@@ -235,24 +245,21 @@ class OutputState:
                     unread.append(name)
                 else:
                     self._keep(stored, PublishedFile(stored, facts))
-        read_at_once(unread, self._read)
+        read_at_once(self.store, unread, _read, self._see)
 
     def _is_unread(self, name: str) -> bool:
         return name in self._listed and name not in self._found and name not in self._unreadable
 
-    def _read(self, name: str) -> None:
-        try:
-            file = read_published_file(self.store, name)
-        except StoreUnavailable:
-            raise
-        except TransientError as error:
-            self._unreadable[name] = error
-        except (InvalidFile, FileNotFoundError) as error:
-            self._keep(self._listed[name], str(error))
-        else:  # it may have been replaced since it was listed
-            self._keep(file.stored, file)
-            if self._cache is not None:
-                self._cache.add(file.stored, file.facts)
+    def _see(self, name: str, answer: PublishedFile | Exception) -> None:
+        match answer:
+            case TransientError():
+                self._unreadable[name] = answer
+            case Exception():
+                self._keep(self._listed[name], str(answer))
+            case _:  # it may have been replaced since it was listed
+                self._keep(answer.stored, answer)
+                if self._cache is not None:
+                    self._cache.add(answer.stored, answer.facts)
 
     def _keep(self, stored: StoredObject, found: Found) -> None:
         self._found[stored.name] = found

@@ -19,7 +19,7 @@ from surge_dagster.engine.output.at_once import READS_AT_ONCE, read_at_once
 from surge_dagster.engine.output.checked_file import end_of
 from surge_dagster.engine.output.embedding_file import FileFacts, InvalidFile, check_schema, read_facts
 from surge_dagster.engine.output.file_formats import SUFFIXES, file_name
-from surge_dagster.engine.output.footer_cache import FooterCache
+from surge_dagster.engine.output.footer_cache import Entry, FooterCache
 from surge_dagster.engine.output.freshness import PublishedFile
 from surge_dagster.engine.output.store import Store, StoredObject
 from surge_dagster.engine.unreadable import UNREADABLE, first_line, is_systems, what_system_says
@@ -73,10 +73,10 @@ class ListedFiles:
         with self._kept_on_disk(len(unseen)):
             unseen = [name for name in unseen if not self._is_known(name)]
             if self._store.is_remote:
-                read_at_once(unseen, self._read)
+                read_at_once(self._store, unseen, self._read, self._keep)
             else:
                 for name in unseen:
-                    self._read(name)
+                    self._keep(name, self._read(self._store, name))
         return {name: self._seen[name] for name in listed}
 
     @contextmanager
@@ -99,27 +99,30 @@ class ListedFiles:
         self._see(name, entry.facts, entry.columns)
         return True
 
-    def _read(self, name: str) -> None:
-        stored = self._listed[name]
+    def _read(self, store: Store, name: str) -> Entry | InvalidFile | FileNotFoundError:
+        """What a file says of itself, and its columns as they are kept; or why it is none."""
         try:
-            facts, columns = self._footer(stored)
+            return self._footer(store, self._listed[name])
         except (InvalidFile, FileNotFoundError) as error:
-            self._seen[name] = error
-            return
-        self._see(name, facts, columns)
-        if self._cache is not None:
-            self._cache.add(stored, facts, columns)
+            return error
 
-    def _footer(self, stored: StoredObject) -> tuple[FileFacts, bytes]:
-        """What a file says of itself, and its columns as they are kept."""
+    def _keep(self, name: str, found: Entry | InvalidFile | FileNotFoundError) -> None:
+        if not isinstance(found, Entry):
+            self._seen[name] = found
+            return
+        self._see(name, found.facts, found.columns)
+        if self._cache is not None:
+            self._cache.add(self._listed[name], found.facts, found.columns)
+
+    def _footer(self, store: Store, stored: StoredObject) -> Entry:
         try:
-            with self._store.open_listed(stored) as source:
+            with store.open_listed(stored) as source:
                 if self._space.file_format == "arrow":
                     end = end_of(source)
-                    return end.facts, self._kept(end.schema, lambda: end.schema)
+                    return Entry(end.facts, self._kept(end.schema, lambda: end.schema))
                 footer = pq.read_metadata(source)
                 facts, written = read_facts(footer), (footer.metadata or {}).get(b"ARROW:schema", b"")
-                return facts, self._kept(written, footer.schema.to_arrow_schema)
+                return Entry(facts, self._kept(written, footer.schema.to_arrow_schema))
         except (InvalidFile, FileNotFoundError, TransientError):
             raise
         except UNREADABLE as error:

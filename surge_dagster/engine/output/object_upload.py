@@ -173,11 +173,11 @@ class ObjectUpload:
         current = self._look() if self._known else None
         for _ in range(_ROUNDS):
             still_wanted()
-            replacing = current
+            replacing, body = current, self._buffer  # as it is now: a request that is given up may still be under way
             try:
                 etag = self._retrier.call(
                     f"PUT {self._key}",
-                    lambda r=replacing: self._client.put(self._key, self._buffer, r, self._mark),
+                    lambda r=replacing, b=body: self._client.put(self._key, b, r, self._mark),
                     kind="write",
                 )
                 return StoredObject(self._name, self._size, etag)

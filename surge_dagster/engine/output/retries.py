@@ -5,17 +5,24 @@ waits between them are 2 and 4 seconds with jitter, or what the store asks for (
 several requests of one kind in a row came to nothing is down: then the run ends, instead of failing one partition after
 the other. Each kind is counted by itself, since a store that stores nothing any more may still answer who looks.
 A run that is over waits for nothing: what its threads would have tried again is left to the next one.
+
+An answer may stay away for as long as the client waits, and neither a signal nor the end of the process comes before
+it: obstore lets no signal through, and the interpreter joins its threads. So whoever must be able to end has a daemon
+ask, and waits for that one, which can be given up. A thread that is a daemon itself is waited for by nobody, and asks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import email.utils
 import logging
+import math
 import random
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
@@ -28,6 +35,9 @@ ATTEMPTS = 3
 JITTER = 0.25
 LONGEST_WAIT_SECONDS = 300.0
 DOWN_AFTER = 4
+_POLL_SECONDS = 0.1
+# For what is under way when a run is over, and for aborting the uploads that it leaves: a store that lives takes less.
+_LAST_SECONDS = 1.0
 _RETRYABLE_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 # Answered with status 400: what was sent came damaged, came in part, or too slowly.
 _RETRYABLE_CODES = frozenset({"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"})
@@ -35,6 +45,8 @@ _RETRYABLE_CODES = frozenset({"BadDigest", "IncompleteBody", "RequestTimeout", "
 # Beginning an upload stores nothing yet.
 Kind = Literal["read", "begin", "write", "remove"]
 T = TypeVar("T")
+
+_this_thread = threading.local()
 
 
 class RequestFailed(Exception):
@@ -92,6 +104,8 @@ class Retrier:
     down_after: int = DOWN_AFTER
     over: threading.Event = field(default_factory=threading.Event)
     _books: _Books = field(default_factory=_Books)
+    _around: tuple[threading.Event, ...] = ()  # which end it too
+    _given_up_at: float = field(default=math.inf, init=False)
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -100,8 +114,8 @@ class Retrier:
             return dict(self._books.retries)
 
     def until(self, over: threading.Event) -> Retrier:
-        """The same, with the same count, which waits and tries again no longer than until `over` is set."""
-        return replace(self, over=over)
+        """The same, with the same count, which waits and tries again no longer than until `over` is set, too."""
+        return replace(self, over=over, _around=(*self._around, self.over))
 
     def call(self, what: str, attempt: Callable[[], T], *, kind: Kind = "read", attempts: int | None = None) -> T:
         """The result of the first attempt that succeeds.
@@ -113,12 +127,14 @@ class Retrier:
         Raises:
             TransientError: every attempt failed, or the failure is final.
             StoreUnavailable: so did those before it, of other requests of this kind.
-            Cancelled: it failed, and nobody wants it any more.
+            Cancelled: nobody wants it any more, and it failed, or its answer does not come.
         """
         limit = attempts or self.attempts
         for number in range(1, limit + 1):
             try:
-                result = attempt()
+                result = self._result(attempt)
+            except Cancelled:
+                raise
             except RequestFailed as failed:
                 if not failed.retryable or number == limit:
                     raise self._give_up(what, kind, failed, number) from None  # a cause may quote what the store sent
@@ -131,16 +147,48 @@ class Retrier:
                 return result
         raise AssertionError("unreachable")
 
+    def _result(self, attempt: Callable[[], T]) -> T:
+        if threading.current_thread().daemon and not hasattr(_this_thread, "joined"):
+            return attempt()
+        self._require_wanted()
+        answer = _ask(attempt)
+        try:
+            while not answer.done():
+                with contextlib.suppress(TimeoutError):
+                    answer.exception(_POLL_SECONDS)
+                    break
+                self._require_wanted()
+        except BaseException:
+            answer.cancel()  # what is not sent yet
+            raise
+        return answer.result()
+
+    @property
+    def _is_over(self) -> bool:
+        return self.over.is_set() or any(over.is_set() for over in self._around)
+
+    def _require_wanted(self) -> None:
+        if self._is_over:
+            now = time.monotonic()
+            self._given_up_at = min(self._given_up_at, now + _LAST_SECONDS)
+            if now >= self._given_up_at:
+                raise Cancelled
+
+    def _rest(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not self._is_over and (left := end - time.monotonic()) > 0:
+            self.over.wait(min(left, _POLL_SECONDS) if self._around else left)
+
     def _wait(self, what: str, failed: RequestFailed, number: int) -> None:
         spread = self.jitter()
         if failed.retry_after_seconds is not None:
             seconds = min(failed.retry_after_seconds + spread * JITTER, LONGEST_WAIT_SECONDS)
         else:
             seconds = 2.0**number * (1 - JITTER + 2 * JITTER * spread)
-        if not self.over.is_set():
+        if not self._is_over:
             log.warning("%s: %s failed (%s); attempt %d in %.1f s", self.where, what, failed, number + 1, seconds)
-            (self.sleep or self.over.wait)(seconds)
-        if self.over.is_set():
+            (self.sleep or self._rest)(seconds)
+        if self._is_over:
             raise Cancelled from None
         with self._books.lock:
             self._books.retries[failed.cause] += 1
@@ -163,6 +211,26 @@ class Retrier:
         if self._books.lost[kind]:
             with self._books.lock:
                 self._books.lost[kind] = 0
+
+
+def joined_at_exit() -> None:
+    """Say so of this thread: those of a pool are joined, though they are daemons where one began them."""
+    _this_thread.joined = True
+
+
+def _ask(attempt: Callable[[], T]) -> Future[T]:
+    """Make a request in a thread of its own, which holds up no process that ends."""
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        if answer.set_running_or_notify_cancel():
+            try:
+                answer.set_result(attempt())
+            except BaseException as error:
+                answer.set_exception(error)
+
+    threading.Thread(target=run, name="surge-request", daemon=True).start()
+    return answer
 
 
 def is_retryable(status: int, code: str) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,41 @@ def test_a_second_process_asks_for_one_listing_and_for_no_object(
     assert len(object_server.log) == 1
     assert decide(store, monkeypatch, version="v2") == ["stale"] * len(KEYS)
     assert reads(object_server) == []
+
+
+def test_an_interrupt_waits_for_no_answer_and_nothing_is_kept_after_it(
+    store: ObjectStore, object_server: ObjectServer
+) -> None:
+    state = OutputState(store, "s")
+    opened, held = threading.Event(), threading.Semaphore(0)
+
+    def hold(method: str, target: str) -> None:
+        held.release()
+        opened.wait(60)
+
+    def interrupt() -> None:
+        for _ in range(4):
+            assert held.acquire(timeout=60)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    def end(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    object_server.before = hold
+    signal.signal(signal.SIGUSR1, end)
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    with pytest.raises(KeyboardInterrupt):
+        state.look_at(KEYS[:4])
+    assert not held.acquire(blocking=False), "the client has not even given up the first answers"
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    interrupting.join()
+    opened.set()
+    for thread in threading.enumerate():
+        if thread.name == "surge-footer":
+            assert thread.daemon, "no process waits for them"
+            thread.join(60)
+    assert [state._is_unread(file_name("s", key)) for key in KEYS[:4]] == [True] * 4
 
 
 def test_an_object_that_changed_is_read_again_and_no_other(
@@ -307,6 +344,7 @@ def test_a_store_that_is_down_is_told_as_such(store: ObjectStore, object_server:
 
 WRITER = """
 import sys
+import threading
 from surge_dagster.engine.output.embedding_file import FileFacts
 from surge_dagster.engine.output.footer_cache import FooterCache
 from surge_dagster.engine.output.store import StoredObject

@@ -143,6 +143,42 @@ def test_a_wait_ends_with_the_run_and_nothing_is_tried_again() -> None:
     assert (attempt.calls, retrier.counts) == (2, {})
 
 
+def test_an_answer_that_does_not_come_is_waited_for_no_longer_than_until_the_run_is_over() -> None:
+    """Within a second, of which the store knows nothing; a later request is not even sent."""
+    over, under_way, opened = threading.Event(), threading.Event(), threading.Event()
+    view = Retrier("s3://b").until(over).until(threading.Event())
+
+    def silent() -> None:
+        under_way.set()
+        over.set()
+        opened.wait(60)
+
+    with pytest.raises(Cancelled):
+        view.call("PUT a", silent)
+    assert under_way.is_set() and not opened.is_set()
+    never = Failing()
+    with pytest.raises(Cancelled):
+        view.call("PUT b", never)
+    assert never.calls == 0
+    opened.set()
+
+
+def test_what_is_asked_when_a_run_is_over_is_answered_by_a_store_that_lives() -> None:
+    over = threading.Event()
+    over.set()
+    assert Retrier("s3://b").until(over).call("abort the upload of a", Failing()) == "done"
+
+
+def test_a_wait_ends_with_whoever_stops_waiting_first() -> None:
+    run, reads = threading.Event(), threading.Event()
+    clock = Clock()
+    view = clock.retrier().until(run).until(reads)
+    run.set()
+    with pytest.raises(Cancelled):
+        view.call("GET a", Failing(busy()))
+    assert clock.waits == []
+
+
 def test_what_one_run_no_longer_wants_another_one_still_does() -> None:
     clock = Clock()
     retrier = clock.retrier()
