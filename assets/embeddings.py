@@ -133,8 +133,7 @@ class _Attempts:
         """
         with signed(context):
             outcome = self._make(context, config, chosen)
-            if outcome.failures:
-                tell_of_failures(self.names, context, outcome)
+            tell_of_failures(self.names, context, outcome)
             return outcome
 
     def _make(self, context: dg.OpExecutionContext, config: LaunchConfig, chosen: Iterable[str] | None) -> Outcome:
@@ -163,8 +162,10 @@ class _Attempts:
         return outcome
 
     def _retry(self, context: dg.OpExecutionContext, outcome: Outcome) -> dg.RetryRequested:
-        """What has Dagster make another attempt, where there is one left, after a wait."""
-        if context.retry_number < _RETRIES:
+        """What has Dagster make another attempt after a wait; where none is left, its failures are told."""
+        if context.retry_number >= _RETRIES:
+            tell_of_failures(self.names, context, outcome)
+        else:
             self.before[context.run_id] = outcome
             # Spread, so that runs that one fault has ended do not all come back at the same moment. It waits here and
             # not in Dagster, which hears of a person's "Terminate" only afterwards.

@@ -57,21 +57,33 @@ def tell_of_failures(names: CatalogNames, context: dg.OpExecutionContext, outcom
     """Make Dagster show exactly these partitions as failed when the run has ended, and why it refused any.
 
     Dagster shows a partition as failed when a failed run planned it and did not materialize it. One that was mended
-    since is left out: what is there now was not refused, and another run may have embedded it by now.
+    and embedded by another run meanwhile is left out.
     """
-    refused = {failure.key for failure in outcome.refused}
-    mended = {key for key in refused if _has_changed(outcome.partitions[key])}
+    if not outcome.failures:
+        return
+    done = {
+        failure.key
+        for failure in outcome.refused
+        if _is_embedded_since(names, context.instance, outcome.partitions[failure.key])
+    }
     tell_of_refusals(
-        names, context, (failure for failure in outcome.refused if failure.key not in mended), outcome.partitions
+        names, context, (failure for failure in outcome.refused if failure.key not in done), outcome.partitions
     )
-    plan(names, context, (to_partition_key(failure.key) for failure in outcome.failures if failure.key not in mended))
+    plan(names, context, (to_partition_key(failure.key) for failure in outcome.failures if failure.key not in done))
 
 
-def _has_changed(partition: Partition) -> bool:
+def _is_embedded_since(names: CatalogNames, instance: dg.DagsterInstance, partition: Partition) -> bool:
+    """Whether a partition has changed since it was listed, and has been embedded as it is now."""
     try:
-        return partition.current_source_version() != partition.source_version
+        now = partition.current_source_version()
     except (SurgeError, OSError):
         return False  # nobody can tell now
+    if now == partition.source_version:
+        return False
+    of_partition = dg.AssetRecordsFilter(names.embeddings, asset_partitions=[to_partition_key(partition.key)])
+    records = instance.fetch_materializations(of_partition, limit=1).records
+    events = [record.asset_materialization for record in records]
+    return any(event is not None and event.metadata["source_version"].value == now for event in events)
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], count: int) -> dg.MarkdownMetadataValue:

@@ -6,6 +6,8 @@ new instance a refresh in eight shards would start eight encoder pools at once.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import dagster as dg
 
 POOL = "gpu"
@@ -15,4 +17,5 @@ def enter_pool(instance: dg.DagsterInstance) -> None:
     """Have Dagster know the pool with the limit of its settings, unless it does."""
     storage = instance.event_log_storage
     if instance.global_op_concurrency_default_limit is not None and POOL not in storage.get_concurrency_keys():
-        storage.initialize_concurrency_limit_to_default(POOL)
+        with suppress(Exception):  # of two at once, Dagster fails one on Postgres
+            storage.initialize_concurrency_limit_to_default(POOL)

@@ -65,7 +65,8 @@ class Outcome:
     @property
     def refused(self) -> list[Failure]:
         """Failures that are about the content of a partition of the catalog, so that it has to change."""
-        return [failure for failure in self.failures if not failure.transient and failure.key in self.partitions]
+        about_content = (failure for failure in self.failures if failure.in_source and not failure.transient)
+        return [failure for failure in about_content if failure.key in self.partitions]
 
     def still_refused(self, partitions: Mapping[str, Partition]) -> dict[str, Failure]:
         """What was refused and is as it was, by key: bad data is read once.
@@ -277,6 +278,7 @@ class Refresh:
                 self._observe(receipt.key)
                 self._events.log_after(make)
             else:
+                self.outcome.findings.counted.add(receipt.key)
                 self._fail(found if isinstance(found, Failure) else unanswered(receipt.key, found))
 
         partition = self.outcome.partitions.get(receipt.key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from surge_dagster.assets.selection import failed_on_record
 from surge_dagster.assets.sensor_cursor import digest
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.spec import Space
-from surge_dagster.engine.errors import SurgeError
+from surge_dagster.engine.errors import Cancelled, SurgeError
 from surge_dagster.engine.output.freshness import OutputState, PublishedFile
 from surge_dagster.engine.output.store import Store
 from surge_dagster.shards import Sharding
@@ -25,6 +26,8 @@ from surge_dagster.shards import Sharding
 # A tick that Dagster's daemon died in is evaluated again, and what is left is cut otherwise then. A run whose key was
 # used in the tick counts as launched; one without a key does where the tick has launched any.
 _EVERYTHING = "everything"
+# Dagster gives a tick a minute, and evaluates one that takes longer again and again.
+_LOOK_SECONDS = 40.0
 
 
 def refresh_requests(
@@ -56,8 +59,12 @@ def refresh_requests(
     if held is None:
         return []
     space: Space | None = None
+    over = threading.Event()
+    clock = threading.Timer(_LOOK_SECONDS, over.set)
+    clock.daemon = True
+    clock.start()
     try:
-        store = resources.output.open()
+        store = resources.output.open().until(over)
         space = known_space(names, store, resources.encoder.spec(), unattended=True)
         listed = {to_partition_key(partition.key): partition for partition in resources.catalog.open()}
         if not held and sharding.shards == 1 and len(listed) <= sharding.most_each:
@@ -66,8 +73,10 @@ def refresh_requests(
         todo = free if force else _todo(names, instance, store, space, free)
     except SpaceNotBegun:
         raise
-    except SurgeError:
-        return [_whole(names, space, options)]
+    except (SurgeError, Cancelled):
+        return [] if force and held else [_whole(names, space, options)]
+    finally:
+        clock.cancel()
     shards = list(sharding.cut(list(todo), todo))
     if not held and len(shards) < 2:
         return [_whole(names, space, options)]

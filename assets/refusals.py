@@ -27,15 +27,11 @@ from surge_dagster.engine.telemetry import Failure
 
 def refusal_terms(resources: CatalogResources) -> str:
     """The settings that decide which content is refused."""
-    catalog, encoder = resources.catalog, resources.encoder
     return json.dumps(
-        {
-            "columns": [catalog.id_column, catalog.text_column],
-            "max_text_bytes": catalog.max_text_bytes,
-            "b_max_bytes": encoder.b_max_bytes,
-            "memory_limit_bytes": encoder.memory_limit_bytes,
-            "spec": encoder.spec().as_dict(),
-        },
+        [
+            resources.catalog.model_dump(include={"id_column", "text_column", "max_text_bytes"}),
+            resources.encoder.model_dump(exclude={"grace_seconds"}),  # a text may end one device's workers alone
+        ],
         sort_keys=True,
     )
 

@@ -99,6 +99,9 @@ class RunFindings:
     Args:
         policy: of the checks.
         before: of the attempt before this one: checks are about the whole run, pictures about one attempt.
+
+    Attributes:
+        counted: keys of what was encoded and did not read back: if an attempt encodes it again, it is not news.
     """
 
     def __init__(self, policy: CheckPolicy | None = None, before: RunFindings | None = None) -> None:
@@ -107,6 +110,7 @@ class RunFindings:
         self.sizes: Counter[int] = Counter()  # partitions by the bits that their number of rows takes
         self.truncation = before.truncation if before else Truncation(policy)
         self.previous = before.previous if before else PreviousVectors(policy)
+        self.counted = before.counted if before else set[str]()
 
     def see(self, event: SuperBatchReport | Receipt | Failure) -> None:
         """Count one event."""
@@ -116,6 +120,8 @@ class RunFindings:
                 self.timeline.add(Entry(1, event.texts, event.encode_seconds, *spans))
             case Receipt(action="encoded"):
                 self.sizes[event.rows.bit_length()] += 1
+                if event.key in self.counted:
+                    return
                 self.truncation.add(event.key, event.rows, event.truncated)
                 if event.previous_cosine is not None:
                     self.previous.add(event.key, event.compared_rows, event.previous_cosine)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator
 from surge_dagster.engine.catalog import Partition, RowBatch, encode_key
 from surge_dagster.engine.content import ContentDigest, IdSet, refuse_repeated_id
 from surge_dagster.engine.encoder.spec import Space
-from surge_dagster.engine.errors import Cancelled, DataError, StoreUnavailable, SurgeError, TransientError
+from surge_dagster.engine.errors import Cancelled, DataError, PlaceTaken, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.ledger import Ledger
 from surge_dagster.engine.memory import MemoryPlan
 from surge_dagster.engine.output.drift import DriftDraw
@@ -126,7 +126,7 @@ class Admission:
         except (SurgeError, OSError):
             changed = "Its source changed while it was read; run again."
             return Failure(partition.key, f"{error} {changed}", transient=True, remedy=changed)
-        return Failure(partition.key, str(error), remedy=error.remedy)
+        return Failure(partition.key, str(error), remedy=error.remedy, in_source=not isinstance(error, PlaceTaken))
 
     def _require_new(self, partition: Partition) -> None:
         try:
@@ -145,7 +145,7 @@ class Admission:
         """Whether the partition, of which there is a file, is dealt with without encoding it."""
         status = self._outputs.status_of(partition, published)
         if status == "foreign":
-            raise DataError(
+            raise PlaceTaken(
                 partition.key,
                 f"its place in the output, {self._store.location(published.stored.name)!r}, is taken by a file of the "
                 f"space {published.facts.space!r}; it was left alone",

@@ -36,6 +36,10 @@ class DataError(SurgeError):
         super().__init__(f"{where}: {reason}. {remedy}")
 
 
+class PlaceTaken(DataError):
+    """Nothing is wrong with the partition: where its file belongs lies one that is not this run's to replace."""
+
+
 class TransientError(SurgeError):
     """A condition outside the data, such as a source that changed while it was read: trying again can help.
 

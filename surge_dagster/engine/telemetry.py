@@ -134,12 +134,14 @@ class Failure:
     Attributes:
         reason: for a person, in full: where, what was expected and what came, what to do.
         remedy: the end of `reason` that says what to do, "" where nothing does.
+        in_source: whether it was found in the partition's own data.
     """
 
     key: str
     reason: str
     transient: bool = False
     remedy: str = ""
+    in_source: bool = True
 
 
 @dataclass(slots=True)

@@ -173,24 +173,31 @@ def test_severities_are_what_the_settings_say(embedded: Workbench) -> None:
     assert ran.success and (drifted.passed, drifted.severity) == (False, dg.AssetCheckSeverity.ERROR)
 
 
+@pytest.mark.parametrize("again", ["read", "encoded"])
 def test_what_the_checks_of_a_run_found_survives_its_next_attempt(
-    embedded: Workbench, monkeypatch: pytest.MonkeyPatch
+    embedded: Workbench, monkeypatch: pytest.MonkeyPatch, again: str
 ) -> None:
     rewrite(embedded.file("b"), lambda table: with_vectors(table, lambda matrix: np.roll(matrix, 1, axis=1)))
     embedded.write("b", 41, version="v2")
     made, failed = read_back.file_failure, iter([True])
 
     def unreadable_once(partition: Partition, store: Store, space: Space) -> Failure | None:
-        once = partition.key == "d" and next(failed, False)
-        return Failure("d", "the disk failed once", transient=True) if once else made(partition, store, space)
+        if partition.key != "d" or not next(failed, False):
+            return made(partition, store, space)
+        if again == "encoded":
+            embedded.file("d").write_bytes(b"damaged")
+        return Failure("d", "the disk failed once", transient=True)
 
     embedded.write("d", 4)
     monkeypatch.setattr(read_back, "file_failure", unreadable_once)
     monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
     ran = embedded.refresh()
     assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
+    assert ran.figures()["texts_encoded"] == (4 if again == "encoded" else 0)
     drifted = ran.checks()["vectors_have_not_drifted"]
     assert not drifted.passed and "| `b` |" in str(drifted.metadata["failed"].value)
+    truncated = ran.checks()["few_texts_are_truncated"]
+    assert truncated.metadata["texts"].value == 41 + 4, "what was encoded twice counts once"
 
 
 @pytest.mark.parametrize("launched", ["a job", "the asset"])

@@ -22,6 +22,7 @@ from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.sources.parquet import ParquetCatalog
 from surge_dagster.engine.telemetry import Failure
 from tests.dagster.conftest import NAMES, Workbench, requested
+from tests.small_catalogs import rewrite
 
 NULL_TEXT = [("x", "fine"), ("y", None)]
 
@@ -109,27 +110,64 @@ def test_every_partition_that_failed_is_shown_and_left_alone_however_many_there_
     assert requested(found) == [] and "10 refused as they are" in (found.skip_message or "")
 
 
-def test_what_was_mended_while_its_run_went_on_is_asked_for_and_not_shown_as_failed(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("embedded_too", [False, True])
+def test_what_was_mended_while_its_run_went_on_is_not_taken_for_refused(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, embedded_too: bool
 ) -> None:
     for key in ("bad", "worse"):
         bench.write(key, NULL_TEXT)
     bench.write("good")
-    bench.tick()  # both are observed as they are
+    bench.tick()  # all are observed as they are
     tell = embeddings.tell_of_failures
 
     def mended_before(*arguments: Any) -> None:
+        patch.undo()
         bench.write("bad", 2, version="v2")
-        assert requested(bench.tick()) == [], "it is observed, and is not told of as refused before the run ends"
+        bench.tick()  # it is observed, and the run has not told of any refusal yet
+        if embedded_too:
+            assert bench.run("embed_partitions", {"ops": {"embeddings": {"config": {"keys": ["bad"]}}}}).success
         tell(*arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(embeddings, "tell_of_failures", mended_before)
-        patch.setattr("surge_dagster.automation.new_partitions.held_by_active_runs", lambda *_: None)
         assert not bench.refresh().success
-    assert shown(bench) == ({"good"}, {"worse"})
+    failed = {"worse"} if embedded_too else {"bad", "worse"}
+    assert shown(bench) == ({"good", "bad", "worse"} - failed, failed)
     bench.cursor = None
-    assert requested(bench.tick()) == [["bad"]]
+    assert requested(bench.tick()) == ([] if embedded_too else [["bad"]])
+    if not embedded_too:
+        ran = bench.run("embed_partitions", {"ops": {"embeddings": {"config": {"select": "failed"}}}})
+        assert set(ran.materialized()) == {"bad"}
+
+
+def test_what_a_file_of_another_space_was_in_the_way_of_is_asked_for_once_that_is_moved_away(bench: Workbench) -> None:
+    bench.write("a")
+    bench.refresh()
+    rewrite(bench.file("a"), lambda table: table, space="somebody-else")
+    ran = bench.refresh()
+    assert not ran.success and "taken by a file of the space 'somebody-else'" in ran.failure()
+    assert shown(bench) == (set(), {"a"})
+    assert requested(bench.tick()) == []
+    bench.file("a").rename(bench.root / "a.parquet")
+    assert requested(bench.tick()) == [["a"]]
+
+
+def test_what_was_refused_is_told_also_by_a_run_that_ends_by_something_else(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def down(*_: object) -> None:
+        raise StoreUnavailable("the store is down")
+
+    bench.write("bad", NULL_TEXT)
+    bench.write("good")
+    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(read_back, "file_failure", down)
+        ran = bench.refresh()
+    assert not ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 2
+    assert shown(bench)[1] == {"bad"}
+    found = bench.tick()
+    assert requested(found) == [] and "1 refused as they are" in (found.skip_message or "")
 
 
 @pytest.mark.parametrize("setting", [{"text_column": "name"}, {"max_text_bytes": 4}])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 from unittest import mock
 
 import dagster as dg
 import pytest
 
-from surge_dagster.engine.errors import StoreUnavailable
+from surge_dagster.assets import refresh_shards
+from surge_dagster.engine.errors import Cancelled, StoreUnavailable
+from surge_dagster.engine.output.local_store import LocalStore
 from tests.dagster.conftest import NAMES, Workbench
 from tests.spaces import KEYS, ROWS, Spaces
 
@@ -51,8 +54,35 @@ def test_a_night_whose_store_does_not_answer_is_one_run_that_tries_again_and_beg
     assert config_of(tick(bench, NAMES.schedule)) == {"unattended": True} | expected
     if asked == "known_space":  # the other is no question of one that encodes everything
         assert config_of(tick(bench, NAMES.forced_schedule)) == {"unattended": True, "force": True}
+    bench.pretend_run(
+        NAMES.embed_job,
+        dg.DagsterRunStatus.QUEUED,
+        run_config={"ops": {"embeddings": {"config": {"keys": ["a"], "force": True}}}},
+    )
+    if asked == "known_space":
+        assert "held by active runs" in str(tick(bench, NAMES.forced_schedule)), "what is forced already is not again"
     bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.QUEUED)
     assert "held by active runs" in str(tick(bench, NAMES.schedule)), "there is one that tries again"
+
+
+def test_a_night_whose_store_never_answers_is_given_up_before_dagster_gives_up_the_tick(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.write("a")
+    limits: list[threading.Event] = []
+
+    def until(self: LocalStore, over: threading.Event) -> LocalStore:
+        limits.append(over)
+        return self
+
+    def hanging(*_: object, **options: object) -> None:
+        assert limits[0].wait(60)
+        raise Cancelled  # as the store does then
+
+    monkeypatch.setattr(LocalStore, "until", until)
+    monkeypatch.setattr(refresh_shards, "known_space", hanging)
+    monkeypatch.setattr(refresh_shards, "_LOOK_SECONDS", 0.1)
+    assert config_of(tick(bench, NAMES.schedule)) == {"unattended": True}
 
 
 def test_a_night_that_a_setting_or_a_file_is_in_the_way_of_fails_as_a_run_does(
