@@ -83,5 +83,5 @@ class Camera:
             "[...document.images].filter(image => image.complete && !image.naturalWidth).map(image => image.src)"
         )
         assert not broken, "images that cannot be shown"
-        picture = self._page.screenshot(path=self._folder / f"{name}.png")
+        picture = self._page.screenshot(path=self._folder / f"{name}.png", animations="disabled")
         assert len(picture) > _LEAST_BYTES, f"{name} is blank"

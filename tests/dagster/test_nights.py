@@ -12,7 +12,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from surge_dagster.assets.partition_keys import to_partition_key
+from surge_dagster.assets.partition_keys import from_partition_key, to_partition_key
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.output.current_space import space_of_readers
 from surge_dagster.engine.output.spaces import list_spaces
@@ -85,6 +85,7 @@ class Nights:
     Attributes:
         due: catalog keys whose present content is in no file of the space yet.
         untold: files that were published by a run that could not tell of them.
+        asked: those that were due when the last night's run was launched.
         moved_on: catalog keys that have changed since there is a second space, and so are not up to date in the first.
         shown_failed: catalog keys that were shown as failed at the end of a night; what is embedded of them is planned.
     """
@@ -94,6 +95,7 @@ class Nights:
         self.plan = plan
         self.due: set[str] = set()
         self.untold = 0
+        self.asked: set[str] = set()
         self.moved_on: set[str] = set()
         self.shown_failed: set[str] = set()
         self._published = 0
@@ -151,6 +153,7 @@ class Nights:
 
     def _nightly(self, night: int) -> None:
         [request] = self.production.night()
+        self.asked = set(self.due)
         half = max(2, len(self.due) // 2)
         if night == self.plan.killed:
             ended = self._execute(NAMES.refresh_job, request, killed_at=half)
@@ -191,6 +194,19 @@ class Nights:
         self._planned += len(ended.published & self.shown_failed)
         return ended
 
+    def _refusals(self, count: int) -> set[str]:
+        """The partitions that the last refusals on record are about, each told once."""
+        records = self.production.bench.instance.fetch_observations(NAMES.embeddings, limit=max(1, count)).records
+        told = [record.asset_observation.partition or "" for record in records[:count] if record.asset_observation]
+        assert len(set(told)) == count
+        return set(map(from_partition_key, told))
+
+    def _named_in_plans(self) -> set[str]:
+        """The partitions that a run said by their names it was to materialize: those that failed in one."""
+        kind = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
+        storage = self.production.bench.instance.event_log_storage
+        return set(map(from_partition_key, storage.get_latest_storage_id_by_partition(NAMES.embeddings, kind)))
+
     def _registered(self) -> set[str]:
         return set(self.production.bench.instance.get_dynamic_partitions(NAMES.partitions_name))
 
@@ -202,18 +218,28 @@ class Nights:
         assert observed == len(moved.versions) + len(moved.vanished) + deleted
         materialized = grown.pop(("ASSET_MATERIALIZATION", NAMES.embeddings.path[-1]), 0)
         planned = grown.pop(("ASSET_MATERIALIZATION_PLANNED", NAMES.embeddings.path[-1]), 0)
-        refused = set[str]() if night in (self.plan.killed, self.plan.down) else self.production.moving.bad
-        assert grown.pop(("ASSET_OBSERVATION", NAMES.embeddings.path[-1]), 0) == len(refused)
-        assert len(refused) <= planned <= len(refused) + self._planned + self.untold
+        refused = self._refusals(grown.pop(("ASSET_OBSERVATION", NAMES.embeddings.path[-1]), 0))
+        if night == self.plan.killed:
+            assert not refused
+        elif night == self.plan.down:
+            assert refused <= self.production.moving.bad  # what was read by then
+        else:
+            assert refused == self.production.moving.bad
+        failed, again = refused, set[str]()
+        if night == self.plan.down:  # what was lost with the bucket is shown as failed, too, as far as it was begun
+            failed = refused | (self._named_in_plans() - self.shown_failed)
+            again = self.asked & self.shown_failed
+            assert failed <= refused | self.asked
+        assert len(failed) <= planned <= len(failed | again) + self._planned + self.untold
         if night in (self.plan.killed, self.plan.down):
             assert materialized <= self._published + self.untold
             self.untold += self._published - materialized
         else:
             # One that was not told of and changed before anybody looked is told of once, as it is now.
             assert self._published <= materialized <= self._published + self.untold
-            assert planned >= len(refused) + self._planned
+            assert planned >= len(failed) + self._planned
             self.untold = 0
-        self.shown_failed |= refused
+        self.shown_failed |= failed
         assert grown.pop(("ASSET_MATERIALIZATION", NAMES.superbatches.path[-1]), 0) <= self._published + 4 * self._runs
         assert grown.total() <= _ROWS_OF_A_RUN * self._runs, grown
 
