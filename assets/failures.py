@@ -82,8 +82,8 @@ def _is_embedded_since(names: CatalogNames, instance: dg.DagsterInstance, partit
         return False
     of_partition = dg.AssetRecordsFilter(names.embeddings, asset_partitions=[to_partition_key(partition.key)])
     records = instance.fetch_materializations(of_partition, limit=1).records
-    events = [record.asset_materialization for record in records]
-    return any(event is not None and event.metadata["source_version"].value == now for event in events)
+    made_from = [event.metadata.get("source_version") for record in records if (event := record.asset_materialization)]
+    return any(version is not None and version.value == now for version in made_from)
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], count: int) -> dg.MarkdownMetadataValue:

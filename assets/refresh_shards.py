@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import dagster as dg
@@ -59,24 +60,19 @@ def refresh_requests(
     if held is None:
         return []
     space: Space | None = None
-    over = threading.Event()
-    clock = threading.Timer(_LOOK_SECONDS, over.set)
-    clock.daemon = True
-    clock.start()
     try:
-        store = resources.output.open().until(over)
-        space = known_space(names, store, resources.encoder.spec(), unattended=True)
-        listed = {to_partition_key(partition.key): partition for partition in resources.catalog.open()}
-        if not held and sharding.shards == 1 and len(listed) <= sharding.most_each:
-            return [_whole(names, space, options)]  # however much there is to do: the outputs need not be looked at
-        free = {key: partition for key, partition in listed.items() if key not in held}
-        todo = free if force else _todo(names, instance, store, space, free)
+        with _set_after(_LOOK_SECONDS) as over:
+            store = resources.output.open().until(over)
+            space = known_space(names, store, resources.encoder.spec(), unattended=True)
+            listed = {to_partition_key(partition.key): partition for partition in resources.catalog.open()}
+            if not held and sharding.shards == 1 and len(listed) <= sharding.most_each:
+                return [_whole(names, space, options)]  # however much there is to do: the outputs need not be looked at
+            free = {key: partition for key, partition in listed.items() if key not in held}
+            todo = free if force else _todo(names, instance, store, space, free)
     except SpaceNotBegun:
         raise
     except (SurgeError, Cancelled):
         return [] if force and held else [_whole(names, space, options)]
-    finally:
-        clock.cancel()
     shards = list(sharding.cut(list(todo), todo))
     if not held and len(shards) < 2:
         return [_whole(names, space, options)]
@@ -89,6 +85,19 @@ def refresh_requests(
         )
         for number, keys in enumerate(shards, 1)
     ]
+
+
+@contextmanager
+def _set_after(seconds: float) -> Iterator[threading.Event]:
+    """An event that is set once the block takes longer."""
+    over = threading.Event()
+    clock = threading.Timer(seconds, over.set)
+    clock.daemon = True
+    clock.start()
+    try:
+        yield over
+    finally:
+        clock.cancel()
 
 
 def _whole(names: CatalogNames, space: Space | None, options: Mapping[str, Any]) -> dg.RunRequest:
