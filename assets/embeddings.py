@@ -137,7 +137,9 @@ class _Attempts:
             return outcome
 
     def _make(self, context: dg.OpExecutionContext, config: LaunchConfig, chosen: Iterable[str] | None) -> Outcome:
-        resources, outcome = self.names.resources(context.resources), Outcome()
+        resources = self.names.resources(context.resources)
+        before = self.before.pop(context.run_id, None)
+        outcome = Outcome()
         try:
             named = config.named_keys()
             work = Refresh(
@@ -148,11 +150,12 @@ class _Attempts:
                 resources.encoder,
                 resources.output,
                 self.policy,
-                self.before.pop(context.run_id, None),
+                before,
             )
             outcome = work.outcome
             work.run(named if named is not None else chosen)
         except ConfigError as error:
+            tell_of_failures(self.names, context, outcome if outcome.failures else before or outcome)
             raise dg.Failure(str(error), allow_retries=False) from error
         except (EncoderError, TransientError) as error:
             context.log.error(str(error))

@@ -72,7 +72,7 @@ def refresh_requests(
     except SpaceNotBegun:
         raise
     except (SurgeError, Cancelled):
-        return [] if force and held else [_whole(names, space, options)]
+        return [_whole(names, space, options)]
     shards = list(sharding.cut(list(todo), todo))
     if not held and len(shards) < 2:
         return [_whole(names, space, options)]

@@ -76,7 +76,7 @@ class Webhook:
 
     Attributes:
         url: who knows it can post there, so it is shown nowhere.
-        timeout_seconds: for connecting, and for the answer to begin.
+        timeout_seconds: from the start until the answer begins.
     """
 
     url: str = field(repr=False)
@@ -93,7 +93,7 @@ class Webhook:
                 "POST",
                 self.url,
                 json={**asdict(alert), "text": alert.text},
-                timeout=self.timeout_seconds,
+                timeout=urllib3.Timeout(total=self.timeout_seconds),
                 retries=False,
                 redirect=False,
                 preload_content=False,
@@ -125,16 +125,17 @@ class Deliveries:
             patience_seconds: for all hooks together; one that takes longer is left alone.
         """
         deadline = time.monotonic() + patience_seconds
-        calls: dict[int, threading.Thread] = {}
-        for place, hook in enumerate(self._hooks):
-            if place in self._hung and self._hung[place].is_alive():
+        hung = {place for place, call in self._hung.items() if call.is_alive()}
+        calls = {place: self._begin(place, alert, log) for place in range(len(self._hooks)) if place not in hung}
+        for place in hung:
+            self._hung[place].join(max(0.0, deadline - time.monotonic()))
+            if self._hung[place].is_alive():
                 log.warning(
-                    f"the alert hook {_name_of(hook)} has not returned from an earlier alert; it is not told of run "
-                    f"{alert.run_id}"
+                    f"the alert hook {_name_of(self._hooks[place])} has not returned from an earlier alert; it is not "
+                    f"told of run {alert.run_id}"
                 )
-                continue
-            calls[place] = threading.Thread(target=_call, args=(hook, alert, log), name="surge-alert", daemon=True)
-            calls[place].start()
+            else:
+                calls[place] = self._begin(place, alert, log)
         for place, call in calls.items():
             call.join(max(0.0, deadline - time.monotonic()))
             if call.is_alive():
@@ -143,6 +144,11 @@ class Deliveries:
                     f"the alert hook {_name_of(self._hooks[place])} has not returned after {patience_seconds:.3g} s; "
                     "left alone"
                 )
+
+    def _begin(self, place: int, alert: Alert, log: logging.Logger) -> threading.Thread:
+        call = threading.Thread(target=_call, args=(self._hooks[place], alert, log), name="surge-alert", daemon=True)
+        call.start()
+        return call
 
 
 def _call(hook: AlertHook, alert: Alert, log: logging.Logger) -> None:

@@ -179,8 +179,8 @@ def test_docker_takes_what_a_run_is_made_with() -> None:
 def test_a_task_on_ecs_has_the_variables_that_the_page_names() -> None:
     handed_on = set(load("ecs/dagster.yaml")["run_launcher"]["config"]["env_vars"])
     named = set(re.findall("`([A-Z_]+)`", (DEPLOY / "ecs" / "README.md").read_text()))
-    of_the_daemon = {"SURGE_RUN_TASK_DEFINITION", "SURGE_CLUSTER"}
-    assert handed_on == named - of_the_daemon - {"DAGSTER_PG_PASSWORD"} and handed_on > WITHOUT_DEFAULTS | {PLANNED}
+    of_no_run = {"SURGE_RUN_TASK_DEFINITION", "SURGE_CLUSTER", "SURGE_SHARDS"}
+    assert handed_on == named - of_no_run - {"DAGSTER_PG_PASSWORD"} and handed_on > WITHOUT_DEFAULTS | {PLANNED}
 
 
 def test_every_variable_of_the_project_names_a_setting() -> None:

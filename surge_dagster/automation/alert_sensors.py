@@ -85,6 +85,7 @@ def _slow_superbatches(names: CatalogNames, settings: Settings, deliveries: Deli
             ascending=True,
         ).records
         slow: dict[str, list[dict[str, Any]]] = {}
+        first_of: dict[str, int] = {}  # the storage id of a run's first one
         seen = 0
         for record in records:
             cursor["after"] = record.storage_id
@@ -94,9 +95,13 @@ def _slow_superbatches(names: CatalogNames, settings: Settings, deliveries: Deli
             seen += 1
             if is_slow(figures.get("pace_ratio"), figures.get("encode_seconds", 0.0)):
                 slow.setdefault(record.run_id, []).append(figures)
+                first_of.setdefault(record.run_id, record.storage_id)
         deadline = time.monotonic() + WAIT_SECONDS_PER_TICK
         for run_id, found in slow.items():
             if run_id not in cursor["told"]:
+                if time.monotonic() >= deadline:
+                    cursor["after"] = first_of[run_id] - 1  # this one and those after it are for the next tick
+                    break
                 link = _link(settings, run_id)
                 alert = Alert(names.name or "", "slow_superbatch", run_id, _slow_message(found), link=link)
                 patience = min(PATIENCE_SECONDS, max(0.0, deadline - time.monotonic()))

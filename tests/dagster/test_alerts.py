@@ -216,9 +216,8 @@ class TestDelivery:
             alert = replace(ALERT, run_id=run_id)
             deliveries.deliver(alert, logging.getLogger(), patience_seconds=patience_seconds)
 
-        deliver("r1", patience_seconds=0.5)
-        deliver("r2")
-        deliver("r3")
+        for run_id in ("r1", "r2", "r3"):
+            deliver(run_id, patience_seconds=0.5)
         assert (begun, told) == (["r1"], ["r1", "r2", "r3"])
         assert "hanging has not returned from an earlier alert; it is not told of run r3" in caplog.text
         gate.set()
@@ -227,6 +226,20 @@ class TestDelivery:
                 thread.join(60)
         deliver("r4")
         assert (begun, told) == (["r1", "r4"], ["r1", "r2", "r3", "r4"])
+
+    def test_a_hook_that_is_only_slow_is_told_of_everything(self) -> None:
+        told: list[str] = []
+        gate = threading.Event()
+
+        def slow(alert: Alert) -> None:
+            gate.wait(60)
+            told.append(alert.run_id)
+
+        deliveries = Deliveries([slow])
+        deliveries.deliver(ALERT, logging.getLogger(), patience_seconds=0.05)
+        threading.Timer(0.2, gate.set).start()
+        deliveries.deliver(replace(ALERT, run_id="r2"), logging.getLogger(), patience_seconds=60)
+        assert told == ["r1", "r2"]
 
     def test_hooks_that_take_as_long_as_they_may_leave_a_tick_in_time(self) -> None:
         """Dagster does one that is late again from the start: whoever was told is told again."""

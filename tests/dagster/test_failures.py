@@ -170,6 +170,26 @@ def test_what_was_refused_is_told_also_by_a_run_that_ends_by_something_else(
     assert requested(found) == [] and "1 refused as they are" in (found.skip_message or "")
 
 
+def test_what_was_refused_is_told_also_when_the_next_attempt_finds_no_catalog(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.write("bad", NULL_TEXT)
+    bench.write("good")
+    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
+
+    def fails_and_the_catalog_goes(*_: object) -> Failure:
+        bench.catalog.rename(bench.root / "away")
+        return Failure("good", "the disk failed", transient=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(read_back, "file_failure", fails_and_the_catalog_goes)
+        ran = bench.refresh()
+    assert not ran.success and "no catalog at" in ran.failure()
+    assert shown(bench)[1] == {"bad", "good"}
+    (bench.root / "away").rename(bench.catalog)
+    assert "1 refused as they are" in (bench.tick().skip_message or "")
+
+
 @pytest.mark.parametrize("setting", [{"text_column": "name"}, {"max_text_bytes": 4}])
 def test_what_was_refused_for_a_setting_is_asked_for_when_the_setting_is_mended(
     bench: Workbench, setting: dict[str, Any]

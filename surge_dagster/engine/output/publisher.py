@@ -23,7 +23,6 @@ from surge_dagster.engine.output.group_writer import GroupWriter
 from surge_dagster.engine.output.piece_writer import PieceWriter
 from surge_dagster.engine.output.publication import EncodedSuperBatch, Publication, PublishedSuperBatch
 from surge_dagster.engine.output.receipts import receipt_of
-from surge_dagster.engine.output.retries import joined_at_exit
 from surge_dagster.engine.output.space_target import SpaceTarget
 from surge_dagster.engine.output.split_partitions import Complete, SplitPartitions, Spoilt
 from surge_dagster.engine.output.staging import Staging
@@ -76,8 +75,8 @@ class Publisher:
         self._report = report
         self._lock = threading.Lock()
         self._threads = threads
-        self._pieces = ThreadPoolExecutor(threads, "surge-publish", joined_at_exit)
-        self._files = ThreadPoolExecutor(1, "surge-publish-split", joined_at_exit)
+        self._pieces = ThreadPoolExecutor(threads, "surge-publish")
+        self._files = ThreadPoolExecutor(1, "surge-publish-split")
         self._split = SplitPartitions()
         self._writer = PieceWriter(target, staging, ledger)
         self._groups = GroupWriter(target, threads)

@@ -27,6 +27,7 @@ from surge_dagster.engine.catalog import (
     RowBatch,
     decode_key,
     encode_key,
+    is_hashed,
 )
 from surge_dagster.engine.disk_names import is_text, printable
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
@@ -142,6 +143,9 @@ class ParquetCatalog:
             files = [file for folder in folders for file in self._files(folder, known)]
         except OSError as error:
             return Partition(key, _NOT_SEEN, partial(_raise, _not_given(key, folders[0], error)), current)
+        if len({file.declared_key for file in files}) == 1 and self._was_hidden(key, folders[0], files[0]):
+            hidden = f"partition {key!r}: its files could not be read when it was listed. Run again."
+            return Partition(key, _NOT_SEEN, partial(_raise, TransientError(hidden, key)), current)
         is_counted = bool(files) and all(file.rows is not None for file in files)
         partition = Partition(
             key=key,
@@ -154,6 +158,11 @@ class ParquetCatalog:
         if known and len(folders) == 1:
             known.keep_partition(f"{self.url}/{folders[0]}", [file.path for file in files], partition)
         return partition
+
+    def _was_hidden(self, key: str, folder: str, file: _File) -> bool:
+        """Whether a long key had to be taken from the folder's name, while the files can be read by now."""
+        name = folder.removeprefix(_PREFIX)
+        return key == name and is_hashed(name) and file.declared_key not in (None, key)
 
     def _current_version(self, key: str, folders: Sequence[str]) -> str | None:
         with _blaming_system(key, folders[0]):

@@ -143,7 +143,8 @@ def test_a_wait_ends_with_the_run_and_nothing_is_tried_again() -> None:
     assert (attempt.calls, retrier.counts) == (2, {})
 
 
-def test_an_answer_that_does_not_come_is_waited_for_no_longer_than_until_the_run_is_over() -> None:
+@pytest.mark.parametrize("daemon", [False, True])
+def test_an_answer_that_does_not_come_is_waited_for_no_longer_than_until_the_run_is_over(daemon: bool) -> None:
     """Within a second, of which the store knows nothing; a later request is not even sent."""
     over, under_way, opened = threading.Event(), threading.Event(), threading.Event()
     view = Retrier("s3://b").until(over).until(threading.Event())
@@ -153,9 +154,18 @@ def test_an_answer_that_does_not_come_is_waited_for_no_longer_than_until_the_run
         over.set()
         opened.wait(60)
 
-    with pytest.raises(Cancelled):
-        view.call("PUT a", silent)
-    assert under_way.is_set() and not opened.is_set()
+    ended: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            view.call("PUT a", silent)
+        except Cancelled as error:
+            ended.append(error)
+
+    calling = threading.Thread(target=call, daemon=daemon)  # Dagster's code server asks from daemons
+    calling.start()
+    calling.join(30)
+    assert ended and under_way.is_set() and not opened.is_set()
     never = Failing()
     with pytest.raises(Cancelled):
         view.call("PUT b", never)

@@ -14,7 +14,8 @@ import pytest
 
 from surge_dagster.engine.catalog import Partition, RowBatch
 from surge_dagster.engine.errors import ConfigError, DataError, SurgeError, TransientError
-from surge_dagster.engine.sources import ParquetCatalog, open_source
+from surge_dagster.engine.sources import ParquetCatalog, open_source, parquet
+from surge_dagster.engine.sources.footers import Footer
 from tests.small_catalogs import numbered_rows, partition_folder, write_catalog, write_partition, write_rows
 
 ROWS = [("1", "one"), ("2", "zwei ß"), ("3", "")]
@@ -510,6 +511,25 @@ class TestKeys:
     def test_a_long_key_that_is_declared_wrongly_is_refused(self, tmp_path: Path) -> None:
         write_rows(partition_folder(tmp_path, "x" * 300) / "0.parquet", ROWS, key="y" * 300)
         assert "declares that it belongs to partition 'yyy" in str(refusal(only(open_source(tmp_path))))
+
+    def test_a_long_key_whose_files_are_hidden_for_a_moment_is_never_another_key(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write_rows(partition_folder(tmp_path, "x" * 300) / "0.parquet", ROWS, key="x" * 300)
+        catalog, honest, fails = open_source(tmp_path), parquet._footer, iter([True])
+
+        def hidden_once(path: str) -> Footer:
+            if next(fails, False):
+                raise OSError(errno.EMFILE, "Too many open files")
+            return honest(path)
+
+        monkeypatch.setattr(parquet, "_footer", hidden_once)
+        hidden = only(catalog)
+        with pytest.raises(TransientError, match="could not be read when it was listed"):
+            rows_of(hidden)
+        for _ in range(2):
+            seen = only(catalog)
+            assert seen.key == "x" * 300 and seen.source_version != hidden.source_version and rows_of(seen) == ROWS
 
     @pytest.mark.parametrize("folder", ["partition=", "partition=%FF"])
     def test_a_folder_whose_name_is_no_key_is_refused_under_the_name_on_disk(self, tmp_path: Path, folder: str) -> None:
