@@ -342,11 +342,10 @@ def give_back_unused() -> None:
 def _process_tree(root: int) -> list[int]:
     found = [root]
     for pid in found:  # grows while it is walked
-        for children in Path(f"/proc/{pid}/task").glob("*/children"):
-            try:
-                found += map(int, children.read_text().split())
-            except OSError:
-                continue
+        with contextlib.suppress(OSError):  # a process may end at any moment, and its threads do
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                with contextlib.suppress(OSError):
+                    found += map(int, (thread / "children").read_text().split())
     return found
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 
 import pytest
 
+from surge_dagster.engine import telemetry
 from surge_dagster.engine.telemetry import Failure, MemoryGauge, RunReport, SuperBatchReport, overlap_ratio
 
 PROMISED = (
@@ -52,6 +55,16 @@ def test_the_gauge_sees_memory_that_is_taken() -> None:
     with MemoryGauge(interval_seconds=60) as gauge:
         held = bytearray(b"\1") * (200 << 20)
     assert gauge.peak_bytes > len(held)
+
+
+def test_a_process_that_ends_while_it_is_looked_at_is_left_out() -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    assert telemetry._process_tree(ended.pid) == [ended.pid]
+    with MemoryGauge(interval_seconds=60) as gauge, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(telemetry, "_process_tree", lambda _: [os.getpid(), ended.pid])
+        gauge._sample()
+    assert gauge.peak_bytes > 0
 
 
 def test_the_gauge_ends_with_its_block() -> None:
