@@ -4,6 +4,8 @@ A killed run holds its slot of the pool for as long as Dagster believes that it 
 begins: whoever finds it must not wait for a run. Dagster's own monitoring sees a run die while the server that launched
 it lives; when both went down together, only the process that the run left its name of can tell, or, where that was in
 another container, that its signs of life have ended.
+
+It is the one sensor that is always on, from the first minute of an instance. So the pool's limit is entered here, too.
 """
 
 from __future__ import annotations

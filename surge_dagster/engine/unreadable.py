@@ -18,6 +18,8 @@ from typing import TypeGuard
 
 import pyarrow as pa
 
+from surge_dagster.engine.errors import TransientError
+
 UNREADABLE = (OSError, pa.ArrowException, UnicodeError)
 
 _REMEDIES = {
@@ -31,9 +33,17 @@ def is_systems(error: BaseException) -> TypeGuard[OSError]:
     return isinstance(error, OSError) and error.errno is not None
 
 
-def what_system_says(error: OSError) -> str:
-    """The system's words, and what to do."""
-    return f"{os.strerror(error.errno or 0)}. {_REMEDIES.get(error.errno or 0, 'Run again when its storage answers.')}"
+def not_given(what: str, error: OSError, key: str | None = None) -> TransientError:
+    """What to raise for an error of which `is_systems` holds: the system's words, and what to do.
+
+    Args:
+        what: the file or folder in words.
+        key: of its partition, where that is known.
+    """
+    code = error.errno or 0
+    said = f"{os.strerror(code)}. {_REMEDIES.get(code, 'Run again when its storage answers.')}"
+    where = "" if key is None else f"partition {key!r}: "
+    return TransientError(f"{where}{what} could not be read: {said}", key)
 
 
 def first_line(error: BaseException) -> str:

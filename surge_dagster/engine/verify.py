@@ -36,7 +36,7 @@ from surge_dagster.engine.output.file_formats import SUFFIXES, OutputFile, file_
 from surge_dagster.engine.output.staging import STAGING
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.output.validation import invalid_row
-from surge_dagster.engine.unreadable import UNREADABLE, first_line, is_systems, what_system_says
+from surge_dagster.engine.unreadable import UNREADABLE, first_line, is_systems, not_given
 
 # Promise 5 of the design: lowest cosine between a stored vector and the same text encoded again. int8 vectors are
 # compared with int8 ones: roundings that fell the other way in another batch gave 0.9999, on other kernels 0.9995.
@@ -207,7 +207,7 @@ def _without_source(store: Store, space: Space, name: str) -> Violation | None:
         return _unread(name, error)
     except (InvalidFile, *UNREADABLE) as error:
         if is_systems(error):
-            return _unread(name, _not_given(location, error))
+            return _unread(name, not_given(repr(location), error))
         return Violation(
             name, "damaged", f"{location!r}: {first_line(error)}. The source has no such partition: remove it."
         )
@@ -262,12 +262,8 @@ def _verify_partition(
         raise _Broken("damaged", f"{location!r}: {error}.", _REMOVE) from error
     except UNREADABLE as error:
         if is_systems(error):
-            raise _not_given(location, error) from error
+            raise not_given(repr(location), error) from error
         raise _Broken("damaged", f"{location!r} cannot be read: {first_line(error)}.", _REMOVE) from error
-
-
-def _not_given(location: str, error: OSError) -> TransientError:
-    return TransientError(f"{location!r} could not be read: {what_system_says(error)}")
 
 
 def _require_as_listed(partition: Partition) -> None:

@@ -13,13 +13,13 @@ import polars as pl
 import pyarrow as pa
 from polars.io.plugins import register_io_source
 
-from surge_dagster.engine.errors import DataError, TransientError
+from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.output.embedding_file import InvalidFile
 from surge_dagster.engine.output.file_formats import format_of, open_output_file
 from surge_dagster.engine.output.freshness import PublishedFile
 from surge_dagster.engine.output.listed_files import replaced
 from surge_dagster.engine.output.store import Store
-from surge_dagster.engine.unreadable import UNREADABLE, first_line, is_systems, what_system_says
+from surge_dagster.engine.unreadable import UNREADABLE, first_line, is_systems, not_given
 
 _BATCH_ROWS = 16_384
 
@@ -92,8 +92,7 @@ def _batches(store: Store, files: Iterable[PublishedFile], wanted: pa.Schema, ro
             raise replaced(location, key) from error
         except (InvalidFile, *UNREADABLE) as error:
             if is_systems(error):
-                said = what_system_says(error)
-                raise TransientError(f"partition {key!r}: {location!r} could not be read: {said}", key) from error
+                raise not_given(repr(location), error, key) from error
             raise DataError(
                 key, f"{location!r} is damaged: {first_line(error)}", "Remove it and embed the partition again."
             ) from error

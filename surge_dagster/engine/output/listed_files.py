@@ -22,7 +22,7 @@ from surge_dagster.engine.output.file_formats import SUFFIXES, file_name
 from surge_dagster.engine.output.footer_cache import Entry, FooterCache
 from surge_dagster.engine.output.freshness import PublishedFile
 from surge_dagster.engine.output.store import Store, StoredObject
-from surge_dagster.engine.unreadable import UNREADABLE, first_line, is_systems, what_system_says
+from surge_dagster.engine.unreadable import UNREADABLE, first_line, is_systems, not_given
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +127,7 @@ class ListedFiles:
             raise
         except UNREADABLE as error:
             if is_systems(error):
-                location = self._store.location(stored.name)
-                raise TransientError(f"{location!r} could not be read: {what_system_says(error)}") from error
+                raise not_given(repr(self._store.location(stored.name)), error) from error
             raise InvalidFile(f"its footer cannot be read ({first_line(error)})") from error
 
     def _kept(self, written: bytes | pa.Schema, columns: Callable[[], pa.Schema]) -> bytes:

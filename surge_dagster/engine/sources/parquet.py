@@ -33,7 +33,7 @@ from surge_dagster.engine.disk_names import is_text, printable
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.sources.footers import Footer, KnownFooters
 from surge_dagster.engine.sources.rows import row_batch, without_dictionary
-from surge_dagster.engine.unreadable import UNREADABLE, first_line, is_systems, what_system_says
+from surge_dagster.engine.unreadable import UNREADABLE, first_line, is_systems, not_given
 
 _PREFIX = "partition="
 _NOT_SEEN = "unreadable"  # the source version of what the system did not show when it was listed
@@ -143,7 +143,7 @@ class ParquetCatalog:
             files = [file for folder in folders for file in self._files(folder, known)]
         except OSError as error:
             return Partition(key, _NOT_SEEN, partial(_raise, _not_given(key, folders[0], error)), current)
-        if len({file.declared_key for file in files}) == 1 and self._was_hidden(key, folders[0], files[0]):
+        if _was_hidden(key, folders[0], files):
             hidden = f"partition {key!r}: its files could not be read when it was listed. Run again."
             return Partition(key, _NOT_SEEN, partial(_raise, TransientError(hidden, key)), current)
         is_counted = bool(files) and all(file.rows is not None for file in files)
@@ -158,11 +158,6 @@ class ParquetCatalog:
         if known and len(folders) == 1:
             known.keep_partition(f"{self.url}/{folders[0]}", [file.path for file in files], partition)
         return partition
-
-    def _was_hidden(self, key: str, folder: str, file: _File) -> bool:
-        """Whether a long key had to be taken from the folder's name, while the files can be read by now."""
-        name = folder.removeprefix(_PREFIX)
-        return key == name and is_hashed(name) and file.declared_key not in (None, key)
 
     def _current_version(self, key: str, folders: Sequence[str]) -> str | None:
         with _blaming_system(key, folders[0]):
@@ -281,9 +276,17 @@ class ParquetCatalog:
             ) from error
 
 
+def _was_hidden(key: str, folder: str, files: Sequence[_File]) -> bool:
+    """Whether a long key had to be taken from the folder's name, while its files can be read by now."""
+    if not is_hashed(key) or key != folder.removeprefix(_PREFIX):
+        return False
+    declared = {file.declared_key for file in files}
+    return len(declared) == 1 and declared.isdisjoint({None, key})
+
+
 def _not_given(key: str, what: str, error: OSError) -> TransientError:
     named = error.filename if isinstance(error.filename, str) else what
-    return TransientError(f"partition {key!r}: {printable(named)} could not be read: {what_system_says(error)}", key)
+    return not_given(printable(named), error, key)
 
 
 @contextmanager

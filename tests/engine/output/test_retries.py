@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -119,25 +120,36 @@ def test_requests_of_one_kind_say_nothing_of_those_of_another() -> None:
         assert isinstance(caught.value, StoreUnavailable) == (number == 4)
 
 
+class Calling:
+    """A request that goes on in a thread of its own, which may be a daemon, as those of Dagster's code server are."""
+
+    def __init__(self, retrier: Retrier, attempt: Callable[[], object], *, daemon: bool = False) -> None:
+        self._errors: list[BaseException] = []
+        self._thread = threading.Thread(target=self._call, args=(retrier, attempt), daemon=daemon)
+        self._thread.start()
+
+    def _call(self, retrier: Retrier, attempt: Callable[[], object]) -> None:
+        try:
+            retrier.call("PUT a", attempt)
+        except BaseException as error:
+            self._errors.append(error)
+
+    def ended_by(self) -> BaseException | None:
+        """What it raised, once it has ended."""
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        return self._errors[0] if self._errors else None
+
+
 def test_a_wait_ends_with_the_run_and_nothing_is_tried_again() -> None:
     """Nobody would wait here for as long as the store asks for."""
     retrier = Retrier("s3://b")
     over = threading.Event()
     view = retrier.until(over)
     attempt = Failing(*[busy("503", 600.0)] * 3)
-    cancelled: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            view.call("PUT a", attempt)
-        except BaseException as error:
-            cancelled.append(error)
-
-    calling = threading.Thread(target=call)
-    calling.start()
+    calling = Calling(view, attempt)
     over.set()
-    calling.join(60)
-    assert [type(error) for error in cancelled] == [Cancelled]
+    assert type(calling.ended_by()) is Cancelled
     with pytest.raises(Cancelled):
         view.call("PUT b", attempt)
     assert (attempt.calls, retrier.counts) == (2, {})
@@ -154,18 +166,8 @@ def test_an_answer_that_does_not_come_is_waited_for_no_longer_than_until_the_run
         over.set()
         opened.wait(60)
 
-    ended: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            view.call("PUT a", silent)
-        except Cancelled as error:
-            ended.append(error)
-
-    calling = threading.Thread(target=call, daemon=daemon)  # Dagster's code server asks from daemons
-    calling.start()
-    calling.join(30)
-    assert ended and under_way.is_set() and not opened.is_set()
+    assert type(Calling(view, silent, daemon=daemon).ended_by()) is Cancelled
+    assert under_way.is_set() and not opened.is_set()
     never = Failing()
     with pytest.raises(Cancelled):
         view.call("PUT b", never)
