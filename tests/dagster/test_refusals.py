@@ -1,0 +1,182 @@
+"""What is refused for its content: told on its partition, read once, and left alone until something of it changes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from surge_dagster.assets import embeddings, read_back
+from surge_dagster.engine.catalog import Partition, RowBatch
+from surge_dagster.engine.encoder.spec import Space
+from surge_dagster.engine.errors import StoreUnavailable
+from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.sources.parquet import ParquetCatalog
+from surge_dagster.engine.telemetry import Failure
+from tests.dagster.conftest import Workbench, requested
+from tests.dagster.test_failures import NULL_TEXT, shown
+from tests.small_catalogs import rewrite
+
+
+def test_every_partition_that_failed_is_shown_and_left_alone_however_many_there_are(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("surge_dagster.assets.planned.BATCH_EVENTS", 4)
+    bad = {f"bad{number:02}" for number in range(10)}
+    for key in sorted(bad):
+        bench.write(key, NULL_TEXT)
+    bench.write("good")
+    assert not bench.refresh().success
+    assert shown(bench) == ({"good"}, bad)
+    found = bench.tick()
+    assert requested(found) == [] and "10 refused as they are" in (found.skip_message or "")
+
+
+@pytest.mark.parametrize("embedded_too", [False, True])
+def test_what_was_mended_while_its_run_went_on_is_not_taken_for_refused(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, embedded_too: bool
+) -> None:
+    for key in ("bad", "worse"):
+        bench.write(key, NULL_TEXT)
+    bench.write("good")
+    bench.tick()  # all are observed as they are
+    tell = embeddings.tell_of_failures
+
+    def mended_before(*arguments: Any) -> None:
+        patch.undo()
+        bench.write("bad", 2, version="v2")
+        bench.tick()  # it is observed, and the run has not told of any refusal yet
+        if embedded_too:
+            assert bench.run("embed_partitions", {"ops": {"embeddings": {"config": {"keys": ["bad"]}}}}).success
+        tell(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(embeddings, "tell_of_failures", mended_before)
+        assert not bench.refresh().success
+    failed = {"worse"} if embedded_too else {"bad", "worse"}
+    assert shown(bench) == ({"good", "bad", "worse"} - failed, failed)
+    bench.cursor = None
+    assert requested(bench.tick()) == ([] if embedded_too else [["bad"]])
+    if not embedded_too:
+        ran = bench.run("embed_partitions", {"ops": {"embeddings": {"config": {"select": "failed"}}}})
+        assert set(ran.materialized()) == {"bad"}
+
+
+def test_what_a_file_of_another_space_was_in_the_way_of_is_asked_for_once_that_is_moved_away(bench: Workbench) -> None:
+    bench.write("a")
+    bench.refresh()
+    rewrite(bench.file("a"), lambda table: table, space="somebody-else")
+    ran = bench.refresh()
+    assert not ran.success and "taken by a file of the space 'somebody-else'" in ran.failure()
+    assert shown(bench) == (set(), {"a"})
+    assert requested(bench.tick()) == []
+    bench.file("a").rename(bench.root / "a.parquet")
+    assert requested(bench.tick()) == [["a"]]
+
+
+def test_what_was_refused_is_told_also_by_a_run_that_ends_by_something_else(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def down(*_: object) -> None:
+        raise StoreUnavailable("the store is down")
+
+    bench.write("bad", NULL_TEXT)
+    bench.write("good")
+    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(read_back, "file_failure", down)
+        ran = bench.refresh()
+    assert not ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 2
+    assert shown(bench)[1] == {"bad"}
+    found = bench.tick()
+    assert requested(found) == [] and "1 refused as they are" in (found.skip_message or "")
+
+
+def test_what_was_refused_is_told_also_when_the_next_attempt_finds_no_catalog(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.write("bad", NULL_TEXT)
+    bench.write("good")
+    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
+
+    def fails_and_the_catalog_goes(*_: object) -> Failure:
+        bench.catalog.rename(bench.root / "away")
+        return Failure("good", "the disk failed", transient=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(read_back, "file_failure", fails_and_the_catalog_goes)
+        ran = bench.refresh()
+    assert not ran.success and "no catalog at" in ran.failure()
+    assert shown(bench)[1] == {"bad", "good"}
+    (bench.root / "away").rename(bench.catalog)
+    assert "1 refused as they are" in (bench.tick().skip_message or "")
+
+
+@pytest.mark.parametrize("setting", [{"text_column": "name"}, {"max_text_bytes": 4}])
+def test_what_was_refused_for_a_setting_is_asked_for_when_the_setting_is_mended(
+    bench: Workbench, setting: dict[str, Any]
+) -> None:
+    bench.write("a")
+    bench.tick()
+    bench.settings |= setting
+    assert not bench.refresh().success
+    bench.cursor = None
+    assert requested(bench.tick()) == []
+    for name in setting:
+        del bench.settings[name]
+    assert requested(bench.tick()) == [["a"]]
+
+
+def test_bad_data_is_not_read_again_when_something_else_is_retried(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.write("bad", NULL_TEXT)
+    bench.write("moving", 5)
+    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
+    listed = ParquetCatalog.__iter__
+    read: list[str] = []
+    listings: list[int] = []
+
+    def watched(self: ParquetCatalog) -> Iterator[Partition]:
+        for partition in list(listed(self)):
+
+            def read_and_note(partition: Partition = partition) -> Iterator[RowBatch]:
+                read.append(partition.key)
+                return partition.read()
+
+            yield dataclasses.replace(partition, read=read_and_note)
+        listings.append(1)
+        if len(listings) == 1:
+            bench.write("moving", 6, version="v2")
+
+    monkeypatch.setattr(ParquetCatalog, "__iter__", watched)
+    ran = bench.refresh()
+    assert not ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
+    assert read.count("bad") == 1
+    assert [failed["key"] for failed in ran.figures()["partitions_failed"]] == ["bad"]
+    assert set(ran.materialized()) == {"moving"}
+
+
+def test_what_was_refused_is_read_again_by_the_next_attempt_when_its_source_has_changed(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.write("bad", NULL_TEXT)
+    bench.write("d", 4)
+    made = read_back.file_failure
+    mended: list[str] = []
+
+    def mended_meanwhile(partition: Partition, store: Store, space: Space) -> Failure | None:
+        if mended:
+            return made(partition, store, space)
+        mended.append("bad")
+        bench.write("bad", 2, version="v2")
+        return Failure(partition.key, "the disk failed once", transient=True)
+
+    monkeypatch.setattr(read_back, "file_failure", mended_meanwhile)
+    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
+    ran = bench.refresh()
+    assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
+    assert set(ran.materialized()) == {"bad", "d"}
