@@ -10,7 +10,6 @@ Dagster reads the annotations of ops while it makes them, so they must not be st
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from time import sleep
 
 import dagster as dg
 from dagster._core.definitions.composition import PendingNodeInvocation
@@ -27,6 +26,7 @@ from surge_dagster.assets.run_retries import RUN_TAGS
 from surge_dagster.check_policy import CheckPolicy
 from surge_dagster.engine.encoder.spec import FileFormat
 from surge_dagster.engine.errors import ConfigError, EncoderError, TransientError
+from surge_dagster.engine.waiting import rest
 
 _RETRIES = 2
 _RETRY_SECONDS = 5
@@ -172,5 +172,5 @@ class _Attempts:
             self.before[context.run_id] = outcome
             # Spread, so that runs that one fault has ended do not all come back at the same moment. It waits here and
             # not in Dagster, which hears of a person's "Terminate" only afterwards.
-            sleep(_RETRY_SECONDS * 2**context.retry_number * random.uniform(0.5, 1.5))
+            rest(_RETRY_SECONDS * 2**context.retry_number * random.uniform(0.5, 1.5))
         return dg.RetryRequested(max_retries=_RETRIES)

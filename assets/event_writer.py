@@ -24,6 +24,7 @@ import dagster as dg
 from surge_dagster.assets.event_batches import BATCH_EVENTS, Store, event_store
 from surge_dagster.assets.partition_events import AnyEvent
 from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.waiting import TURN_SECONDS, wait_for_thread
 
 _FLUSH_SECONDS = 1.0
 # Two batches of some 4 kB per event; more would only take longer to store when a run is terminated.
@@ -103,7 +104,7 @@ class EventWriter:
             self._closing = True
             self._changed.notify_all()
         if self._thread.ident is not None:
-            self._thread.join(seconds)
+            wait_for_thread(self._thread, seconds)
         with self._changed:
             left = self._storing + len(self._waiting)
             self._waiting.clear()
@@ -147,7 +148,7 @@ class EventWriter:
     def _put(self, logged: _Logged) -> None:
         with self._changed:
             while len(self._waiting) >= _WAITING_EVENTS and self._error is None and not self._closed:
-                self._changed.wait()
+                self._changed.wait(TURN_SECONDS)
             self._require_stored()
             if self._closed:
                 return

@@ -21,6 +21,7 @@ from surge_dagster.engine.errors import Cancelled, StoreUnavailable, TransientEr
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.telemetry import Failure
 from surge_dagster.engine.verify import Violation, verify
+from surge_dagster.engine.waiting import wait_in_turns
 
 Found = Failure | TransientError | None
 
@@ -101,7 +102,12 @@ class ReadBack:
         """Wait until nothing is under way, or only so little; whether that was in time."""
         with self._changed:
             left = None if self._until is None else self._until - time.monotonic()
-            done = self._changed.wait_for(lambda: not self._under_way or enough() or self._error is not None, left)
+            done = wait_in_turns(
+                lambda turn: self._changed.wait_for(
+                    lambda: not self._under_way or enough() or self._error is not None, turn
+                ),
+                left,
+            )
             self.require_going_on()
             return done
 

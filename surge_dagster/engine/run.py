@@ -50,6 +50,7 @@ from surge_dagster.engine.telemetry import (
     is_slow,
 )
 from surge_dagster.engine.timeline import Span
+from surge_dagster.engine.waiting import next_item
 
 log = logging.getLogger(__name__)
 
@@ -202,7 +203,7 @@ class EmbeddingRun:
         engine = threading.Thread(target=self._run, args=(arena, target, staging), name="surge-run", daemon=True)
         engine.start()
         try:
-            while (event := self._events.get()) is not None:
+            while (event := next_item(self._events)) is not None:
                 if isinstance(event, BaseException):
                     raise event
                 yield from event

@@ -18,6 +18,7 @@ from surge_dagster.assets.partition_events import AnyEvent
 from surge_dagster.engine.run import EmbeddingRun
 from tests.dagster.conftest import Workbench
 from tests.dagster.test_events import MATERIALIZATION, execute, ids_of
+from tests.signals import interrupted_in_another_thread
 
 
 def test_publishing_and_storing_the_events_of_that_share_one_grace_time(
@@ -43,6 +44,40 @@ def test_publishing_and_storing_the_events_of_that_share_one_grace_time(
     assert not bench.refresh().success
     for_publishing, for_events = given
     assert for_publishing == 6 and for_events is not None and for_events <= 1
+
+
+@pytest.mark.timeout(60)
+def test_a_step_that_waits_for_the_event_log_is_interrupted_by_a_signal_that_another_thread_was_given(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, opened = threading.Event(), threading.Event()
+
+    @contextmanager
+    def slow(context: dg.OpExecutionContext) -> Iterator[Store]:
+        def store(events: Sequence[AnyEvent], wanted: bool) -> Sequence[int | None]:
+            begun.set()
+            assert opened.wait(60)
+            return [None] * len(events)
+
+        yield store
+
+    monkeypatch.setattr(event_writer, "event_store", slow)
+    monkeypatch.setattr(event_writer, "_WAITING_EVENTS", 1)
+
+    @dg.op
+    def work(context) -> None:
+        event = dg.AssetMaterialization("thing")
+        with EventWriter(context, grace_seconds=0) as events:
+            events.log(event)
+            assert begun.wait(60)
+            with interrupted_in_another_thread():
+                for _ in range(2):
+                    events.log(event)
+            with interrupted_in_another_thread():
+                events.close()
+            opened.set()
+
+    assert execute(bench, work).success
 
 
 @pytest.mark.timeout(60)

@@ -188,7 +188,7 @@ def test_between_two_attempts_a_run_can_be_terminated_and_is_known_to_live(
         if len(waited) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(embeddings, "sleep", terminated_meanwhile)
+    monkeypatch.setattr(embeddings, "rest", terminated_meanwhile)
     ran = bench.refresh()
     assert not ran.success and len(waited) == 2
     assert ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1, "no attempt after that"

@@ -23,6 +23,7 @@ from tests.dagster.conftest import NAMES, Workbench
 from tests.dagster.nights import Production
 from tests.engine.output.object_server import ObjectServer
 from tests.engine.runs import finish, make_run
+from tests.signals import interrupted_in_another_thread
 from tests.small_catalogs import FailingStore, numbered_rows, partition_of, row_batch_of
 
 SPACE = cast(Space, None)  # nothing here looks at it
@@ -186,6 +187,14 @@ def test_an_error_waits_for_nothing_and_nothing_is_told_after_it(reads: Any) -> 
     for thread in readers():
         thread.join(60)
     assert told == [] and not begun.acquire(blocking=False) and not readers()
+
+
+@pytest.mark.timeout(60)
+def test_who_waits_is_interrupted_by_a_signal_that_another_thread_was_given(reads: Any) -> None:
+    opened = threading.Event()
+    with interrupted_in_another_thread(), ReadBack(reads(lambda key: opened.wait() and None), SPACE) as reader:
+        reader.look(partition("a"), 1, lambda _: None)
+    opened.set()
 
 
 def test_when_time_is_over_what_was_read_by_then_counts(reads: Any, monkeypatch: pytest.MonkeyPatch) -> None:

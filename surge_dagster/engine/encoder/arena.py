@@ -96,7 +96,7 @@ class Arena:
                     return Slot(self, self._memory, self._free.pop())
                 if cancelled is not None and cancelled():
                     raise Cancelled("gave up waiting for a slot")
-                self._changed.wait(_POLL_SECONDS if cancelled is not None else None)
+                self._changed.wait(_POLL_SECONDS)
 
     def close(self) -> None:
         """Gives the memory back as soon as the last view of it is gone; wakes up whoever waits for a slot."""

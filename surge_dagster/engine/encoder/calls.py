@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from surge_dagster.engine.encoder.chunks import Job
 from surge_dagster.engine.encoder.dispatcher import Dispatcher
 from surge_dagster.engine.encoder.isolation import FailedRow
+from surge_dagster.engine.waiting import wait_in_turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class EncodeCall:
         Raises:
             EncoderError: the pool cannot go on; it holds the last words of the worker that failed.
         """
-        if not self._job.done.wait(timeout_seconds):
+        if not wait_in_turns(self._job.done.wait, timeout_seconds):
             return None
         if self._job.error is not None:
             raise as_new(self._job.error)
@@ -70,7 +71,7 @@ class EncodeCall:
         waited for.
         """
         self._dispatcher.abandon(self._job)
-        self._job.done.wait()
+        wait_in_turns(self._job.done.wait)
 
     @property
     def encoded(self) -> list[tuple[int, int]]:

@@ -31,6 +31,7 @@ from surge_dagster.engine.encoder.gpu_gauge import GpuGauge
 from surge_dagster.engine.encoder.isolation import MOST_LOSSES
 from surge_dagster.engine.encoder.worker_process import WorkerProcess, WorkerSeat, how_it_ended
 from surge_dagster.engine.errors import ConfigError, EncoderError
+from surge_dagster.engine.waiting import wait_for_thread
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ class Dispatcher:
         """Ends all workers and then the thread; jobs that are not finished fail. Harmless when called twice."""
         if self._thread.is_alive():
             self._ask(self._stop)
-            self._thread.join()
+            wait_for_thread(self._thread)
 
     def _ask(self, request: Callable[[], None]) -> None:
         with self._asking:

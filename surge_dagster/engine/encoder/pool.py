@@ -32,6 +32,7 @@ from surge_dagster.engine.encoder.spec import EncodingSpec, Space
 from surge_dagster.engine.encoder.speed import texts_per_second
 from surge_dagster.engine.encoder.worker_process import WorkerSeat
 from surge_dagster.engine.errors import ConfigError, EncoderError
+from surge_dagster.engine.waiting import wait_in_turns
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class EncoderPool:
         )
         self._workers = len(choice.devices)
         try:
-            self._dispatcher.started.wait()
+            wait_in_turns(self._dispatcher.started.wait)
             self._raise_failure()
             ready = list(self._dispatcher.ready_messages.values())
             self.backend: str = ready[0]["backend"]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.waiting import next_item
 
 READS_AT_ONCE = 32
 T = TypeVar("T")
@@ -48,7 +49,7 @@ def read_at_once(
             # No process that is to end waits for a daemon's answer from the bucket.
             threading.Thread(target=run, name="surge-footer", daemon=True).start()
         for _ in names:
-            answer = answers.get()
+            answer = next_item(answers)
             if isinstance(answer, BaseException):
                 raise answer
             keep(*answer)

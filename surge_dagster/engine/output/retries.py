@@ -173,7 +173,7 @@ class Retrier:
     def _rest(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         while not self._is_over and (left := end - time.monotonic()) > 0:
-            self.over.wait(min(left, _POLL_SECONDS) if self._around else left)
+            self.over.wait(min(left, _POLL_SECONDS))
 
     def _wait(self, what: str, failed: RequestFailed, number: int) -> None:
         spread = self.jitter()

@@ -75,6 +75,13 @@ class RefusingBackend(HashBackend):
         raise DeviceLost("no such device")
 
 
+class UnreadyBackend(HashBackend):
+    """Never comes to be loaded."""
+
+    def __init__(self, space: Space, settings: BackendSettings) -> None:
+        threading.Event().wait()
+
+
 class CrashingBackend(HashBackend):
     """Loads as a library does that has a bug in its C code."""
 

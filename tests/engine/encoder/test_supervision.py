@@ -27,6 +27,7 @@ from surge_dagster.engine.encoder.spec import EncodingSpec
 from surge_dagster.engine.errors import EncoderError
 from tests.engine.encoder.conftest import column, encode, open_descriptors
 from tests.engine.encoder.small_device import expected_vectors
+from tests.signals import interrupted_in_another_thread
 
 SPEC = EncodingSpec("hash://16")
 
@@ -477,3 +478,22 @@ def _children() -> list[int]:
             if parent == os.getpid() and str(Path(__file__).parent).encode() in environment:
                 found.append(int(entry.name))
     return found
+
+
+def test_the_start_of_a_pool_is_interrupted_by_a_signal_that_another_thread_was_given() -> None:
+    with interrupted_in_another_thread():
+        EncoderPool(SPEC, devices="cpu", backend="faults:UnreadyBackend")
+
+
+def test_who_waits_for_a_call_or_a_slot_is_interrupted_likewise(tmp_path: Path) -> None:
+    with (
+        EncoderPool(SPEC, devices="cpu", backend="faults:FaultyBackend") as pool,
+        pool.arena(slots=1, max_texts=1, max_bytes=1_000) as arena,
+    ):
+        slot = arena.acquire()
+        slot.append(column([f"wait {tmp_path / 'opened'}"]))
+        with interrupted_in_another_thread():
+            pool.encode(slot)
+        with interrupted_in_another_thread():
+            arena.acquire()
+        (tmp_path / "opened").touch()

@@ -1,0 +1,43 @@
+"""A signal that the kernel hands to another thread than the main one, as it may at any time."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+_LOOK_SECONDS = 0.02
+
+
+@contextmanager
+def interrupted_in_another_thread() -> Iterator[None]:
+    """Within it the main thread begins to wait, is then interrupted, and must say so by `KeyboardInterrupt`."""
+    left = threading.Event()
+
+    def interrupt() -> None:
+        main, before = threading.main_thread().ident or 0, None
+        while not left.wait(_LOOK_SECONDS):
+            frame = sys._current_frames()[main]
+            now = (id(frame), frame.f_lasti)
+            if now == before:  # it stands still
+                signal.pthread_kill(threading.get_ident(), signal.SIGUSR2)
+                return
+            before = now
+
+    def end(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    handler = signal.signal(signal.SIGUSR2, end)
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    finally:
+        left.set()
+        interrupting.join()
+        signal.signal(signal.SIGUSR2, handler)
