@@ -121,7 +121,7 @@ def embed(
         try:
             _follow(run, total)
         except (KeyboardInterrupt, Terminated) as stopped:
-            complain("stopped; what was encoded is published, run the command again to go on")
+            complain("stopped; what was published stays, run the command again to go on")
             raise typer.Exit(EXIT_CODE if isinstance(stopped, Terminated) else 130) from None
     _print_report(run.report, store, as_json)
     raise typer.Exit(1 if run.failed else 0)

@@ -22,8 +22,8 @@ def interrupted_in_another_thread() -> Iterator[None]:
         main, before = threading.main_thread().ident or 0, None
         while not left.wait(_LOOK_SECONDS):
             frame = sys._current_frames()[main]
-            now = (id(frame), frame.f_lasti)
-            if now == before:  # it stands still
+            now = (frame.f_code, frame.f_lasti)
+            if now == before:  # it stands still, or waits in turns
                 signal.pthread_kill(threading.get_ident(), signal.SIGUSR2)
                 return
             before = now

@@ -136,6 +136,7 @@ class EmbeddingRun:
         self._include_text = include_text
         self._ledger = Ledger(self._memory.limit)
         self._stop = threading.Event()
+        self._unheard = threading.Event()  # set when nobody takes events any more
         self._started = False
         self._begun = 0.0
         self._lock = threading.Lock()
@@ -201,19 +202,27 @@ class EmbeddingRun:
         target = SpaceTarget(self._store, self.space, self._pool.precision, self._include_text)
         staging = Staging(target)
         engine = threading.Thread(target=self._run, args=(arena, target, staging), name="surge-run", daemon=True)
-        engine.start()
         try:
+            engine.start()
             while (event := next_item(self._events)) is not None:
                 if isinstance(event, BaseException):
                     raise event
                 yield from event
+        except BaseException:  # `GeneratorExit`, of whoever wants no more of it, too
+            self.stop()
+            raise
         finally:
-            if engine.is_alive():
-                self.stop()
+            self._wait_for_its_end(engine)
+
+    def _wait_for_its_end(self, engine: threading.Thread) -> None:
+        try:
             while engine.is_alive():  # its threads may be waiting to report to us
                 with contextlib.suppress(queue.Empty):
-                    self._events.get(timeout=0.05)
-            engine.join()
+                    self._events.get(timeout=_POLL_SECONDS)
+        except BaseException:  # interrupted again: nobody listens any more, or waits for what is under way
+            self._unheard.set()
+            self._over.set()
+            raise
 
     def _run(self, arena: Arena, target: SpaceTarget, staging: Staging) -> None:
         """Encode what the reader hands over until it has no more; always ends with None in the event queue."""
@@ -249,8 +258,8 @@ class EmbeddingRun:
             error = error or caught
         self._over.set()
         if error is not None:
-            self._events.put(error)
-        self._events.put(None)
+            self._tell(error)
+        self._tell(None)
 
     def _encode_all(self, ready: queue.Queue[SuperBatch | BaseException | None], publisher: Publisher) -> None:
         """Keep up to two SuperBatches in the pool, and hand each to the publisher when it is encoded."""
@@ -329,6 +338,8 @@ class EmbeddingRun:
 
     def _time_left(self) -> float | None:
         """Seconds until a run that was stopped has to end; None: it was not stopped from outside."""
+        if self._unheard.is_set():
+            return 0.0
         if self._stopped_at is None:
             return None
         return max(0.0, self._stopped_at + self._grace_seconds - time.monotonic())
@@ -418,7 +429,13 @@ class EmbeddingRun:
             self.report.peak_resident_bytes = self._ledger.peak
             self._count_retries()
         for start in range(0, len(told), _TOLD_AT_ONCE):
-            self._events.put(told[start : start + _TOLD_AT_ONCE])
+            self._tell(told[start : start + _TOLD_AT_ONCE])
+
+    def _tell(self, what: list[Event] | BaseException | None) -> None:
+        while not self._unheard.is_set():
+            with contextlib.suppress(queue.Full):
+                self._events.put(what, timeout=_POLL_SECONDS)
+                return
 
     def _count(self, event: Event, now: float) -> bool:
         """Enter an event in the report; whether it is news."""

@@ -18,6 +18,8 @@ from surge_dagster.engine.timeline import Span
 _SLOW_PACE = 2.0  # times the running average
 _WORTH_A_WARNING_SECONDS = 1.0
 _PACE_NEEDS = 3
+# A process that hangs in the kernel may keep who asks for its memory.
+_LAST_SAMPLE_SECONDS = 2.0
 
 
 def is_slow(pace_ratio: float | None, encode_seconds: float) -> bool:
@@ -319,7 +321,7 @@ class MemoryGauge:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
-        self._thread.join()
+        self._thread.join(_LAST_SAMPLE_SECONDS)
         self._sample()
 
     def _watch(self) -> None:

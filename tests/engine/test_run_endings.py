@@ -6,6 +6,8 @@ import contextlib
 import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from surge_dagster.engine import run as engine_run
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec
 from surge_dagster.engine.output.local_store import LocalStore, LocalUpload
@@ -23,6 +26,7 @@ from surge_dagster.engine.run import Event
 from surge_dagster.engine.superbatch import Thresholds
 from surge_dagster.engine.telemetry import Pace
 from tests.engine.runs import failures, finish, in_memory, make_run
+from tests.signals import interrupted_in_another_thread
 from tests.small_catalogs import DIMENSION, Rows, assert_embedded, numbered_rows, published_files
 
 SPEC = EncodingSpec(f"hash://{DIMENSION}")
@@ -157,7 +161,7 @@ class StuckUpload(LocalUpload):
     def flush(self) -> None:
         if self._name.endswith(".parquet") and not self._name.endswith("/p0.parquet"):
             self.store.stuck.set()
-            self.store.go_on.wait(60)
+            self.store.go_on.wait()
         super().flush()
 
 
@@ -178,6 +182,60 @@ def test_a_store_that_does_not_answer_keeps_a_stopped_run_no_longer_than_its_gra
         assert published_files(tmp_path, run.space.name) >= {"p0.parquet"}
     finally:
         go_on.set()
+
+
+def test_who_is_interrupted_again_waits_no_longer_and_leaves_nothing_that_goes_on(
+    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody takes events then, of which there are more than fit where they wait."""
+    monkeypatch.setattr(engine_run, "_TELLINGS_WAITING", 1)
+    monkeypatch.setattr(engine_run, "_TOLD_AT_ONCE", 1)
+    go_on = threading.Event()
+    store = StuckStore(tmp_path, go_on)
+    catalog = {f"p{n}": numbered_rows(f"p{n}", 60) for n in range(6)}
+    run = make_run(hash_pool, in_memory(catalog), store, Thresholds(b_min=60, b_max=60), grace_seconds=3600)
+    events = run.events()
+    try:
+        assert next(events)
+        assert store.stuck.wait(60)
+        with interrupted_in_another_thread():
+            events.close()
+    finally:
+        go_on.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith(("surge-run", "surge-read", "surge-publish")):
+            thread.join(60)
+            assert not thread.is_alive(), thread.name
+
+
+STUCK = """
+import signal, sys, threading
+from pathlib import Path
+from surge_dagster.engine.encoder.pool import EncoderPool
+from tests.engine.runs import in_memory, make_run
+from tests.engine.test_run_endings import SPEC, StuckStore
+from tests.small_catalogs import numbered_rows
+signal.signal(signal.SIGINT, signal.default_int_handler)
+store = StuckStore(Path(sys.argv[1]), threading.Event())
+catalog = {f"p{n}": numbered_rows(f"p{n}", 60) for n in range(6)}
+try:
+    with EncoderPool(SPEC) as pool:
+        for event in make_run(pool, in_memory(catalog), store, grace_seconds=0.5).events():
+            assert store.stuck.wait(60)
+            print("stuck", flush=True)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def test_a_process_that_is_stopped_waits_for_no_thread_that_its_disk_keeps(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", STUCK, str(tmp_path)], stdout=subprocess.PIPE, text=True) as running:
+        try:
+            assert running.stdout is not None and running.stdout.readline() == "stuck\n"
+            running.send_signal(signal.SIGINT)
+            assert running.wait(60) == 130
+        finally:
+            running.kill()
 
 
 def test_a_run_that_waits_for_nothing_but_storage_can_still_be_stopped(

@@ -14,7 +14,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from surge_dagster.engine.errors import Cancelled, DataError, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.ledger import Ledger
@@ -22,6 +22,7 @@ from surge_dagster.engine.output.assembly import assemble
 from surge_dagster.engine.output.group_writer import GroupWriter
 from surge_dagster.engine.output.piece_writer import PieceWriter
 from surge_dagster.engine.output.publication import EncodedSuperBatch, Publication, PublishedSuperBatch
+from surge_dagster.engine.output.publishing_threads import PublishingThreads
 from surge_dagster.engine.output.receipts import receipt_of
 from surge_dagster.engine.output.space_target import SpaceTarget
 from surge_dagster.engine.output.split_partitions import Complete, SplitPartitions, Spoilt
@@ -75,8 +76,8 @@ class Publisher:
         self._report = report
         self._lock = threading.Lock()
         self._threads = threads
-        self._pieces = ThreadPoolExecutor(threads, "surge-publish")
-        self._files = ThreadPoolExecutor(1, "surge-publish-split")
+        self._pieces = PublishingThreads(threads, "surge-publish")
+        self._files = PublishingThreads(1, "surge-publish-split")
         self._split = SplitPartitions()
         self._writer = PieceWriter(target, staging, ledger)
         self._groups = GroupWriter(target, threads)
@@ -103,7 +104,7 @@ class Publisher:
                 self._split.begin(segment.partition)
         waiting = self._groups.pieces(batch)
         for _ in range(min(self._threads, len(waiting))):
-            self._pieces.submit(self._write_waiting, publication, waiting)
+            self._pieces.submit(partial(self._write_waiting, publication, waiting))
 
     def abandon(self, partition: OpenPartition) -> None:
         """Throw away what is staged of a partition whose rows were refused."""
@@ -132,8 +133,11 @@ class Publisher:
                 "run does them again",
                 *(self._unfinished, self._files_unfinished),
             )
-        self._pieces.shutdown(wait=drained, cancel_futures=not drained)
-        self._files.shutdown(wait=drained, cancel_futures=not drained)
+        for threads in (self._pieces, self._files):
+            if drained:
+                threads.end()
+            else:
+                threads.give_up()
         self.require_alive()
 
     def require_alive(self) -> None:
@@ -244,9 +248,7 @@ class Publisher:
             return
         with self._lock:
             self._files_unfinished += 1
-        try:
-            self._files.submit(self._tidied, what)
-        except RuntimeError:  # the run was given up; the next one finds what is staged
+        if not self._files.submit(partial(self._tidied, what)):  # the run was given up; the next one finds it staged
             self._file_done()
 
     def _tidied(self, what: Complete | Spoilt) -> None:

@@ -12,12 +12,17 @@ import fcntl
 import itertools
 import os
 import secrets
+import threading
+import time
 from pathlib import Path
 from types import TracebackType
+
+from surge_dagster.engine.waiting import wait_in_turns
 
 TEMP_PREFIX = ".tmp-"
 _LOCK_NAME = ".lock"
 _TRIES = 100
+_TRY_SECONDS = 0.01
 # Of the names of this process's files; a process of another container may have the same number.
 _OURS = secrets.token_hex(6)
 _NUMBERS = itertools.count()
@@ -115,7 +120,7 @@ class Locked:
     def __enter__(self) -> None:
         self._descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            _lock(self._descriptor)
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -124,6 +129,22 @@ class Locked:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         os.close(self._descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    if threading.current_thread() is not threading.main_thread():
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return
+
+    def wait(turn: float) -> bool:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(min(turn, _TRY_SECONDS))
+            return False
+        return True
+
+    wait_in_turns(wait)  # the kernel's own wait is deaf to a signal that another thread was given
 
 
 def _make_folder(folder: Path) -> tuple[str, int]:

@@ -18,6 +18,8 @@ from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.output import open_store
 from surge_dagster.engine.output.local_store import LocalStore
 from surge_dagster.engine.output.local_upload import publish_together
+from surge_dagster.engine.output.temp_files import Locked
+from tests.signals import interrupted_in_another_thread
 
 
 @pytest.fixture
@@ -264,6 +266,12 @@ class TestTempFiles:
         put(store, "space/a.parquet", b"x")
         assert store.open("space/a.parquet").read() == b"x"
         assert temps(store) == []
+
+    @pytest.mark.timeout(60)
+    def test_who_waits_for_a_folder_that_another_run_has_locked_is_interrupted(self, store: LocalStore) -> None:
+        put(store, "space/a.parquet", b"x")
+        with Locked(store.root / "space"), interrupted_in_another_thread():
+            store.sweep("space")
 
     def test_many_runs_may_begin_at_once(self, store: LocalStore) -> None:
         failures: list[Exception] = []
