@@ -2,7 +2,8 @@
 
 Everything about workers and jobs is changed here and nowhere else, so there is nothing to lock: other threads put a
 request into a queue and write one byte to wake this one up. It lives as long as the pool, because a process belongs to
-the thread that spawned it in the eyes of the kernel's parent-death signals, and ends only when every worker has ended.
+the thread that spawned it in the eyes of the kernel's parent-death signals, and ends only when every worker has ended
+or, when not even a kill ends it, was given up.
 
 A worker that dies, raises, or shows no progress for too long is replaced by a new process, and its unfinished chunks
 are done again, alone: `isolation` finds the text that is at fault, if one is. A seat that loses more than
@@ -292,9 +293,11 @@ class Dispatcher:
             limit = self._patience(worker)
             if now - worker.moved_at > limit:
                 worker.ask_where()
+                # One in each round: to end it may take seconds, and requests are not to wait for all of them.
                 self._lose(worker, None, f"it showed no progress for {limit:.0f} s and was killed")
                 log.warning("%s", worker.with_last_words(f"worker {worker.pid} hung"))
-            elif not worker.ready and now - worker.told_at > _TELL_SECONDS:
+                return
+            if not worker.ready and now - worker.told_at > _TELL_SECONDS:
                 worker.told_at = now
                 log.info("worker %d on %s is still loading the model", worker.pid, worker.seat.device)
 
@@ -443,13 +446,19 @@ class Dispatcher:
 
     def _end_all(self) -> None:
         for worker in self._workers.values():
+            self._unregister(worker)
+            if worker.assigned or not worker.ready:
+                worker.kill()
+                continue
             with contextlib.suppress(OSError):
                 wire.send(worker.connection, {"op": "stop"})
+        # All are killed before it is waited for any that a kill does not end: those waits are then one.
         deadline = time.monotonic() + _GRACE_SECONDS
         for worker in self._workers.values():
-            self._unregister(worker)
-            busy = bool(worker.assigned) or not worker.ready
-            worker.end(0 if busy else max(0.0, deadline - time.monotonic()))
+            if worker.wait(deadline - time.monotonic()) is None:
+                worker.kill()
+        for worker in self._workers.values():
+            worker.end(0)
             for chunk in worker.assigned:
                 chunk.job.slot.unpin()
         self._workers.clear()
