@@ -7,7 +7,8 @@ or, when not even a kill ends it, was given up.
 
 A worker that dies, raises, or shows no progress for too long is replaced by a new process, and its unfinished chunks
 are done again, alone: `isolation` finds the text that is at fault, if one is. A seat that loses more than
-`max_respawns` processes in a row for no such reason ends the pool, with the last words of the last one.
+`max_respawns` processes in a row for no such reason ends the pool, with the last words of the last one; so does the
+first process of a seat that is not ready in time, or is refused its model.
 """
 
 from __future__ import annotations
@@ -292,14 +293,25 @@ class Dispatcher:
                 continue
             limit = self._patience(worker)
             if now - worker.moved_at > limit:
-                worker.ask_where()
                 # One in each round: to end it may take seconds, and requests are not to wait for all of them.
-                self._lose(worker, None, f"it showed no progress for {limit:.0f} s and was killed")
-                log.warning("%s", worker.with_last_words(f"worker {worker.pid} hung"))
+                self._end_hung(worker, limit)
                 return
             if not worker.ready and now - worker.told_at > _TELL_SECONDS:
                 worker.told_at = now
                 log.info("worker %d on %s is still loading the model", worker.pid, worker.seat.device)
+
+    def _end_hung(self, worker: WorkerProcess, limit: float) -> None:
+        worker.ask_where()
+        if self.failure is None and worker.seat.index not in self.ready_messages:
+            # Nothing says that another one would fare better, and somebody waits for the pool to start.
+            why = (
+                f"worker {worker.pid} on {worker.seat.device} was not ready after {limit:.0f} s; giving up. See "
+                "whether the device and the model's files answer; if it was only slow, raise start_timeout_seconds"
+            )
+            self._fail(EncoderError(worker.with_last_words(why)))
+            return
+        self._lose(worker, None, f"it showed no progress for {limit:.0f} s and was killed")
+        log.warning("%s", worker.with_last_words(f"worker {worker.pid} hung"))
 
     def _patience(self, worker: WorkerProcess) -> float:
         """Seconds without progress after which a worker counts as hanging: the more it has to do, the longer."""
