@@ -14,11 +14,11 @@ from typing import Any, Literal, Self
 import pyarrow as pa
 
 from surge_dagster.engine.timeline import Span
+from surge_dagster.engine.waiting import wait_for_thread
 
 _SLOW_PACE = 2.0  # times the running average
 _WORTH_A_WARNING_SECONDS = 1.0
 _PACE_NEEDS = 3
-# A process that hangs in the kernel may keep who asks for its memory.
 _LAST_SAMPLE_SECONDS = 2.0
 
 
@@ -321,14 +321,15 @@ class MemoryGauge:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
-        self._thread.join(_LAST_SAMPLE_SECONDS)
-        self._sample()
+        # Of a process that hangs inside it the kernel may say nothing, without end: no run is to wait for that.
+        wait_for_thread(self._thread, _LAST_SAMPLE_SECONDS)
 
     def _watch(self) -> None:
         self._sample()
         while not self._stop.wait(self._interval):
             give_back_unused()
             self._sample()
+        self._sample()
 
     def _sample(self) -> None:
         self.peak_bytes = max(self.peak_bytes, sum(map(_pss_bytes, _process_tree(os.getpid()))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 
 import pytest
 
@@ -71,3 +72,16 @@ def test_the_gauge_ends_with_its_block() -> None:
     with MemoryGauge(interval_seconds=60) as gauge:
         pass
     assert not gauge._thread.is_alive()
+
+
+def test_a_process_of_which_the_kernel_says_nothing_holds_up_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(telemetry, "_pss_bytes", lambda _: answers.wait())
+    monkeypatch.setattr(telemetry, "_LAST_SAMPLE_SECONDS", 0.1)
+    try:
+        with MemoryGauge(interval_seconds=60) as gauge:
+            pass
+        assert gauge._thread.is_alive()
+    finally:
+        answers.set()
+    gauge._thread.join()

@@ -2,11 +2,13 @@
 
 Everything about workers and jobs is changed here and nowhere else, so there is nothing to lock: other threads put a
 request into a queue and write one byte to wake this one up. It lives as long as the pool, because a process belongs to
-the thread that spawned it in the eyes of the kernel's parent-death signals, and ends only when every worker has ended.
+the thread that spawned it in the eyes of the kernel's parent-death signals, and ends only when every worker has ended
+or, when not even a kill ends it, was given up.
 
 A worker that dies, raises, or shows no progress for too long is replaced by a new process, and its unfinished chunks
 are done again, alone: `isolation` finds the text that is at fault, if one is. A seat that loses more than
-`max_respawns` processes in a row for no such reason ends the pool, with the last words of the last one.
+`max_respawns` processes in a row for no such reason ends the pool, with the last words of the last one; so does the
+first process of a seat that is not ready in time, or is refused its model.
 """
 
 from __future__ import annotations
@@ -291,12 +293,25 @@ class Dispatcher:
                 continue
             limit = self._patience(worker)
             if now - worker.moved_at > limit:
-                worker.ask_where()
-                self._lose(worker, None, f"it showed no progress for {limit:.0f} s and was killed")
-                log.warning("%s", worker.with_last_words(f"worker {worker.pid} hung"))
-            elif not worker.ready and now - worker.told_at > _TELL_SECONDS:
+                # One in each round: to end it may take seconds, and requests are not to wait for all of them.
+                self._end_hung(worker, limit)
+                return
+            if not worker.ready and now - worker.told_at > _TELL_SECONDS:
                 worker.told_at = now
                 log.info("worker %d on %s is still loading the model", worker.pid, worker.seat.device)
+
+    def _end_hung(self, worker: WorkerProcess, limit: float) -> None:
+        worker.ask_where()
+        if self.failure is None and worker.seat.index not in self.ready_messages:
+            # Nothing says that another one would fare better, and somebody waits for the pool to start.
+            why = (
+                f"worker {worker.pid} on {worker.seat.device} was not ready after {limit:.0f} s; giving up. See "
+                "whether the device and the model's files answer; if it was only slow, raise start_timeout_seconds"
+            )
+            self._fail(EncoderError(worker.with_last_words(why)))
+            return
+        self._lose(worker, None, f"it showed no progress for {limit:.0f} s and was killed")
+        log.warning("%s", worker.with_last_words(f"worker {worker.pid} hung"))
 
     def _patience(self, worker: WorkerProcess) -> float:
         """Seconds without progress after which a worker counts as hanging: the more it has to do, the longer."""
@@ -443,13 +458,19 @@ class Dispatcher:
 
     def _end_all(self) -> None:
         for worker in self._workers.values():
+            self._unregister(worker)
+            if worker.assigned or not worker.ready:
+                worker.kill()
+                continue
             with contextlib.suppress(OSError):
                 wire.send(worker.connection, {"op": "stop"})
+        # All are killed before it is waited for any that a kill does not end: those waits are then one.
         deadline = time.monotonic() + _GRACE_SECONDS
         for worker in self._workers.values():
-            self._unregister(worker)
-            busy = bool(worker.assigned) or not worker.ready
-            worker.end(0 if busy else max(0.0, deadline - time.monotonic()))
+            if worker.wait(deadline - time.monotonic()) is None:
+                worker.kill()
+        for worker in self._workers.values():
+            worker.end(0)
             for chunk in worker.assigned:
                 chunk.job.slot.unpin()
         self._workers.clear()

@@ -54,7 +54,8 @@ class EncoderPool:
         token_budget: tokens of one forward pass; None is the backend's choice.
         check_parity: compare with sentence-transformers at the start, and refuse to start when the promise is broken.
         hang_timeout_seconds: a worker that has work and shows no progress for so long is replaced.
-        start_timeout_seconds: how long a worker may take to load the model.
+        start_timeout_seconds: how long a worker may take to load the model; the pool does not start when one of its
+            first workers takes longer.
         max_respawns: processes that one worker's seat may lose in a row before the pool gives up.
 
     Raises:

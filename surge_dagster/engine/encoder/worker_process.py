@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import signal
@@ -17,10 +18,14 @@ from pathlib import Path
 from surge_dagster.engine.encoder import wire
 from surge_dagster.engine.encoder.chunks import Chunk
 
+log = logging.getLogger(__name__)
+
 _LAST_LINES = 80
 _READ_BYTES = 64 << 10
 _ANSWER_SECONDS = 1.0
 _WHOLE_ANSWER_SECONDS = 0.2
+# Tearing down a process that holds much memory, or a device, takes a while; most end within milliseconds.
+_KILLED_SECONDS = 5.0
 _WORKER_MODULE = "surge_dagster.engine.encoder.worker"
 _PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 
@@ -58,6 +63,7 @@ class WorkerProcess:
         self.moved_at = time.monotonic()
         self.told_at = self.moved_at  # when it was last said that it is still loading
         self.head_since = self.moved_at  # when the first of its chunks became that
+        self._killed_at: float | None = None
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         lifeline, self._lifeline = os.pipe()
         try:
@@ -132,23 +138,46 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Ends the process at once."""
+        self._killed_at = self._killed_at or time.monotonic()
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGKILL)
 
-    def end(self, grace_seconds: float) -> int:
-        """Waits for the process, kills it after `grace_seconds`, and frees everything; returns its exit code."""
+    def wait(self, seconds: float) -> int | None:
+        """The exit code of the process; None when it has not ended by then."""
         try:
-            code = self.process.wait(grace_seconds)
+            return self.process.wait(max(0.0, seconds))
         except subprocess.TimeoutExpired:
+            return None
+
+    def end(self, grace_seconds: float) -> int | None:
+        """Waits for the process, kills it after `grace_seconds`, and frees everything; returns its exit code.
+
+        None: it was killed and hangs inside the kernel, which no signal ends, so it is given up. Its chunks may go to
+        others all the same: it never comes back to code of its own, and what the kernel or a device may still finish
+        for it goes to memory of its own, never to an arena. The system ends it whenever it can, and `subprocess` takes
+        note of that when it next starts a process.
+        """
+        code = self.wait(grace_seconds)
+        if code is None:
             self.kill()
-            code = self.process.wait()
-        while self.read_output() and self._has_output():
+            assert self._killed_at is not None
+            code = self.wait(self._killed_at + _KILLED_SECONDS - time.monotonic())
+        # A process that it started may go on printing without end.
+        deadline = time.monotonic() + _WHOLE_ANSWER_SECONDS
+        while self.read_output() and self._has_output() and time.monotonic() < deadline:
             pass
         if self._partial_line.strip():
             self.last_lines.append(self._partial_line.decode(errors="replace").rstrip())
         self.connection.close()
         self.output.close()
         os.close(self._lifeline)
+        if code is None:
+            log.warning(
+                "worker %d on %s was killed and does not end: it hangs inside the kernel, as it does after a fault of "
+                "a GPU's driver or on a mount that does not answer. It is left to itself, and keeps its memory, the "
+                "device's too, until the kernel lets it end; dmesg may say why. Restart the machine if it stays",
+                *(self.pid, self.seat.device),
+            )
         return code
 
     def _has_output(self, patience_seconds: float = 0.0) -> bool:
@@ -157,8 +186,10 @@ class WorkerProcess:
         return bool(poll.poll(1_000 * patience_seconds))
 
 
-def how_it_ended(code: int) -> str:
+def how_it_ended(code: int | None) -> str:
     """An exit code in words."""
+    if code is None:
+        return "it was killed and hangs inside the kernel"
     if code >= 0:
         return f"exit code {code}"
     try:

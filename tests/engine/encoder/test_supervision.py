@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from surge_dagster.engine.encoder import dispatcher
+from surge_dagster.engine.encoder import dispatcher, worker_process
 from surge_dagster.engine.encoder.backends.hash_backend import hash_vectors
 from surge_dagster.engine.encoder.calls import EncodeFigures
 from surge_dagster.engine.encoder.chunks import LARGEST_CHUNK_TEXTS
@@ -85,6 +85,58 @@ def test_a_worker_that_hangs_is_replaced_and_the_log_says_where_it_hung(
         assert pool.replays >= 1
     words = r"faults.py\", line \d+ in _harm" if kind in verbs else "it printed nothing"
     assert re.search(rf"(?s)worker \d+ hung.*{words}", caplog.text)
+
+
+@contextlib.contextmanager
+def _beyond_signals(*pids: int) -> Iterator[None]:
+    """Within it these processes stand still, and no signal of the pool ends them: what it is to hang in the kernel."""
+    send = subprocess.Popen.send_signal
+
+    def withhold(process: subprocess.Popen, number: int) -> None:
+        if process.pid not in pids:
+            send(process, number)
+
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(subprocess.Popen, "send_signal", withhold)
+            patch.setattr(worker_process, "_KILLED_SECONDS", 0.2)
+            # As if a process that they started went on printing.
+            patch.setattr(worker_process.WorkerProcess, "_has_output", lambda *_: True)
+            yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        _wait_for_end(list(pids))
+
+
+def test_a_worker_that_no_signal_ends_is_given_up_and_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    texts = _with_harm()
+    with _faulty_pool(hang_timeout_seconds=2.5, max_respawns=9) as pool:
+        stuck, _ = pool.worker_pids
+        with _beyond_signals(stuck):
+            assert np.array_equal(encode(pool, texts), hash_vectors(texts, 16))
+            assert len(pool.worker_pids) == 2
+            assert stuck not in pool.worker_pids
+            assert Path(f"/proc/{stuck}").exists()
+    assert f"worker {stuck} on cpu was killed and does not end" in caplog.text
+
+
+def test_a_pool_whose_workers_no_signal_ends_is_closed_all_the_same(tmp_path: Path) -> None:
+    texts = [f"hang once {tmp_path / 'hung'}", "harmless"]
+    with _faulty_pool() as pool, pool.arena(slots=1, max_texts=2, max_bytes=1_000) as arena:
+        slot = arena.acquire()
+        slot.append(column(texts))
+        call = pool.submit(slot)
+        while not (tmp_path / "hung").exists():
+            assert call.result(0.01) is None
+        with _beyond_signals(*pool.worker_pids):
+            call.abandon()
+            pool.close()
+            assert pool.worker_pids == []
+            slot.release()
+            arena.acquire(lambda: True)  # none of them comes to write into it any more
 
 
 def test_an_exception_is_tried_again_on_a_fresh_worker(tmp_path: Path) -> None:
@@ -312,6 +364,13 @@ def test_the_slot_of_a_call_that_ended_with_the_pool_is_free_again(tmp_path: Pat
 def test_a_worker_that_cannot_start_says_why_and_leaves_nothing() -> None:
     with pytest.raises(EncoderError, match="DeviceLost: no such device"):
         EncoderPool(SPEC, devices="cpu,cpu", backend="faults:RefusingBackend")
+
+
+def test_a_worker_that_does_not_get_ready_ends_the_start_at_once_and_says_where_it_stood() -> None:
+    # Time enough for the interpreter to start, even on a busy machine: until then there is nobody to ask.
+    waited = r"worker \d+ on cpu was not ready after 4 s; .* raise start_timeout_seconds"
+    with pytest.raises(EncoderError, match=rf"(?s)^{waited}\n.*faults.py\", line \d+ in __init__"):
+        EncoderPool(SPEC, devices="cpu", backend="faults:UnreadyBackend", start_timeout_seconds=4)
 
 
 def test_a_worker_that_crashes_says_where() -> None:
