@@ -11,12 +11,13 @@ import yaml
 from dagster import Shape
 from dagster._config import process_config, resolve_to_config_type
 from dagster._core.instance.config import dagster_instance_config_schema
+from dagster._core.utils import parse_env_var
 from dagster._serdes import ConfigurableClassData
 from dagster_k8s.container_context import K8sContainerContext
 from dagster_k8s.job import USER_DEFINED_K8S_JOB_CONFIG_SCHEMA, DagsterK8sJobConfig, UserDefinedDagsterK8sConfig
 from docker.models.containers import _create_container_args  # pyright: ignore[reportAttributeAccessIssue]
 
-from surge_dagster.settings import Settings
+from surge_dagster.settings import Settings, load_settings
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
@@ -28,6 +29,8 @@ AROUND = {"service_account_name": "dagster", "instance_config_map": "instance", 
 ABOUT_THE_INSTANCE = {*AROUND, "postgres_password_secret", "job_namespace"}
 # A run that is not told them looks into folders of its own.
 WITHOUT_DEFAULTS = {"SURGE_SOURCE", "SURGE_OUTPUT"}
+# Containers of one machine see the same GPU, those of a cluster have one each.
+LIMITS = {"kubernetes": 4, "docker": 1, "ecs": 4}
 CLASSES = {"kubernetes": "K8sRunLauncher", "docker": "DockerRunLauncher", "ecs": "EcsRunLauncher"}
 
 
@@ -56,7 +59,7 @@ def test_an_instance_takes_the_configuration(kind: str) -> None:
     config = load(f"{kind}/dagster.yaml")
     result = process_config(Shape(dagster_instance_config_schema()), config)
     assert result.success, [error.message for error in result.errors or []]
-    assert config["concurrency"]["pools"] == {"granularity": "run", "default_limit": 4}
+    assert config["concurrency"]["pools"] == {"granularity": "run", "default_limit": LIMITS[kind]}
     assert config["run_retries"]["retry_on_asset_or_op_failure"] is False
 
 
@@ -167,6 +170,48 @@ def test_compose_and_launcher_agree() -> None:
     assert all(compose["volumes"][name]["name"] == name for name in mounted), "runs know them by their full names"
     build = compose["x-surge"]["build"]
     assert (DEPLOY / "docker" / build["context"] / build["dockerfile"]).samefile(DEPLOY / "docker" / "Dockerfile")
+
+
+def test_compose_sets_every_variable_that_a_run_is_handed() -> None:
+    """Dagster refuses to launch a run whose launcher names one that is not set, so settings may not all be named."""
+    for name, value in load("docker/docker-compose.yml")["x-surge"]["environment"].items():
+        assert parse_env_var(f"{name}={value}") == (name, value) and not re.search(r"\$\{\w+\}", value), name
+    with pytest.raises(Exception, match="SURGE_PROMPT, but it was not set"):
+        parse_env_var("SURGE_PROMPT")
+
+
+def test_the_image_has_the_settings_that_code_server_and_runs_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = image()
+    assert built["deploy/docker/surge.yaml"] == "$SURGE_CONFIG" and "SURGE_CONFIG=" in built["ENV"]
+    monkeypatch.setenv("SURGE_CONFIG", str(DEPLOY / "docker" / "surge.yaml"))
+    assert load_settings().model_fields_set >= {"model"}
+
+
+def test_what_is_downloaded_or_made_for_a_model_is_on_the_volume_of_every_run() -> None:
+    kept = dict(variable.split("=") for variable in image()["ENV"].split())
+    volumes = load("docker/dagster.yaml")["run_launcher"]["config"]["container_kwargs"]["volumes"]
+    [cache] = [volume.split(":")[1] for volume in volumes if volume.startswith("cache:")]
+    assert all(Path(kept[name]).is_relative_to(cache) for name in ("SURGE_CACHE_DIR", "HF_HOME"))
+
+
+def test_the_working_folder_of_the_image_hides_no_part_of_the_package() -> None:
+    """Dagster imports from the working folder first, and among the sources the package has no `assets`."""
+    built = image()
+    assert built["surge_dagster"] == "surge_dagster" and built["WORKDIR"] != built["WORKDIR of surge_dagster"]
+
+
+def image() -> dict[str, str]:
+    """Of the Dockerfile: where each file is copied to, its variables, and the working folder, then and at the end."""
+    text = (DEPLOY / "docker" / "Dockerfile").read_text().replace("\\\n", " ")
+    built: dict[str, str] = {}
+    for instruction, _, rest in (line.partition(" ") for line in text.splitlines()):
+        if instruction == "COPY":
+            *copied, place = rest.split()
+            built |= dict.fromkeys(copied, place)
+            built |= {f"WORKDIR of {name}": built["WORKDIR"] for name in copied}
+        elif instruction in ("ENV", "WORKDIR"):
+            built[instruction] = rest
+    return built
 
 
 def test_docker_takes_what_a_run_is_made_with() -> None:

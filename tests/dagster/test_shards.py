@@ -25,7 +25,7 @@ from surge_dagster.shards import Sharding, weight
 from tests.dagster.conftest import NAMES, ROOT, Workbench, requested
 from tests.dagster.dev_server import eventually
 from tests.dagster.test_failures import shown
-from tests.small_catalogs import assert_embedded, numbered_rows
+from tests.small_catalogs import DIMENSION, assert_embedded, numbered_rows
 
 
 def partition(key: str, text_bytes: int | None) -> Partition:
@@ -101,6 +101,22 @@ def test_the_sensor_asks_for_shards_and_for_no_key_that_one_of_them_holds(bench:
     second = (found.run_requests or [])[1]
     bench.pretend_run("embed_partitions", dg.DagsterRunStatus.QUEUED, tags=second.tags, run_config=second.run_config)
     assert sorted(key for shard in requested(bench.later(hours=1)) for key in shard) == ["a", "b", "e", "f"]
+
+
+def test_another_model_is_begun_by_one_partition_and_then_divided(bench: Workbench) -> None:
+    for key in "abcde":
+        bench.write(key)
+    named = {"ops": {"embeddings": {"config": {"keys": ["c"]}}}}
+    assert bench.run("embed_partitions", named).success
+    bench.settings |= {"shards": 2, "shard_bytes": 1, "model": "hash://8"}
+    refused = bench.tick()
+    assert not refused.run_requests and "launch catalog_refresh by hand once" in (refused.skip_message or "")
+    assert bench.run("embed_partitions", named).success
+    found = bench.later(minutes=1)
+    assert requested(found) == [["a", "b"], ["d", "e"]] == night(bench)
+    bench.settings["model"] = f"hash://{DIMENSION}"
+    [queued, _] = bench.launch(found)
+    assert "the settings now mean" in queued.failure() and not queued.materialized()
 
 
 def test_the_night_is_divided_too(bench: Workbench) -> None:
