@@ -77,7 +77,7 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
                     held = held_by_active_runs(names, instance)
                 except SurgeError as error:
                     return dg.SkipReason(str(error))
-                due = [key for key in found.vanished if held is not None and key not in held | back]
+                due = [key for key in found.vanished if key not in held and key not in back]
                 found.vanished, trouble = look.vanishing.remove(due, found.cursor.gone, look.store, found.space)
                 if trouble:
                     context.log.warning(trouble)
