@@ -17,11 +17,12 @@ from functools import partial
 import dagster as dg
 
 from surge_dagster.assets import lineage, superbatches
+from surge_dagster.assets.asked_settings import require_settings
 from surge_dagster.assets.event_writer import EventWriter
 from surge_dagster.assets.launch import LaunchConfig
 from surge_dagster.assets.lineage import read_catalogued
 from surge_dagster.assets.names import CatalogNames
-from surge_dagster.assets.outputs import known_space, published
+from surge_dagster.assets.outputs import known_space, published, refuse_to_begin
 from surge_dagster.assets.partition_events import PartitionEvent
 from surge_dagster.assets.partition_keys import from_partition_key, to_partition_key
 from surge_dagster.assets.planned import PlansAgain
@@ -190,8 +191,12 @@ class Refresh:
 
     def _known_space(self) -> Space | None:
         """The space of this run as the output knows it, without loading a model; None when it is to be begun."""
-        space = known_space(self._names, self._store, self._encoder.spec(), unattended=self._config.unattended)
-        expected = self._config.expected_space
+        spec, expected = self._encoder.spec(), self._config.expected_space
+        space = known_space(self._names, self._store, spec, unattended=False)
+        if space is None or space.name != expected:  # the same vectors may be asked for in several ways
+            require_settings(self._context.run_tags, spec)
+        if space is None and self._config.unattended:
+            refuse_to_begin(self._names, self._store, spec)
         if expected and (space is None or space.name != expected):
             now = repr(space.name) if space else "one that the output does not have"
             raise ConfigError(

@@ -15,6 +15,7 @@ import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from surge_dagster.assets.active_runs import active_runs, held_by_active_runs
+from surge_dagster.assets.asked_settings import with_settings
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import SpaceNotBegun
 from surge_dagster.assets.refresh_shards import refresh_requests
@@ -113,6 +114,8 @@ def _refresh(
             requests = refresh_requests(names, context.instance, resources, settings.sharding(), options, held)
         except SpaceNotBegun as refused:
             return dg.SkipReason(str(refused))
-        return requests or dg.SkipReason(f"Whatever there is to do is held by {held.by}.")
+        return with_settings(requests, resources.encoder) or dg.SkipReason(
+            f"Whatever there is to do is held by {held.by}."
+        )
 
     return schedule
