@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,30 @@ _ACTIVE = [
     dg.DagsterRunStatus.STARTING,
     *_EXECUTING,
 ]
+_RUNS_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What active runs hold.
+
+    Attributes:
+        keys: partition keys that they may touch, None for all.
+        run_ids: of those that hold any, first those that hold all.
+    """
+
+    keys: set[str] | None
+    run_ids: tuple[str, ...] = ()
+
+    def __contains__(self, partition_key: str) -> bool:
+        return self.keys is None or partition_key in self.keys
+
+    @property
+    def by(self) -> str:
+        """Which runs they are, for a person: one that never goes on holds its partitions until somebody ends it."""
+        more = len(self.run_ids) - _RUNS_NAMED
+        named = ", ".join(self.run_ids[:_RUNS_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+        return f"active runs ({named}; terminate one that does not go on)"
 
 
 def process_tags(step: StepExecutionContext | None = None, run_id: str | None = None) -> dict[str, str]:
@@ -84,23 +109,30 @@ def declare_lost(instance: dg.DagsterInstance, run_id: str, why: str) -> None:
         instance.report_run_failed(run, why)
 
 
-def held_by_active_runs(names: CatalogNames, instance: dg.DagsterInstance, *, forced: bool = False) -> set[str] | None:
-    """Partition keys that active runs may touch, None for all.
+def held_by_active_runs(
+    names: CatalogNames, instance: dg.DagsterInstance, *, entirely: bool = False, forced: bool = False
+) -> Held:
+    """The partitions that active runs may touch.
 
     Args:
-        forced: only of runs that encode what they hold, fresh or not.
+        entirely: only of runs that see to all that they hold; one that selects a state passes others over.
+        forced: only of runs that encode what is fresh, too.
     """
     op_names = (names.embeddings_op, names.refresh_op)
-    held: set[str] = set()
     active = active_runs(instance, partial(embeds, names, instance))
-    runs = [run for run in active if not forced or _is_forced(run, op_names)]
+    runs = [
+        run
+        for run in active
+        if not (entirely and _selects_a_state(run, op_names)) and (not forced or _is_forced(run, op_names))
+    ]
     registered = dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name)) if runs else {}
+    held: set[str] = set()
+    all_of_it, some = list[str](), list[str]()
     for run in runs:
         keys = held_keys(run, registered, op_names)
-        if keys is None:
-            return None
-        held |= keys
-    return held
+        (all_of_it if keys is None else some).append(run.run_id)
+        held |= keys or set()
+    return Held(None if all_of_it else held, (*all_of_it, *some))
 
 
 def held_keys(run: dg.DagsterRun, registered: Mapping[str, None], op_names: Sequence[str]) -> set[str] | None:
@@ -129,9 +161,11 @@ def held_keys(run: dg.DagsterRun, registered: Mapping[str, None], op_names: Sequ
 
 
 def _is_forced(run: dg.DagsterRun, op_names: Sequence[str]) -> bool:
-    """Whether a run encodes all that it holds; one that selects a state passes others over."""
-    configs = _configs(run, op_names)
-    return any(each.get("force") is True and each.get("select", Select.all.name) == Select.all.name for each in configs)
+    return any(config.get("force") is True for config in _configs(run, op_names))
+
+
+def _selects_a_state(run: dg.DagsterRun, op_names: Sequence[str]) -> bool:
+    return any(config.get("select", Select.all.name) != Select.all.name for config in _configs(run, op_names))
 
 
 def _configs(run: dg.DagsterRun, op_names: Sequence[str]) -> Iterator[Mapping[str, Any]]:

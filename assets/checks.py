@@ -117,6 +117,8 @@ def _run_check_metadata(outcome: Outcome) -> dict[str, Any]:
         name: round(value, 4) if isinstance(value, float) else value for name, value in outcome.report.as_dict().items()
     }
     failed = [{"key": failure.key, "reason": failure.reason} for failure in outcome.failures]
+    if outcome.gone:
+        figures["partitions_gone"] = len(outcome.gone)
     return figures | {
         "partitions_failed": dg.MetadataValue.json(failed),
         "failed": table_of_failures(outcome.failures),

@@ -20,6 +20,7 @@ from itertools import islice
 
 import dagster as dg
 
+from surge_dagster.assets.active_runs import Held
 from surge_dagster.assets.adoption import Adoptions, adopt
 from surge_dagster.assets.launch import REQUEST_TAG
 from surge_dagster.assets.lineage import Catalogued, read_catalogued_again
@@ -95,14 +96,12 @@ class Look:
     vanishing: Vanishing
     terms: str
 
-    def discover(
-        self, partitions: Iterable[Partition], held: set[str] | None, cursor: SensorCursor, now: datetime
-    ) -> Discovery:
+    def discover(self, partitions: Iterable[Partition], held: Held, cursor: SensorCursor, now: datetime) -> Discovery:
         """Look once.
 
         Args:
             partitions: the catalog.
-            held: partition keys that active runs may touch, None for all.
+            held: what active runs may touch.
             cursor: as the last look left it; changed.
             now: the time of this look.
         """
@@ -126,10 +125,7 @@ class Look:
             found.summary = str(error)
             return found
         self._let_go(found, departures, missing, held, catalogued, now)
-        if held:
-            free = {key: part for key, part in by_key.items() if key not in held}
-        else:
-            free = {} if held is None else by_key
+        free = {key: part for key, part in by_key.items() if key not in held} if held.run_ids else by_key
         outputs = OutputState(self.store, found.space.name, found.space.file_format) if found.space else None
         fresh: dict[str, PublishedFile] = {}
         states = file_states(by_key, outputs, fresh)
@@ -143,7 +139,7 @@ class Look:
         states.update(dict.fromkeys(adopted.damaged, "missing"))
         # Until it is known what became of an attempt, the next one waits as if nothing had.
         unsure = self._in_states(by_key, unknown) if cursor.requests else {}
-        self._choose(found, self._wanted(by_key, states), unsure, free, refused, now)
+        self._choose(found, self._wanted(by_key, states), unsure, free, held, refused, now)
         count = Counter(states.values())
         if foreign := count["foreign"]:
             notes.append(f"{foreign:,} whose place is taken by a file of another space")
@@ -161,7 +157,7 @@ class Look:
         found: Discovery,
         departures: Departures,
         missing: Sequence[str],
-        held: set[str] | None,
+        held: Held,
         catalogued: Catalogued,
         now: datetime,
     ) -> None:
@@ -177,6 +173,7 @@ class Look:
         wanted: dict[str, str],
         unsure: dict[str, str],
         free: dict[str, Partition],
+        held: Held,
         refused: set[str],
         now: datetime,
     ) -> None:
@@ -206,7 +203,7 @@ class Look:
             found.shards.append((cursor.ask({wanted[key]: attempts.get(wanted[key], 1) for key in keys}, now), keys))
         counts = {
             "to be embedded": len(wanted),
-            "held by active runs": len(active),
+            f"held by {held.by}" if active else "held by active runs": len(active),
             "refused as they are": sum(key in refused for key in wanted),
         }
         said = [f"{n:,} {what}" for what, n in counts.items()]

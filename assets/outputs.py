@@ -41,13 +41,23 @@ def known_space(names: CatalogNames, store: Store, spec: EncodingSpec, *, unatte
         TransientError: the store does not answer.
     """
     space = find_space(store, spec)
-    if space is None and unattended and (others := [other.name for other in list_spaces(store)]):
+    if space is None and unattended:
+        refuse_to_begin(names, store, spec)
+    return space
+
+
+def refuse_to_begin(names: CatalogNames, store: Store, spec: EncodingSpec) -> None:
+    """Leave it to a person to begin a space for a spec, unless it is the first one of an empty output.
+
+    Raises:
+        SpaceNotBegun: the output holds other spaces.
+    """
+    if others := [other.name for other in list_spaces(store)]:
         raise SpaceNotBegun(
             f"the output has no space for the model {spec.model!r} with these settings; it holds {', '.join(others)}. "
             "A space is never begun unattended, since that encodes the whole catalog: launch "
             f"{names.refresh_job} by hand once."
         )
-    return space
 
 
 def file_states(

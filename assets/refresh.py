@@ -17,17 +17,18 @@ from functools import partial
 import dagster as dg
 
 from surge_dagster.assets import lineage, superbatches
+from surge_dagster.assets.asked_settings import require_settings
 from surge_dagster.assets.event_writer import EventWriter
 from surge_dagster.assets.launch import LaunchConfig
 from surge_dagster.assets.lineage import read_catalogued
 from surge_dagster.assets.names import CatalogNames
-from surge_dagster.assets.outputs import known_space, published
+from surge_dagster.assets.outputs import known_space, published, refuse_to_begin
 from surge_dagster.assets.partition_events import PartitionEvent
 from surge_dagster.assets.partition_keys import from_partition_key, to_partition_key
 from surge_dagster.assets.planned import PlansAgain
 from surge_dagster.assets.read_back import Found, ReadBack, unanswered
 from surge_dagster.assets.run_findings import RunFindings
-from surge_dagster.assets.selection import catalog_keys
+from surge_dagster.assets.selection import catalog_keys, named
 from surge_dagster.assets.source_partitions import in_chunks, observation
 from surge_dagster.assets.survey import FAILURES_LOGGED, Survey
 from surge_dagster.check_policy import CheckPolicy
@@ -54,12 +55,14 @@ class Outcome:
         report: the engine's figures.
         partitions: those the run was about, by catalog key.
         failures: what was refused or could not be published.
+        gone: catalog keys that an unattended run was asked for and that have left the catalog since, without a file.
         findings: what the engine's events showed beside that.
     """
 
     report: RunReport = field(default_factory=RunReport)
     partitions: dict[str, Partition] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)
     findings: RunFindings = field(default_factory=RunFindings)
 
     @property
@@ -188,8 +191,12 @@ class Refresh:
 
     def _known_space(self) -> Space | None:
         """The space of this run as the output knows it, without loading a model; None when it is to be begun."""
-        space = known_space(self._names, self._store, self._encoder.spec(), unattended=self._config.unattended)
-        expected = self._config.expected_space
+        spec, expected = self._encoder.spec(), self._config.expected_space
+        space = known_space(self._names, self._store, spec, unattended=False)
+        if space is None or space.name != expected:  # the same vectors may be asked for in several ways
+            require_settings(self._context.run_tags, spec)
+        if space is None and self._config.unattended:
+            refuse_to_begin(self._names, self._store, spec)
         if expected and (space is None or space.name != expected):
             now = repr(space.name) if space else "one that the output does not have"
             raise ConfigError(
@@ -209,7 +216,11 @@ class Refresh:
             )
 
     def _keep_gone(self, space: Space) -> list[Receipt]:
-        """Receipts of partitions that left the catalog and still have their file; the others count as failures."""
+        """Receipts of partitions that left the catalog and still have their file.
+
+        The others count as failures where a person asked for them. Where nobody did they may have left while the run
+        waited: what is done about such partitions is the sensor's, and a failure would stay on record for good.
+        """
         if not self._gone:
             return []
         outputs = OutputState(self._store, space.name, space.file_format)
@@ -224,8 +235,15 @@ class Refresh:
                 receipt, failure = None, unanswered(key, error)
             if receipt:
                 kept.append(receipt)
+            elif self._config.unattended:
+                self.outcome.gone.append(key)
             else:
                 self.outcome.failures.append(failure)
+        if gone := self.outcome.gone:
+            self._context.log.warning(
+                f"{len(gone):,} partitions have left the catalog since this run was asked for them, and are passed "
+                f"over: {named(map(repr, gone))}. What becomes of them is the setting vanished."
+            )
         return kept
 
     def _embed(self, pool: EncoderPool, todo: list[Partition]) -> tuple[Space, list[Receipt]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import dagster as dg
 
-from surge_dagster.assets.active_runs import held_by_active_runs
+from surge_dagster.assets.active_runs import Held
 from surge_dagster.assets.launch import SHARD_TAG, name_keys, remove_old_key_files, unattended_config
 from surge_dagster.assets.lineage import read_catalogued
 from surge_dagster.assets.names import CatalogNames, CatalogResources
@@ -37,12 +37,12 @@ def refresh_requests(
     resources: CatalogResources,
     sharding: Sharding,
     options: Mapping[str, Any],
+    held: Held,
 ) -> list[dg.RunRequest]:
     """Runs that bring everything up to date: one that sees for itself what there is to do, or some that are told.
 
-    What an active run holds is left to it, so there may be none; where everything is to be done, what one holds that
-    was told the same. A large catalog may make more runs than there are shards, since `max_partitions_per_run` bounds
-    each.
+    What an active run holds is left to it, so there may be none. A large catalog may make more runs than there are
+    shards, since `max_partitions_per_run` bounds each.
 
     Args:
         names, instance: of the catalog, and where runs are recorded.
@@ -50,22 +50,21 @@ def refresh_requests(
             too, it is told as any failure is.
         sharding: how to divide the work.
         options: of the op's config; with `force` everything is to be done.
+        held: what is left to active runs.
 
     Raises:
         SpaceNotBegun: another space would have to be begun, which is a person's to do.
     """
-    # What is to be encoded anyway is not left to a run that may pass it over as fresh; the pool makes runs wait.
-    force = bool(options.get("force"))
-    held = held_by_active_runs(names, instance, forced=force)
-    if held is None:
+    if held.keys is None:
         return []
+    force = bool(options.get("force"))
     space: Space | None = None
     try:
         with _set_after(_LOOK_SECONDS) as over:
             store = resources.output.open().until(over)
             space = known_space(names, store, resources.encoder.spec(), unattended=True)
             listed = {to_partition_key(partition.key): partition for partition in resources.catalog.open()}
-            if not held and sharding.shards == 1 and len(listed) <= sharding.most_each:
+            if not held.keys and sharding.shards == 1 and len(listed) <= sharding.most_each:
                 return [_whole(names, space, options)]  # however much there is to do: the outputs need not be looked at
             free = {key: partition for key, partition in listed.items() if key not in held}
             todo = free if force else _todo(names, instance, store, space, free)
@@ -74,7 +73,7 @@ def refresh_requests(
     except (SurgeError, Cancelled):
         return [_whole(names, space, options)]
     shards = list(sharding.cut(list(todo), todo))
-    if not held and len(shards) < 2:
+    if not held.keys and len(shards) < 2:
         return [_whole(names, space, options)]
     remove_old_key_files(instance)
     return [

@@ -83,11 +83,11 @@ def catalog_keys(typed: Iterable[str], known: Collection[str], catalog: str) -> 
             meant[found] = None
     if unknown:
         raise ConfigError(
-            f"{len(unknown):,} partition keys are not in the catalog {catalog!r}: {_named(unknown)}. Nothing was "
+            f"{len(unknown):,} partition keys are not in the catalog {catalog!r}: {named(unknown)}. Nothing was "
             "encoded. Correct them or take them out, and launch again; the asset source_partitions shows all keys."
         )
     if unclear:
-        raise ConfigError(f"partition keys are unclear: {_named(unclear)}. Nothing was encoded. Give the other form.")
+        raise ConfigError(f"partition keys are unclear: {named(unclear)}. Nothing was encoded. Give the other form.")
     return list(meant)
 
 
@@ -103,5 +103,7 @@ def failed_on_record(names: CatalogNames, instance: dg.DagsterInstance) -> set[s
     return {key for key, (run_id, _) in attempts.items() if run_id in failed}
 
 
-def _named(items: list[str]) -> str:
+def named(items: Iterable[str]) -> str:
+    """The first ones, and how many there are beside them."""
+    items = list(items)
     return ", ".join(items[:_NAMED]) + (f" and {len(items) - _NAMED:,} others" if len(items) > _NAMED else "")

@@ -10,7 +10,7 @@ deleted than a share of the catalog: a source that suddenly lists far less is a 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -100,7 +100,7 @@ class Vanishing:
         self,
         found: Departures,
         missing: Iterable[str],
-        held: set[str] | None,
+        held: Container[str],
         catalogued: Catalogued,
         store: Store,
         space: Space | None,
@@ -108,7 +108,7 @@ class Vanishing:
         room: int,
     ) -> None:
         """Choose those that stayed away long enough and are on record as gone, for `remove`; adds to `found`."""
-        if self.policy != "delete" or held is None:
+        if self.policy != "delete":
             return
         missing = list(missing)
         due = [

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 import dagster as dg
 
 from surge_dagster.assets.active_runs import held_by_active_runs
+from surge_dagster.assets.asked_settings import with_settings
 from surge_dagster.assets.discovery import Look
 from surge_dagster.assets.launch import shard_requests
 from surge_dagster.assets.names import CatalogNames
@@ -61,7 +62,9 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
         except SurgeError as error:
             return dg.SkipReason(str(error))
         context.log.info(found.summary)
-        requests = shard_requests(names.embeddings_op, instance, found.space, found.shards)
+        requests = with_settings(
+            shard_requests(names.embeddings_op, instance, found.space, found.shards), resources.encoder
+        )
         events, new = found.events, found.new
         if is_real_tick(context):
             enter_pool(instance)
@@ -77,7 +80,7 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
                     held = held_by_active_runs(names, instance)
                 except SurgeError as error:
                     return dg.SkipReason(str(error))
-                due = [key for key in found.vanished if held is not None and key not in held | back]
+                due = [key for key in found.vanished if key not in held and key not in back]
                 found.vanished, trouble = look.vanishing.remove(due, found.cursor.gone, look.store, found.space)
                 if trouble:
                     context.log.warning(trouble)

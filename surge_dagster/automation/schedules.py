@@ -14,7 +14,8 @@ from typing import Any
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from surge_dagster.assets.active_runs import active_runs
+from surge_dagster.assets.active_runs import active_runs, held_by_active_runs
+from surge_dagster.assets.asked_settings import with_settings
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import SpaceNotBegun
 from surge_dagster.assets.refresh_shards import refresh_requests
@@ -106,10 +107,15 @@ def _refresh(
     )
     def schedule(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
         resources = names.resources(context.resources)
+        # There is no other tick before tomorrow's. So nothing is left to a run that may pass it over, which one that
+        # selects a state does, and one without force with what is fresh; the pool makes runs wait.
+        held = held_by_active_runs(names, context.instance, entirely=True, forced=bool(options.get("force")))
         try:
-            requests = refresh_requests(names, context.instance, resources, settings.sharding(), options)
+            requests = refresh_requests(names, context.instance, resources, settings.sharding(), options, held)
         except SpaceNotBegun as refused:
             return dg.SkipReason(str(refused))
-        return requests or dg.SkipReason("Whatever there is to do is held by active runs.")
+        return with_settings(requests, resources.encoder) or dg.SkipReason(
+            f"Whatever there is to do is held by {held.by}."
+        )
 
     return schedule

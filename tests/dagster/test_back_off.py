@@ -62,6 +62,14 @@ def test_what_a_person_canceled_stays_canceled_until_the_source_changes(bench: W
     assert requested(bench.tick()) == [["a"]]
 
 
+def test_what_a_run_of_somebody_else_leaves_undone_is_asked_for_once_that_is_canceled(bench: Workbench) -> None:
+    bench.write("a")
+    run = bench.pretend_run("catalog_refresh", dg.DagsterRunStatus.STARTED)
+    assert requested(bench.tick()) == []
+    bench.instance.report_run_canceled(run)
+    assert requested(bench.tick()) == [["a"]]
+
+
 def test_what_was_never_tried_comes_before_what_fails_again_and_again(bench: Workbench) -> None:
     bench.settings["max_partitions_per_run"] = 2
     for key in "ab":

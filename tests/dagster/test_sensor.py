@@ -13,11 +13,14 @@ import pytest
 
 from surge_dagster.assets import runless_events
 from surge_dagster.assets.active_runs import process_tags
+from surge_dagster.assets.asked_settings import require_settings, with_settings
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.spec import EncodingSpec
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output import open_store
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.run import EmbeddingRun
+from surge_dagster.resources import Encoder
 from surge_dagster.settings import load_settings
 from tests.dagster.conftest import NAMES, Workbench, requested
 from tests.small_catalogs import partition_folder
@@ -297,8 +300,39 @@ def test_a_run_of_the_sensor_refuses_a_space_that_was_not_meant(bench: Workbench
     assert (found.run_requests or [])[0].run_config["ops"]["embeddings"]["config"]["expected_space"] == space.name
     bench.settings["model"] = "hash://24"  # edited between the tick and the run
     [ran] = bench.launch(found)
-    assert not ran.success and "hash-16" in ran.failure()
+    assert not ran.success and "hash://16" in ran.failure()
     assert len(list_spaces(open_store(bench.output))) == 1
+
+
+def test_a_first_space_is_begun_by_no_run_that_has_other_settings_than_were_asked_for(bench: Workbench) -> None:
+    bench.write("a")
+    [asked] = bench.tick().run_requests or []
+    night = schedule_tick(bench)
+    assert isinstance(night, dg.RunRequest)
+    bench.settings["model"] = "hash://24"  # as a container has it that gets other variables than the code server
+    for job, request in ((NAMES.embed_job, asked), (NAMES.refresh_job, night)):
+        ran = bench.run(job, request.run_config, request.tags)
+        assert not ran.success and all(
+            part in ran.failure() for part in ("hash://16", "hash://24", "same SURGE_ variables")
+        )
+        assert list_spaces(open_store(bench.output)) == []
+    bench.settings["model"] = "hash://16"
+    assert bench.run(NAMES.embed_job, asked.run_config, asked.tags).success
+    [space] = list_spaces(open_store(bench.output))
+    assert space.requested.model == "hash://16"
+
+
+def test_settings_are_the_same_wherever_the_folder_of_the_model_lies_and_however_long_they_are() -> None:
+    def tags(**settings: Any) -> dict[str, str]:
+        [request] = with_settings([dg.RunRequest()], Encoder(**settings))
+        return dict(request.tags)
+
+    asked = tags(model="/models/minilm", prompt="x" * 5000)
+    require_settings(asked, EncodingSpec(model="/mnt/minilm", prompt="x" * 5000))
+    with pytest.raises(ConfigError, match="the same SURGE_ variables"):
+        require_settings(asked, EncodingSpec(model="/mnt/minilm", prompt="x" * 4999))
+    assert all(len(value) < 1000 for value in asked.values())
+    require_settings({}, EncodingSpec())  # of a run that a person launched
 
 
 def test_without_a_catalog_the_tick_says_so(bench: Workbench) -> None:

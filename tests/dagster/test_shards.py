@@ -173,8 +173,31 @@ def test_the_night_leaves_to_active_runs_what_they_hold(bench: Workbench, shards
     assert "held by active runs" in str(night(bench))
     assert night(bench, NAMES.forced_schedule) == all_of_it
     bench.instance.report_run_failed(last)
-    bench.pretend_run("catalog_refresh", dg.DagsterRunStatus.STARTED)
-    assert "held by active runs" in str(night(bench)), "that one holds everything"
+    everything = bench.pretend_run("catalog_refresh", dg.DagsterRunStatus.STARTED)
+    by = f"held by active runs ({everything.run_id}, "
+    assert by in str(night(bench)) and "terminate one that does not go on" in str(night(bench))
+    assert by in str(bench.look().skip_message)
+
+
+def test_the_night_waits_behind_a_run_that_selects_a_state_and_leaves_nothing_to_it(bench: Workbench) -> None:
+    for key in "ab":
+        bench.write(key)
+    assert bench.refresh().success
+    bench.write("a", 4, version="v2")
+    bench.write("d")
+    runs = [
+        bench.pretend_run(
+            NAMES.embed_job,
+            status,
+            run_config={"ops": {"embeddings": {"config": {"select": select, **named}}}},
+        ).run_id
+        for status in (dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED)
+        for select, named in (("failed", {}), ("stale", {}), ("missing", {"keys": ["a", "d"]}))
+    ]
+    assert night(bench) == [None]
+    said = str(bench.look().skip_message)
+    assert "1 held by active runs (" in said and "and 3 more" in said, "the sensor asks again in half a minute"
+    assert sum(run in said for run in runs) == 3
 
 
 def test_a_forced_night_leaves_out_what_active_runs_encode_by_force(bench: Workbench) -> None:

@@ -11,6 +11,7 @@ import dagster as dg
 import pytest
 from dagster._core.definitions.sensor_definition import SensorExecutionData
 
+from surge_dagster.assets.selection import failed_on_record
 from surge_dagster.assets.vanished import Departures, Vanishing
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import TransientError
@@ -180,6 +181,22 @@ def test_a_source_that_lists_far_less_deletes_nothing(bench: Workbench) -> None:
         bench.write(key)
     bench.tick()
     assert registered(bench) == ["a", "d"], "half of the catalog may go"
+
+
+@pytest.mark.parametrize("asks", ["the sensor", "the night"])
+def test_one_that_leaves_while_its_run_waits_fails_neither_the_run_nor_itself(bench: Workbench, asks: str) -> None:
+    for key in "abc":
+        bench.write(key)
+    if asks == "the sensor":
+        [request] = bench.tick().run_requests or []
+        job, config = NAMES.embed_job, request.run_config
+    else:
+        job, config = NAMES.refresh_job, {"ops": {"refresh": {"config": {"unattended": True, "keys": ["a", "b", "c"]}}}}
+    remove(bench, "b")
+    ran = bench.run(job, config)
+    assert ran.success and set(ran.materialized()) == {"a", "c"} and ran.figures()["partitions_gone"] == 1
+    assert any("'b'" in entry.user_message for entry in bench.instance.all_logs(ran.run_id)), "it is told"
+    assert failed_on_record(NAMES, bench.instance) == set()
 
 
 def test_what_an_active_run_holds_is_not_deleted(bench: Workbench) -> None:

@@ -1,0 +1,62 @@
+"""The settings that a run was asked for with, which whoever executes it may not have.
+
+Runs in containers of their own get their variables from somewhere else than the code server, whose sensor and schedules
+ask for them. Without the server's model a run would begin the space of another one, and from then on no tick would go
+on with either. So a run that nobody launches by hand is tagged with what shall shape its vectors, and compares.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import dagster as dg
+from dagster._core.storage.tags import HIDDEN_TAG_PREFIX
+
+from surge_dagster.assets.sensor_cursor import digest
+from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.resources import Encoder
+
+_TAG = f"{HIDDEN_TAG_PREFIX}surge_settings"
+_LONGEST = 100  # characters of a value: Postgres has an index over tags, which takes no more than 2.7 kB of each
+
+
+def with_settings(requests: Iterable[dg.RunRequest], encoder: Encoder) -> list[dg.RunRequest]:
+    """The requests, each with what its vectors are to be made by."""
+    try:
+        tags = {_TAG: _text(encoder.spec())}
+    except ConfigError:
+        tags = {}  # their runs will fail on it, and somebody is told of that
+    return [request.with_replaced_attrs(tags={**request.tags, **tags}) for request in requests]
+
+
+def require_settings(tags: Mapping[str, str], spec: EncodingSpec) -> None:
+    """Refuse to go on with other settings than a run was asked for with.
+
+    Args:
+        tags: of the run; one that a person launched has none of this.
+        spec: what the settings mean where the run is executed.
+
+    Raises:
+        ConfigError: they mean something else.
+    """
+    asked, here = tags.get(_TAG), _text(spec)
+    if asked not in (None, here):
+        raise ConfigError(
+            f"the run was asked for with the settings {asked}, and where it is executed they are {here}. Nothing was "
+            "encoded. The code server and the machine or container of a run need the same SURGE_ variables. If they "
+            "were changed while the run waited, the next tick goes by the new ones."
+        )
+
+
+def _text(spec: EncodingSpec) -> str:
+    asked = {name: value for name, value in spec.as_dict().items() if value is not None}
+    folder = Path(spec.model).expanduser()
+    if folder.is_absolute() or folder.is_dir():
+        asked["model"] = folder.name  # it may lie elsewhere on another machine
+    for name, value in asked.items():
+        if isinstance(value, str) and len(value) > _LONGEST:
+            asked[name] = f"{value[:_LONGEST]}… ({digest(value)})"
+    return json.dumps(asked, sort_keys=True)
