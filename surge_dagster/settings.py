@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -261,7 +261,15 @@ def load_settings(**arguments: Any) -> Settings:
     Raises:
         ConfigError: a value is of the wrong kind, a name is unknown, or the file cannot be read.
     """
-    given = {name: value for name, value in arguments.items() if value is not None}
+    return settings_of({name: value for name, value in arguments.items() if value is not None})
+
+
+def settings_of(given: Mapping[str, Any]) -> Settings:
+    """The settings with these values; one that is None is none, whatever the environment and the file say.
+
+    Raises:
+        ConfigError: as for `load_settings`.
+    """
     for name, value in given.items():
         if isinstance(value, str):
             require_text(name, value)
@@ -270,7 +278,7 @@ def load_settings(**arguments: Any) -> Settings:
         return Settings(**given)
     except ValidationError as error:
         # Without its cause, which quotes every value, secrets too.
-        raise ConfigError("\n".join(_problem(detail, arguments) for detail in error.errors())) from None
+        raise ConfigError("\n".join(_problem(detail, given) for detail in error.errors())) from None
     except (SettingsError, YAMLError, OSError, TypeError, ValueError) as error:  # the last two: not a mapping
         where = _config_file() or "the SURGE_… environment variables"
         raise ConfigError(f"the settings in {where} cannot be read: {_without_quotes(error)}") from None
@@ -307,11 +315,11 @@ def _config_file() -> Path | None:
     return path if path.is_file() else None
 
 
-def _problem(detail: Any, arguments: dict[str, Any]) -> str:
+def _problem(detail: Any, given: Mapping[str, Any]) -> str:
     """One validation error as a sentence that says which source it came from."""
     place: Sequence[Any] = detail["loc"]
     name = str(place[0]) if place else "?"
-    if arguments.get(name) is not None:
+    if name in given:
         origin = name
     elif f"SURGE_{name.upper()}" in os.environ:
         origin = f"SURGE_{name.upper()}"

@@ -197,6 +197,9 @@ def test_the_checks_have_a_schedule_when_it_is_set() -> None:
         ({"storage_options": {"secret": "hunter2"}}, "storage_options.secret"),
         ({"alert_webhook": ["hunter2"]}, "alert_webhook"),
         ({"source": None}, "source"),
+        ({"model": None}, "model"),
+        ({"shards": None}, "shards"),
+        ({"storage_options": None}, "storage_options"),
     ],
 )
 def test_a_wrong_attribute_is_refused_by_its_name(attributes: dict[str, Any], named: str) -> None:
@@ -210,6 +213,34 @@ def test_what_a_template_gives_is_checked_like_everything_else(monkeypatch: pyte
     monkeypatch.setenv("B", "many")
     with pytest.raises(ConfigError, match="setting b_min is 'many'"):
         load(source="c", output="o", b_min="{{ env.B }}")
+
+
+def test_a_template_that_gives_nothing_is_refused_with_its_attribute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the default nor the environment's value stands in for it."""
+    monkeypatch.setenv("SURGE_MODEL", "hash://8")
+    nothing = "{{ env.NOT_SET }}"
+    for name in set(EmbeddingCatalog.model().model_fields) - {"storage_options"}:
+        with pytest.raises(ConfigError) as refused:
+            load(**{"source": "c", "output": "o", name: nothing})
+        remedy = "" if name in ("source", "output") else ", or leave the attribute out"
+        assert str(refused.value) == f"attribute {name}: '{nothing}' gives nothing; set the variable{remedy}"
+    with pytest.raises(ConfigError) as refused:
+        storage = {"token": nothing, "secret_access_key": "hunter2" + nothing}
+        load(source="c", output=f"gs://vectors/{nothing}", storage_options=storage)
+    named = [line.partition(":")[0] for line in str(refused.value).splitlines()]
+    assert named == [
+        f"attribute {name}" for name in ("output", "storage_options.secret_access_key", "storage_options.token")
+    ]
+    assert "hunter2" not in str(refused.value)
+    assert load(source="c", output="{{ env.NOT_SET or 'o' }}").settings.output == "o"
+
+
+def test_a_null_in_the_file_weighs_more_than_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("surge.yaml").write_text("prompt: 'query: '\nb_min: 7\n")
+    monkeypatch.setenv("SURGE_FORCED_CRON", "0 5 * * 0")
+    settings = load(source="c", output="o", forced_cron=None, prompt=None, name=None).settings
+    assert (settings.forced_cron, settings.prompt, settings.b_min) == (None, None, 7)
 
 
 def test_source_and_output_are_not_guessed() -> None:
