@@ -11,9 +11,19 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -43,6 +53,14 @@ from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, ParquetCatalog, open_source
 from surge_dagster.engine.superbatch import Thresholds
 from surge_dagster.engine.urls import is_bare
+from surge_dagster.setting_checks import (
+    require_backend,
+    require_devices,
+    require_encoding,
+    require_place,
+    require_precision,
+    require_two_places,
+)
 from surge_dagster.shards import Sharding
 
 log = logging.getLogger(__name__)
@@ -156,15 +174,14 @@ class Settings(BaseSettings):
     alert_webhook: SecretStr | None = Field(None, description="http(s) URL that alerts are posted to; a secret")
     webserver_url: str | None = Field(None, description="of Dagster's UI, for links in alerts")
 
+    _require_devices = field_validator("devices")(require_devices)
+    _require_precision = field_validator("precision")(require_precision)
+    _require_backend = field_validator("backend")(require_backend)
+
     @field_validator("source", "output")
     @classmethod
-    def _require_bare(cls, value: str) -> str:
-        if not is_bare(value):
-            raise ValueError(
-                "expected a path, or a URL of a bucket and a path alone; credentials belong into the environment or "
-                "into storage_options"
-            )
-        return value
+    def _require_place(cls, value: str, info: ValidationInfo) -> str:
+        return require_place(value, what="catalog" if info.field_name == "source" else "output")
 
     @field_validator("alert_webhook")
     @classmethod
@@ -195,6 +212,12 @@ class Settings(BaseSettings):
         if value.get(RUN_CHECK) == "off":
             raise ValueError(f"{RUN_CHECK} ends every run and cannot be off; expected error or warn")
         return value
+
+    @model_validator(mode="after")
+    def _require_agreement(self) -> Self:
+        require_encoding(self.encoding_spec(), self.thresholds(), self.devices, self.precision)
+        require_two_places(self.source, self.output)
+        return self
 
     @classmethod
     def settings_customise_sources(
@@ -325,7 +348,8 @@ def _problem(detail: Any, given: Mapping[str, Any]) -> str:
         origin = f"SURGE_{name.upper()}"
     else:
         origin = f"{name} in {_config_file()}"
-    message = f"{detail['msg'][0].lower()}{detail['msg'][1:]}"
+    message = detail["msg"].removeprefix("Value error, ")
+    message = f"{message[0].lower()}{message[1:]}"
     if name == "storage_options":
         inner = ".".join(map(str, place[1:]))
         known = ", ".join(StorageSettings.model_fields)
