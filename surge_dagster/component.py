@@ -57,13 +57,27 @@ def _attributes() -> type[BaseModel]:
     """The model of the attributes; each is a setting's value or a template that gives one."""
     fields: dict[str, Any] = {}
     for name, setting in Settings.model_fields.items():
+        shape = None
         default = ... if name in _REQUIRED else None if setting.default is PydanticUndefined else setting.default
         annotation = setting.rebuild_annotation()
         if annotation not in (str, StorageSettings):  # text takes a template as it is, storage options take one each
             # Written as a call: the parts are known here only, and `|` is not defined for all of them.
             annotation = Union[annotation, _Template]  # noqa: UP007
-        fields[name] = (annotation, Field(default, description=setting.description))
+            shape = _name_choices
+        fields[name] = (
+            annotation,
+            Field(default, description=setting.description, examples=setting.examples, json_schema_extra=shape),
+        )
     return create_model("EmbeddingCatalogAttributes", __base__=_Attributes, **fields)
+
+
+def _name_choices(schema: dict[str, Any]) -> None:
+    """Have `dg check yaml` name the values that there are: of alternatives it says that none is met, and no more."""
+    value, template, *_ = schema["anyOf"]
+    if "enum" in value or "propertyNames" in value:
+        del schema["anyOf"]
+        types = sorted({value.pop("type"), "string"})
+        schema |= {"type": types if len(types) > 1 else "string", "if": template, "else": value}
 
 
 @dg.scaffold_with(_Scaffolder)

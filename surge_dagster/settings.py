@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -21,6 +21,7 @@ from pydantic import (
     SecretStr,
     ValidationError,
     ValidationInfo,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
@@ -76,7 +77,9 @@ def _unquoted_off(value: Any) -> Any:
     return "off" if value is False else value  # what YAML makes of a plain off
 
 
-_Severity = Annotated[Severity, BeforeValidator(_unquoted_off, json_schema_input_type=Severity | Literal[False])]
+_Severity = Annotated[
+    Severity, BeforeValidator(_unquoted_off), WithJsonSchema({"enum": [*get_args(Severity), False]}, mode="validation")
+]
 
 
 class StorageSettings(BaseModel):
@@ -191,7 +194,7 @@ class Settings(BaseSettings):
         return value
 
     checks: dict[AnyCheckName, _Severity] = Field(
-        {}, description="severity of asset checks, by name: error, warn or off"
+        {}, description="severity of asset checks, by name: error, warn or off", examples=[{"texts_match": "warn"}]
     )
     max_truncated_share: float = Field(
         MAX_TRUNCATED_SHARE, ge=0, le=1, description="of a partition's texts; above it few_texts_are_truncated fails"

@@ -11,6 +11,7 @@ from typing import Any
 import dagster as dg
 import pytest
 import yaml
+from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
 from surge_dagster import EmbeddingCatalog
@@ -207,6 +208,21 @@ def test_a_wrong_attribute_is_refused_by_its_name(attributes: dict[str, Any], na
         load(**{"source": "c", "output": "o", **attributes})
     places = {".".join(map(str, error["loc"])) for error in refused.value.errors()}
     assert any(place.startswith(named) for place in places) and "hunter2" not in str(refused.value)
+
+
+def test_dg_names_the_values_that_there_are() -> None:
+    """As `dg check yaml` asks: of the schema alone."""
+    asked = Draft202012Validator(EmbeddingCatalog.model().model_json_schema())
+
+    def told(**attributes: Any) -> list[str]:
+        return [error.message for error in asked.iter_errors({"source": "c", "output": "o", **attributes})]
+
+    assert told(vanished="remove") == ["'remove' is not one of ['keep', 'report', 'delete']"]
+    assert told(checks={"ids_match": "loud"}) == ["'loud' is not one of ['error', 'warn', 'off', False]"]
+    assert "'nothing' is not one of ['every_" in told(checks={"nothing": "warn"})[0]
+    assert told(vanished="{{ env.A }}", checks="{{ env.A }}", dtype="float16") == []
+    assert told(checks={"ids_match": False, "texts_match": "off"}, format="arrow", shards="{{ env.A }}") == []
+    assert told(checks=7) and told(dtype=None) and told(checks=None)
 
 
 def test_what_a_template_gives_is_checked_like_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
