@@ -17,10 +17,11 @@ from typing import Any
 import dagster as dg
 from dagster._core.launcher import DefaultRunLauncher
 from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from surge_dagster.assets.selection import Select, read_keys
 from surge_dagster.engine.encoder.spec import Space
+from surge_dagster.engine.errors import ConfigError
 
 _INLINE_KEYS = 500
 _KEY_FILES_KEPT = 200
@@ -49,6 +50,11 @@ class LaunchConfig(dg.Config):
     unattended: bool = Field(False, description="set by sensor and schedule: refuse to begin another vector space")
     expected_space: str | None = Field(None, description="refuse any vector space but this one")
 
+    @field_validator("select", mode="before")
+    @classmethod
+    def _all_when_left_empty(cls, value: Any) -> Any:
+        return Select.all.value if value is None else value  # `select:` in the launchpad, which Dagster lets through
+
     @property
     def is_typed(self) -> bool:
         """Whether a person named partition keys: sensor and schedule know them, and a person may be mistaken."""
@@ -58,9 +64,16 @@ class LaunchConfig(dg.Config):
         """The partition keys that the config names in either way, None when it names none.
 
         Raises:
-            ConfigError: the file that holds them cannot be read.
+            ConfigError: the file that holds them cannot be read, or a person named them and there are none.
         """
-        return keys_of(self.keys, self.keys_file)
+        named = keys_of(self.keys, self.keys_file)
+        if self.is_typed and not named:
+            place = "keys" if self.keys_file is None else f"keys_file {self.keys_file!r}"
+            raise ConfigError(
+                f"{place} holds no partition key, so that there is nothing to do. Name at least one, or leave keys and "
+                "keys_file out for everything that the run was launched for."
+            )
+        return named
 
 
 def name_keys(instance: dg.DagsterInstance, keys: Sequence[str]) -> dict[str, Any]:

@@ -38,13 +38,13 @@ class Select(Enum):
 
 
 def read_keys(path: str) -> list[str]:
-    """Partition keys of a file: a JSON list, or one in each line.
+    """Partition keys of a file: a JSON list, or one in each line; a byte-order mark before them is not part of a key.
 
     Raises:
         ConfigError: the file cannot be read, or is not what it looks like.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
         if not text.lstrip().startswith("["):
             return [line for line in text.splitlines() if line.strip()]
         return [str(key) for key in json.loads(text)]

@@ -7,23 +7,26 @@
       output: gs://vectors/shop
 
 The attributes are made from `Settings`, so a new setting is an attribute at once. What the file does not say comes from
-the environment and from `surge.yaml`; a value may be a template such as `{{ env.SHOP_OUTPUT }}`.
+the environment and from `surge.yaml`; a null is none, whatever those say. A value may be a template such as
+`{{ env.SHOP_OUTPUT }}`, which has to give something.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Self, Union
 
 import dagster as dg
+from jinja2.nativetypes import NativeEnvironment
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, create_model
 from pydantic_core import PydanticUndefined
 
 from surge_dagster.definitions import embedding_catalog
-from surge_dagster.settings import Settings, StorageSettings, load_settings
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.settings import Settings, StorageSettings, settings_of
 
 _REQUIRED = ("source", "output")  # two catalogs that both took the defaults would share them
 _Template = Annotated[str, Field(pattern=r"\{\{.*\}\}")]
@@ -54,13 +57,27 @@ def _attributes() -> type[BaseModel]:
     """The model of the attributes; each is a setting's value or a template that gives one."""
     fields: dict[str, Any] = {}
     for name, setting in Settings.model_fields.items():
+        shape = None
         default = ... if name in _REQUIRED else None if setting.default is PydanticUndefined else setting.default
         annotation = setting.rebuild_annotation()
         if annotation not in (str, StorageSettings):  # text takes a template as it is, storage options take one each
             # Written as a call: the parts are known here only, and `|` is not defined for all of them.
             annotation = Union[annotation, _Template]  # noqa: UP007
-        fields[name] = (annotation, Field(default, description=setting.description))
+            shape = _name_choices
+        fields[name] = (
+            annotation,
+            Field(default, description=setting.description, examples=setting.examples, json_schema_extra=shape),
+        )
     return create_model("EmbeddingCatalogAttributes", __base__=_Attributes, **fields)
+
+
+def _name_choices(schema: dict[str, Any]) -> None:
+    """Have `dg check yaml` name the values that there are: of alternatives it says that none is met, and no more."""
+    value, template, *_ = schema["anyOf"]
+    if "enum" in value or "propertyNames" in value:
+        del schema["anyOf"]
+        types = sorted({value.pop("type"), "string"})
+        schema |= {"type": types if len(types) > 1 else "string", "if": template, "else": value}
 
 
 @dg.scaffold_with(_Scaffolder)
@@ -86,16 +103,47 @@ class EmbeddingCatalog(dg.Component, dg.Resolvable):
         """Read the settings from attributes whose templates are filled in first.
 
         Raises:
-            ConfigError: what a template gave cannot be a setting's value.
+            ConfigError: a template gives nothing, or what cannot be a setting's value.
         """
-        given = {name: _plain(getattr(model, name)) for name in model.model_fields_set}
+        written = [name for name in type(model).model_fields if name in model.model_fields_set]
+        given = {name: _plain(getattr(model, name)) for name in written}
         resolved: Mapping[str, Any] = context.resolve_value(given)
-        arguments = {name: value for name, value in resolved.items() if name != "name"}
-        return cls(load_settings(**arguments), resolved.get("name"))
+        if problems := list(_templates_of_nothing(context, given, resolved)):
+            raise ConfigError("\n".join(problems))
+        return cls(settings_of({key: resolved[key] for key in resolved if key != "name"}), resolved.get("name"))
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """The same definitions that `embedding_catalog` gives."""
         return embedding_catalog(self.settings, name=self.name)
+
+
+def _templates_of_nothing(
+    context: dg.ResolutionContext, given: Mapping[str, Any], resolved: Mapping[str, Any], place: str = ""
+) -> Iterator[str]:
+    """What is wrong with templates that give None, as a variable that is not set does, or that write it into a text.
+
+    Nobody asked for what would come of them: the default in place of the value, a folder that is called None.
+    """
+    for name, value in given.items():
+        if isinstance(value, Mapping):
+            yield from _templates_of_nothing(context, value, resolved[name], f"{place}{name}.")
+        elif isinstance(value, str) and (resolved[name] is None or _has_nothing(context, value)):
+            # Of a text with templates in it those alone: the rest may be a secret.
+            shown = " ".join(re.findall(r"(?s)\{[{%].*?[%}]\}", value)) or value
+            remedy = "set the variable" if name in _REQUIRED else "set the variable, or leave the attribute out"
+            yield f"attribute {place}{name}: {shown!r} gives nothing; {remedy}"
+
+
+def _has_nothing(context: dg.ResolutionContext, text: str) -> bool:
+    """Whether an expression in a text is None."""
+    found: list[Any] = []
+
+    def look(value: Any) -> Any:
+        found.append(value)
+        return value
+
+    NativeEnvironment(finalize=look).from_string(text).render(**context.scope)
+    return any(value is None for value in found)
 
 
 def _plain(value: Any) -> Any:

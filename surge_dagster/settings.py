@@ -9,11 +9,22 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -43,6 +54,14 @@ from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, ParquetCatalog, open_source
 from surge_dagster.engine.superbatch import Thresholds
 from surge_dagster.engine.urls import is_bare
+from surge_dagster.setting_checks import (
+    require_backend,
+    require_devices,
+    require_encoding,
+    require_place,
+    require_precision,
+    require_two_places,
+)
 from surge_dagster.shards import Sharding
 
 log = logging.getLogger(__name__)
@@ -58,7 +77,9 @@ def _unquoted_off(value: Any) -> Any:
     return "off" if value is False else value  # what YAML makes of a plain off
 
 
-_Severity = Annotated[Severity, BeforeValidator(_unquoted_off, json_schema_input_type=Severity | Literal[False])]
+_Severity = Annotated[
+    Severity, BeforeValidator(_unquoted_off), WithJsonSchema({"enum": [*get_args(Severity), False]}, mode="validation")
+]
 
 
 class StorageSettings(BaseModel):
@@ -156,15 +177,14 @@ class Settings(BaseSettings):
     alert_webhook: SecretStr | None = Field(None, description="http(s) URL that alerts are posted to; a secret")
     webserver_url: str | None = Field(None, description="of Dagster's UI, for links in alerts")
 
+    _require_devices = field_validator("devices")(require_devices)
+    _require_precision = field_validator("precision")(require_precision)
+    _require_backend = field_validator("backend")(require_backend)
+
     @field_validator("source", "output")
     @classmethod
-    def _require_bare(cls, value: str) -> str:
-        if not is_bare(value):
-            raise ValueError(
-                "expected a path, or a URL of a bucket and a path alone; credentials belong into the environment or "
-                "into storage_options"
-            )
-        return value
+    def _require_place(cls, value: str, info: ValidationInfo) -> str:
+        return require_place(value, what="catalog" if info.field_name == "source" else "output")
 
     @field_validator("alert_webhook")
     @classmethod
@@ -174,7 +194,7 @@ class Settings(BaseSettings):
         return value
 
     checks: dict[AnyCheckName, _Severity] = Field(
-        {}, description="severity of asset checks, by name: error, warn or off"
+        {}, description="severity of asset checks, by name: error, warn or off", examples=[{"texts_match": "warn"}]
     )
     max_truncated_share: float = Field(
         MAX_TRUNCATED_SHARE, ge=0, le=1, description="of a partition's texts; above it few_texts_are_truncated fails"
@@ -195,6 +215,12 @@ class Settings(BaseSettings):
         if value.get(RUN_CHECK) == "off":
             raise ValueError(f"{RUN_CHECK} ends every run and cannot be off; expected error or warn")
         return value
+
+    @model_validator(mode="after")
+    def _require_agreement(self) -> Self:
+        require_encoding(self.encoding_spec(), self.thresholds(), self.devices, self.precision)
+        require_two_places(self.source, self.output)
+        return self
 
     @classmethod
     def settings_customise_sources(
@@ -261,7 +287,15 @@ def load_settings(**arguments: Any) -> Settings:
     Raises:
         ConfigError: a value is of the wrong kind, a name is unknown, or the file cannot be read.
     """
-    given = {name: value for name, value in arguments.items() if value is not None}
+    return settings_of({name: value for name, value in arguments.items() if value is not None})
+
+
+def settings_of(given: Mapping[str, Any]) -> Settings:
+    """The settings with these values; one that is None is none, whatever the environment and the file say.
+
+    Raises:
+        ConfigError: as for `load_settings`.
+    """
     for name, value in given.items():
         if isinstance(value, str):
             require_text(name, value)
@@ -270,7 +304,7 @@ def load_settings(**arguments: Any) -> Settings:
         return Settings(**given)
     except ValidationError as error:
         # Without its cause, which quotes every value, secrets too.
-        raise ConfigError("\n".join(_problem(detail, arguments) for detail in error.errors())) from None
+        raise ConfigError("\n".join(_problem(detail, given) for detail in error.errors())) from None
     except (SettingsError, YAMLError, OSError, TypeError, ValueError) as error:  # the last two: not a mapping
         where = _config_file() or "the SURGE_… environment variables"
         raise ConfigError(f"the settings in {where} cannot be read: {_without_quotes(error)}") from None
@@ -307,17 +341,18 @@ def _config_file() -> Path | None:
     return path if path.is_file() else None
 
 
-def _problem(detail: Any, arguments: dict[str, Any]) -> str:
+def _problem(detail: Any, given: Mapping[str, Any]) -> str:
     """One validation error as a sentence that says which source it came from."""
     place: Sequence[Any] = detail["loc"]
     name = str(place[0]) if place else "?"
-    if arguments.get(name) is not None:
+    if name in given:
         origin = name
     elif f"SURGE_{name.upper()}" in os.environ:
         origin = f"SURGE_{name.upper()}"
     else:
         origin = f"{name} in {_config_file()}"
-    message = f"{detail['msg'][0].lower()}{detail['msg'][1:]}"
+    message = detail["msg"].removeprefix("Value error, ")
+    message = f"{message[0].lower()}{message[1:]}"
     if name == "storage_options":
         inner = ".".join(map(str, place[1:]))
         known = ", ".join(StorageSettings.model_fields)

@@ -10,6 +10,7 @@ from surge_dagster.engine.errors import ConfigError
 
 # Those that obstore opens by their URL; each has a host that names the bucket.
 OBJECT_STORE_SCHEMES = frozenset({"s3", "s3a", "gs", "gcs", "az", "azure", "adl", "memory"})
+_SCHEMES = OBJECT_STORE_SCHEMES | {"file", "http", "https"}
 
 
 def is_object_store(url: str | Path) -> bool:
@@ -45,12 +46,21 @@ def local_path(url: str | Path, *, what: str) -> Path:
     """The absolute local path behind a path or `file://` URL.
 
     Raises:
-        ConfigError: the URL names another kind of storage, or the path is not UTF-8.
+        ConfigError: there is none, the URL names another kind of storage, or the path is not UTF-8.
     """
     text = str(url)
+    if not text.strip():
+        raise ConfigError(f"the {what} is empty: give a path or a URL.")
     if not is_text(text):
         raise ConfigError(f"cannot open {what} {printable(text)!r}: the path is not UTF-8. Rename it, or give another.")
     if "://" not in text:
+        scheme, colon, _ = text.partition(":")
+        if colon and scheme.lower() in _SCHEMES:
+            # The rest is not shown, as that of a URL would not be.
+            raise ConfigError(
+                f"the {what} begins with {scheme}: but is no URL: expected {scheme}://, or ./{scheme}: for a folder "
+                "of that name."
+            )
         return Path(text).expanduser().absolute()
     parts = split_url(text, what=what)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):

@@ -11,6 +11,7 @@ from typing import Any
 import dagster as dg
 import pytest
 import yaml
+from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
 from surge_dagster import EmbeddingCatalog
@@ -197,6 +198,9 @@ def test_the_checks_have_a_schedule_when_it_is_set() -> None:
         ({"storage_options": {"secret": "hunter2"}}, "storage_options.secret"),
         ({"alert_webhook": ["hunter2"]}, "alert_webhook"),
         ({"source": None}, "source"),
+        ({"model": None}, "model"),
+        ({"shards": None}, "shards"),
+        ({"storage_options": None}, "storage_options"),
     ],
 )
 def test_a_wrong_attribute_is_refused_by_its_name(attributes: dict[str, Any], named: str) -> None:
@@ -206,10 +210,53 @@ def test_a_wrong_attribute_is_refused_by_its_name(attributes: dict[str, Any], na
     assert any(place.startswith(named) for place in places) and "hunter2" not in str(refused.value)
 
 
+def test_dg_names_the_values_that_there_are() -> None:
+    """As `dg check yaml` asks: of the schema alone."""
+    asked = Draft202012Validator(EmbeddingCatalog.model().model_json_schema())
+
+    def told(**attributes: Any) -> list[str]:
+        return [error.message for error in asked.iter_errors({"source": "c", "output": "o", **attributes})]
+
+    assert told(vanished="remove") == ["'remove' is not one of ['keep', 'report', 'delete']"]
+    assert told(checks={"ids_match": "loud"}) == ["'loud' is not one of ['error', 'warn', 'off', False]"]
+    assert "'nothing' is not one of ['every_" in told(checks={"nothing": "warn"})[0]
+    assert told(vanished="{{ env.A }}", checks="{{ env.A }}", dtype="float16") == []
+    assert told(checks={"ids_match": False, "texts_match": "off"}, format="arrow", shards="{{ env.A }}") == []
+    assert told(checks=7) and told(dtype=None) and told(checks=None)
+
+
 def test_what_a_template_gives_is_checked_like_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("B", "many")
     with pytest.raises(ConfigError, match="setting b_min is 'many'"):
         load(source="c", output="o", b_min="{{ env.B }}")
+
+
+def test_a_template_that_gives_nothing_is_refused_with_its_attribute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the default nor the environment's value stands in for it."""
+    monkeypatch.setenv("SURGE_MODEL", "hash://8")
+    nothing = "{{ env.NOT_SET }}"
+    for name in set(EmbeddingCatalog.model().model_fields) - {"storage_options"}:
+        with pytest.raises(ConfigError) as refused:
+            load(**{"source": "c", "output": "o", name: nothing})
+        remedy = "" if name in ("source", "output") else ", or leave the attribute out"
+        assert str(refused.value) == f"attribute {name}: '{nothing}' gives nothing; set the variable{remedy}"
+    with pytest.raises(ConfigError) as refused:
+        storage = {"token": nothing, "secret_access_key": "hunter2" + nothing}
+        load(source="c", output=f"gs://vectors/{nothing}", storage_options=storage)
+    named = [line.partition(":")[0] for line in str(refused.value).splitlines()]
+    assert named == [
+        f"attribute {name}" for name in ("output", "storage_options.secret_access_key", "storage_options.token")
+    ]
+    assert "hunter2" not in str(refused.value)
+    assert load(source="c", output="{{ env.NOT_SET or 'o' }}").settings.output == "o"
+
+
+def test_a_null_in_the_file_weighs_more_than_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("surge.yaml").write_text("prompt: 'query: '\nb_min: 7\n")
+    monkeypatch.setenv("SURGE_FORCED_CRON", "0 5 * * 0")
+    settings = load(source="c", output="o", forced_cron=None, prompt=None, name=None).settings
+    assert (settings.forced_cron, settings.prompt, settings.b_min) == (None, None, 7)
 
 
 def test_source_and_output_are_not_guessed() -> None:

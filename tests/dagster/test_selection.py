@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
 from dagster._core.storage.tags import PARENT_RUN_ID_TAG, RESUME_RETRY_TAG, ROOT_RUN_ID_TAG
 
+from surge_dagster.assets.launch import LaunchConfig
 from surge_dagster.assets.partition_keys import to_partition_key
-from surge_dagster.assets.selection import catalog_keys, read_keys
+from surge_dagster.assets.selection import Select, catalog_keys, read_keys
 from surge_dagster.engine.errors import ConfigError
 from tests.dagster.conftest import NAMES, Ran, Workbench
 
@@ -67,6 +69,8 @@ def test_a_file_holds_keys_as_a_json_list_or_line_by_line(tmp_path: Path) -> Non
         ('["a, b", "ü"]', ["a, b", "ü"]),
         ("a, b\r\n\n  ü \n", ["a, b", "  ü "]),
         ("", []),
+        ("\ufeffshoes\r\nhats\r\n", ["shoes", "hats"]),  # as editors on Windows write it
+        ('\ufeff["shoes"]', ["shoes"]),
     ):
         listed.write_text(text, newline="")
         assert read_keys(str(listed)) == keys
@@ -74,6 +78,19 @@ def test_a_file_holds_keys_as_a_json_list_or_line_by_line(tmp_path: Path) -> Non
         listed.write_text(text)
         with pytest.raises(ConfigError, match="JSON list"):
             read_keys(str(listed))
+
+
+def test_a_launch_that_names_no_key_is_refused_with_what_to_do(bench: Workbench) -> None:
+    bench.write("a")
+    ran = launch(bench, keys=[], select=None)  # a state that is left empty is not given
+    assert not ran.success and "keys holds no partition key" in ran.failure() and "leave keys and" in ran.failure()
+    (bench.root / "empty").write_text("\n\n")
+    given: dict[str, Any] = {"keys_file": str(bench.root / "empty"), "select": None}
+    assert LaunchConfig(**given).select is Select.all
+    with pytest.raises(ConfigError, match=r"keys_file '.*empty' holds no partition key"):
+        LaunchConfig(**given).named_keys()
+    given["keys"] = ["a"]
+    assert LaunchConfig(**given).named_keys() == ["a"]
 
 
 def test_a_state_chooses_among_the_partitions_of_a_launch(bench: Workbench) -> None:

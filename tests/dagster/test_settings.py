@@ -69,6 +69,56 @@ def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         load_settings()
 
 
+class TestWhatNoRunCanDo:
+    """It is refused when definitions are loaded, and not hours later by the first run."""
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({"precision": "fp8"}, "setting precision is 'fp8': expected auto or one of fp32, fp16, bf16, int8"),
+            ({"devices": "gpu"}, "setting devices is 'gpu': expected auto, or a list of one kind: cpu, cuda"),
+            ({"devices": "cuda:0,cpu"}, "setting devices is 'cuda:0,cpu': expected auto"),
+            ({"devices": ""}, "setting devices is '': expected auto"),
+            ({"backend": "tensorrt"}, "setting backend is 'tensorrt': expected one of auto, torch, openvino, hash"),
+            ({"model": "hash://abc"}, "'hash://abc': hash:// is followed by a dimension, as in hash://384"),
+            ({"model": "hash://8", "dimension": 16}, "hash://8 makes unit vectors of dimension 8 and no others"),
+            ({"max_length": 2}, "max_length counts tokens, special ones included, and is at least 3, not 2"),
+            ({"b_min": 100, "b_max": 10}, "b_min (100 texts) must not exceed b_max (10)"),
+            ({"devices": "cpu", "precision": "fp16"}, "precision fp16 needs a GPU"),
+            ({"devices": "cuda:1", "precision": "int8"}, "precision int8 needs the CPU"),
+            ({"output": ""}, "setting output: the output is empty: give a path or a URL"),
+            ({"source": " "}, "setting source: the catalog is empty: give a path or a URL"),
+            ({"output": "s3:/bucket"}, "setting output: the output begins with s3: but is no URL: expected s3://"),
+            ({"output": "https://host/x"}, "setting output: cannot open output 'https://host/x': expected a local"),
+            ({"source": "gs://bucket/x"}, "setting source: cannot open catalog 'gs://bucket/x': expected a local"),
+            ({"source": "data", "output": "x/../data/"}, "source and output are the same folder"),
+        ],
+    )
+    def test_it_is_refused_with_what_can_be_done(self, given: dict[str, Any], message: str) -> None:
+        with pytest.raises(ConfigError) as refused:
+            load_settings(**given)
+        assert message in str(refused.value)
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            {"devices": "cuda:6, CUDA:7", "precision": "fp16"},
+            {"devices": "cuda", "backend": "torch"},
+            {"precision": "int8", "backend": "openvino"},
+            {"precision": "fp16"},
+            {"backend": "mine.backends:Fast"},
+            {"b_min": 100_000},
+            {"b_max": 1},
+            {"b_min_bytes": 2**40},
+            {"output": "./s3:/bucket"},
+            {"source": "data", "output": "data/vectors"},
+        ],
+    )
+    def test_what_another_machine_may_have_is_taken(self, given: dict[str, Any]) -> None:
+        settings = load_settings(**given)
+        assert {name: getattr(settings, name) for name in given} == given
+
+
 class TestChecks:
     def test_a_severity_is_read_from_yaml_where_a_plain_off_is_no_text(self) -> None:
         Path("surge.yaml").write_text("checks:\n  ids_match: off\n  one_space: warn\n")

@@ -1,0 +1,89 @@
+"""Settings that no run can work with, told when they are read: no model is looked for, no device, no network.
+
+What only this machine lacks is no part of it: definitions are loaded where no run goes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from surge_dagster.engine.encoder.devices import PRECISIONS, DeviceChoice, choose_precision
+from surge_dagster.engine.encoder.pool import BACKENDS
+from surge_dagster.engine.encoder.spec import HASH_SCHEME, EncodingSpec
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.superbatch import Thresholds
+from surge_dagster.engine.urls import is_bare, is_object_store, local_path
+
+
+def require_place(value: str, *, what: str) -> str:
+    """Refuse what is no place for an "output" or a "catalog".
+
+    Raises:
+        ValueError: the place is none, or holds a secret, which is not shown.
+    """
+    if not is_bare(value):
+        raise ValueError(
+            "expected a path, or a URL of a bucket and a path alone; credentials belong into the environment or "
+            "into storage_options"
+        )
+    if what == "catalog" or not is_object_store(value):
+        try:
+            local_path(value, what=what)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+    return value
+
+
+def require_devices(value: str) -> str:
+    """Refuse devices that there are on no machine, or that do not go together; else `ValueError`."""
+    if _device_kind(value) not in ("auto", "cpu", "cuda"):
+        raise ValueError('expected auto, or a list of one kind: cpu, cuda, or cuda:N as in "cuda:0,cuda:1"')
+    return value
+
+
+def require_precision(value: str) -> str:
+    """Refuse a precision of no name that is known, with `ValueError`."""
+    if value not in ("auto", *PRECISIONS):
+        raise ValueError(f"expected auto or one of {', '.join(PRECISIONS)}")
+    return value
+
+
+def require_backend(value: str) -> str:
+    """Refuse a backend of no name that is known, with `ValueError`."""
+    if value not in BACKENDS and ":" not in value:
+        raise ValueError(f"expected one of {', '.join(BACKENDS)}, or module:Class")
+    return value
+
+
+def require_encoding(spec: EncodingSpec, thresholds: Thresholds, devices: str, precision: str) -> None:
+    """Refuse what contradicts itself, or the stand-in for a model.
+
+    Raises:
+        ConfigError: no device computes in the precision, `hash://` makes no such vectors, or a threshold is above the
+            other.
+    """
+    if spec.model.startswith(HASH_SCHEME):
+        spec.resolve()
+    thresholds.resolve(texts_per_second=1.0)  # the speed matters only to what is not given
+    kind = _device_kind(devices)
+    if kind != "auto":
+        choose_precision(precision, DeviceChoice((kind,), ""), int8=precision == "int8")
+
+
+def require_two_places(source: str, output: str) -> None:
+    """Refuse an output that is the catalog, with `ConfigError`."""
+    if is_object_store(output):
+        return
+    folder = os.path.normpath(local_path(output, what="output"))
+    if folder == os.path.normpath(local_path(source, what="catalog")):
+        raise ConfigError(
+            f"source and output are the same folder, {folder!r}: the files would lie among those of the catalog. Give "
+            "the output a folder of its own."
+        )
+
+
+def _device_kind(devices: str) -> str:
+    """What all of the devices are, "auto", "cpu" or "cuda"; any other text where they are none, or not of one kind."""
+    names = {part.strip().lower() for part in devices.split(",") if part.strip()}
+    return "+".join(sorted({"cuda" if re.fullmatch(r"cuda:\d+", name) else name for name in names}))
