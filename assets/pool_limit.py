@@ -13,9 +13,13 @@ import dagster as dg
 POOL = "gpu"
 
 
-def enter_pool(instance: dg.DagsterInstance) -> None:
-    """Have Dagster know the pool with the limit of its settings, unless it does."""
+def enter_pool(instance: dg.DagsterInstance) -> bool:
+    """Have Dagster know the pool with the limit of its settings, unless it does; gives whether it has one."""
     storage = instance.event_log_storage
-    if instance.global_op_concurrency_default_limit is not None and POOL not in storage.get_concurrency_keys():
-        with suppress(Exception):  # of two at once, Dagster fails one on Postgres
-            storage.initialize_concurrency_limit_to_default(POOL)
+    if POOL in storage.get_concurrency_keys():
+        return True
+    if instance.global_op_concurrency_default_limit is None:
+        return False
+    with suppress(Exception):  # of two at once, Dagster fails one on Postgres
+        storage.initialize_concurrency_limit_to_default(POOL)
+    return True

@@ -17,7 +17,7 @@ from surge_dagster.assets.launch import shard_requests
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.partition_events import made
 from surge_dagster.assets.partition_keys import to_partition_key
-from surge_dagster.assets.pool_limit import enter_pool
+from surge_dagster.assets.pool_limit import POOL, enter_pool
 from surge_dagster.assets.refusals import refusal_terms
 from surge_dagster.assets.runless_events import is_real_tick, store_runless
 from surge_dagster.assets.sensor_cursor import SensorCursor
@@ -67,7 +67,11 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
         )
         events, new = found.events, found.new
         if is_real_tick(context):
-            enter_pool(instance)
+            if not enter_pool(instance) and requests:
+                context.log.warning(
+                    f"this Dagster instance has no limit for the pool {POOL!r}, so all runs encode at once, each with "
+                    "an encoder of its own: give it the dagster.yaml that comes with surge-dagster"
+                )
             if not events or store_runless(instance, events):
                 # Dagster's daemon would ask for each of them whether it is there.
                 for keys in in_chunks(new):

@@ -164,6 +164,17 @@ def test_the_pool_has_its_limit_before_the_first_run_waits_for_it(bench: Workben
     assert [(pool.name, pool.limit, pool.from_default) for pool in storage.get_pool_limits()] == [("gpu", 1, True)]
 
 
+def test_a_tick_that_asks_for_runs_says_that_nothing_limits_how_many_encode_at_once(
+    bench: Workbench, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on an instance without the project's dagster.yaml."""
+    monkeypatch.setattr(dg.DagsterInstance, "global_op_concurrency_default_limit", None)
+    for expected in (0, 1):
+        bench.tick()
+        assert capfd.readouterr().err.count("no limit for the pool 'gpu'") == expected
+        bench.write("a")
+
+
 def test_a_run_gets_at_most_the_configured_number_of_partitions(bench: Workbench) -> None:
     bench.settings["max_partitions_per_run"] = 2
     for key in "abcde":
