@@ -116,7 +116,7 @@ def test_another_model_is_begun_by_one_partition_and_then_divided(bench: Workben
     assert requested(found) == [["a", "b"], ["d", "e"]] == night(bench)
     bench.settings["model"] = f"hash://{DIMENSION}"
     [queued, _] = bench.launch(found)
-    assert "the settings now mean" in queued.failure() and not queued.materialized()
+    assert "asked for with the settings" in queued.failure() and not queued.materialized()
 
 
 def test_the_night_is_divided_too(bench: Workbench) -> None:
