@@ -8,13 +8,12 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from surge_dagster.engine.encoder import wire
+from surge_dagster.engine.encoder.child_process import module_command, module_environment
 from surge_dagster.engine.encoder.chunks import Chunk
 
 _LAST_LINES = 80
@@ -22,7 +21,6 @@ _READ_BYTES = 64 << 10
 _ANSWER_SECONDS = 1.0
 _WHOLE_ANSWER_SECONDS = 0.2
 _WORKER_MODULE = "surge_dagster.engine.encoder.worker"
-_PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +60,12 @@ class WorkerProcess:
         lifeline, self._lifeline = os.pipe()
         try:
             self.process = subprocess.Popen(
-                # -P: the folder that this run was started in must not hide any library.
-                [sys.executable, "-P", "-m", _WORKER_MODULE, *map(str, (theirs.fileno(), lifeline, os.getpid()))],
+                module_command(_WORKER_MODULE, theirs.fileno(), lifeline, os.getpid()),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=(theirs.fileno(), lifeline),
-                env=_environment(seat),
+                env={**module_environment(), "PYTHONUNBUFFERED": "1", **seat.environment},
                 # A group of its own: an interrupt from the terminal is the pool's business.
                 process_group=0,
             )
@@ -155,23 +152,6 @@ class WorkerProcess:
         poll = select.poll()
         poll.register(self.output, select.POLLIN)
         return bool(poll.poll(1_000 * patience_seconds))
-
-
-def how_it_ended(code: int) -> str:
-    """An exit code in words."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    # The kernel's out-of-memory killer is the usual sender of a SIGKILL that nobody admits to.
-    return f"{name} (out of memory, or killed by hand)" if name == "SIGKILL" else name
-
-
-def _environment(seat: WorkerSeat) -> dict[str, str]:
-    paths = [path for path in (os.environ.get("PYTHONPATH"), str(_PACKAGE_ROOT)) if path]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", **seat.environment}
 
 
 def _load_message(seat: WorkerSeat, token_budget: int | None, backend: str | None) -> wire.Message:
