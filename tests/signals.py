@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -14,8 +14,12 @@ _LOOK_SECONDS = 0.02
 
 
 @contextmanager
-def interrupted_in_another_thread() -> Iterator[None]:
-    """Within it the main thread begins to wait, is then interrupted, and must say so by `KeyboardInterrupt`."""
+def interrupted_in_another_thread(after: Callable[[], object] = lambda: True) -> Iterator[None]:
+    """Within it the main thread begins to wait, is then interrupted, and must say so by `KeyboardInterrupt`.
+
+    Args:
+        after: whether what is waited for has come as far as it is to; until then nothing is interrupted.
+    """
     left = threading.Event()
 
     def interrupt() -> None:
@@ -23,7 +27,7 @@ def interrupted_in_another_thread() -> Iterator[None]:
         while not left.wait(_LOOK_SECONDS):
             frame = sys._current_frames()[main]
             now = (frame.f_code, frame.f_lasti)
-            if now == before:  # it stands still, or waits in turns
+            if now == before and after():  # it stands still, or waits in turns
                 signal.pthread_kill(threading.get_ident(), signal.SIGUSR2)
                 return
             before = now

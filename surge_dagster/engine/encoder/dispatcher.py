@@ -28,10 +28,11 @@ from typing import Any
 
 from surge_dagster.engine.encoder import wire
 from surge_dagster.engine.encoder.arena import Arena
+from surge_dagster.engine.encoder.child_process import how_it_ended
 from surge_dagster.engine.encoder.chunks import SMALLEST_CHUNK_WEIGHT, Chunk, Job
 from surge_dagster.engine.encoder.gpu_gauge import GpuGauge
 from surge_dagster.engine.encoder.isolation import MOST_LOSSES
-from surge_dagster.engine.encoder.worker_process import WorkerProcess, WorkerSeat, how_it_ended
+from surge_dagster.engine.encoder.worker_process import WorkerProcess, WorkerSeat
 from surge_dagster.engine.errors import ConfigError, EncoderError
 from surge_dagster.engine.waiting import wait_for_thread
 

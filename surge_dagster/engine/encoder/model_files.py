@@ -24,6 +24,7 @@ from surge_dagster.engine.encoder.model_digest import (
     model_digest,
     read_document,
 )
+from surge_dagster.engine.encoder.model_download import DownloadFailed, download_model
 from surge_dagster.engine.errors import ConfigError
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
@@ -33,8 +34,6 @@ DEMO_MODEL_DIGEST = "55f42e38e49b814a76c307c5096d996729943de959455a1878064322a18
 DEMO_SLUG = "all-MiniLM-L6-v2"
 
 _HUB_ANSWER_SECONDS = 3.0
-_HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "[0-9]*/*"]
-_HUB_UNWANTED = ["onnx/*", "openvino/*", "*.bin", "*.h5", "*.ot", "*.msgpack"]
 _TRANSFORMER_CONFIGS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 _WEIGHTLESS = frozenset({"Pooling", "Normalize", "Dropout"})
 _UNDERSTOOD = _WEIGHTLESS | {"Transformer", "Dense", "LayerNorm", "StaticEmbedding", "WeightedLayerPooling"}
@@ -105,10 +104,17 @@ def _in_hub_cache(name: str) -> Path | None:
         except OSError:
             continue
         snapshot = repository / "snapshots" / revision
-        # A snapshot that was only partly downloaded has no weights yet: the hub is asked for the rest.
-        if any(snapshot.glob("*.safetensors")) or any(snapshot.glob("*/*.safetensors")):
+        if _has_weights(snapshot):
             return snapshot
     return None
+
+
+def _has_weights(snapshot: Path) -> bool:
+    """Whether all weights are there, which come last: of a download that was interrupted the hub is asked the rest."""
+    try:
+        return any(module.weights for module in _modules_of(snapshot))
+    except ConfigError:
+        return False
 
 
 def _demo_model() -> Path | None:
@@ -136,12 +142,9 @@ def _from_hub(name: str, other_remedy: str) -> Path:
         raise ConfigError(f"model {name!r} is not on this machine and HF_HUB_OFFLINE is set; unset it,{remedy}")
     if not _answers(endpoint):
         raise ConfigError(f"model {name!r} is not on this machine and {endpoint} does not answer; try again,{remedy}")
-    from huggingface_hub import snapshot_download  # imported here: it costs a second, and few runs download
-
-    repository = name if "/" in name else f"sentence-transformers/{name}"
     try:
-        return Path(snapshot_download(repository, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_UNWANTED))
-    except Exception as error:  # the hub client raises many unrelated types
+        return download_model(name if "/" in name else f"sentence-transformers/{name}")
+    except DownloadFailed as error:
         raise ConfigError(
             f"model {name!r} could not be downloaded from {endpoint} ({error}); check the name"
         ) from error

@@ -15,8 +15,6 @@ import itertools
 import mmap
 import os
 import queue
-import select
-import signal
 import socket
 import sys
 import threading
@@ -29,13 +27,13 @@ import numpy as np
 
 from surge_dagster.engine.encoder import wire
 from surge_dagster.engine.encoder.backends.base import Backend, BackendSettings
+from surge_dagster.engine.encoder.child_process import leave_signals_to_parent, wait_for_parents_end
 from surge_dagster.engine.encoder.layout import SlotArrays, SlotLayout, slot_arrays
 from surge_dagster.engine.encoder.loading import load_backend
 from surge_dagster.engine.encoder.spec import EncodingSpec, Space
 from surge_dagster.engine.errors import ConfigError
 
 _BEAT_SECONDS = 1.0
-_PARENT_CHECK_MILLISECONDS = 2_000
 _LONGEST_REPORT = 5_000
 _HARMLESS = "a text"
 
@@ -205,20 +203,14 @@ def _report(error: BaseException) -> wire.Message:
 
 
 def _end_with_parent(lifeline: int, parent: int) -> None:
-    """Ends this process when the pipe does, or when the parent changed: a fork of it may hold the pipe open."""
-    poll = select.poll()
-    poll.register(lifeline, select.POLLIN | select.POLLHUP)
-    while not poll.poll(_PARENT_CHECK_MILLISECONDS):
-        if os.getppid() != parent:
-            break
+    wait_for_parents_end(lifeline, parent)
     os._exit(0)
 
 
 def main(arguments: list[str]) -> int:
     """Entry point: descriptors of the socket and the lifeline, and the parent's process id."""
     connection, lifeline, parent = (int(argument) for argument in arguments)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    leave_signals_to_parent()
     # Where it was when a library crashed it, and where it stands when the pool asks because it seems to hang.
     faulthandler.enable()
     faulthandler.register(wire.ASK_WHERE, all_threads=True)

@@ -9,13 +9,12 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from surge_dagster.engine.encoder import wire
+from surge_dagster.engine.encoder.child_process import module_command, module_environment
 from surge_dagster.engine.encoder.chunks import Chunk
 
 log = logging.getLogger(__name__)
@@ -27,7 +26,6 @@ _WHOLE_ANSWER_SECONDS = 0.2
 # Tearing down a process that holds much memory, or a device, takes a while; most end within milliseconds.
 _KILLED_SECONDS = 5.0
 _WORKER_MODULE = "surge_dagster.engine.encoder.worker"
-_PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +66,12 @@ class WorkerProcess:
         lifeline, self._lifeline = os.pipe()
         try:
             self.process = subprocess.Popen(
-                # -P: the folder that this run was started in must not hide any library.
-                [sys.executable, "-P", "-m", _WORKER_MODULE, *map(str, (theirs.fileno(), lifeline, os.getpid()))],
+                module_command(_WORKER_MODULE, theirs.fileno(), lifeline, os.getpid()),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=(theirs.fileno(), lifeline),
-                env=_environment(seat),
+                env={**module_environment(), "PYTHONUNBUFFERED": "1", **seat.environment},
                 # A group of its own: an interrupt from the terminal is the pool's business.
                 process_group=0,
             )
@@ -184,25 +181,6 @@ class WorkerProcess:
         poll = select.poll()
         poll.register(self.output, select.POLLIN)
         return bool(poll.poll(1_000 * patience_seconds))
-
-
-def how_it_ended(code: int | None) -> str:
-    """An exit code in words."""
-    if code is None:
-        return "it was killed and hangs inside the kernel"
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    # The kernel's out-of-memory killer is the usual sender of a SIGKILL that nobody admits to.
-    return f"{name} (out of memory, or killed by hand)" if name == "SIGKILL" else name
-
-
-def _environment(seat: WorkerSeat) -> dict[str, str]:
-    paths = [path for path in (os.environ.get("PYTHONPATH"), str(_PACKAGE_ROOT)) if path]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", **seat.environment}
 
 
 def _load_message(seat: WorkerSeat, token_budget: int | None, backend: str | None) -> wire.Message:
