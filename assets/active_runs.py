@@ -165,7 +165,7 @@ def _is_forced(run: dg.DagsterRun, op_names: Sequence[str]) -> bool:
 
 
 def _selects_a_state(run: dg.DagsterRun, op_names: Sequence[str]) -> bool:
-    return any(config.get("select", Select.all.name) != Select.all.name for config in _configs(run, op_names))
+    return any((config.get("select") or Select.all.name) != Select.all.name for config in _configs(run, op_names))
 
 
 def _configs(run: dg.DagsterRun, op_names: Sequence[str]) -> Iterator[Mapping[str, Any]]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import dagster as dg
-from dagster._core.storage.tags import HIDDEN_TAG_PREFIX
+from dagster._core.storage.tags import HIDDEN_TAG_PREFIX, PARENT_RUN_ID_TAG, RETRY_NUMBER_TAG
 
 from surge_dagster.assets.sensor_cursor import digest
 from surge_dagster.engine.encoder.spec import EncodingSpec
@@ -36,18 +36,20 @@ def require_settings(tags: Mapping[str, str], spec: EncodingSpec) -> None:
     """Refuse to go on with other settings than a run was asked for with.
 
     Args:
-        tags: of the run; one that a person launched has none of this.
+        tags: of the run; one that a person launched has none of this, or that of the run which it does again.
         spec: what the settings mean where the run is executed.
 
     Raises:
         ConfigError: they mean something else.
     """
+    if PARENT_RUN_ID_TAG in tags and RETRY_NUMBER_TAG not in tags:
+        return  # a person re-executes it, who may have mended a setting
     asked, here = tags.get(_TAG), _text(spec)
     if asked not in (None, here):
         raise ConfigError(
             f"the run was asked for with the settings {asked}, and where it is executed they are {here}. Nothing was "
             "encoded. The code server and the machine or container of a run need the same SURGE_ variables. If they "
-            "were changed while the run waited, the next tick goes by the new ones."
+            "were changed while the run waited, the next tick goes by the new ones, as does what you launch by hand."
         )
 
 
@@ -55,7 +57,7 @@ def _text(spec: EncodingSpec) -> str:
     asked = {name: value for name, value in spec.as_dict().items() if value is not None}
     folder = Path(spec.model).expanduser()
     if folder.is_absolute() or folder.is_dir():
-        asked["model"] = folder.name  # it may lie elsewhere on another machine
+        asked["model"] = "a folder"  # it may lie elsewhere on another machine, under another name
     for name, value in asked.items():
         if isinstance(value, str) and len(value) > _LONGEST:
             asked[name] = f"{value[:_LONGEST]}… ({digest(value)})"

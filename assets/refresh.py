@@ -228,17 +228,18 @@ class Refresh:
         kept: list[Receipt] = []
         remedy = "Delete it in Dagster, or put it back."
         for key in self._gone:
-            failure = Failure(key, f"partition {key!r} is not in the catalog any more. {remedy}", remedy=remedy)
             try:
                 receipt = published(outputs, key)
             except TransientError as error:
-                receipt, failure = None, unanswered(key, error)
+                self.outcome.failures.append(unanswered(key, error))
+                continue
             if receipt:
                 kept.append(receipt)
             elif self._config.unattended:
                 self.outcome.gone.append(key)
             else:
-                self.outcome.failures.append(failure)
+                reason = f"partition {key!r} is not in the catalog any more. {remedy}"
+                self.outcome.failures.append(Failure(key, reason, remedy=remedy))
         if gone := self.outcome.gone:
             self._context.log.warning(
                 f"{len(gone):,} partitions have left the catalog since this run was asked for them, and are passed "

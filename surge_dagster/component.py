@@ -29,6 +29,7 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.settings import Settings, StorageSettings, settings_of
 
 _REQUIRED = ("source", "output")  # two catalogs that both took the defaults would share them
+_VARIABLE = re.compile(r"""\s*\{\{\s*env\s*(\.\s*\w+|[\[(]\s*(['"])\w+\2\s*[\])])\s*\}\}\s*""")
 _Template = Annotated[str, Field(pattern=r"\{\{.*\}\}")]
 
 
@@ -120,18 +121,25 @@ class EmbeddingCatalog(dg.Component, dg.Resolvable):
 def _templates_of_nothing(
     context: dg.ResolutionContext, given: Mapping[str, Any], resolved: Mapping[str, Any], place: str = ""
 ) -> Iterator[str]:
-    """What is wrong with templates that give None, as a variable that is not set does, or that write it into a text.
+    """What is wrong with templates that are a variable which is not set, or that write None into a text.
 
-    Nobody asked for what would come of them: the default in place of the value, a folder that is called None.
+    Nobody asked for what would come of them: the default in place of the value, a folder that is called None. Who
+    writes `{{ env.X or None }}` has asked.
     """
     for name, value in given.items():
         if isinstance(value, Mapping):
             yield from _templates_of_nothing(context, value, resolved[name], f"{place}{name}.")
-        elif isinstance(value, str) and (resolved[name] is None or _has_nothing(context, value)):
+        elif isinstance(value, str) and _gives_nothing(context, name, value, resolved[name]):
             # Of a text with templates in it those alone: the rest may be a secret.
             shown = " ".join(re.findall(r"(?s)\{[{%].*?[%}]\}", value)) or value
             remedy = "set the variable" if name in _REQUIRED else "set the variable, or leave the attribute out"
             yield f"attribute {place}{name}: {shown!r} gives nothing; {remedy}"
+
+
+def _gives_nothing(context: dg.ResolutionContext, name: str, template: str, value: Any) -> bool:
+    if value is None:
+        return name in _REQUIRED or _VARIABLE.fullmatch(template) is not None
+    return _has_nothing(context, template)
 
 
 def _has_nothing(context: dg.ResolutionContext, text: str) -> bool:

@@ -5,10 +5,9 @@ What only this machine lacks is no part of it: definitions are loaded where no r
 
 from __future__ import annotations
 
-import os
 import re
 
-from surge_dagster.engine.encoder.devices import PRECISIONS, DeviceChoice, choose_precision
+from surge_dagster.engine.encoder.devices import PRECISIONS
 from surge_dagster.engine.encoder.pool import BACKENDS
 from surge_dagster.engine.encoder.spec import HASH_SCHEME, EncodingSpec
 from surge_dagster.engine.errors import ConfigError
@@ -56,31 +55,15 @@ def require_backend(value: str) -> str:
     return value
 
 
-def require_encoding(spec: EncodingSpec, thresholds: Thresholds, devices: str, precision: str) -> None:
+def require_encoding(spec: EncodingSpec, thresholds: Thresholds) -> None:
     """Refuse what contradicts itself, or the stand-in for a model.
 
     Raises:
-        ConfigError: no device computes in the precision, `hash://` makes no such vectors, or a threshold is above the
-            other.
+        ConfigError: `hash://` makes no such vectors, or a threshold is above the other.
     """
     if spec.model.startswith(HASH_SCHEME):
         spec.resolve()
     thresholds.resolve(texts_per_second=1.0)  # the speed matters only to what is not given
-    kind = _device_kind(devices)
-    if kind != "auto":
-        choose_precision(precision, DeviceChoice((kind,), ""), int8=precision == "int8")
-
-
-def require_two_places(source: str, output: str) -> None:
-    """Refuse an output that is the catalog, with `ConfigError`."""
-    if is_object_store(output):
-        return
-    folder = os.path.normpath(local_path(output, what="output"))
-    if folder == os.path.normpath(local_path(source, what="catalog")):
-        raise ConfigError(
-            f"source and output are the same folder, {folder!r}: the files would lie among those of the catalog. Give "
-            "the output a folder of its own."
-        )
 
 
 def _device_kind(devices: str) -> str:

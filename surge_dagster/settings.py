@@ -60,7 +60,6 @@ from surge_dagster.setting_checks import (
     require_encoding,
     require_place,
     require_precision,
-    require_two_places,
 )
 from surge_dagster.shards import Sharding
 
@@ -218,8 +217,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _require_agreement(self) -> Self:
-        require_encoding(self.encoding_spec(), self.thresholds(), self.devices, self.precision)
-        require_two_places(self.source, self.output)
+        require_encoding(self.encoding_spec(), self.thresholds())
         return self
 
     @classmethod

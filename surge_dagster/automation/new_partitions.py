@@ -69,8 +69,9 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
         if is_real_tick(context):
             if not enter_pool(instance) and requests:
                 context.log.warning(
-                    f"this Dagster instance has no limit for the pool {POOL!r}, so all runs encode at once, each with "
-                    "an encoder of its own: give it the dagster.yaml that comes with surge-dagster"
+                    f"this Dagster instance has no limit for the pool {POOL!r}, so as many runs encode at once as its "
+                    "queue lets begin, each with an encoder of its own: give it the dagster.yaml that comes with "
+                    "surge-dagster"
                 )
             if not events or store_runless(instance, events):
                 # Dagster's daemon would ask for each of them whether it is there.

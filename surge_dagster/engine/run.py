@@ -202,16 +202,18 @@ class EmbeddingRun:
         target = SpaceTarget(self._store, self.space, self._pool.precision, self._include_text)
         staging = Staging(target)
         engine = threading.Thread(target=self._run, args=(arena, target, staging), name="surge-run", daemon=True)
+        came_to_its_end = False
         try:
             engine.start()
             while (event := next_item(self._events)) is not None:
                 if isinstance(event, BaseException):
+                    came_to_its_end = True
                     raise event
                 yield from event
-        except BaseException:  # `GeneratorExit`, of whoever wants no more of it, too
-            self.stop()
-            raise
+            came_to_its_end = True
         finally:
+            if not came_to_its_end:
+                self.stop()
             self._wait_for_its_end(engine)
 
     def _wait_for_its_end(self, engine: threading.Thread) -> None:

@@ -61,7 +61,10 @@ def local_path(url: str | Path, *, what: str) -> Path:
                 f"the {what} begins with {scheme}: but is no URL: expected {scheme}://, or ./{scheme}: for a folder "
                 "of that name."
             )
-        return Path(text).expanduser().absolute()
+        try:
+            return Path(text).expanduser().absolute()
+        except RuntimeError as error:  # of `~`, where nobody has told whose folder that is
+            raise ConfigError(f"cannot open {what} {printable(text)!r}: {error} Give the whole path.") from error
     parts = split_url(text, what=what)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return Path(unquote(parts.path))

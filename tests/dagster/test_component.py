@@ -251,6 +251,14 @@ def test_a_template_that_gives_nothing_is_refused_with_its_attribute(monkeypatch
     assert load(source="c", output="{{ env.NOT_SET or 'o' }}").settings.output == "o"
 
 
+@pytest.mark.parametrize("written", ["{{ env.NOT_SET or None }}", "None"])
+def test_none_is_what_a_template_gives_that_says_so(monkeypatch: pytest.MonkeyPatch, written: str) -> None:
+    monkeypatch.setenv("SURGE_FORCED_CRON", "0 5 * * 0")
+    assert load(source="c", output="o", forced_cron=written).settings.forced_cron is None
+    with pytest.raises(ConfigError, match=r"attribute output: .* gives nothing; set the variable"):
+        load(source="c", output=written)
+
+
 def test_a_null_in_the_file_weighs_more_than_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     Path("surge.yaml").write_text("prompt: 'query: '\nb_min: 7\n")

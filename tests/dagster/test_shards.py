@@ -222,7 +222,7 @@ def test_a_forced_night_leaves_out_what_active_runs_encode_by_force(bench: Workb
     last = launched(third)
     assert "held by active runs" in str(night(bench, NAMES.forced_schedule))
     bench.instance.report_run_failed(last)
-    launched(dg.RunRequest(run_config={"ops": {"refresh": {"config": {"force": True}}}}))
+    launched(dg.RunRequest(run_config={"ops": {"refresh": {"config": {"force": True, "select": None}}}}))
     assert "held by active runs" in str(night(bench, NAMES.forced_schedule)), "that one encodes everything"
 
 

@@ -11,6 +11,7 @@ import dagster as dg
 import pytest
 from dagster._core.definitions.sensor_definition import SensorExecutionData
 
+from surge_dagster.assets import embeddings, refresh
 from surge_dagster.assets.selection import failed_on_record
 from surge_dagster.assets.vanished import Departures, Vanishing
 from surge_dagster.engine.encoder.pool import EncoderPool
@@ -197,6 +198,23 @@ def test_one_that_leaves_while_its_run_waits_fails_neither_the_run_nor_itself(be
     assert ran.success and set(ran.materialized()) == {"a", "c"} and ran.figures()["partitions_gone"] == 1
     assert any("'b'" in entry.user_message for entry in bench.instance.all_logs(ran.run_id)), "it is told"
     assert failed_on_record(NAMES, bench.instance) == set()
+
+
+def test_one_that_left_and_whose_file_the_store_does_not_give_is_no_more_passed_over_than_others(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in "ab":
+        bench.write(key)
+    [request] = bench.tick().run_requests or []
+    remove(bench, "b")
+
+    def silent(*_: object) -> None:
+        raise TransientError("the store does not answer", "b")
+
+    monkeypatch.setattr(refresh, "published", silent)
+    monkeypatch.setattr(embeddings, "rest", lambda seconds: None)
+    ran = bench.run(NAMES.embed_job, request.run_config)
+    assert not ran.success and failed_on_record(NAMES, bench.instance) == {"b"}
 
 
 def test_what_an_active_run_holds_is_not_deleted(bench: Workbench) -> None:

@@ -307,8 +307,7 @@ class Dispatcher:
             # Nothing says that another one would fare better, and somebody waits for the pool to start.
             why = (
                 f"worker {worker.pid} on {worker.seat.device} was not ready after {limit:.0f} s; giving up. See "
-                "whether the device and the model's files answer; one that is only slow needs an EncoderPool with more "
-                "start_timeout_seconds"
+                "whether the device and the model's files answer; if they are only slow, run again"
             )
             self._fail(EncoderError(worker.with_last_words(why)))
             return

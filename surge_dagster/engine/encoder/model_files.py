@@ -112,7 +112,7 @@ def _in_hub_cache(name: str) -> Path | None:
 def _has_weights(snapshot: Path) -> bool:
     """Whether all weights are there, which come last: of a download that was interrupted the hub is asked the rest."""
     try:
-        return any(module.weights for module in _modules_of(snapshot))
+        return all(module.weights for module in _modules_of(snapshot) if module.kind in _UNDERSTOOD - _WEIGHTLESS)
     except ConfigError:
         return False
 

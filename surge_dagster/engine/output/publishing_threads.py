@@ -56,7 +56,7 @@ class PublishingThreads:
         """Begin nothing more, and wait for nothing; the process waits a moment for them when it ends."""
         self._given_up = True
         self._close()
-        atexit.register(self._wait_a_moment)
+        atexit.register(self._wait_until, time.monotonic() + _LAST_SECONDS)
 
     def _close(self) -> None:
         with self._lock:
@@ -69,7 +69,6 @@ class PublishingThreads:
             if not self._given_up:
                 task()
 
-    def _wait_a_moment(self) -> None:
-        until = time.monotonic() + _LAST_SECONDS
+    def _wait_until(self, until: float) -> None:
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))

@@ -189,6 +189,18 @@ def test_a_missing_shard_and_a_damaged_file_are_refused(small_model: Path) -> No
         _name(small_model)
 
 
+def test_a_snapshot_that_lacks_a_modules_weights_is_no_model(hub_home: Path) -> None:
+    """A download ended between them; the hub is asked for the rest."""
+    assert model_files._in_hub_cache("all-MiniLM-L6-v2") == hub_home
+    listing = hub_home / "modules.json"
+    modules = [*json.loads(listing.read_text()), {"type": "sentence_transformers.models.Dense", "path": "2_Dense"}]
+    listing.unlink()
+    listing.write_text(json.dumps(modules))
+    (hub_home / "2_Dense").mkdir()
+    (hub_home / "2_Dense" / "config.json").write_text("{}")
+    assert model_files._in_hub_cache("all-MiniLM-L6-v2") is None
+
+
 def test_a_model_that_is_nowhere_is_refused_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
