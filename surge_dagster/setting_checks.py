@@ -56,10 +56,10 @@ def require_backend(value: str) -> str:
 
 
 def require_encoding(spec: EncodingSpec, thresholds: Thresholds) -> None:
-    """Refuse what contradicts itself, or the stand-in for a model.
+    """Refuse thresholds that contradict each other, and a `hash://` that makes no such vectors.
 
     Raises:
-        ConfigError: `hash://` makes no such vectors, or a threshold is above the other.
+        ConfigError: either of these.
     """
     if spec.model.startswith(HASH_SCHEME):
         spec.resolve()

@@ -22,7 +22,7 @@ class PublishingThreads:
 
     Args:
         count: how many there are at most; each begins when it is needed.
-        name: what theirs begin with.
+        name: what the name of each begins with.
     """
 
     def __init__(self, count: int, name: str) -> None:
