@@ -77,6 +77,15 @@ def no_cloud() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def environment_as_before() -> Iterator[None]:
+    """What a test, or what it calls, sets in this process's environment ends with it: no order of tests matters."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
 @pytest.fixture(scope="session")
 def hash_pool(cache_folder: Path) -> Iterator[EncoderPool]:
     """Real worker processes, shared memory and pipes; vectors come from a hash of the text."""

@@ -32,7 +32,6 @@ from surge_dagster.assets.launch import keys_of
 from surge_dagster.engine.output.freshness import file_name
 from surge_dagster.settings import Settings, load_settings
 from tests.dagster.conftest import NAMES, ROOT, Workbench
-from tests.dagster.dev_server import eventually
 from tests.dagster.moving_catalog import MovingCatalog
 from tests.engine.output.object_server import BUCKET, Fault, ObjectServer, Plan, always
 
@@ -182,7 +181,7 @@ class Production:
 
     def _published(self, before: dict[str, str]) -> set[str]:
         """Catalog keys whose objects are others than before, in any space."""
-        eventually("the end of what a run that is gone had sent", lambda: not self.server.under_way)
+        self.server.settle()
         after = self.server.objects()
         for key in after:
             if key.endswith("/space.json") and (space := key.split("/")[1]) not in self.spaces:

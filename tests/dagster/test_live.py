@@ -1,7 +1,8 @@
 """What a person sees in the UI while runs go on, on a real `dagster dev`.
 
-One server serves all tests of this file, since starting it takes 10 s. Most of a test's time is Dagster's own: a run
-that is launched needs a few seconds to begin, and each of its daemons looks only now and then.
+One server serves all tests of this file, since starting it takes 10 s; they run in the file's order, each on what the
+ones before it left. Most of a test's time is Dagster's own: a run that is launched needs a few seconds to begin, and
+each of its daemons looks only now and then.
 """
 
 from __future__ import annotations

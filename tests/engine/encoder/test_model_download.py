@@ -84,9 +84,10 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
+    # The hub's client as nobody has set it up: neither whoever runs the tests nor a test that loaded a model before.
+    for name in [name for name in os.environ if name.startswith(("HF_", "HUGGINGFACE_", "TQDM_"))]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)

@@ -146,6 +146,7 @@ def test_prompt_length_dimension_and_type_shape_vectors_as_sentence_transformers
     assert figures.truncated > 50
 
 
+@pytest.mark.usefixtures("model_pool")  # its start wrote the answer
 def test_a_pool_that_would_break_the_promise_refuses_to_start_unless_told(
     demo_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_folder: Path
 ) -> None:

@@ -19,6 +19,7 @@ import re
 import socket
 import struct
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -158,12 +159,20 @@ class ObjectServer:
         self._moto.stop()
 
     def reset(self) -> None:
-        """An empty bucket, and nothing goes wrong."""
+        """An empty bucket, and nothing goes wrong; what clients that are gone had sent has come to its end before."""
         self.plan = self.before = self.listing_of_uploads = None
+        self.settle()
         self.injected.clear()
         self.log.clear()
         self._direct.request("POST", f"{self.moto_url}/moto-api/reset")
         self._direct.request("PUT", f"{self.moto_url}/{BUCKET}")
+
+    def settle(self) -> None:
+        """Waits until no request is being dealt with: the store may get one when its client is long gone."""
+        deadline = time.monotonic() + 60
+        while self.under_way:
+            assert time.monotonic() < deadline, f"{self.under_way} requests are still under way"
+            time.sleep(0.01)
 
     def objects(self) -> dict[str, str]:
         """Etag by key, as the store itself sees them."""
