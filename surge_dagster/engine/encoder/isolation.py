@@ -47,6 +47,9 @@ class Isolation:
     Args:
         borders: first rows of the groups that fail as a whole, ascending, beginning with 0; None: each row by itself.
         rows: rows of the SuperBatch.
+
+    Attributes:
+        failed: one text of each group that failed, the first that was found.
     """
 
     def __init__(self, borders: np.ndarray | None, rows: int) -> None:
@@ -78,8 +81,11 @@ class Isolation:
         elif suspect.losses < _LOSSES_OF_A_TEXT:
             self._waiting.appendleft(suspect)
         else:
-            self.failed.append(FailedRow(suspect.start, reason))
-            self._failed_groups.append(self._group(suspect.start))
+            group = self._group(suspect.start)
+            # Another worker may have been at work on the same group when it failed.
+            if group not in self._failed_groups:
+                self._failed_groups.append(group)
+                self.failed.append(FailedRow(suspect.start, reason))
             return 1
         return 0
 

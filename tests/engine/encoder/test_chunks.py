@@ -119,6 +119,18 @@ def test_a_worker_lost_once_convicts_nobody() -> None:
     assert isolation.next() == (suspect, 0)
 
 
+def test_a_group_in_which_two_workers_find_a_text_each_fails_once() -> None:
+    isolation = Isolation(np.array([0, 4]), 10)
+    for row in (1, 3, 5):
+        isolation.accuse(row, row + 1)
+    for loss in (1, 2):
+        suspects = [suspect for suspect, _ in (isolation.next() for _ in range(3)) if suspect is not None]
+        assert sorted(suspect.start for suspect in suspects) == [1, 3, 5]
+        assert [isolation.convict(suspect, f"loss {loss}") for suspect in suspects] == [loss - 1] * 3
+    assert isolation.next() == (None, 0)
+    assert sorted(failed.row for failed in isolation.failed) in ([1, 5], [3, 5])
+
+
 def test_a_rows_weight_counts_its_bytes_and_a_constant() -> None:
     chunk = _job(8_000, text_bytes=10).take(1.0, 1)
     assert chunk is not None
