@@ -211,6 +211,17 @@ class TestFreshness:
         assert run.report.texts_encoded == len(changed)
         assert assert_embedded(tmp_path / "out", run.space.name, "b", changed).source_version == "v2"
 
+    def test_another_text_column_makes_what_was_made_of_the_first_one_stale(
+        self, hash_pool: EncoderPool, tmp_path: Path, catalog: Path
+    ) -> None:
+        finish(make_run(hash_pool, open_source(catalog), tmp_path / "out"))
+        run = make_run(hash_pool, open_source(catalog, text_column="id"), tmp_path / "out")
+        events = finish(run)
+        assert keys_of(receipts(events, "encoded")) == ["a", "b", "d"]
+        assert keys_of(receipts(events, "republished")) == ["c"], "it has no rows"
+        for key, rows in CATALOG.items():
+            assert_embedded(tmp_path / "out", run.space.name, key, [(row[0], row[0]) for row in rows])
+
     @pytest.mark.parametrize("key", ["b", "c"])
     def test_equal_content_under_a_new_version_is_republished_and_not_encoded(
         self, hash_pool: EncoderPool, tmp_path: Path, catalog: Path, key: str

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -36,6 +37,8 @@ from surge_dagster.engine.sources.rows import row_batch, without_dictionary
 from surge_dagster.engine.unreadable import UNREADABLE, first_line, is_systems, not_given
 
 _PREFIX = "partition="
+# What source versions do not name. Were it other columns, the files of every catalog would be stale.
+_UNNAMED_COLUMNS = {"id_column": "id", "text_column": "text"}
 _NOT_SEEN = "unreadable"  # the source version of what the system did not show when it was listed
 _BATCH_BYTES = 2 * 1024 * 1024
 _BATCH_ROWS = 8192
@@ -58,7 +61,7 @@ class ParquetCatalog:
 
     Args:
         root: the folder that holds `partition=…` folders. Names that start with `_` or `.` are ignored.
-        id_column, text_column: column names.
+        id_column, text_column: column names; part of the source versions, since others are another content.
         max_text_bytes: a longer text refuses its partition.
     """
 
@@ -67,6 +70,7 @@ class ParquetCatalog:
         self.id_column = id_column
         self.text_column = text_column
         self.max_text_bytes = max_text_bytes
+        self._columns = _named_columns(id_column=id_column, text_column=text_column)
 
     @property
     def url(self) -> str:
@@ -149,7 +153,7 @@ class ParquetCatalog:
         is_counted = bool(files) and all(file.rows is not None for file in files)
         partition = Partition(
             key=key,
-            source_version=_version(files),
+            source_version=_version(files, self._columns),
             read=partial(self._read, key, folders),
             current_source_version=current,
             rows=sum(file.rows or 0 for file in files) if is_counted else None,
@@ -163,7 +167,7 @@ class ParquetCatalog:
         with _blaming_system(key, folders[0]):
             if not any((self.root / folder).is_dir() for folder in folders):
                 return None
-            return _version([file for folder in folders for file in self._files(folder)])
+            return _version([file for folder in folders for file in self._files(folder)], self._columns)
 
     def _files(self, folder: str, known: KnownFooters | None = None) -> list[_File]:
         """The files of a folder; `OSError` where the system does not show them."""
@@ -392,8 +396,14 @@ def _joined(held: list[tuple[pa.Array, pa.Array]]) -> tuple[pa.Array, pa.Array]:
     return pa.concat_arrays([ids for ids, _ in held]), pa.concat_arrays([texts for _, texts in held])
 
 
-def _version(files: list[_File]) -> str:
+def _version(files: list[_File], columns: str) -> str:
     if len(files) == 1:
-        return files[0].token
+        return files[0].token + columns
     lines = "".join(f"{file.relative}\0{file.token}\n" for file in files)
-    return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()[:32] + columns
+
+
+def _named_columns(**columns: str) -> str:
+    """What a source version says of the columns: `?text_column=title`, and nothing of those that it need not name."""
+    named = {setting: name for setting, name in columns.items() if name != _UNNAMED_COLUMNS[setting]}
+    return f"?{urlencode(named, errors='surrogatepass')}" if named else ""

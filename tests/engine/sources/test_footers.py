@@ -137,6 +137,10 @@ def test_a_catalog_that_is_read_in_another_way_has_partitions_of_its_own(catalog
     [a, *_] = strict
     with pytest.raises(DataError, match="at most 1 are allowed"):
         list(a.read())
+    titled = open_source(catalog.root, text_column="title")
+    for _ in range(2):
+        assert versions(titled) == dict.fromkeys("abc", "v1?text_column=title")
+        assert versions(catalog) == dict.fromkeys("abc", "v1")
 
 
 @pytest.mark.usefixtures("settled")

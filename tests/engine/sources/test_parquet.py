@@ -160,6 +160,19 @@ class TestVersions:
         seen.add(partition.current_source_version() or "")
         assert len(seen) == 4
 
+    @pytest.mark.parametrize("files", [1, 2])
+    def test_columns_of_other_names_are_part_of_the_version(self, tmp_path: Path, files: int) -> None:
+        for number in range(files):
+            write_rows(partition_folder(tmp_path, "k") / f"{number}.parquet", ROWS, version="v1")
+        plain = only(open_source(tmp_path, id_column="id", text_column="text")).source_version
+        for id_column, text_column, named in [
+            ("sku", "text", "?id_column=sku"),
+            ("id", "Größe & Preis", "?text_column=Gr%C3%B6%C3%9Fe+%26+Preis"),
+            ("sku", "title", "?id_column=sku&text_column=title"),
+        ]:
+            partition = only(open_source(tmp_path, id_column=id_column, text_column=text_column))
+            assert partition.source_version == partition.current_source_version() == plain + named
+
     def test_a_partition_that_has_gone_has_no_version(self, tmp_path: Path) -> None:
         path = write_partition(tmp_path, "k", ROWS)
         partition = only(open_source(tmp_path))
