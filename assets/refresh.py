@@ -17,7 +17,7 @@ from functools import partial
 import dagster as dg
 
 from surge_dagster.assets import lineage, superbatches
-from surge_dagster.assets.asked_settings import require_settings
+from surge_dagster.assets.asked_settings import require_columns, require_encoding
 from surge_dagster.assets.event_writer import EventWriter
 from surge_dagster.assets.launch import LaunchConfig
 from surge_dagster.assets.lineage import read_catalogued
@@ -192,9 +192,10 @@ class Refresh:
     def _known_space(self) -> Space | None:
         """The space of this run as the output knows it, without loading a model; None when it is to be begun."""
         spec, expected = self._encoder.spec(), self._config.expected_space
+        require_columns(self._context.run_tags, self._catalog)
         space = known_space(self._names, self._store, spec, unattended=False)
         if space is None or space.name != expected:  # the same vectors may be asked for in several ways
-            require_settings(self._context.run_tags, spec)
+            require_encoding(self._context.run_tags, spec)
         if space is None and self._config.unattended:
             refuse_to_begin(self._names, self._store, spec)
         if expected and (space is None or space.name != expected):

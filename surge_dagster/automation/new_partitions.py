@@ -63,7 +63,9 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
             return dg.SkipReason(str(error))
         context.log.info(found.summary)
         requests = with_settings(
-            shard_requests(names.embeddings_op, instance, found.space, found.shards), resources.encoder
+            shard_requests(names.embeddings_op, instance, found.space, found.shards),
+            resources.catalog,
+            resources.encoder,
         )
         events, new = found.events, found.new
         if is_real_tick(context):

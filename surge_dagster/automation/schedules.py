@@ -114,7 +114,7 @@ def _refresh(
             requests = refresh_requests(names, context.instance, resources, settings.sharding(), options, held)
         except SpaceNotBegun as refused:
             return dg.SkipReason(str(refused))
-        return with_settings(requests, resources.encoder) or dg.SkipReason(
+        return with_settings(requests, resources.catalog, resources.encoder) or dg.SkipReason(
             f"Whatever there is to do is held by {held.by}."
         )
 

@@ -13,14 +13,14 @@ import pytest
 
 from surge_dagster.assets import runless_events
 from surge_dagster.assets.active_runs import process_tags
-from surge_dagster.assets.asked_settings import require_settings, with_settings
+from surge_dagster.assets.asked_settings import require_columns, require_encoding, with_settings
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output import open_store
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.run import EmbeddingRun
-from surge_dagster.resources import Encoder
+from surge_dagster.resources import CatalogSource, Encoder
 from surge_dagster.settings import load_settings
 from tests.dagster.conftest import NAMES, Workbench, requested
 from tests.small_catalogs import partition_folder
@@ -302,14 +302,20 @@ def test_another_model_starts_nothing_by_itself(bench: Workbench) -> None:
     assert ran.success and ran.materialized()["c"].metadata["dimension"].value == 24
 
 
-def test_a_run_of_the_sensor_refuses_a_space_that_was_not_meant(bench: Workbench) -> None:
+def test_a_run_of_the_sensor_refuses_a_space_or_columns_that_were_not_meant(bench: Workbench) -> None:
     bench.write("a")
     bench.launch(bench.tick())
     bench.write("b")
     found = bench.tick()
     [space] = list_spaces(open_store(bench.output))
     assert (found.run_requests or [])[0].run_config["ops"]["embeddings"]["config"]["expected_space"] == space.name
-    bench.settings["model"] = "hash://24"  # edited between the tick and the run
+    bench.settings["text_column"] = "id"  # edited between the tick and the run
+    [ran] = bench.launch(found)
+    assert not ran.success and not ran.materialized()
+    assert all(
+        part in ran.failure() for part in ('"text_column": "text"', '"text_column": "id"', "Nothing was encoded")
+    )
+    bench.settings |= {"text_column": "text", "model": "hash://24"}
     [ran] = bench.launch(found)
     assert not ran.success and "hash://16" in ran.failure()
     assert len(list_spaces(open_store(bench.output))) == 1
@@ -334,19 +340,27 @@ def test_a_first_space_is_begun_by_no_run_that_has_other_settings_than_were_aske
 
 
 def test_settings_are_the_same_wherever_the_folder_of_the_model_lies_and_however_long_they_are() -> None:
-    def tags(**settings: Any) -> dict[str, str]:
-        [request] = with_settings([dg.RunRequest()], Encoder(**settings))
-        return dict(request.tags)
+    def catalog(**settings: Any) -> CatalogSource:
+        return CatalogSource(**settings)
 
-    asked = tags(model="/models/minilm", prompt="x" * 5000)
-    require_settings(asked, EncodingSpec(model="/mnt/e5", prompt="x" * 5000))
+    mine = catalog(url="/mnt/catalog", text_column="x" * 5000)
+    encoder: dict[str, Any] = {"model": "/models/minilm", "prompt": "x" * 5000}
+    [request] = with_settings([dg.RunRequest()], mine, Encoder(**encoder))
+    asked = dict(request.tags)
+    assert all(len(value) < 1000 for value in asked.values())
+    require_columns(asked, catalog(url="/data/catalog", text_column="x" * 5000))
+    require_encoding(asked, EncodingSpec(model="/mnt/e5", prompt="x" * 5000))
+    others = catalog(url="/mnt/catalog", text_column="x" * 4999)
     other = EncodingSpec(model="/mnt/minilm", prompt="x" * 4999)
     for again in ({}, {"dagster/parent_run_id": "r", "dagster/retry_number": "1"}):
         with pytest.raises(ConfigError, match="the same SURGE_ variables"):
-            require_settings(asked | again, other)
-    require_settings(asked | {"dagster/parent_run_id": "r"}, other)  # "Re-execute", once a setting is mended
-    assert all(len(value) < 1000 for value in asked.values())
-    require_settings({}, EncodingSpec())  # of a run that a person launched
+            require_columns(asked | again, others)
+        with pytest.raises(ConfigError, match="the same SURGE_ variables"):
+            require_encoding(asked | again, other)
+    # "Re-execute", once a setting is mended; and a run that a person launched.
+    for tags in (asked | {"dagster/parent_run_id": "r"}, {}):
+        require_columns(tags, others)
+        require_encoding(tags, other)
 
 
 def test_without_a_catalog_the_tick_says_so(bench: Workbench) -> None:
