@@ -209,10 +209,12 @@ class Refresh:
         return space
 
     def _guard_pool(self, pool: EncoderPool, space: Space | None) -> None:
-        if self._config.unattended and space and pool.space.spec_sha256 != space.spec_sha256:
+        bound = self._config.unattended or self._config.expected_space
+        if bound and space and pool.space.spec_sha256 != space.spec_sha256:
+            how = "by hand" if self._config.unattended else "without expected_space"
             raise ConfigError(
                 f"the model {self._encoder.model!r} is not the one that made the space {space.name!r}: its content has "
-                f"changed. Nothing was encoded. Launch {self._names.refresh_job} by hand to begin a space for the new "
+                f"changed. Nothing was encoded. Launch {self._names.refresh_job} {how} to begin a space for the new "
                 "one."
             )
 
