@@ -7,6 +7,7 @@ itself with the process that executes it, and whoever looks at the runs compares
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,9 +30,11 @@ from surge_dagster.engine.errors import ConfigError
 
 # Bookkeeping, with the prefix that Dagster's UI leaves out: its list of runs has room for three tags.
 _HOST_TAG = f"{HIDDEN_TAG_PREFIX}surge/host"
+_MACHINE_TAG = f"{HIDDEN_TAG_PREFIX}surge/machine"
 _PROCESS_TAG = f"{HIDDEN_TAG_PREFIX}surge/process"
 # Dagster copies the tags of a run to the one that goes on from it, whose process is another.
 _SIGNED_TAG = f"{HIDDEN_TAG_PREFIX}surge/signed_by"
+_FIRST_NAMESPACE = 0xEFFFFFFC  # of processes outside containers, on every Linux
 _ENDED = "ZX"  # whoever started it has not asked for its end, and may never do
 _EXECUTING = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
 _ACTIVE = [
@@ -76,7 +79,8 @@ def process_tags(step: StepExecutionContext | None = None, run_id: str | None = 
             it, and that one is the run's: a step's own is gone while its run still ends.
     """
     apart = step is not None and step.retry_mode is RetryMode.DEFERRED
-    tags = {_HOST_TAG: _host(), _PROCESS_TAG: _process(os.getppid() if apart else os.getpid())}
+    process = _process(os.getppid() if apart else os.getpid())
+    tags = {_HOST_TAG: _host(), _MACHINE_TAG: _machine(), _PROCESS_TAG: process}
     return tags if run_id is None else tags | {_SIGNED_TAG: run_id}
 
 
@@ -85,7 +89,7 @@ def active_runs(instance: dg.DagsterInstance, concerned: Callable[[dg.DagsterRun
     for run in instance.get_runs(filters=dg.RunsFilter(statuses=_ACTIVE)):
         if not concerned(run):
             continue
-        if _host_of(run) == _host():
+        if _is_here(run):
             pid = run.tags.get(_PROCESS_TAG, "").partition("@")[0]
             if pid.isdigit() and _process(int(pid)) != run.tags[_PROCESS_TAG]:
                 declare_lost(instance, run.run_id, f"The process of this run ({pid}) is gone; it was killed.")
@@ -95,7 +99,7 @@ def active_runs(instance: dg.DagsterInstance, concerned: Callable[[dg.DagsterRun
 
 def is_elsewhere(run: dg.DagsterRun) -> bool:
     """Whether a run has said that it is executed on a machine, or in a container, whose processes cannot be seen."""
-    return _host_of(run) not in (None, _host())
+    return _host_of(run) is not None and not _is_here(run)
 
 
 def declare_lost(instance: dg.DagsterInstance, run_id: str, why: str) -> None:
@@ -180,17 +184,50 @@ def _host_of(run: dg.DagsterRun) -> str | None:
     return run.tags.get(_HOST_TAG) if is_signed and run.status in _EXECUTING else None
 
 
+def _is_here(run: dg.DagsterRun) -> bool:
+    """Whether process ids mean to a run what they mean here, now or before this machine was started again.
+
+    Name and namespace are not enough: machines may share a name, and outside containers all have one namespace number.
+    """
+    if _host_of(run) != _host():
+        return False
+    machine = _machine()
+    same_start = run.tags.get(_PROCESS_TAG, "").rpartition("/")[2] == _start_of_machine()
+    return same_start or (machine != "" and run.tags.get(_MACHINE_TAG) == machine)
+
+
 def _host() -> str:
     # The number of the process namespace tells apart containers of one name: their process ids mean different things.
-    return f"{socket.gethostname()}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    return f"{socket.gethostname()}/{_namespace()}"
+
+
+def _namespace() -> int:
+    return Path("/proc/self/ns/pid").stat().st_ino
+
+
+def _machine() -> str:
+    """What stays when this machine is started again; "" without an id, and in a container: it may be its image's."""
+    machine_id = _line("/etc/machine-id") if _namespace() == _FIRST_NAMESPACE else ""
+    return machine_id and hashlib.sha256(machine_id.encode()).hexdigest()[:16]  # the id itself is not to be told
+
+
+def _start_of_machine() -> str:
+    return _line("/proc/sys/kernel/random/boot_id")
+
+
+def _line(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
 
 
 def _process(pid: int) -> str:
     # Not the time of day when it was started, which moves with the clock: ticks since a certain start of the machine.
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except (FileNotFoundError, ProcessLookupError):
         return ""
+    start = _start_of_machine()
     state, *counts = status.rpartition(")")[2].split()
-    return "" if state in _ENDED else f"{pid}@{counts[18]}/{boot}"
+    return "" if state in _ENDED or not start else f"{pid}@{counts[18]}/{start}"

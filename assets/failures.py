@@ -69,7 +69,12 @@ def tell_of_failures(names: CatalogNames, context: dg.OpExecutionContext, outcom
     tell_of_refusals(
         names, context, (failure for failure in outcome.refused if failure.key not in done), outcome.partitions
     )
-    plan(names, context, (to_partition_key(failure.key) for failure in outcome.failures if failure.key not in done))
+    left = [failure for failure in outcome.failures if failure in outcome.strangers or failure.key not in done]
+    plan(names, context, (_partition_key(outcome, failure) for failure in left))
+
+
+def _partition_key(outcome: Outcome, failure: Failure) -> str:
+    return failure.key if failure in outcome.strangers else to_partition_key(failure.key)
 
 
 def _is_embedded_since(names: CatalogNames, instance: dg.DagsterInstance, partition: Partition) -> bool:

@@ -39,8 +39,11 @@ def to_partition_key(key: str) -> str:
 
 
 def from_partition_key(partition_key: str) -> str:
-    """The catalog key behind a Dagster partition key."""
-    return unquote(partition_key, errors="strict")
+    """The catalog key behind a Dagster partition key; what no key is written as, such as `%FF`, stands for itself."""
+    try:
+        return unquote(partition_key, errors="strict")
+    except UnicodeDecodeError:
+        return partition_key
 
 
 def is_canonical(partition_key: str) -> bool:

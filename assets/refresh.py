@@ -24,7 +24,7 @@ from surge_dagster.assets.lineage import read_catalogued
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import known_space, published, refuse_to_begin
 from surge_dagster.assets.partition_events import PartitionEvent
-from surge_dagster.assets.partition_keys import from_partition_key, to_partition_key
+from surge_dagster.assets.partition_keys import from_partition_key, is_canonical, to_partition_key
 from surge_dagster.assets.planned import PlansAgain
 from surge_dagster.assets.read_back import Found, ReadBack, unanswered
 from surge_dagster.assets.run_findings import RunFindings
@@ -55,6 +55,7 @@ class Outcome:
         report: the engine's figures.
         partitions: those the run was about, by catalog key.
         failures: what was refused or could not be published.
+        strangers: those of the failures that are about a partition of Dagster's alone, by its key there.
         gone: catalog keys that an unattended run was asked for and that have left the catalog since, without a file.
         findings: what the engine's events showed beside that.
     """
@@ -62,6 +63,7 @@ class Outcome:
     report: RunReport = field(default_factory=RunReport)
     partitions: dict[str, Partition] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
+    strangers: set[Failure] = field(default_factory=set)
     gone: list[str] = field(default_factory=list)
     findings: RunFindings = field(default_factory=RunFindings)
 
@@ -117,6 +119,7 @@ class Refresh:
         self._store = output.open()
         self._backfill = "dagster/backfill" in context.run_tags
         self._gone: list[str] = []
+        self._strangers: list[str] = []
         self._catalogued = read_catalogued(names, context.instance)
         self._survey = Survey(names, context, config, self._store, self._catalogued)
         self._engine: EmbeddingRun | None = None
@@ -167,6 +170,7 @@ class Refresh:
         self.outcome.report.space = space.name
         self.outcome.report.dimension = space.dimension
         fresh += self._keep_gone(space)
+        self._fail_strangers()
         self.outcome.report.partitions_skipped = len(fresh)
         self._tell_of_fresh(fresh, space)
 
@@ -178,7 +182,13 @@ class Refresh:
         elif self._config.is_typed:
             wanted = dict.fromkeys(catalog_keys(partition_keys, listed, catalog.url))
         else:
-            wanted = dict.fromkeys(map(from_partition_key, partition_keys))
+            wanted = dict[str, None]()
+            for partition_key in partition_keys:
+                key = from_partition_key(partition_key)
+                if key in listed or is_canonical(partition_key):
+                    wanted[key] = None
+                else:  # a person may add any text to Dagster's partitions
+                    self._strangers.append(partition_key)
         chosen = {key: partition for key, partition in listed.items() if key in wanted}
         self.outcome.partitions = chosen
         self._gone = [key for key in wanted if key not in chosen]
@@ -249,6 +259,13 @@ class Refresh:
                 f"over: {named(map(repr, gone))}. What becomes of them is the setting vanished."
             )
         return kept
+
+    def _fail_strangers(self) -> None:
+        remedy = "Delete it in Dagster."
+        for key in self._strangers:
+            reason = f"partition {key!r} was added to Dagster and is not how a key of the catalog is written. {remedy}"
+            self.outcome.strangers.add(failure := Failure(key, reason, remedy=remedy, in_source=False))
+            self.outcome.failures.append(failure)
 
     def _embed(self, pool: EncoderPool, todo: list[Partition]) -> tuple[Space, list[Receipt]]:
         """Run the engine over `todo`; gives the space, and receipts of what turned out to be fresh after all."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from dagster import Shape
+from dagster import DagsterInstance, Shape
 from dagster._config import process_config, resolve_to_config_type
 from dagster._core.instance.config import dagster_instance_config_schema
 from dagster._core.utils import parse_env_var
@@ -31,6 +31,7 @@ ABOUT_THE_INSTANCE = {*AROUND, "postgres_password_secret", "job_namespace"}
 WITHOUT_DEFAULTS = {"SURGE_SOURCE", "SURGE_OUTPUT"}
 # Containers of one machine see the same GPU, those of a cluster have one each.
 LIMITS = {"kubernetes": 4, "docker": 1, "ecs": 4}
+STORED = ("Run", "EventLog", "Schedule")
 CLASSES = {"kubernetes": "K8sRunLauncher", "docker": "DockerRunLauncher", "ecs": "EcsRunLauncher"}
 
 
@@ -61,6 +62,17 @@ def test_an_instance_takes_the_configuration(kind: str) -> None:
     assert result.success, [error.message for error in result.errors or []]
     assert config["concurrency"]["pools"] == {"granularity": "run", "default_limit": LIMITS[kind]}
     assert config["run_retries"]["retry_on_asset_or_op_failure"] is False
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_instance_has_the_driver_of_its_database(kind: str, tmp_path: Path) -> None:
+    """A storage makes its engine at once, which imports the driver; asking for tables would want a server."""
+    config = load(f"{kind}/dagster.yaml")
+    config["storage"]["postgres"]["should_autocreate_tables"] = False
+    (tmp_path / "dagster.yaml").write_text(yaml.safe_dump(config))
+    with DagsterInstance.from_config(str(tmp_path)) as instance:
+        storages = (instance.run_storage, instance.event_log_storage, instance.schedule_storage)
+        assert [type(storage).__name__ for storage in storages] == [f"Postgres{each}Storage" for each in STORED]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -145,6 +157,11 @@ def test_helm_and_an_instance_by_hand_say_the_same_of_slots_and_retries() -> Non
     assert by_helm["concurrency"]["enabled"], "the chart leaves it out otherwise"
     assert "config" not in daemon["runCoordinator"], "the chart refuses a limit in both places"
     assert snake_case(said) == {name: by_hand[name] for name in said}
+
+
+def test_helm_and_an_instance_by_hand_name_the_same_driver() -> None:
+    by_hand = load("kubernetes/dagster.yaml")["storage"]["postgres"]["postgres_db"]
+    assert load("kubernetes/values.yaml")["postgresql"] == {"postgresqlScheme": by_hand["scheme"]}
 
 
 def test_a_run_that_is_stopped_has_its_grace_time_before_it_is_killed() -> None:

@@ -6,13 +6,21 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import dagster as dg
 import pytest
 
 from surge_dagster.assets import active_runs as active_runs_module
 from surge_dagster.assets import heartbeats
-from surge_dagster.assets.active_runs import _process, active_runs, process_tags
+from surge_dagster.assets.active_runs import (
+    _MACHINE_TAG,
+    _PROCESS_TAG,
+    _process,
+    active_runs,
+    is_elsewhere,
+    process_tags,
+)
 from surge_dagster.assets.heartbeats import _BEAT_TAG, signed
 from tests.dagster.conftest import NAMES, Workbench
 from tests.dagster.dev_server import eventually
@@ -24,9 +32,8 @@ ENDS = {"SUCCESS": dg.DagsterEventType.RUN_SUCCESS, "CANCELED": dg.DagsterEventT
 def tags_of_another_process() -> Iterator[dict[str, str]]:
     """Tags of a run that a process of this machine executes, which lives until the end of the block."""
     with subprocess.Popen(["sleep", "1000"]) as process:
-        host, mark = process_tags()
         try:
-            yield {host: process_tags()[host], mark: _process(process.pid)}
+            yield process_tags() | {_PROCESS_TAG: _process(process.pid)}
         finally:
             process.kill()
 
@@ -48,6 +55,67 @@ def test_a_run_that_ends_while_runs_are_looked_at_is_not_declared_lost(bench: Wo
     assert list(looked_at) == []
     [run] = bench.instance.get_runs(dg.RunsFilter([ends.run_id]))
     assert run.status.value == status
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a process sees of the machine or the container that it is in; all of them have one name."""
+
+    id: str
+    start: str
+    namespace: int = active_runs_module._FIRST_NAMESPACE
+
+    @contextmanager
+    def here(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        """Be there, for the block."""
+        lines = {"/etc/machine-id": self.id, "/proc/sys/kernel/random/boot_id": self.start}
+        with monkeypatch.context() as patch:
+            patch.setattr("socket.gethostname", lambda: "localhost")
+            patch.setattr(active_runs_module, "_namespace", lambda: self.namespace)
+            patch.setattr(active_runs_module, "_line", lines.__getitem__)
+            yield
+
+
+@pytest.mark.parametrize(
+    ("where", "status"),
+    [
+        (Machine("a", "second"), "FAILURE"),
+        (Machine("b", "of another"), "STARTED"),
+        (Machine("", "of another"), "STARTED"),
+        (Machine("a", "of another", namespace=4026532281), "STARTED"),
+    ],
+    ids=["it was started again", "it is another", "nobody can tell", "it is a container"],
+)
+def test_a_run_is_lost_with_its_machine_and_not_on_another_of_its_name(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, where: Machine, status: str
+) -> None:
+    first = replace(where, id=where.id and "a", start="first")
+    with first.here(monkeypatch):
+        run = bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.STARTED, tags=process_tags())
+        assert [found.run_id for found in active_runs(bench.instance, lambda run: True)] == [run.run_id]
+        assert not is_elsewhere(run)
+    with where.here(monkeypatch):
+        found = list(active_runs(bench.instance, lambda run: True))
+        assert [is_elsewhere(run) for run in found] == ([True] if status == "STARTED" else [])
+    [run] = bench.instance.get_runs()
+    assert run.status.value == status
+
+
+def test_a_run_that_did_not_sign_its_machine_is_lost_with_its_process(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def signed_by_an_older_version(process: str) -> dg.DagsterRun:
+        tags = process_tags() | {_PROCESS_TAG: process}
+        del tags[_MACHINE_TAG]
+        return bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.STARTED, tags=tags)
+
+    with Machine("a", "first").here(monkeypatch):
+        alive, gone = signed_by_an_older_version(_process(os.getpid())), signed_by_an_older_version("0@0/first")
+        assert [run.run_id for run in active_runs(bench.instance, lambda run: True)] == [alive.run_id]
+    assert Looking(bench).status(gone) == "FAILURE"
+    with Machine("a", "second").here(monkeypatch):
+        [alive] = active_runs(bench.instance, lambda run: True)
+        assert is_elsewhere(alive), "its signs of life tell"
 
 
 class Looking:

@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 
 from surge_dagster import Embeddings
-from surge_dagster.assets.active_runs import process_tags
+from surge_dagster.assets.active_runs import _PROCESS_TAG, _start_of_machine, process_tags
 from surge_dagster.automation import complete_space
 from surge_dagster.engine.output.current_space import CurrentSpace, read_current, write_current
 from surge_dagster.engine.switching import SwitchRefused
@@ -180,6 +180,6 @@ def test_while_a_switch_is_waiting_or_going_on_none_is_asked_for(bench: Workbenc
         bench.instance.report_run_canceled(again)
         by_hand = bench.pretend_run(NAMES.switch_job, dg.DagsterRunStatus.STARTED)
         assert by_hand.run_id in (look(bench).skip_message or "")
-        host, process = process_tags().items()
-        bench.instance.add_run_tags(by_hand.run_id, dict([host, (process[0], "1@0/before the machine went down")]))
+        nobody = f"0@0/{_start_of_machine()}"
+        bench.instance.add_run_tags(by_hand.run_id, process_tags() | {_PROCESS_TAG: nobody})
         assert len(look(bench).run_requests) == 1, "and it was declared lost"

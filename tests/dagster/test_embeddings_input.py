@@ -112,6 +112,9 @@ def test_a_partition_without_embeddings_ends_its_own_run_and_a_damaged_one_every
     assert not refused.success
     assert "no embeddings of 'a'. Embed them first" in refused.failure()
     assert refused.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 0
+    embedded.instance.add_dynamic_partitions("catalog", ["%FF"])
+    stranger = Downstream(embedded, partitioned=True).run({"dagster/partition": "%FF"})
+    assert "no embeddings of '%FF'" in stranger.failure()
     everything = Downstream(embedded)
     assert everything.run().success
     assert everything.given == [EVERYTHING[2:]]

@@ -132,6 +132,23 @@ def test_a_partition_that_was_away_during_a_run_is_not_taken_for_refused(bench: 
     assert requested(bench.look()) == [["b"]]
 
 
+def test_partitions_that_somebody_added_to_dagster_alone_fail_by_themselves(bench: Workbench) -> None:
+    """`%FF` is no text, and another one is a key of the catalog, whose partition has another name in Dagster."""
+    for key in ("a", "%FE", "b"):
+        bench.write(key)
+    strangers = ["%FF", "", "50%"]
+    bench.instance.add_dynamic_partitions("catalog", ["a", *strangers, "%25FE", "%FE", "b"])
+    ran = bench.embed("a", "b")
+    assert not ran.success and set(ran.materialized()) == {"a", "%25FE", "b"}
+    assert "3 partitions failed" in ran.failure() and "partition '%FF' was added to Dagster" in ran.failure()
+    rows = str(ran.checks()[NAMES.run_check.name].metadata["failed"].value).splitlines()[2:]
+    assert len(rows) == 3 and all(row.endswith("| Delete it in Dagster. |") for row in rows)
+    assert shown(bench) == ({"a", "%25FE", "b"}, {"%FF", "50%"}), "Dagster shows none without a name"
+    for key in strangers:
+        bench.instance.delete_dynamic_partition("catalog", key)
+    assert bench.embed("a", "b").success and requested(bench.look()) == []
+
+
 def test_an_encoder_that_cannot_go_on_is_tried_again_and_what_was_published_is_kept(bench: Workbench) -> None:
     gate = bench.root / "gate"
     bench.settings |= {"backend": "gated_backend:GatedBackend", "b_min": 1, "b_max": 50}

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import dagster as dg
 import pytest
+import yaml
 
 from benchmarks.postgres_server import PostgresServer
-from tests.dagster.conftest import Workbench
+from tests.dagster.conftest import ROOT, Workbench
 from tests.dagster.test_back_off import *  # noqa: F403
 from tests.dagster.test_failures import *  # noqa: F403
 from tests.dagster.test_refusals import *  # noqa: F403
@@ -24,3 +28,17 @@ def on_postgres(postgres_bench: Workbench) -> None:
 
 def test_the_server_is_the_one_that_is_promised(postgres: PostgresServer) -> None:
     assert int(postgres.version) >= 15
+
+
+def test_a_deployment_finds_its_database(
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DAGSTER_PG_PASSWORD", "which nobody asks for")
+    postgres.create_database("deployed")
+    config = yaml.safe_load((ROOT / "deploy" / "docker" / "dagster.yaml").read_text())
+    database = config["storage"]["postgres"]["postgres_db"]
+    database |= {"hostname": "127.0.0.1", "port": postgres.port, "username": "postgres", "db_name": "deployed"}
+    (tmp_path / "dagster.yaml").write_text(yaml.safe_dump(config))
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        instance.add_dynamic_partitions("catalog", ["a"])
+        assert instance.get_dynamic_partitions("catalog") == ["a"] and instance.get_runs_count() == 0

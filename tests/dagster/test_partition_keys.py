@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surge_dagster.assets.partition_keys import from_partition_key, to_partition_key
+from surge_dagster.assets.partition_keys import from_partition_key, is_canonical, to_partition_key
 
 AWKWARD = st.text(alphabet=st.sampled_from('ab.%,[]"*| \t\n\u2028\u00a0äß/'), min_size=1, max_size=12)
 
@@ -42,3 +42,9 @@ def test_only_what_hurts_is_encoded() -> None:
 def test_what_is_not_text_is_refused(key: str) -> None:
     with pytest.raises(ValueError, match=r"empty|Unicode"):
         to_partition_key(key)
+
+
+@pytest.mark.parametrize("key", ["", "%FF", "%FF%41", "50%", "%41", "a,b"])
+def test_what_no_key_is_written_as_is_known(key: str) -> None:
+    assert not is_canonical(key)
+    assert from_partition_key(key) == {"%41": "A"}.get(key, key)

@@ -12,7 +12,7 @@ import dagster as dg
 import pytest
 
 from surge_dagster.assets import runless_events
-from surge_dagster.assets.active_runs import process_tags
+from surge_dagster.assets.active_runs import _PROCESS_TAG, _process, process_tags
 from surge_dagster.assets.asked_settings import require_columns, require_encoding, with_settings
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec
@@ -108,12 +108,9 @@ def test_a_run_whose_process_was_killed_holds_nothing_and_is_declared_failed(ben
     bench.write("a")
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         tags = process_tags()
-        host, mark = (next(name for name in tags if part in name) for part in ("host", "process"))
-        own = tags[mark].partition("@")[0]
-        assert own == str(os.getpid())
-        gone = bench.pretend_run(
-            "catalog_refresh", dg.DagsterRunStatus.STARTED, tags={host: tags[host], mark: f"{process.pid}@1"}
-        )
+        assert tags[_PROCESS_TAG].partition("@")[0] == str(os.getpid())
+        its_own = tags | {_PROCESS_TAG: _process(process.pid)}
+        gone = bench.pretend_run("catalog_refresh", dg.DagsterRunStatus.STARTED, tags=its_own)
         process.kill()
     alive = bench.pretend_run("catalog_refresh", dg.DagsterRunStatus.STARTED, tags=tags)
     assert requested(bench.look()) == [], "the living one may touch everything"
@@ -125,8 +122,7 @@ def test_runs_whose_process_is_gone_are_found_without_the_sensor_being_on(bench:
     bench.write("a")
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         tags = process_tags()
-        host, mark = (next(name for name in tags if part in name) for part in ("host", "process"))
-        gone = {host: tags[host], mark: f"{process.pid}@1"}
+        gone = tags | {_PROCESS_TAG: _process(process.pid)}
         process.kill()
 
     def pretend(status: dg.DagsterRunStatus, tags: dict[str, str]) -> str:
