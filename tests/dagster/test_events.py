@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,7 @@ from dagster._serdes import deserialize_value
 from dagster_postgres.event_log import PostgresEventLogStorage
 
 from benchmarks.postgres_server import PostgresServer
+from surge_dagster import event_rows
 from surge_dagster.assets import event_batches, event_texts, event_writer, lineage
 from surge_dagster.assets.event_batches import Store, event_store
 from surge_dagster.assets.event_writer import EventWriter
@@ -28,6 +30,7 @@ from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.telemetry import Receipt
 from surge_dagster.event_rows import EventRows, postgres_writer
 from tests.dagster.conftest import NAMES, ROOT, Workbench
+from tests.dagster.dev_server import eventually
 from tests.dagster.test_event_storage import entries as event_log_entries
 from tests.dagster.test_failures import shown
 from tests.small_catalogs import assert_embedded, numbered_rows
@@ -243,6 +246,76 @@ def test_writers_into_postgres_take_the_rows_of_assets_in_one_order(
     with postgres_writer(storage) as write:
         write(EventRows([storage._event_to_row(entry) for entry in entries], [{}] * 3, list(enumerate(entries))))
     assert taken == [dg.AssetKey(name) for name in "abc"]
+
+
+def embedded(*keys: str) -> list[dg.AssetMaterialization]:
+    return [dg.AssetMaterialization(NAMES.embeddings, partition=key) for key in keys]
+
+
+@contextmanager
+def amid_a_batch(bench: Workbench, monkeypatch: pytest.MonkeyPatch, *keys: str) -> Iterator[None]:
+    """While another writer has drawn the ids of a batch and has not stored it yet; it is stored in the end."""
+    drawn, opened, copy = threading.Event(), threading.Event(), event_rows._copy
+
+    def held(*given: Any) -> None:
+        copy(*given)
+        if threading.current_thread() is other:
+            drawn.set()
+            assert opened.wait(60)
+
+    monkeypatch.setattr(event_rows, "_copy", held)
+    other = threading.Thread(target=store_runless, args=(bench.instance, embedded(*keys)))
+    other.start()
+    try:
+        assert drawn.wait(60)
+        yield
+    finally:
+        opened.set()
+        other.join(60)
+
+
+@pytest.mark.timeout(60)
+def test_partitions_that_two_runs_store_at_once_are_all_shown(
+    postgres_bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dagster counts what is above the last storage id that it has seen, and never looks below it again."""
+    bench, mine, others = postgres_bench, ("a", "b"), ("y", "z")
+    bench.instance.add_dynamic_partitions(NAMES.partitions_name, [*mine, *others])
+    assert store_runless(bench.instance, embedded("a"))
+    assert shown(bench) == ({"a"}, set())
+    storage = bench.instance.event_log_storage
+    store = threading.Thread(target=store_runless, args=(bench.instance, embedded(*mine)))
+
+    def has_had_its_turn_or_waits() -> bool:
+        with storage.index_connection() as connection:  # pyright: ignore[reportAttributeAccessIssue]
+            waits = connection.exec_driver_sql("SELECT count(*) FROM pg_locks WHERE NOT granted").scalar_one()
+        return waits or not store.is_alive()
+
+    with amid_a_batch(bench, monkeypatch, *others):
+        store.start()
+        eventually("a turn", has_had_its_turn_or_waits)
+        shown(bench)
+    store.join(60)
+    assert shown(bench) == ({*mine, *others}, set())
+
+
+@pytest.mark.timeout(60)
+def test_a_writer_that_is_stuck_stops_no_other(
+    postgres_bench: Workbench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(event_rows, "_BEGIN", event_rows._BEGIN.replace(f"'{event_rows._LOCK_SECONDS}s'", "10"))
+
+    @dg.op
+    def work(context) -> None:
+        with EventWriter(context, grace_seconds=60) as events:
+            for event in embedded("a", "b"):
+                events.log(event)
+
+    with amid_a_batch(postgres_bench, monkeypatch, "z"):
+        assert execute(postgres_bench, work).success
+        assert ids_of(postgres_bench, NAMES.embeddings, MATERIALIZATION).keys() == {"a", "b"}
+    assert "lock timeout" in caplog.text
+    assert ids_of(postgres_bench, NAMES.embeddings, MATERIALIZATION).keys() == {"a", "b", "z"}
 
 
 @pytest.mark.parametrize("how", ["other rows", "refused rows"])
