@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import string
 import subprocess
 import sys
 import threading
@@ -24,9 +26,11 @@ from surge_dagster.assets import event_batches, event_texts, event_writer, linea
 from surge_dagster.assets.event_batches import Store, event_store
 from surge_dagster.assets.event_writer import EventWriter
 from surge_dagster.assets.partition_events import AnyEvent, made
+from surge_dagster.assets.partition_keys import MOST_BYTES, with_short_keys
 from surge_dagster.assets.runless_events import store_runless
 from surge_dagster.assets.source_partitions import DATA_VERSION_TAG, observation
 from surge_dagster.engine.catalog import Partition
+from surge_dagster.engine.sources.parquet import _VERSION_BYTES
 from surge_dagster.engine.telemetry import Receipt
 from surge_dagster.event_rows import EventRows, postgres_writer
 from tests.dagster.conftest import NAMES, ROOT, Workbench
@@ -272,6 +276,24 @@ def amid_a_batch(bench: Workbench, monkeypatch: pytest.MonkeyPatch, *keys: str) 
     finally:
         opened.set()
         other.join(60)
+
+
+def test_postgres_has_room_for_the_longest_key_and_version(postgres_bench: Workbench) -> None:
+    """It compresses what it stores, so they look like nothing that repeats."""
+    letters = random.Random(1).choices(string.ascii_letters + string.digits, k=MOST_BYTES + _VERSION_BYTES)
+    key, version = "".join(letters[:MOST_BYTES]), "".join(letters[MOST_BYTES:])
+    partition = Partition(key, version, lambda: iter(()), lambda: version)
+    assert [listed.key for listed in with_short_keys([partition])] == [key]
+    receipt = Receipt(key, "encoded", "/a", 1, 8, 2**60, "d", 0, version, "c", "w", "space")
+    events = [observation(NAMES, partition), lineage.materialization(NAMES, receipt, 1)]
+    instance = postgres_bench.instance
+    instance.add_dynamic_partitions(NAMES.partitions_name, [key])
+    assert store_runless(instance, events)
+    for event in events:
+        instance.report_runless_asset_event(made(event))
+    tags = {"dagster/partition": key, "dagster/asset_partition_range_start": key}
+    postgres_bench.pretend_run("embed_partitions", dg.DagsterRunStatus.FAILURE, tags=tags)
+    assert shown(postgres_bench) == ({key}, set())
 
 
 @pytest.mark.timeout(60)
