@@ -88,6 +88,14 @@ def postgres_writer(storage: SqlEventLogStorage) -> Iterator[RowWriter]:
     yield write
 
 
+@contextmanager
+def postgres_turn(storage: SqlEventLogStorage) -> Iterator[None]:
+    """While no writer is amid a batch; for events that Dagster itself stores, and whose ids it looks below no more."""
+    with storage.index_transaction() as connection:
+        connection.exec_driver_sql(_BEGIN)
+        yield
+
+
 def _copy(connection: Connection, table: str, rows: Sequence[dict[str, Any]]) -> None:
     """Add rows, which have the same columns in the same order."""
     lines = "".join(["\t".join(map(_field, row.values())) + "\n" for row in rows])

@@ -27,6 +27,7 @@ from surge_dagster.assets.event_batches import Store, event_store
 from surge_dagster.assets.event_writer import EventWriter
 from surge_dagster.assets.partition_events import AnyEvent, made
 from surge_dagster.assets.partition_keys import MOST_BYTES, with_short_keys
+from surge_dagster.assets.planned import plan
 from surge_dagster.assets.runless_events import store_runless
 from surge_dagster.assets.source_partitions import DATA_VERSION_TAG, observation
 from surge_dagster.engine.catalog import Partition
@@ -297,16 +298,25 @@ def test_postgres_has_room_for_the_longest_key_and_version(postgres_bench: Workb
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize("planned", [False, True])
 def test_partitions_that_two_runs_store_at_once_are_all_shown(
-    postgres_bench: Workbench, monkeypatch: pytest.MonkeyPatch
+    postgres_bench: Workbench, monkeypatch: pytest.MonkeyPatch, planned: bool
 ) -> None:
     """Dagster counts what is above the last storage id that it has seen, and never looks below it again."""
-    bench, mine, others = postgres_bench, ("a", "b"), ("y", "z")
+    bench, mine, others = postgres_bench, ("a",) if planned else ("a", "b"), ("y", "z")
+
+    @dg.op
+    def work(context) -> None:
+        plan(NAMES, context, mine)
+
+    def store_mine() -> None:
+        assert execute(bench, work).success if planned else store_runless(bench.instance, embedded(*mine))
+
     bench.instance.add_dynamic_partitions(NAMES.partitions_name, [*mine, *others])
     assert store_runless(bench.instance, embedded("a"))
     assert shown(bench) == ({"a"}, set())
     storage = bench.instance.event_log_storage
-    store = threading.Thread(target=store_runless, args=(bench.instance, embedded(*mine)))
+    store = threading.Thread(target=store_mine)
 
     def has_had_its_turn_or_waits() -> bool:
         with storage.index_connection() as connection:  # pyright: ignore[reportAttributeAccessIssue]

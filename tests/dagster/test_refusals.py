@@ -27,7 +27,7 @@ from tests.small_catalogs import rewrite
 def test_every_partition_that_failed_is_shown_and_left_alone_however_many_there_are(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("surge_dagster.assets.planned.BATCH_EVENTS", 4)
+    monkeypatch.setattr("surge_dagster.assets.planned._AT_ONCE", 4)
     bad = {f"bad{number:02}" for number in range(10)}
     for key in sorted(bad):
         bench.write(key, NULL_TEXT)
