@@ -27,7 +27,7 @@ from surge_dagster.assets.lineage import Catalogued, read_catalogued_again
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import file_states, known_space
 from surge_dagster.assets.partition_events import AnyEvent
-from surge_dagster.assets.partition_keys import from_partition_key, is_canonical, to_partition_key
+from surge_dagster.assets.partition_keys import from_partition_key, is_canonical, to_partition_key, with_short_keys
 from surge_dagster.assets.refusals import still_refused
 from surge_dagster.assets.sensor_cursor import Request, SensorCursor, digest
 from surge_dagster.assets.source_partitions import changed, observation
@@ -105,7 +105,7 @@ class Look:
             cursor: as the last look left it; changed.
             now: the time of this look.
         """
-        by_key = {to_partition_key(partition.key): partition for partition in partitions}
+        by_key = {to_partition_key(partition.key): partition for partition in with_short_keys(partitions)}
         catalogued = read_catalogued_again(self.names, self.instance)
         new = [key for key in by_key if key not in catalogued.registered]
         order = [*catalogued.registered, *new[:_KEYS_PER_TICK]]

@@ -3,15 +3,25 @@
 Dagster takes almost any text as a dynamic partition key, with exceptions: it refuses `...` and control characters, and
 its range and list syntax (commas, brackets, quotes, a bare `*`) makes other keys impossible to select by hand. Those
 characters alone are percent-encoded, so that ordinary keys read in the UI as they do in the catalog.
+
+Nor does it take a key of any length: Postgres has room for 2,704 bytes in an index, of the key and all that stands
+beside it, and refuses everything that is stored together with a longer one. So a partition whose key is too long goes
+by the name of its folder, as one does whose key cannot be read, and is refused like any other bad data.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from functools import lru_cache
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import lru_cache, partial
 from urllib.parse import quote, unquote
 
+from surge_dagster.engine.catalog import Partition, RowBatch, encode_key
+from surge_dagster.engine.errors import DataError
+
+MOST_BYTES = 1_000  # of a partition key; Dagster's tags of runs and its asset keys need room as well
 _ALWAYS = frozenset('%,[]"*|')
 _ORDINARY = re.compile(r"[A-Za-z0-9_-]+(?:[ ./:=][A-Za-z0-9_-]+)*", re.ASCII)
 _DOTS = re.compile(r"\.{3,}")
@@ -46,6 +56,17 @@ def from_partition_key(partition_key: str) -> str:
         return partition_key
 
 
+def with_short_keys(partitions: Iterable[Partition]) -> Iterator[Partition]:
+    """Partitions of the catalog as Dagster gets to know them: reading one raises `DataError` if its key is too long."""
+    for partition in partitions:
+        size = len(to_partition_key(partition.key).encode())
+        if size <= MOST_BYTES:
+            yield partition
+        else:
+            name = encode_key(partition.key)
+            yield replace(partition, key=name, read=partial(_refuse, name, partition.key, size))
+
+
 def is_canonical(partition_key: str) -> bool:
     """Whether it is how a catalog key is written here; another spelling of one was registered by somebody else."""
     try:
@@ -63,3 +84,12 @@ def _escape(character: str) -> str:
         return quote(character, safe="")
     except UnicodeEncodeError as error:
         raise ValueError(f"{character!r} is not valid Unicode text") from error
+
+
+def _refuse(name: str, key: str, size: int) -> Iterator[RowBatch]:
+    raise DataError(
+        name,
+        f"its key, which begins with {key[:40]!r}, has {size:,} bytes as a partition key of Dagster, and a database "
+        f"may have no room for more than {MOST_BYTES:,}",
+        "Give it a shorter key.",
+    )

@@ -24,7 +24,12 @@ from surge_dagster.assets.lineage import read_catalogued
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.outputs import known_space, published, refuse_to_begin
 from surge_dagster.assets.partition_events import PartitionEvent
-from surge_dagster.assets.partition_keys import from_partition_key, is_canonical, to_partition_key
+from surge_dagster.assets.partition_keys import (
+    from_partition_key,
+    is_canonical,
+    to_partition_key,
+    with_short_keys,
+)
 from surge_dagster.assets.planned import PlansAgain
 from surge_dagster.assets.read_back import Found, ReadBack, unanswered
 from surge_dagster.assets.run_findings import RunFindings
@@ -176,7 +181,7 @@ class Refresh:
 
     def _select(self, partition_keys: Iterable[str] | None) -> dict[str, Partition]:
         catalog = self._catalog.open()
-        listed = {partition.key: partition for partition in catalog}
+        listed = {partition.key: partition for partition in with_short_keys(catalog)}
         if partition_keys is None:
             wanted = dict.fromkeys(listed)
         elif self._config.is_typed:

@@ -14,7 +14,7 @@ from surge_dagster.assets.launch import SHARD_TAG, name_keys, remove_old_key_fil
 from surge_dagster.assets.lineage import read_catalogued
 from surge_dagster.assets.names import CatalogNames, CatalogResources
 from surge_dagster.assets.outputs import SpaceNotBegun, file_states, known_space
-from surge_dagster.assets.partition_keys import to_partition_key
+from surge_dagster.assets.partition_keys import to_partition_key, with_short_keys
 from surge_dagster.assets.selection import failed_on_record
 from surge_dagster.assets.sensor_cursor import digest
 from surge_dagster.engine.catalog import Partition
@@ -63,7 +63,8 @@ def refresh_requests(
         with _set_after(_LOOK_SECONDS) as over:
             store = resources.output.open().until(over)
             space = known_space(names, store, resources.encoder.spec(), unattended=True)
-            listed = {to_partition_key(partition.key): partition for partition in resources.catalog.open()}
+            partitions = with_short_keys(resources.catalog.open())
+            listed = {to_partition_key(partition.key): partition for partition in partitions}
             if not held.keys and sharding.shards == 1 and len(listed) <= sharding.most_each:
                 return [_whole(names, space, options)]  # however much there is to do: the outputs need not be looked at
             free = {key: partition for key, partition in listed.items() if key not in held}

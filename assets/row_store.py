@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, TypeGuard
 
 import dagster as dg
 from dagster._core.events.log import EventLogEntry
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 from dagster._serdes import serialize_value
+from sqlalchemy.exc import SQLAlchemyError
 
 from surge_dagster.assets.event_texts import EventTexts
 from surge_dagster.assets.partition_events import AnyEvent, Event, class_of, made
-from surge_dagster.event_rows import EventRows, RowWriter, postgres_writer
+from surge_dagster.event_rows import EventRows, RowWriter, postgres_turn, postgres_writer
 from surge_dagster.event_storage import BatchingSqliteEventLogStorage
 
 log = logging.getLogger(__name__)
@@ -97,8 +98,25 @@ def row_writer(instance: dg.DagsterInstance, run_id: str) -> AbstractContextMana
         return None
     if isinstance(storage, BatchingSqliteEventLogStorage):
         return storage.row_writer(run_id)
+    return postgres_writer(storage) if _is_postgres(storage) else None
+
+
+@contextmanager
+def writers_turn(instance: dg.DagsterInstance) -> Iterator[None]:
+    """For a few events that go through Dagster's own calls: no row writer is amid a batch, if its turn ends in time."""
+    storage = instance.event_log_storage
+    with ExitStack() as turn:
+        if _is_postgres(storage):
+            try:
+                turn.enter_context(postgres_turn(storage))
+            except SQLAlchemyError as error:
+                log.warning("events are stored while another writer is amid a batch: %s", error)
+        yield
+
+
+def _is_postgres(storage: object) -> TypeGuard[SqlEventLogStorage]:
     # By its name: the package that it is in need not be installed.
-    if isinstance(storage, SqlEventLogStorage) and type(storage).__qualname__ == "PostgresEventLogStorage":
-        engine = getattr(storage, "_engine", None)
-        return postgres_writer(storage) if engine is not None and engine.dialect.driver == "psycopg2" else None
-    return None
+    if not isinstance(storage, SqlEventLogStorage) or type(storage).__qualname__ != "PostgresEventLogStorage":
+        return False
+    engine = getattr(storage, "_engine", None)
+    return engine is not None and engine.dialect.driver == "psycopg2"

@@ -48,6 +48,14 @@ RowWriter = Callable[[EventRows], list[int]]
 
 _COPY_CHARACTERS = 1 << 20  # at a time
 _IDS = "SELECT nextval(pg_get_serial_sequence(%s, 'id')) FROM generate_series(1, %s)"
+_LOCK = int.from_bytes(b"surgelog")  # a number that nothing else in the database locks
+_LOCK_SECONDS = 10  # many turns of other writers; of a sensor's tick, which has a minute, the rest is needed too
+# A server that crashes may lose the last events, as a run does that is killed before it has stored them.
+_BEGIN = f"""
+SET LOCAL synchronous_commit TO off;
+SET LOCAL lock_timeout TO '{_LOCK_SECONDS}s';
+SELECT pg_advisory_xact_lock({_LOCK});
+"""
 
 
 @contextmanager
@@ -57,12 +65,16 @@ def postgres_writer(storage: SqlEventLogStorage) -> Iterator[RowWriter]:
     Dagster's own class commits events first and their tags later, so that versions are missing when it is killed in
     between. Its statements have as many parameters as a batch has values; rows are copied here, which takes a seventh
     of the time in this process and two thirds of it in the server. Ids are drawn before, since COPY does not tell them.
+
+    Whoever reads what is new asks for ids above the last one that he has seen, as Dagster's status of partitions does:
+    events that come to light later with lower ids are never counted. So writers take turns, and a batch draws its ids
+    when every one before it is there to be seen. One whose turn does not come in time is refused: a writer that is
+    stuck stops no other, since Dagster's own calls take no turns.
     """
 
     def write(events: EventRows) -> list[int]:
         with storage.index_transaction() as connection:
-            # A server that crashes may lose the last events, as a run does that is killed before it has stored them.
-            connection.exec_driver_sql("SET LOCAL synchronous_commit TO off")
+            connection.exec_driver_sql(_BEGIN)
             table = SqlEventLogStorageTable.name
             ids = sorted(connection.exec_driver_sql(_IDS, (table, len(events.rows))).scalars())
             _copy(connection, table, [{"id": event_id, **row} for event_id, row in zip(ids, events.rows, strict=True)])
@@ -74,6 +86,14 @@ def postgres_writer(storage: SqlEventLogStorage) -> Iterator[RowWriter]:
         return ids
 
     yield write
+
+
+@contextmanager
+def postgres_turn(storage: SqlEventLogStorage) -> Iterator[None]:
+    """While no writer is amid a batch; for events that Dagster itself stores, and whose ids it looks below no more."""
+    with storage.index_transaction() as connection:
+        connection.exec_driver_sql(_BEGIN)
+        yield
 
 
 def _copy(connection: Connection, table: str, rows: Sequence[dict[str, Any]]) -> None:

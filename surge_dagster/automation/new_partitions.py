@@ -16,7 +16,7 @@ from surge_dagster.assets.discovery import Look
 from surge_dagster.assets.launch import shard_requests
 from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.partition_events import made
-from surge_dagster.assets.partition_keys import to_partition_key
+from surge_dagster.assets.partition_keys import to_partition_key, with_short_keys
 from surge_dagster.assets.pool_limit import POOL, enter_pool
 from surge_dagster.assets.refusals import refusal_terms
 from surge_dagster.assets.runless_events import is_real_tick, store_runless
@@ -83,7 +83,8 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
             if found.vanished:
                 # Looking and telling took a while, in which a partition may have come back, or a run may have begun.
                 try:
-                    back = {to_partition_key(partition.key) for partition in resources.catalog.open()}
+                    listed = with_short_keys(resources.catalog.open())
+                    back = {to_partition_key(partition.key) for partition in listed}
                     held = held_by_active_runs(names, instance)
                 except SurgeError as error:
                     return dg.SkipReason(str(error))

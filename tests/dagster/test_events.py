@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import string
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,16 +21,21 @@ from dagster._serdes import deserialize_value
 from dagster_postgres.event_log import PostgresEventLogStorage
 
 from benchmarks.postgres_server import PostgresServer
+from surge_dagster import event_rows
 from surge_dagster.assets import event_batches, event_texts, event_writer, lineage
 from surge_dagster.assets.event_batches import Store, event_store
 from surge_dagster.assets.event_writer import EventWriter
 from surge_dagster.assets.partition_events import AnyEvent, made
+from surge_dagster.assets.partition_keys import MOST_BYTES, with_short_keys
+from surge_dagster.assets.planned import plan
 from surge_dagster.assets.runless_events import store_runless
 from surge_dagster.assets.source_partitions import DATA_VERSION_TAG, observation
 from surge_dagster.engine.catalog import Partition
+from surge_dagster.engine.sources.parquet import _VERSION_BYTES
 from surge_dagster.engine.telemetry import Receipt
 from surge_dagster.event_rows import EventRows, postgres_writer
 from tests.dagster.conftest import NAMES, ROOT, Workbench
+from tests.dagster.dev_server import eventually
 from tests.dagster.test_event_storage import entries as event_log_entries
 from tests.dagster.test_failures import shown
 from tests.small_catalogs import assert_embedded, numbered_rows
@@ -243,6 +251,103 @@ def test_writers_into_postgres_take_the_rows_of_assets_in_one_order(
     with postgres_writer(storage) as write:
         write(EventRows([storage._event_to_row(entry) for entry in entries], [{}] * 3, list(enumerate(entries))))
     assert taken == [dg.AssetKey(name) for name in "abc"]
+
+
+def embedded(*keys: str) -> list[dg.AssetMaterialization]:
+    return [dg.AssetMaterialization(NAMES.embeddings, partition=key) for key in keys]
+
+
+@contextmanager
+def amid_a_batch(bench: Workbench, monkeypatch: pytest.MonkeyPatch, *keys: str) -> Iterator[None]:
+    """While another writer has drawn the ids of a batch and has not stored it yet; it is stored in the end."""
+    drawn, opened, copy = threading.Event(), threading.Event(), event_rows._copy
+
+    def held(*given: Any) -> None:
+        copy(*given)
+        if threading.current_thread() is other:
+            drawn.set()
+            assert opened.wait(60)
+
+    monkeypatch.setattr(event_rows, "_copy", held)
+    other = threading.Thread(target=store_runless, args=(bench.instance, embedded(*keys)))
+    other.start()
+    try:
+        assert drawn.wait(60)
+        yield
+    finally:
+        opened.set()
+        other.join(60)
+
+
+def test_postgres_has_room_for_the_longest_key_and_version(postgres_bench: Workbench) -> None:
+    """It compresses what it stores, so they look like nothing that repeats."""
+    letters = random.Random(1).choices(string.ascii_letters + string.digits, k=MOST_BYTES + _VERSION_BYTES)
+    key, version = "".join(letters[:MOST_BYTES]), "".join(letters[MOST_BYTES:])
+    partition = Partition(key, version, lambda: iter(()), lambda: version)
+    assert [listed.key for listed in with_short_keys([partition])] == [key]
+    receipt = Receipt(key, "encoded", "/a", 1, 8, 2**60, "d", 0, version, "c", "w", "space")
+    events = [observation(NAMES, partition), lineage.materialization(NAMES, receipt, 1)]
+    instance = postgres_bench.instance
+    instance.add_dynamic_partitions(NAMES.partitions_name, [key])
+    assert store_runless(instance, events)
+    for event in events:
+        instance.report_runless_asset_event(made(event))
+    tags = {"dagster/partition": key, "dagster/asset_partition_range_start": key}
+    postgres_bench.pretend_run("embed_partitions", dg.DagsterRunStatus.FAILURE, tags=tags)
+    assert shown(postgres_bench) == ({key}, set())
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("planned", [False, True])
+def test_partitions_that_two_runs_store_at_once_are_all_shown(
+    postgres_bench: Workbench, monkeypatch: pytest.MonkeyPatch, planned: bool
+) -> None:
+    """Dagster counts what is above the last storage id that it has seen, and never looks below it again."""
+    bench, mine, others = postgres_bench, ("a",) if planned else ("a", "b"), ("y", "z")
+
+    @dg.op
+    def work(context) -> None:
+        plan(NAMES, context, mine)
+
+    def store_mine() -> None:
+        assert execute(bench, work).success if planned else store_runless(bench.instance, embedded(*mine))
+
+    bench.instance.add_dynamic_partitions(NAMES.partitions_name, [*mine, *others])
+    assert store_runless(bench.instance, embedded("a"))
+    assert shown(bench) == ({"a"}, set())
+    storage = bench.instance.event_log_storage
+    store = threading.Thread(target=store_mine)
+
+    def has_had_its_turn_or_waits() -> bool:
+        with storage.index_connection() as connection:  # pyright: ignore[reportAttributeAccessIssue]
+            waits = connection.exec_driver_sql("SELECT count(*) FROM pg_locks WHERE NOT granted").scalar_one()
+        return waits or not store.is_alive()
+
+    with amid_a_batch(bench, monkeypatch, *others):
+        store.start()
+        eventually("a turn", has_had_its_turn_or_waits)
+        shown(bench)
+    store.join(60)
+    assert shown(bench) == ({*mine, *others}, set())
+
+
+@pytest.mark.timeout(60)
+def test_a_writer_that_is_stuck_stops_no_other(
+    postgres_bench: Workbench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(event_rows, "_BEGIN", event_rows._BEGIN.replace(f"'{event_rows._LOCK_SECONDS}s'", "10"))
+
+    @dg.op
+    def work(context) -> None:
+        with EventWriter(context, grace_seconds=60) as events:
+            for event in embedded("a", "b"):
+                events.log(event)
+
+    with amid_a_batch(postgres_bench, monkeypatch, "z"):
+        assert execute(postgres_bench, work).success
+        assert ids_of(postgres_bench, NAMES.embeddings, MATERIALIZATION).keys() == {"a", "b"}
+    assert "lock timeout" in caplog.text
+    assert ids_of(postgres_bench, NAMES.embeddings, MATERIALIZATION).keys() == {"a", "b", "z"}
 
 
 @pytest.mark.parametrize("how", ["other rows", "refused rows"])

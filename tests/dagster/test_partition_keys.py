@@ -5,7 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surge_dagster.assets.partition_keys import from_partition_key, is_canonical, to_partition_key
+from surge_dagster.assets.partition_keys import (
+    MOST_BYTES,
+    from_partition_key,
+    is_canonical,
+    to_partition_key,
+    with_short_keys,
+)
+from surge_dagster.engine.catalog import encode_key
+from surge_dagster.engine.errors import DataError
+from tests.small_catalogs import partition_of
 
 AWKWARD = st.text(alphabet=st.sampled_from('ab.%,[]"*| \t\n\u2028\u00a0äß/'), min_size=1, max_size=12)
 
@@ -48,3 +57,13 @@ def test_what_is_not_text_is_refused(key: str) -> None:
 def test_what_no_key_is_written_as_is_known(key: str) -> None:
     assert not is_canonical(key)
     assert from_partition_key(key) == {"%41": "A"}.get(key, key)
+
+
+@pytest.mark.parametrize(("character", "size"), [("x", 1), ("%", 3), ("ä", 2), ("\u2028", 9)])
+def test_a_key_that_has_too_many_bytes_in_dagster_is_refused_under_its_folders_name(character: str, size: int) -> None:
+    longest = character * (MOST_BYTES // size)
+    fits, refused = with_short_keys(partition_of(key, [("1", "a")]) for key in (longest, longest + character))
+    assert fits.key == longest and [batch.ids.to_pylist() for batch in fits.read()] == [["1"]]
+    assert refused.key == encode_key(longest + character) and refused.current_source_version() == "v1"
+    with pytest.raises(DataError, match=r"no room for more than 1,000. Give it a shorter key"):
+        list(refused.read())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import random
+import string
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +12,8 @@ import dagster as dg
 import pytest
 
 from surge_dagster.assets import embeddings, read_back
-from surge_dagster.engine.catalog import Partition, RowBatch
+from surge_dagster.assets.partition_keys import to_partition_key
+from surge_dagster.engine.catalog import Partition, RowBatch, encode_key
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import StoreUnavailable
 from surge_dagster.engine.output.store import Store
@@ -24,7 +27,7 @@ from tests.small_catalogs import rewrite
 def test_every_partition_that_failed_is_shown_and_left_alone_however_many_there_are(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("surge_dagster.assets.planned.BATCH_EVENTS", 4)
+    monkeypatch.setattr("surge_dagster.assets.planned._AT_ONCE", 4)
     bad = {f"bad{number:02}" for number in range(10)}
     for key in sorted(bad):
         bench.write(key, NULL_TEXT)
@@ -63,6 +66,18 @@ def test_what_was_mended_while_its_run_went_on_is_not_taken_for_refused(
     if not embedded_too:
         ran = bench.run("embed_partitions", {"ops": {"embeddings": {"config": {"select": "failed"}}}})
         assert set(ran.materialized()) == {"bad"}
+
+
+def test_a_key_that_is_too_long_for_dagster_stops_no_other(bench: Workbench) -> None:
+    key = "".join(random.Random(1).choices(string.ascii_letters, k=4_000))
+    for each in ("a", key, "z"):
+        bench.write(each)
+    assert requested(bench.tick()) == [["a", shown_as := encode_key(key), "z"]]
+    ran = bench.refresh()
+    assert "has 4,000 bytes as a partition key" in ran.failure() and "Give it a shorter key." in ran.failure()
+    assert shown(bench) == ({"a", "z"}, {to_partition_key(shown_as)})
+    found = bench.tick()
+    assert requested(found) == [] and "1 refused as they are" in (found.skip_message or "")
 
 
 def test_what_a_file_of_another_space_was_in_the_way_of_is_asked_for_once_that_is_moved_away(bench: Workbench) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ _NOT_SEEN = "unreadable"  # the source version of what the system did not show w
 _BATCH_BYTES = 2 * 1024 * 1024
 _BATCH_ROWS = 8192
 _decoded = lru_cache(maxsize=1 << 16)(decode_key)  # the same names, listing after listing
+_VERSION_BYTES = 250  # a database keeps versions in an index, which has room for little
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # some databases take no NUL
 _READ_ROWS = 256  # at a time from the file: half as fast as thousands, and it bounds what the footer cannot tell
 
 
@@ -359,7 +362,15 @@ def _footer(path: str) -> Footer:
         declared[name].decode("utf-8", "replace") if name in declared else None
         for name in (SOURCE_VERSION_METADATA, KEY_METADATA)
     )
-    return Footer(version, key, footer.num_rows, row_bytes)
+    return Footer(version and _recordable(version), key, footer.num_rows, row_bytes)
+
+
+def _recordable(version: str) -> str:
+    """A declared version as any database can keep it: one that is long or holds control characters ends in a digest."""
+    raw = version.encode()
+    if len(raw) <= _VERSION_BYTES and not _CONTROL.search(version):
+        return version
+    return f"{_CONTROL.sub('?', version[:40])}~{hashlib.sha256(raw).hexdigest()[:32]}"
 
 
 def _rows_per_read(footer: pq.FileMetaData) -> int:

@@ -139,6 +139,20 @@ class TestVersions:
         partition = only(open_source(tmp_path))
         assert partition.source_version == partition.current_source_version() == "torch 2.13.0"
 
+    @pytest.mark.parametrize("length", [250, 251, 6_000])
+    @pytest.mark.parametrize("last", "ab\0\n")
+    def test_a_declared_version_of_any_length_is_one_that_databases_keep(
+        self, tmp_path: Path, length: int, last: str
+    ) -> None:
+        declared = "v" * (length - 1) + last
+        write_partition(tmp_path, "k", ROWS, version=declared)
+        write_partition(tmp_path, "other", ROWS, version="v" * (length - 1) + "c")
+        partition, other = open_source(tmp_path)
+        version = partition.source_version
+        assert version == partition.current_source_version() != other.source_version
+        assert (version == declared) is (length == 250 and last.isprintable())
+        assert version.isprintable() and len(version) <= 250
+
     def test_without_a_declared_version_size_and_mtime_are(self, tmp_path: Path) -> None:
         path = write_partition(tmp_path, "k", ROWS, version=None)
         partition = only(open_source(tmp_path))
