@@ -106,6 +106,7 @@ class Look:
             now: the time of this look.
         """
         by_key = {to_partition_key(partition.key): partition for partition in partitions}
+        cursor.look(now)
         catalogued = read_catalogued_again(self.names, self.instance)
         new = [key for key in by_key if key not in catalogued.registered]
         order = [*catalogued.registered, *new[:_KEYS_PER_TICK]]

@@ -5,7 +5,8 @@ more. States and keys stand in it as digests of eight characters, since Dagster 
 
     {"version": 2,
      "requests": [{"id": "…", "attempt": 2, "last_active": "2026-01-31T12:00:00+00:00", "states": "…"}],
-     "gone": [{"since": "2026-01-31T11:00:00+00:00", "looks": 3, "keys": "…"}]}
+     "gone": [{"since": "2026-01-31T11:00:00+00:00", "looks": 3, "keys": "…"}],
+     "looked": "2026-01-31T12:00:00+00:00"}
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 _VERSION = 2
 _DIGEST_LENGTH = 8
 _FIRST_WAIT, _LONGEST_WAIT = timedelta(minutes=1), timedelta(days=1)
+_LONGEST_PAUSE = timedelta(minutes=10)  # between two looks, of which there are two a minute
 
 
 @dataclass(slots=True)
@@ -57,10 +59,11 @@ class Gone:
 
 @dataclass(slots=True)
 class SensorCursor:
-    """Everything remembered; `gone` goes by digests of keys."""
+    """Everything remembered; `gone` goes by digests of keys, `looked` is when the catalog was listed last."""
 
     requests: list[Request] = field(default_factory=list)
     gone: dict[str, Gone] = field(default_factory=dict)
+    looked: datetime | None = None
 
     @classmethod
     def read(cls, text: str | None, now: datetime) -> SensorCursor:
@@ -91,7 +94,7 @@ class SensorCursor:
             for found in document["gone"]
             for key in _split(found["keys"])
         }
-        return cls(requests, gone)
+        return cls(requests, gone, datetime.fromisoformat(document["looked"]) if document.get("looked") else None)
 
     def write(self) -> str:
         """The cursor as Dagster keeps it."""
@@ -112,7 +115,14 @@ class SensorCursor:
             {"since": gone.since.isoformat(timespec="seconds"), "looks": gone.looks, "keys": "".join(sorted(keys))}
             for gone, keys in groups.items()
         ]
-        return json.dumps({"version": _VERSION, "requests": requests, "gone": vanished})
+        looked = {"looked": self.looked.isoformat(timespec="seconds")} if self.looked else {}
+        return json.dumps({"version": _VERSION, "requests": requests, "gone": vanished, **looked})
+
+    def look(self, now: datetime) -> None:
+        """Note that the catalog was listed; what was gone before a long pause may have been back in between."""
+        if self.looked is None or now - self.looked > _LONGEST_PAUSE:
+            self.gone = {}
+        self.looked = now
 
     def ask(self, states_by_attempt: Mapping[str, int], now: datetime) -> str:
         """Remember that one run was asked for these states, each for the n-th time; gives the request's id."""

@@ -102,7 +102,10 @@ digests = st.sets(st.text(max_size=5).map(digest), min_size=1)
 @given(
     st.lists(st.builds(Request, st.text(max_size=3), st.integers(1, 50), moments, digests, st.booleans()), max_size=3),
     st.dictionaries(st.text(max_size=5).map(digest), st.builds(Gone, moments, st.integers(1, 3))),
+    st.none() | moments,
 )
-def test_a_cursor_reads_back_as_it_was_written(requests: list[Request], gone: dict[str, Gone]) -> None:
-    cursor = SensorCursor(requests, gone)
+def test_a_cursor_reads_back_as_it_was_written(
+    requests: list[Request], gone: dict[str, Gone], looked: datetime | None
+) -> None:
+    cursor = SensorCursor(requests, gone, looked)
     assert SensorCursor.read(cursor.write(), MOMENT) == cursor
