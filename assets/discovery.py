@@ -6,7 +6,8 @@ same. What one look tells Dagster is bounded; what is left over is found again b
 
 A partition is not asked for when an active run holds it, or when its content was refused as it is: bad data does
 not get better by reading it again. One that failed for another reason is asked for again, after a wait that doubles
-each time.
+each time. A change of its source shortens the wait to an hour and does not end it, or one that changes all the time
+would be asked for by each look; only after a success, or when a person canceled the run, does a change make it new.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from surge_dagster.assets.outputs import file_states, known_space
 from surge_dagster.assets.partition_events import AnyEvent
 from surge_dagster.assets.partition_keys import from_partition_key, is_canonical, to_partition_key, with_short_keys
 from surge_dagster.assets.refusals import still_refused
-from surge_dagster.assets.sensor_cursor import Request, SensorCursor, digest
+from surge_dagster.assets.sensor_cursor import Request, SensorCursor, digest, state_of, whose
 from surge_dagster.assets.source_partitions import changed, observation
 from surge_dagster.assets.vanished import Departures, Vanishing
 from surge_dagster.engine.catalog import Partition, encode_key, is_hashed
@@ -106,6 +107,7 @@ class Look:
             now: the time of this look.
         """
         by_key = {to_partition_key(partition.key): partition for partition in with_short_keys(partitions)}
+        cursor.look(now)
         catalogued = read_catalogued_again(self.names, self.instance)
         new = [key for key in by_key if key not in catalogued.registered]
         order = [*catalogued.registered, *new[:_KEYS_PER_TICK]]
@@ -138,8 +140,9 @@ class Look:
         found.events += adopted.events
         states.update(dict.fromkeys(adopted.damaged, "missing"))
         # Until it is known what became of an attempt, the next one waits as if nothing had.
-        unsure = self._in_states(by_key, unknown) if cursor.requests else {}
-        self._choose(found, self._wanted(by_key, states), unsure, free, held, refused, now)
+        unsure = _in_states(by_key, unknown) if cursor.requests else {}
+        cursor.mean(digest(json.dumps(asdict(self.spec), sort_keys=True)))
+        self._choose(found, self._wanted(by_key, states), unsure, free, held, refused, catalogued.embedding_ids, now)
         count = Counter(states.values())
         if foreign := count["foreign"]:
             notes.append(f"{foreign:,} whose place is taken by a file of another space")
@@ -175,6 +178,7 @@ class Look:
         free: dict[str, Partition],
         held: Held,
         refused: set[str],
+        told: Mapping[str, int],
         now: datetime,
     ) -> None:
         active = {state for key, state in wanted.items() if key not in free}
@@ -182,6 +186,7 @@ class Look:
         kept = unsure | wanted
         busy = {state for key, state in kept.items() if key not in free}
         cursor.keep((state for key, state in kept.items() if key not in refused), busy, now)
+        self._carry_over(cursor, {key: state for key, state in wanted.items() if key in free}, kept, told)
         attempts: dict[str, int] = {}
         waiting: list[Request] = []
         for request in cursor.requests:
@@ -200,15 +205,36 @@ class Look:
         ready.sort(key=lambda key: attempts.get(wanted[key], 1))
         chosen = sorted(ready[: self.sharding.most], key=place.__getitem__)
         for keys in self.sharding.cut(chosen, free):
-            found.shards.append((cursor.ask({wanted[key]: attempts.get(wanted[key], 1) for key in keys}, now), keys))
+            nth = {wanted[key]: attempts.get(wanted[key], 1) for key in keys}
+            found.shards.append((cursor.ask(nth, now, max(told.values(), default=-1)), keys))
         counts = {
             "to be embedded": len(wanted),
             f"held by {held.by}" if active else "held by active runs": len(active),
             "refused as they are": sum(key in refused for key in wanted),
         }
         said = [f"{n:,} {what}" for what, n in counts.items()]
-        said += _waits([(request, len(request.states - active)) for request in waiting])
+        at_work = set(map(whose, active))
+        said += _waits([(request, sum(whose(state) not in at_work for state in request.states)) for request in waiting])
         found.summary = f"{len(found.order):,} partitions: " + ", ".join(said)
+
+    def _carry_over(
+        self, cursor: SensorCursor, free: Mapping[str, str], kept: Mapping[str, str], told: Mapping[str, int]
+    ) -> None:
+        """Let what has changed since it was asked for wait on, unless it was done meanwhile or its run was canceled.
+
+        Args:
+            free: partitions that need work and that no run holds, with their states.
+            kept: the states of all whose requests count.
+            told: storage id of each partition's last materialization, whichever version that was made from.
+        """
+        asked = {state for request in cursor.requests for state in request.states}
+        changed = {whose(state): key for key, state in free.items() if state not in asked} if asked else {}
+        present = set(kept.values()) if changed else set[str]()
+        for request in list(cursor.requests):
+            left = {state: changed[whose(state)] for state in request.states - present if whose(state) in changed}
+            if left:
+                undone = {free[key] for key in left.values() if told.get(key, -1) <= request.told}
+                cursor.move(request, left, set() if self._was_stopped(request) else undone)
 
     def _was_stopped(self, request: Request) -> bool:
         """Whether a person canceled the last run that was made for a request."""
@@ -220,11 +246,11 @@ class Look:
     def _wanted(self, by_key: dict[str, Partition], states: Mapping[str, Status | None]) -> dict[str, str]:
         """The partitions that need work, in the catalog's order, each with a digest of the state it is in."""
         needed = ("missing", "stale") if self.refresh_stale else ("missing",)
-        return self._in_states(by_key, (key for key in by_key if states[key] in needed))
+        return _in_states(by_key, (key for key in by_key if states[key] in needed))
 
-    def _in_states(self, by_key: Mapping[str, Partition], keys: Iterable[str]) -> dict[str, str]:
-        spec = json.dumps(asdict(self.spec), sort_keys=True)
-        return {key: digest(f"{key}\0{by_key[key].source_version}\0{spec}") for key in keys}
+
+def _in_states(by_key: Mapping[str, Partition], keys: Iterable[str]) -> dict[str, str]:
+    return {key: state_of(key, by_key[key].source_version) for key in keys}
 
 
 def _may_have_left(partition_key: str, listed: Container[str]) -> bool:

@@ -3,7 +3,8 @@
 What is done about them is the setting `vanished`. Nothing is done at the first look: a source may be listed while it is
 written. To `report` is to observe the partition once, with the source version `gone`, so that it can be seen in the UI.
 To `delete` is to report it first, and later, when it stayed away for the grace time, to remove its key and its file in
-the space that the settings mean, with an observation that says so. However long they were away, no more partitions are
+the space that the settings mean, with an observation that says so. Looks and time count from the start after a pause
+in which nobody looked. However long they were away, no more partitions are
 deleted than a share of the catalog: a source that suddenly lists far less is a mistake until a person says otherwise.
 """
 
@@ -75,7 +76,7 @@ class Vanishing:
         Args:
             missing: registered partition keys that the catalog does not list.
             catalogued: what is on record.
-            before: `gone` as the last look left it.
+            before: `gone` as the last look left it; empty after a long pause.
             now: the time of this look.
             room: events that this tick may still store.
         """
@@ -114,9 +115,7 @@ class Vanishing:
         due = [
             key
             for key in missing
-            if catalogued.observed.get(key) in (GONE, DELETED)
-            and key not in held
-            and now - found.gone[digest(key)].since >= self.grace
+            if catalogued.observed.get(key) in (GONE, DELETED) and key not in held and self._is_over(found, key, now)
         ]
         if due and len(missing) > max(1, int(self.share * len(catalogued.registered))):
             found.summary += (
@@ -159,6 +158,10 @@ class Vanishing:
             gone.pop(digest(key), None)
             removed.append(key)
         return removed, ""
+
+    def _is_over(self, found: Departures, key: str, now: datetime) -> bool:
+        gone = found.gone[digest(key)]
+        return gone.looks >= _LOOKS and now - gone.since >= self.grace
 
     def _observation(self, key: str, version: str, said: str) -> dg.AssetObservation:
         metadata = {

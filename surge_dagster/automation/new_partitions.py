@@ -58,7 +58,7 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
                 terms=refusal_terms(resources),
             )
             held = held_by_active_runs(names, instance)
-            found = look.discover(resources.catalog.open(), held, SensorCursor.read(context.cursor, now), now)
+            found = look.discover(resources.catalog.open(), held, SensorCursor.read(context.cursor), now)
         except SurgeError as error:
             return dg.SkipReason(str(error))
         context.log.info(found.summary)

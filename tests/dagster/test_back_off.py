@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import dagster as dg
@@ -14,6 +15,7 @@ from surge_dagster.assets.sensor_cursor import Gone, Request, SensorCursor, dige
 from tests.dagster.conftest import Workbench, requested
 
 MOMENT = datetime(2026, 1, 31, 12, tzinfo=UTC)
+_OF_BEFORE = '{"version": 2, "requests": [], "gone": [{"since": "2026-01-31T11:00:00+00:00", "looks": 3, "keys": "a"}]}'
 
 
 def test_waits_double_up_to_a_day() -> None:
@@ -70,6 +72,73 @@ def test_what_a_run_of_somebody_else_leaves_undone_is_asked_for_once_that_is_can
     assert requested(bench.tick()) == [["a"]]
 
 
+@pytest.mark.parametrize("versions", [range(15), [0, 1] * 8], ids=["moves", "flaps"])
+def test_what_changes_after_each_failure_waits_as_long_and_the_tick_says_so(
+    bench: Workbench, versions: Sequence[int]
+) -> None:
+    bench.write("still")
+    asked: list[int] = []
+    for number, version in enumerate(versions[:15]):
+        bench.write("moving", version=f"v{version}")
+        found = bench.later(seconds=31)
+        if found.run_requests:
+            assert requested(found) == [["moving", "still"]]
+            bench.pretend_run("embed_partitions", dg.DagsterRunStatus.FAILURE, tags=found.run_requests[0].tags)
+            asked.append(number)
+        else:
+            assert f"2 asked for and not done (attempt {len(asked)})" in (found.skip_message or "")
+    assert asked == [0, 2, 6, 14], "after more than 1, 2 and 4 minutes"
+    assert len(json.loads(bench.cursor or "")["requests"]) == 1
+
+
+def test_what_is_mended_is_tried_within_the_hour(bench: Workbench) -> None:
+    for key in "ab":
+        bench.write(key)
+    assert all(requested(bench.later(days=1)) for _ in range(8))
+    bench.write("a", version="v2")
+    waiting = bench.later(minutes=59)
+    assert requested(waiting) == [] and "2 asked for and not done (attempt 8)" in (waiting.skip_message or "")
+    assert requested(bench.later(minutes=1)) == [["a"]], "what is as it was waits for two hours"
+    assert requested(bench.later(minutes=68)) == [["b"]]
+    assert requested(bench.later(minutes=188)) == [["a"]], "and then as any other"
+
+
+def test_a_change_after_a_success_is_asked_for_at_once(bench: Workbench) -> None:
+    bench.settings["refresh_stale"] = True
+    bench.write("a")
+    found = bench.tick()
+    for version in ("v2", "v4"):
+        assert requested(found) == [["a"]]
+        bench.write("a", version=version)  # while the run waits for its turn
+        [ran] = bench.launch(found)
+        assert set(ran.materialized()) == {"a"}
+        bench.write("a", version=f"after {version}")
+        found = bench.tick()
+    [request] = json.loads(bench.cursor or "")["requests"]
+    assert requested(found) == [["a"]] and request["attempt"] == 1
+
+
+def test_a_change_while_the_run_goes_on_that_fails_waits_from_its_end(bench: Workbench) -> None:
+    bench.write("a")
+    [request] = bench.tick().run_requests or []
+    run = bench.pretend_run(
+        "embed_partitions", dg.DagsterRunStatus.STARTED, tags=request.tags, run_config=request.run_config
+    )
+    bench.write("a", version="v2")
+    held = bench.later(hours=3)
+    assert requested(held) == [] and "asked for and not done" not in (held.skip_message or "")
+    bench.instance.report_run_failed(run)
+    assert requested(bench.later(seconds=59)) == []
+    assert requested(bench.later(seconds=1)) == [["a"]]
+
+
+def test_what_is_to_hold_other_vectors_now_is_asked_for_at_once(bench: Workbench) -> None:
+    bench.write("a")
+    assert requested(bench.tick()) == [["a"]] and requested(bench.tick()) == []
+    bench.settings["model"] = "hash://24"
+    assert requested(bench.tick()) == [["a"]] and requested(bench.tick()) == []
+
+
 def test_what_was_never_tried_comes_before_what_fails_again_and_again(bench: Workbench) -> None:
     bench.settings["max_partitions_per_run"] = 2
     for key in "ab":
@@ -81,28 +150,27 @@ def test_what_was_never_tried_comes_before_what_fails_again_and_again(bench: Wor
     assert requested(bench.tick()) == [["a", "b"]]
 
 
-def test_a_cursor_of_the_first_version_is_understood(bench: Workbench) -> None:
-    bench.write("a")
-    bench.tick()
-    states = json.loads(bench.cursor or "")["requests"][0]["states"]
-    bench.cursor = json.dumps({"asked": states})
-    assert requested(bench.tick()) == [], "asked for before"
-    assert requested(bench.later(minutes=1)) == [["a"]]
-
-
-@pytest.mark.parametrize("cursor", ["", "[]", "1", '{"version": 3}', '{"version": 2}', '{"asked": 1}'])
+@pytest.mark.parametrize("cursor", ["", "[]", "1", '{"version": 3}', _OF_BEFORE, '{"asked": "12345678"}'])
 def test_what_is_not_a_cursor_counts_as_none(cursor: str) -> None:
-    assert SensorCursor.read(cursor, MOMENT) == SensorCursor()
+    assert SensorCursor.read(cursor) == SensorCursor()
 
 
 moments = st.datetimes(timezones=st.just(UTC)).map(lambda moment: moment.replace(microsecond=0))
 digests = st.sets(st.text(max_size=5).map(digest), min_size=1)
 
 
-@given(
-    st.lists(st.builds(Request, st.text(max_size=3), st.integers(1, 50), moments, digests, st.booleans()), max_size=3),
-    st.dictionaries(st.text(max_size=5).map(digest), st.builds(Gone, moments, st.integers(1, 3))),
+requests = st.builds(
+    Request, st.text(max_size=3), st.integers(1, 50), moments, digests, st.booleans(), st.booleans(), st.integers(-1)
 )
-def test_a_cursor_reads_back_as_it_was_written(requests: list[Request], gone: dict[str, Gone]) -> None:
-    cursor = SensorCursor(requests, gone)
-    assert SensorCursor.read(cursor.write(), MOMENT) == cursor
+
+
+@given(
+    st.lists(requests, max_size=3),
+    st.dictionaries(st.text(max_size=5).map(digest), st.builds(Gone, moments, st.integers(1, 3))),
+    st.none() | moments,
+)
+def test_a_cursor_reads_back_as_it_was_written(
+    requests: list[Request], gone: dict[str, Gone], looked: datetime | None
+) -> None:
+    cursor = SensorCursor(requests, gone, looked, digest("a spec"))
+    assert SensorCursor.read(cursor.write()) == cursor

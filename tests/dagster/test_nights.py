@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import dagster as dg
@@ -64,6 +65,8 @@ def test_twenty_four_nights_leave_what_is_due_and_nothing_else(
 
 def live_through(bench: Workbench, server: ObjectServer, monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
     monkeypatch.setenv("SURGE_CACHE_DIR", str(bench.root / "cache"))
+    # Three ticks a day stand for thousands.
+    monkeypatch.setattr("surge_dagster.assets.sensor_cursor._LONGEST_PAUSE", timedelta(days=1))
     shared_memory = set(Path("/dev/shm").iterdir())
     production = Production.begin(bench, server, vanished=plan.vanished)
     nights = Nights(production, plan)
