@@ -4,8 +4,8 @@ What is done about them is the setting `vanished`. Nothing is done at the first 
 written. To `report` is to observe the partition once, with the source version `gone`, so that it can be seen in the UI.
 To `delete` is to report it first, and later, when it stayed away for the grace time, to remove its key and its file in
 the space that the settings mean, with an observation that says so. Looks and time count from the start after a pause
-in which nobody looked. However long they were away, no more partitions are
-deleted than a share of the catalog: a source that suddenly lists far less is a mistake until a person says otherwise.
+in which nobody looked. However long they were away, no more partitions are deleted than a share of the catalog: a
+source that suddenly lists far less is a mistake until a person says otherwise.
 """
 
 from __future__ import annotations
