@@ -15,7 +15,7 @@ import dagster as dg
 
 from surge_dagster.assets.failures import failure_table, table_of_failures
 from surge_dagster.assets.names import CatalogNames
-from surge_dagster.assets.refresh import Outcome
+from surge_dagster.assets.outcome import Outcome
 from surge_dagster.assets.run_findings import Listed
 from surge_dagster.check_policy import RUN_CHECK, CheckName, CheckPolicy
 
@@ -114,7 +114,8 @@ def evaluation_of(names: CatalogNames, result: dg.AssetCheckResult) -> dg.AssetC
 def _run_check_metadata(outcome: Outcome) -> dict[str, Any]:
     """The run's figures, under the names of `embed --json`, and the table of what failed."""
     figures = {
-        name: round(value, 4) if isinstance(value, float) else value for name, value in outcome.report.as_dict().items()
+        name: round(value, 4) if isinstance(value, float) else value
+        for name, value in outcome.figures.as_dict().items()
     }
     failed = [{"key": failure.key, "reason": failure.reason} for failure in outcome.failures]
     if outcome.gone:

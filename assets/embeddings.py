@@ -20,8 +20,9 @@ from surge_dagster.assets.heartbeats import signed
 from surge_dagster.assets.launch import LaunchConfig
 from surge_dagster.assets.lineage import CODE_VERSION
 from surge_dagster.assets.names import CatalogNames
+from surge_dagster.assets.outcome import Outcome
 from surge_dagster.assets.pool_limit import POOL
-from surge_dagster.assets.refresh import Outcome, Refresh
+from surge_dagster.assets.refresh import Refresh
 from surge_dagster.assets.run_retries import RUN_TAGS
 from surge_dagster.check_policy import CheckPolicy
 from surge_dagster.engine.encoder.spec import FileFormat
@@ -138,8 +139,7 @@ class _Attempts:
 
     def _make(self, context: dg.OpExecutionContext, config: LaunchConfig, chosen: Iterable[str] | None) -> Outcome:
         resources = self.names.resources(context.resources)
-        before = self.before.pop(context.run_id, None)
-        outcome = Outcome()
+        outcome = Outcome.after(self.before.pop(context.run_id, None), self.policy)
         try:
             named = config.named_keys()
             work = Refresh(
@@ -149,15 +149,15 @@ class _Attempts:
                 resources.catalog,
                 resources.encoder,
                 resources.output,
-                self.policy,
-                before,
+                outcome,
             )
-            outcome = work.outcome
             work.run(named if named is not None else chosen)
         except ConfigError as error:
-            tell_of_failures(self.names, context, outcome if outcome.failures else before or outcome)
+            outcome.end_by(error)
+            tell_of_failures(self.names, context, outcome)
             raise dg.Failure(str(error), allow_retries=False) from error
         except (EncoderError, TransientError) as error:
+            outcome.end_by(error)
             context.log.error(str(error))
             raise self._retry(context, outcome) from error
         if any(failure.transient for failure in outcome.failures) and context.retry_number < _RETRIES:

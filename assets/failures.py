@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import dagster as dg
 
 from surge_dagster.assets.names import CatalogNames
+from surge_dagster.assets.outcome import Outcome
 from surge_dagster.assets.partition_keys import to_partition_key
 from surge_dagster.assets.planned import plan
-from surge_dagster.assets.refresh import Outcome
 from surge_dagster.assets.refusals import tell_of_refusals
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.errors import SurgeError
