@@ -1,4 +1,4 @@
-"""The checks that end every run and cover what the run did.
+"""The checks that end every run, whatever ended it but an interruption, and cover what the run did.
 
 A vector that cannot be right never gets as far as a file: the engine refuses it before it is published. What was
 published is read back beside its source before Dagster hears of it, so a partition that Dagster calls materialized is
@@ -79,7 +79,7 @@ def run_check_results(names: CatalogNames, policy: CheckPolicy, outcome: Outcome
     yield dg.AssetCheckResult(
         asset_key=names.embeddings,
         check_name=names.run_check.name,
-        passed=not outcome.failures,
+        passed=not outcome.failures and outcome.ended_by is None,
         severity=_SEVERITIES[policy.severity(RUN_CHECK)],
         metadata=_run_check_metadata(outcome),
     )
@@ -122,5 +122,5 @@ def _run_check_metadata(outcome: Outcome) -> dict[str, Any]:
         figures["partitions_gone"] = len(outcome.gone)
     return figures | {
         "partitions_failed": dg.MetadataValue.json(failed),
-        "failed": table_of_failures(outcome.failures),
+        "failed": table_of_failures(outcome.failures, outcome.ended_by),
     }

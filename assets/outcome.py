@@ -23,7 +23,7 @@ class Outcome:
         findings: what the engine's events showed beside that.
         published: catalog keys of what any attempt has published.
         fresh: catalog keys of what any attempt found up to date.
-        ended_by: the error that ended the run before it came to its end.
+        ended_by: the error that ended the run before its time, where no attempt follows.
     """
 
     report: RunReport = field(default_factory=RunReport)
@@ -85,9 +85,8 @@ class Outcome:
         """What an attempt before said of a partition is out of date."""
         self._untried.pop(key, None)
 
-    def end_by(self, error: Exception) -> None:
+    def give_up(self) -> None:
         """An error has ended the attempt: what it had still to try is as the one before left it."""
-        self.ended_by = error
         self.failures += self._untried.values()
         self._untried.clear()
 
