@@ -86,7 +86,14 @@ class Outcome:
         self._untried.pop(key, None)
 
     def give_up(self) -> None:
-        """An error has ended the attempt: what it had still to try is as the one before left it."""
+        """An error has ended the attempt: what it had still to try is as the one before left it.
+
+        The engine may have found failures that nobody has heard of any more.
+        """
+        known = {failure.key for failure in self.failures}
+        for failure in self.report.partitions_failed:
+            if failure.key not in known:
+                self.fail(failure)
         self.failures += self._untried.values()
         self._untried.clear()
 

@@ -273,8 +273,9 @@ def test_what_an_attempt_said_of_partitions_stands_until_another_one_has_tried_t
     third.begin({"bad": listed("bad", "v1"), "mended": listed("mended", "v2"), "read": listed("read", "v1")})
     assert [failure.key for failure in third.failures] == ["bad"], "bad data is read once"
     third.tried("read")
+    third.report.partitions_failed += [Failure("bad", "null"), Failure("unheard", "null")]
     third.give_up()
-    assert [failure.key for failure in third.failures] == ["bad", "unread"]
+    assert [failure.key for failure in third.failures] == ["bad", "unheard", "unread"]
     fourth = Outcome.after(third, policy)
     fourth.begin({"mended": listed("mended", "v2")})
     assert fourth.failures == []
