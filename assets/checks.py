@@ -1,4 +1,4 @@
-"""The checks that end every run and cover what the run did.
+"""The checks that end every run, whatever ended it but an interruption, and cover what the run did.
 
 A vector that cannot be right never gets as far as a file: the engine refuses it before it is published. What was
 published is read back beside its source before Dagster hears of it, so a partition that Dagster calls materialized is
@@ -15,7 +15,7 @@ import dagster as dg
 
 from surge_dagster.assets.failures import failure_table, table_of_failures
 from surge_dagster.assets.names import CatalogNames
-from surge_dagster.assets.refresh import Outcome
+from surge_dagster.assets.outcome import Outcome
 from surge_dagster.assets.run_findings import Listed
 from surge_dagster.check_policy import RUN_CHECK, CheckName, CheckPolicy
 
@@ -79,7 +79,7 @@ def run_check_results(names: CatalogNames, policy: CheckPolicy, outcome: Outcome
     yield dg.AssetCheckResult(
         asset_key=names.embeddings,
         check_name=names.run_check.name,
-        passed=not outcome.failures,
+        passed=not outcome.failures and outcome.ended_by is None,
         severity=_SEVERITIES[policy.severity(RUN_CHECK)],
         metadata=_run_check_metadata(outcome),
     )
@@ -114,12 +114,13 @@ def evaluation_of(names: CatalogNames, result: dg.AssetCheckResult) -> dg.AssetC
 def _run_check_metadata(outcome: Outcome) -> dict[str, Any]:
     """The run's figures, under the names of `embed --json`, and the table of what failed."""
     figures = {
-        name: round(value, 4) if isinstance(value, float) else value for name, value in outcome.report.as_dict().items()
+        name: round(value, 4) if isinstance(value, float) else value
+        for name, value in outcome.figures.as_dict().items()
     }
     failed = [{"key": failure.key, "reason": failure.reason} for failure in outcome.failures]
     if outcome.gone:
         figures["partitions_gone"] = len(outcome.gone)
     return figures | {
         "partitions_failed": dg.MetadataValue.json(failed),
-        "failed": table_of_failures(outcome.failures),
+        "failed": table_of_failures(outcome.failures, outcome.ended_by),
     }

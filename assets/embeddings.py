@@ -9,6 +9,7 @@ Dagster reads the annotations of ops while it makes them, so they must not be st
 
 import random
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import dagster as dg
@@ -20,12 +21,13 @@ from surge_dagster.assets.heartbeats import signed
 from surge_dagster.assets.launch import LaunchConfig
 from surge_dagster.assets.lineage import CODE_VERSION
 from surge_dagster.assets.names import CatalogNames
+from surge_dagster.assets.outcome import Outcome
 from surge_dagster.assets.pool_limit import POOL
-from surge_dagster.assets.refresh import Outcome, Refresh
+from surge_dagster.assets.refresh import Refresh
 from surge_dagster.assets.run_retries import RUN_TAGS
 from surge_dagster.check_policy import CheckPolicy
 from surge_dagster.engine.encoder.spec import FileFormat
-from surge_dagster.engine.errors import ConfigError, EncoderError, TransientError
+from surge_dagster.engine.errors import EncoderError, SurgeError, TransientError
 from surge_dagster.engine.waiting import rest
 
 _RETRIES = 2
@@ -127,50 +129,64 @@ class _Attempts:
     def make(self, context: dg.OpExecutionContext, config: LaunchConfig, chosen: Iterable[str] | None) -> Outcome:
         """One attempt at a run; decides what Dagster retries: crashes and what is transient, no bad data or settings.
 
-        What failed for good is told before it returns.
+        What failed for good is told before it returns. Where an error ends the run, its checks are told here too. One
+        that is interrupted has to end soon, and tells nothing.
 
         A retry policy on the op would also retry a run that was terminated, since Dagster applies it to interrupts.
         """
         with signed(context):
-            outcome = self._make(context, config, chosen)
+            outcome = Outcome.after(self.before.pop(context.run_id, None), self.policy)
+            try:
+                self._refresh(context, config, chosen, outcome)
+            except Exception as error:
+                outcome.give_up()
+                if isinstance(error, EncoderError | TransientError):
+                    context.log.error(str(error))
+                    if _may_retry(context):
+                        raise self._retry(context, outcome) from error
+                outcome.ended_by = error
+                self._tell_of_end(context, outcome)
+                if isinstance(error, SurgeError):
+                    raise failure_of(self.names, outcome) from error
+                raise
+            if any(failure.transient for failure in outcome.failures) and _may_retry(context):
+                raise self._retry(context, outcome)
             tell_of_failures(self.names, context, outcome)
             return outcome
 
-    def _make(self, context: dg.OpExecutionContext, config: LaunchConfig, chosen: Iterable[str] | None) -> Outcome:
+    def _refresh(
+        self, context: dg.OpExecutionContext, config: LaunchConfig, chosen: Iterable[str] | None, outcome: Outcome
+    ) -> None:
         resources = self.names.resources(context.resources)
-        before = self.before.pop(context.run_id, None)
-        outcome = Outcome()
-        try:
-            named = config.named_keys()
-            work = Refresh(
-                self.names,
-                context,
-                config,
-                resources.catalog,
-                resources.encoder,
-                resources.output,
-                self.policy,
-                before,
-            )
-            outcome = work.outcome
-            work.run(named if named is not None else chosen)
-        except ConfigError as error:
-            tell_of_failures(self.names, context, outcome if outcome.failures else before or outcome)
-            raise dg.Failure(str(error), allow_retries=False) from error
-        except (EncoderError, TransientError) as error:
-            context.log.error(str(error))
-            raise self._retry(context, outcome) from error
-        if any(failure.transient for failure in outcome.failures) and context.retry_number < _RETRIES:
-            raise self._retry(context, outcome)
-        return outcome
+        named = config.named_keys()
+        work = Refresh(self.names, context, config, resources.catalog, resources.encoder, resources.output, outcome)
+        work.run(named if named is not None else chosen)
+
+    def _tell_of_end(self, context: dg.OpExecutionContext, outcome: Outcome) -> None:
+        """Tell of a run that an error ended; what cannot be told must not take the error's place."""
+        with _logged(context, "the checks of this run"):
+            for result in run_check_results(self.names, self.policy, outcome):
+                context.log_event(evaluation_of(self.names, result))  # pyright: ignore[reportArgumentType]
+        with _logged(context, "the partitions that failed"):
+            tell_of_failures(self.names, context, outcome)
 
     def _retry(self, context: dg.OpExecutionContext, outcome: Outcome) -> dg.RetryRequested:
-        """What has Dagster make another attempt after a wait; where none is left, its failures are told."""
-        if context.retry_number >= _RETRIES:
-            tell_of_failures(self.names, context, outcome)
-        else:
-            self.before[context.run_id] = outcome
-            # Spread, so that runs that one fault has ended do not all come back at the same moment. It waits here and
-            # not in Dagster, which hears of a person's "Terminate" only afterwards.
-            rest(_RETRY_SECONDS * 2**context.retry_number * random.uniform(0.5, 1.5))
+        """What has Dagster make another attempt, after a wait."""
+        self.before[context.run_id] = outcome
+        # Spread, so that runs that one fault has ended do not all come back at the same moment. It waits here and
+        # not in Dagster, which hears of a person's "Terminate" only afterwards.
+        rest(_RETRY_SECONDS * 2**context.retry_number * random.uniform(0.5, 1.5))
         return dg.RetryRequested(max_retries=_RETRIES)
+
+
+def _may_retry(context: dg.OpExecutionContext) -> bool:
+    """Whether another attempt would follow; a run's config can turn that off."""
+    return context.retry_number < _RETRIES and not context.get_step_execution_context().retry_mode.disabled
+
+
+@contextmanager
+def _logged(context: dg.OpExecutionContext, what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        context.log.error(f"{what} could not be recorded: {type(error).__name__}: {error}")

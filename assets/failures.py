@@ -7,18 +7,20 @@ from collections.abc import Sequence
 import dagster as dg
 
 from surge_dagster.assets.names import CatalogNames
+from surge_dagster.assets.outcome import Outcome
 from surge_dagster.assets.partition_keys import to_partition_key
 from surge_dagster.assets.planned import plan
-from surge_dagster.assets.refresh import Outcome
 from surge_dagster.assets.refusals import tell_of_refusals
 from surge_dagster.engine.catalog import Partition
-from surge_dagster.engine.errors import SurgeError
+from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.telemetry import Failure
 
 _TABLE_ROWS = 200
 _NAMED = 20
 _TRY_AGAIN = "Run again."
 _MEND = "Mend what the reason names, then launch this partition again."
+_MEND_RUN = "Mend what the reason names, then run again."
+_LOOK = "Look at the run's error, then run again."
 
 
 def failure_table(rows: Sequence[tuple[str, str]], count: int | None = None) -> dg.MarkdownMetadataValue:
@@ -30,25 +32,34 @@ def failure_table(rows: Sequence[tuple[str, str]], count: int | None = None) -> 
     return _table(("partition", "reason"), rows, len(rows) if count is None else count)
 
 
-def table_of_failures(failures: Sequence[Failure]) -> dg.MarkdownMetadataValue:
-    """A table of partitions that failed: which, why, and what to do."""
-    rows = [
+def table_of_failures(failures: Sequence[Failure], ended_by: Exception | None = None) -> dg.MarkdownMetadataValue:
+    """A table of partitions that failed: which, why, and what to do.
+
+    Args:
+        ended_by: the error that ended the run; it has a row of its own, the first one.
+    """
+    rows = [] if ended_by is None else [("(the whole run)", _told(ended_by), _remedy(ended_by))]
+    rows += [
         (failure.key, _reason(failure), failure.remedy or (_TRY_AGAIN if failure.transient else _MEND))
         for failure in failures[:_TABLE_ROWS]
     ]
-    return _table(("partition", "reason", "what to do"), rows, len(failures))
+    return _table(("partition", "reason", "what to do"), rows, len(failures) + (ended_by is not None))
 
 
 def failure_of(names: CatalogNames, outcome: Outcome) -> dg.Failure:
-    """What a run with refused partitions ends with; nothing that went wrong in the data gets better by trying again."""
-    count = len(outcome.failures)
+    """What a run ends with that did not do all it was to do, where another attempt would not do it either."""
+    count, error = len(outcome.failures), outcome.ended_by
     named = [failure.reason for failure in outcome.failures[:_NAMED]]
     if count > _NAMED:
         named.append(f"… and {count - _NAMED:,} more, listed in the check {names.run_check.name}")
+    failed = f"{count:,} partition{'' if count == 1 else 's'}"
+    if error is None:
+        told = f"{failed} failed; the others are published and will not be encoded again."
+    else:
+        told = f"{_told(error)}\n{failed} had failed by then:" if count else _told(error)
     return dg.Failure(
-        f"{count:,} partition{'' if count == 1 else 's'} failed; "
-        "the others are published and will not be encoded again.\n" + "\n".join(named),
-        metadata={"failed": table_of_failures(outcome.failures)},
+        "\n".join((told, *named)),
+        metadata={"failed": table_of_failures(outcome.failures, error)},
         allow_retries=False,
     )
 
@@ -104,6 +115,21 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], count: int) -> 
 def _cell(text: str) -> str:
     """Text that cannot end its cell of a markdown table."""
     return text.replace("|", "\\|").replace("`", "'").replace("\n", " ")
+
+
+def _told(error: Exception) -> str:
+    """An error's text; of one that is not ours, with its kind, without which it often says little."""
+    return str(error) if isinstance(error, SurgeError) else f"{type(error).__name__}: {error}"
+
+
+def _remedy(error: Exception) -> str:
+    match error:
+        case ConfigError():
+            return _MEND_RUN
+        case SurgeError():
+            return _TRY_AGAIN
+        case _:
+            return _LOOK
 
 
 def _reason(failure: Failure) -> str:

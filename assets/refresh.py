@@ -9,9 +9,8 @@ closed when it is collected, and its threads with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import closing
-from dataclasses import dataclass, field
 from functools import partial
 
 import dagster as dg
@@ -22,6 +21,7 @@ from surge_dagster.assets.event_writer import EventWriter
 from surge_dagster.assets.launch import LaunchConfig
 from surge_dagster.assets.lineage import read_catalogued
 from surge_dagster.assets.names import CatalogNames
+from surge_dagster.assets.outcome import Outcome
 from surge_dagster.assets.outputs import known_space, published, refuse_to_begin
 from surge_dagster.assets.partition_events import PartitionEvent
 from surge_dagster.assets.partition_keys import (
@@ -32,11 +32,9 @@ from surge_dagster.assets.partition_keys import (
 )
 from surge_dagster.assets.planned import PlansAgain
 from surge_dagster.assets.read_back import Found, ReadBack, unanswered
-from surge_dagster.assets.run_findings import RunFindings
 from surge_dagster.assets.selection import catalog_keys, named
 from surge_dagster.assets.source_partitions import in_chunks, observation
-from surge_dagster.assets.survey import FAILURES_LOGGED, Survey
-from surge_dagster.check_policy import CheckPolicy
+from surge_dagster.assets.survey import FAILURES_LOGGED, Survey, Surveyed
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import Space
@@ -45,51 +43,11 @@ from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.left_overs import sweep_left_overs
 from surge_dagster.engine.output.spaces import require_format
 from surge_dagster.engine.run import EmbeddingRun
-from surge_dagster.engine.telemetry import Failure, Receipt, RunReport, SuperBatchReport
+from surge_dagster.engine.telemetry import Failure, Receipt, SuperBatchReport
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
 
 # Of the grace time, for publishing. The events of that are stored meanwhile; the rest of the time is for the last ones.
 _PUBLISH_SHARE = 0.75
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What became of a run.
-
-    Attributes:
-        report: the engine's figures.
-        partitions: those the run was about, by catalog key.
-        failures: what was refused or could not be published.
-        strangers: those of the failures that are about a partition of Dagster's alone, by its key there.
-        gone: catalog keys that an unattended run was asked for and that have left the catalog since, without a file.
-        findings: what the engine's events showed beside that.
-    """
-
-    report: RunReport = field(default_factory=RunReport)
-    partitions: dict[str, Partition] = field(default_factory=dict)
-    failures: list[Failure] = field(default_factory=list)
-    strangers: set[Failure] = field(default_factory=set)
-    gone: list[str] = field(default_factory=list)
-    findings: RunFindings = field(default_factory=RunFindings)
-
-    @property
-    def refused(self) -> list[Failure]:
-        """Failures that are about the content of a partition of the catalog, so that it has to change."""
-        about_content = (failure for failure in self.failures if failure.in_source and not failure.transient)
-        return [failure for failure in about_content if failure.key in self.partitions]
-
-    def still_refused(self, partitions: Mapping[str, Partition]) -> dict[str, Failure]:
-        """What was refused and is as it was, by key: bad data is read once.
-
-        Args:
-            partitions: as they are listed now, by key.
-        """
-        return {
-            failure.key: failure
-            for failure in self.refused
-            if failure.key in partitions
-            and partitions[failure.key].source_version == self.partitions[failure.key].source_version
-        }
 
 
 class Refresh:
@@ -100,8 +58,7 @@ class Refresh:
         context: of the op whose events they are.
         config: what the run was told at its launch.
         catalog, encoder, output: the resources.
-        policy: of the checks that end the run.
-        before: what became of the attempt before this one, whose refusals stand and whose findings are added to.
+        outcome: of this attempt, which is filled while it goes on.
     """
 
     def __init__(
@@ -112,8 +69,7 @@ class Refresh:
         catalog: CatalogSource,
         encoder: Encoder,
         output: OutputStore,
-        policy: CheckPolicy,
-        before: Outcome | None = None,
+        outcome: Outcome,
     ) -> None:
         self._names = names
         self._context = context
@@ -134,8 +90,7 @@ class Refresh:
             stopped_at=lambda: self._engine.stopped_at if self._engine else None,
             before=PlansAgain(names, context).before,
         )
-        self._before = before or Outcome()
-        self.outcome = Outcome(findings=RunFindings(policy, before.findings if before else None))
+        self.outcome = outcome
 
     def run(self, partition_keys: Iterable[str] | None) -> None:
         """Embed what is missing or stale and tell Dagster about it; `outcome` says what became of it.
@@ -151,13 +106,18 @@ class Refresh:
         chosen = self._select(partition_keys)
         self._register(chosen)
         with self._events:
-            self._bring_up_to_date(chosen)
+            try:
+                self._bring_up_to_date(chosen)
+            finally:
+                if self._engine is not None:
+                    self.outcome.published |= self._engine.published
 
     def _bring_up_to_date(self, chosen: dict[str, Partition]) -> None:
-        refused = self._before.still_refused(chosen)
-        self.outcome.failures += refused.values()
+        refused = {failure.key for failure in self.outcome.failures}
         candidates = [partition for partition in chosen.values() if partition.key not in refused]
         space = self._known_space()
+        if space is not None:
+            self._tell_space(space)
         surveyed = self._survey.look(candidates, space)
         if surveyed.todo or space is None:
             with self._encoder.start() as pool:
@@ -165,19 +125,27 @@ class Refresh:
                 if space and pool.space.spec_sha256 != space.spec_sha256:
                     # The model behind the name has changed: another space.
                     surveyed = self._survey.look(candidates, None)
+                self._take(surveyed)
                 space, fresh = self._embed(pool, surveyed.todo)
                 fresh += surveyed.fresh
         else:
             sweep_left_overs(self._store)
+            self._take(surveyed)
             fresh = surveyed.fresh
-        for failure in surveyed.unreadable:
-            self._fail(failure)
-        self.outcome.report.space = space.name
-        self.outcome.report.dimension = space.dimension
+        self._tell_space(space)
         fresh += self._keep_gone(space)
         self._fail_strangers()
-        self.outcome.report.partitions_skipped = len(fresh)
         self._tell_of_fresh(fresh, space)
+
+    def _tell_space(self, space: Space) -> None:
+        self.outcome.report.space = space.name
+        self.outcome.report.dimension = space.dimension
+
+    def _take(self, surveyed: Surveyed) -> None:
+        """Enter what needs no encoding, so that it is told whatever ends the run."""
+        self.outcome.fresh |= {receipt.key for receipt in surveyed.fresh}
+        for failure in surveyed.unreadable:
+            self._fail(failure)
 
     def _select(self, partition_keys: Iterable[str] | None) -> dict[str, Partition]:
         catalog = self._catalog.open()
@@ -195,7 +163,7 @@ class Refresh:
                 else:  # a person may add any text to Dagster's partitions
                     self._strangers.append(partition_key)
         chosen = {key: partition for key, partition in listed.items() if key in wanted}
-        self.outcome.partitions = chosen
+        self.outcome.begin(chosen)
         self._gone = [key for key in wanted if key not in chosen]
         return chosen
 
@@ -249,15 +217,16 @@ class Refresh:
             try:
                 receipt = published(outputs, key)
             except TransientError as error:
-                self.outcome.failures.append(unanswered(key, error))
+                self.outcome.fail(unanswered(key, error))
                 continue
             if receipt:
+                self.outcome.fresh.add(key)
                 kept.append(receipt)
             elif self._config.unattended:
                 self.outcome.gone.append(key)
             else:
                 reason = f"partition {key!r} is not in the catalog any more. {remedy}"
-                self.outcome.failures.append(Failure(key, reason, remedy=remedy))
+                self.outcome.fail(Failure(key, reason, remedy=remedy))
         if gone := self.outcome.gone:
             self._context.log.warning(
                 f"{len(gone):,} partitions have left the catalog since this run was asked for them, and are passed "
@@ -270,7 +239,7 @@ class Refresh:
         for key in self._strangers:
             reason = f"partition {key!r} was added to Dagster and is not how a key of the catalog is written. {remedy}"
             self.outcome.strangers.add(failure := Failure(key, reason, remedy=remedy, in_source=False))
-            self.outcome.failures.append(failure)
+            self.outcome.fail(failure)
 
     def _embed(self, pool: EncoderPool, todo: list[Partition]) -> tuple[Space, list[Receipt]]:
         """Run the engine over `todo`; gives the space, and receipts of what turned out to be fresh after all."""
@@ -306,6 +275,7 @@ class Refresh:
                     case Failure():
                         self._fail(event)
                     case Receipt(action="fresh"):
+                        self.outcome.fresh.add(event.key)
                         fresh.append(event)
                     case Receipt():
                         encoded_in = [] if event.superbatch is None else superbatch_events.get(event.superbatch, [])
@@ -319,6 +289,7 @@ class Refresh:
 
         def tell(found: Found) -> None:
             if found is None:
+                self.outcome.tried(receipt.key)
                 self._observe(receipt.key)
                 self._events.log_after(make)
             else:
@@ -333,7 +304,7 @@ class Refresh:
 
     def _fail(self, failure: Failure) -> None:
         self._observe(failure.key)  # the sensor leaves alone what has failed since it was observed
-        self.outcome.failures.append(failure)
+        self.outcome.fail(failure)
         if len(self.outcome.failures) <= FAILURES_LOGGED:
             self._context.log.error(failure.reason)
 
@@ -348,6 +319,8 @@ class Refresh:
             for receipt in fresh:
                 known = self._survey.is_on_record(receipt, self.outcome.partitions.get(receipt.key))
                 self._observe(receipt.key)
+                if known or receipt.key in self._survey.sound:
+                    self.outcome.tried(receipt.key)
                 if known and not self._backfill:
                     continue
                 make = partial(self._materialization, receipt, [], reused=known, adopted=not known)

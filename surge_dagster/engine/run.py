@@ -82,6 +82,10 @@ class EmbeddingRun:
         grace_seconds: how long a run that is stopped may take to publish what is encoded.
         publish_threads: pieces serialized and published at a time; None is four per worker, at least eight.
 
+    Attributes:
+        report: the figures, live.
+        published: keys of the partitions that were published, those too that nobody has taken the receipt of.
+
     Raises:
         ConfigError: the thresholds or the limit cannot work, or the output cannot be used.
     """
@@ -126,6 +130,7 @@ class EmbeddingRun:
             b_max=self.bounds.b_max,
             workers=len(pool.worker_pids),
         )
+        self.published: set[str] = set()
         self._partitions = partitions
         # Set when nothing is waited for any more: the store is down, or the grace time over, at the latest.
         self._over = threading.Event()
@@ -450,6 +455,7 @@ class EmbeddingRun:
         elif isinstance(event, Receipt) and event.action == "fresh":
             report.partitions_skipped += 1
         elif isinstance(event, Receipt):
+            self.published.add(event.key)
             report.partitions_written += 1
             report.texts_reused += event.texts_reused
             report.partitions_republished += event.action == "republished"

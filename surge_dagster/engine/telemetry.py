@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import os
 import threading
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -236,6 +236,35 @@ class RunReport:
         ):
             setattr(self, name, getattr(self, name) + getattr(figures, name))
 
+    def after(self, before: RunReport) -> RunReport:
+        """The figures of a run that began again: counts and seconds are sums, the ratios follow, peaks are the highest.
+
+        The encoder, its workers, B_min and B_max are those of the last attempt that had an encoder. Partitions are this
+        attempt's, since the same ones may be in both.
+        """
+        last = self if self.device else before
+        sums: dict[str, Any] = {name: getattr(before, name) + getattr(self, name) for name in _ADDED_UP}
+        peaks: dict[str, Any] = {name: max(getattr(before, name), getattr(self, name)) for name in _PEAKS}
+        first_output = before.time_to_first_output_seconds
+        causes = sorted({*before.storage_retries, *self.storage_retries})
+        return replace(
+            self,
+            **sums,
+            **peaks,
+            space=self.space or before.space,
+            dimension=self.dimension or before.dimension,
+            device=last.device,
+            precision=last.precision,
+            workers=last.workers,
+            b_min=last.b_min,
+            b_max=last.b_max,
+            encoder_notes=list(dict.fromkeys(before.encoder_notes + self.encoder_notes)),
+            time_to_first_output_seconds=self.time_to_first_output_seconds if first_output is None else first_output,
+            storage_retries={
+                cause: before.storage_retries.get(cause, 0) + self.storage_retries.get(cause, 0) for cause in causes
+            },
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """The report as one JSON-ready document."""
         document = asdict(self) | {name: getattr(self, name) for name in _RATIOS}
@@ -245,6 +274,27 @@ class RunReport:
         return document
 
 
+_ADDED_UP = (
+    "pool_start_seconds",
+    "partitions_republished",
+    "texts_encoded",
+    "texts_reused",
+    "tokens",
+    "padded_tokens",
+    "truncated",
+    "superbatches",
+    "wall_seconds",
+    "encode_seconds",
+    "tokenize_seconds",
+    "forward_seconds",
+    "copy_seconds",
+    "replays",
+    "serialize_seconds",
+    "upload_seconds",
+    "publish_seconds",
+    "exposed_io_seconds",
+)
+_PEAKS = ("max_in_flight_texts", "peak_resident_bytes", "peak_rss_bytes")
 _RATIOS = (
     "texts_per_second",
     "overlap_ratio",

@@ -193,7 +193,9 @@ def test_what_the_checks_of_a_run_found_survives_its_next_attempt(
     monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
     ran = embedded.refresh()
     assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
-    assert ran.figures()["texts_encoded"] == (4 if again == "encoded" else 0)
+    figures = ran.figures()
+    assert figures["texts_encoded"] == 41 + 4 + (4 if again == "encoded" else 0)
+    assert (figures["partitions_written"], figures["partitions_skipped"]) == (2, 2), "b and d were not fresh"
     drifted = ran.checks()["vectors_have_not_drifted"]
     assert not drifted.passed and "| `b` |" in str(drifted.metadata["failed"].value)
     truncated = ran.checks()["few_texts_are_truncated"]

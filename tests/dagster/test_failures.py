@@ -10,16 +10,22 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.execution.context.system import IPlanContext
+from dagster._core.execution.retries import RetryMode
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
 
 from surge_dagster.assets import embeddings, heartbeats, read_back
 from surge_dagster.assets.failures import table_of_failures
+from surge_dagster.assets.outcome import Outcome
+from surge_dagster.check_policy import CheckPolicy
 from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.spec import Space
-from surge_dagster.engine.errors import StoreUnavailable
+from surge_dagster.engine.errors import ConfigError, EncoderError, StoreUnavailable
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.sources.parquet import ParquetCatalog
 from surge_dagster.engine.telemetry import Failure
+from surge_dagster.resources import Encoder
 from tests.dagster.conftest import NAMES, Workbench, requested
 
 NULL_TEXT = [("x", "fine"), ("y", None)]
@@ -185,7 +191,9 @@ def test_a_source_that_changes_while_it_is_read_is_tried_again_and_nothing_else_
     monkeypatch.setattr(ParquetCatalog, "__iter__", replaced_after_the_first_listing)
     ran = bench.refresh(force=force)
     assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
-    assert ran.figures()["texts_encoded"] == 6, "of the second attempt"
+    figures = ran.figures()
+    assert (figures["texts_encoded"], figures["superbatches"]) == (3 + 6, 2), "of both attempts"
+    assert (figures["partitions_written"], figures["partitions_skipped"]) == (2, 0), "the run wrote both"
     assert ran.materialized()["moving"].metadata["rows"].value == 6
     assert ran.materialized()["moving"].metadata["source_version"].value == "v2"
 
@@ -209,6 +217,85 @@ def test_between_two_attempts_a_run_can_be_terminated_and_is_known_to_live(
     ran = bench.refresh()
     assert not ran.success and len(waited) == 2
     assert ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1, "no attempt after that"
+
+
+@pytest.mark.parametrize(
+    ("launched", "error", "told"),
+    [
+        ("a job", EncoderError("the pool failed"), "the pool failed | Run again."),
+        ("a job that retries nothing", EncoderError("the pool failed"), "the pool failed | Run again."),
+        ("the asset", EncoderError("the pool failed"), "the pool failed | Run again."),
+        ("the asset", RuntimeError("odd"), "RuntimeError: odd | Look at the run's error, then run again."),
+        ("a job", ConfigError("no such model"), "no such model | Mend what the reason names, then run again."),
+        ("the asset", KeyboardInterrupt(), None),
+    ],
+)
+def test_a_run_that_an_error_ends_has_its_check_and_one_that_is_interrupted_has_none(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, launched: str, error: BaseException, told: str | None
+) -> None:
+    def fail(_: Encoder) -> None:
+        raise error
+
+    bench.write("a")
+    bench.instance.add_dynamic_partitions(NAMES.partitions_name, ["a"])
+    monkeypatch.setattr(embeddings, "_RETRY_SECONDS", 0)
+    monkeypatch.setattr(Encoder, "start", fail)
+    if launched == "a job that retries nothing":  # by its run config, which a run in this process does not heed
+        monkeypatch.setattr(IPlanContext, "retry_mode", RetryMode.DISABLED)
+    ran = bench.embed("a", "a") if launched == "the asset" else bench.refresh()
+    assert not ran.success and not ran.materialized()
+    if told is None:
+        assert ran.checks() == {}
+        return
+    retried = isinstance(error, EncoderError) and launched != "a job that retries nothing"
+    assert ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == (2 if retried else 0)
+    assert str(error) in ran.failure()
+    assert ran.count(dg.DagsterEventType.ASSET_CHECK_EVALUATION) == len(ran.checks()) == 3, "of the last attempt alone"
+    figures = ran.figures()
+    assert (figures["texts_encoded"], figures["partitions_written"], figures["partitions_failed"]) == (0, 0, [])
+    assert f"| `(the whole run)` | {told} |" in str(figures["failed"])
+    latest = bench.instance.event_log_storage.get_latest_asset_check_execution_by_key([NAMES.run_check])
+    assert latest[NAMES.run_check].status == AssetCheckExecutionRecordStatus.FAILED
+
+
+def test_a_check_that_cannot_be_made_does_not_hide_what_ended_the_run(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unmakeable(*_: object) -> None:
+        raise OSError("the event log is full")
+
+    monkeypatch.setattr(embeddings, "run_check_results", unmakeable)
+    ran = bench.refresh()
+    assert not ran.success and "no catalog at" in ran.failure()
+    said = [entry.user_message for entry in bench.instance.all_logs(ran.run_id)]
+    assert any("could not be recorded: OSError: the event log is full" in message for message in said)
+
+
+def listed(key: str, version: str) -> Partition:
+    return Partition(key, version, lambda: iter(()), lambda: version)
+
+
+def test_what_an_attempt_said_of_partitions_stands_until_another_one_has_tried_them() -> None:
+    policy = CheckPolicy()
+    first = Outcome.after(None, policy)
+    first.begin({key: listed(key, "v1") for key in ("bad", "mended", "away", "read", "unread")})
+    for key in ("bad", "mended", "away"):
+        first.fail(Failure(key, "null"))
+    for key in ("read", "unread"):
+        first.fail(Failure(key, "the disk failed", transient=True))
+    died_early = Outcome.after(first, policy)
+    died_early.give_up()
+    assert died_early.failures == first.failures
+    third = Outcome.after(died_early, policy)
+    third.begin({"bad": listed("bad", "v1"), "mended": listed("mended", "v2"), "read": listed("read", "v1")})
+    assert [failure.key for failure in third.failures] == ["bad"], "bad data is read once"
+    third.tried("read")
+    third.report.partitions_failed += [Failure("bad", "null"), Failure("unheard", "null")]
+    third.give_up()
+    assert [failure.key for failure in third.failures] == ["bad", "unheard", "unread"]
+    fourth = Outcome.after(third, policy)
+    fourth.begin({"mended": listed("mended", "v2")})
+    assert fourth.failures == []
 
 
 def test_every_failure_is_told_with_what_to_do() -> None:
@@ -293,7 +380,8 @@ def test_a_file_that_is_damaged_once_is_encoded_again_by_the_same_run(
     damage_when_published(bench, monkeypatch, "a", times=1)
     ran = bench.refresh()
     assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
-    assert ran.materialized()["a"].metadata["action"].value == "encoded" and ran.figures()["texts_encoded"] == 50
+    assert ran.materialized()["a"].metadata["action"].value == "encoded"
+    assert (ran.figures()["texts_encoded"], ran.figures()["partitions_written"]) == (100, 1)
 
 
 def test_a_file_on_record_that_was_replaced_by_a_damaged_one_is_encoded_again_by_whichever_run_is_asked(

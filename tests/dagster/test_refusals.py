@@ -13,13 +13,14 @@ import pytest
 
 from surge_dagster.assets import embeddings, read_back
 from surge_dagster.assets.partition_keys import to_partition_key
+from surge_dagster.automation.alert_sensors import _failed_partitions
 from surge_dagster.engine.catalog import Partition, RowBatch, encode_key
 from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import StoreUnavailable
 from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.sources.parquet import ParquetCatalog
 from surge_dagster.engine.telemetry import Failure
-from tests.dagster.conftest import Workbench, requested
+from tests.dagster.conftest import NAMES, Workbench, requested
 from tests.dagster.test_failures import NULL_TEXT, shown
 from tests.small_catalogs import rewrite
 
@@ -105,7 +106,13 @@ def test_what_was_refused_is_told_also_by_a_run_that_ends_by_something_else(
         patch.setattr(read_back, "file_failure", down)
         ran = bench.refresh()
     assert not ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 2
+    assert ran.failure().splitlines()[:2] == ["the store is down", "1 partition had failed by then:"]
     assert shown(bench)[1] == {"bad"}
+    figures = ran.figures()
+    assert (figures["texts_encoded"], figures["partitions_written"], figures["partitions_skipped"]) == (3, 1, 0)
+    assert _failed_partitions(NAMES, bench.instance, ran.run_id) == (("bad",), 1)
+    whole, bad = str(figures["failed"]).splitlines()[2:]
+    assert whole == "| `(the whole run)` | the store is down | Run again. |" and bad.startswith("| `bad` | row 1")
     found = bench.tick()
     assert requested(found) == [] and "1 refused as they are" in (found.skip_message or "")
 
@@ -126,6 +133,8 @@ def test_what_was_refused_is_told_also_when_the_next_attempt_finds_no_catalog(
         ran = bench.refresh()
     assert not ran.success and "no catalog at" in ran.failure()
     assert shown(bench)[1] == {"bad", "good"}
+    assert _failed_partitions(NAMES, bench.instance, ran.run_id) == (("bad", "good"), 2)
+    assert ran.figures()["texts_encoded"] == 3, "of the first attempt"
     (bench.root / "away").rename(bench.catalog)
     assert "1 refused as they are" in (bench.tick().skip_message or "")
 
