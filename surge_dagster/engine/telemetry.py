@@ -222,18 +222,7 @@ class RunReport:
         """Add one SuperBatch to the sums."""
         self.superbatches += 1
         self.texts_encoded += figures.texts
-        for name in (
-            "tokens",
-            "padded_tokens",
-            "encode_seconds",
-            "tokenize_seconds",
-            "forward_seconds",
-            "copy_seconds",
-            "replays",
-            "serialize_seconds",
-            "upload_seconds",
-            "publish_seconds",
-        ):
+        for name in _OF_SUPERBATCHES:
             setattr(self, name, getattr(self, name) + getattr(figures, name))
 
     def after(self, before: RunReport) -> RunReport:
@@ -274,16 +263,9 @@ class RunReport:
         return document
 
 
-_ADDED_UP = (
-    "pool_start_seconds",
-    "partitions_republished",
-    "texts_encoded",
-    "texts_reused",
+_OF_SUPERBATCHES = (
     "tokens",
     "padded_tokens",
-    "truncated",
-    "superbatches",
-    "wall_seconds",
     "encode_seconds",
     "tokenize_seconds",
     "forward_seconds",
@@ -292,6 +274,16 @@ _ADDED_UP = (
     "serialize_seconds",
     "upload_seconds",
     "publish_seconds",
+)
+_ADDED_UP = (
+    *_OF_SUPERBATCHES,
+    "superbatches",
+    "texts_encoded",
+    "pool_start_seconds",
+    "partitions_republished",
+    "texts_reused",
+    "truncated",
+    "wall_seconds",
     "exposed_io_seconds",
 )
 _PEAKS = ("max_in_flight_texts", "peak_resident_bytes", "peak_rss_bytes")
