@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
 from urllib.parse import quote, unquote
@@ -56,11 +56,16 @@ def from_partition_key(partition_key: str) -> str:
         return partition_key
 
 
-def with_short_keys(partitions: Iterable[Partition]) -> Iterator[Partition]:
-    """Partitions of the catalog as Dagster gets to know them: reading one raises `DataError` if its key is too long."""
+def with_short_keys(partitions: Iterable[Partition], registered: Container[str]) -> Iterator[Partition]:
+    """Partitions of the catalog as Dagster gets to know them: reading one raises `DataError` if its key is too long.
+
+    Args:
+        registered: partition keys that Dagster has; its database had room for them, whatever their length.
+    """
     for partition in partitions:
-        size = len(to_partition_key(partition.key).encode())
-        if size <= MOST_BYTES:
+        partition_key = to_partition_key(partition.key)
+        size = len(partition_key.encode())
+        if size <= MOST_BYTES or partition_key in registered:
             yield partition
         else:
             name = encode_key(partition.key)

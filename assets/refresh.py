@@ -148,8 +148,8 @@ class Refresh:
             self._fail(failure)
 
     def _select(self, partition_keys: Iterable[str] | None) -> dict[str, Partition]:
-        catalog = self._catalog.open()
-        listed = {partition.key: partition for partition in with_short_keys(catalog)}
+        catalog, registered = self._catalog.open(), self._catalogued.registered
+        listed = {partition.key: partition for partition in with_short_keys(catalog, registered)}
         if partition_keys is None:
             wanted = dict.fromkeys(listed)
         elif self._config.is_typed:

@@ -63,7 +63,8 @@ def refresh_requests(
         with _set_after(_LOOK_SECONDS) as over:
             store = resources.output.open().until(over)
             space = known_space(names, store, resources.encoder.spec(), unattended=True)
-            partitions = with_short_keys(resources.catalog.open())
+            registered = set(instance.get_dynamic_partitions(names.partitions_name))
+            partitions = with_short_keys(resources.catalog.open(), registered)
             listed = {to_partition_key(partition.key): partition for partition in partitions}
             if not held.keys and sharding.shards == 1 and len(listed) <= sharding.most_each:
                 return [_whole(names, space, options)]  # however much there is to do: the outputs need not be looked at

@@ -105,13 +105,19 @@ def row_writer(instance: dg.DagsterInstance, run_id: str) -> AbstractContextMana
 def writers_turn(instance: dg.DagsterInstance) -> Iterator[None]:
     """For a few events that go through Dagster's own calls: no row writer is amid a batch, if its turn ends in time."""
     storage = instance.event_log_storage
-    with ExitStack() as turn:
-        if _is_postgres(storage):
-            try:
-                turn.enter_context(postgres_turn(storage))
-            except SQLAlchemyError as error:
-                log.warning("events are stored while another writer is amid a batch: %s", error)
+    turn = ExitStack()
+    if _is_postgres(storage):
+        try:
+            turn.enter_context(postgres_turn(storage))
+        except SQLAlchemyError as error:
+            log.warning("events are stored while another writer is amid a batch: %s", error)
+    try:
         yield
+    finally:
+        try:
+            turn.close()
+        except SQLAlchemyError as error:  # its connection was lost, and with it the turn; the events are stored
+            log.warning("a turn among writers of events ended early: %s", error)
 
 
 def _is_postgres(storage: object) -> TypeGuard[SqlEventLogStorage]:

@@ -50,10 +50,13 @@ _COPY_CHARACTERS = 1 << 20  # at a time
 _IDS = "SELECT nextval(pg_get_serial_sequence(%s, 'id')) FROM generate_series(1, %s)"
 _LOCK = int.from_bytes(b"surgelog")  # a number that nothing else in the database locks
 _LOCK_SECONDS = 10  # many turns of other writers; of a sensor's tick, which has a minute, the rest is needed too
+_TURN_SECONDS = 30  # many times what a batch takes; the server then ends the turn of a writer that is frozen
 # A server that crashes may lose the last events, as a run does that is killed before it has stored them.
 _BEGIN = f"""
 SET LOCAL synchronous_commit TO off;
 SET LOCAL lock_timeout TO '{_LOCK_SECONDS}s';
+SET LOCAL statement_timeout TO '{_TURN_SECONDS}s';
+SET LOCAL idle_in_transaction_session_timeout TO '{_TURN_SECONDS}s';
 SELECT pg_advisory_xact_lock({_LOCK});
 """
 
@@ -69,7 +72,8 @@ def postgres_writer(storage: SqlEventLogStorage) -> Iterator[RowWriter]:
     Whoever reads what is new asks for ids above the last one that he has seen, as Dagster's status of partitions does:
     events that come to light later with lower ids are never counted. So writers take turns, and a batch draws its ids
     when every one before it is there to be seen. One whose turn does not come in time is refused: a writer that is
-    stuck stops no other, since Dagster's own calls take no turns.
+    stuck stops no other for long. Dagster's own calls take no turns, so what they store amid a batch, as for a run of
+    the asset that is launched by hand, may still hide that batch.
     """
 
     def write(events: EventRows) -> list[int]:

@@ -28,6 +28,7 @@ from surge_dagster.assets.event_writer import EventWriter
 from surge_dagster.assets.partition_events import AnyEvent, made
 from surge_dagster.assets.partition_keys import MOST_BYTES, with_short_keys
 from surge_dagster.assets.planned import plan
+from surge_dagster.assets.row_store import writers_turn
 from surge_dagster.assets.runless_events import store_runless
 from surge_dagster.assets.source_partitions import DATA_VERSION_TAG, observation
 from surge_dagster.engine.catalog import Partition
@@ -40,6 +41,9 @@ from tests.dagster.test_event_storage import entries as event_log_entries
 from tests.dagster.test_failures import shown
 from tests.small_catalogs import assert_embedded, numbered_rows
 
+_HERE = "FROM pg_stat_activity WHERE datname = current_database()"
+_WAITING = f"SELECT count(*) {_HERE} AND wait_event_type = 'Lock'"
+_END_TURNS = f"SELECT pg_terminate_backend(pid) {_HERE} AND state = 'idle in transaction'"
 MATERIALIZATION, OBSERVATION = dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_OBSERVATION
 
 
@@ -284,7 +288,7 @@ def test_postgres_has_room_for_the_longest_key_and_version(postgres_bench: Workb
     letters = random.Random(1).choices(string.ascii_letters + string.digits, k=MOST_BYTES + _VERSION_BYTES)
     key, version = "".join(letters[:MOST_BYTES]), "".join(letters[MOST_BYTES:])
     partition = Partition(key, version, lambda: iter(()), lambda: version)
-    assert [listed.key for listed in with_short_keys([partition])] == [key]
+    assert [listed.key for listed in with_short_keys([partition], ())] == [key]
     receipt = Receipt(key, "encoded", "/a", 1, 8, 2**60, "d", 0, version, "c", "w", "space")
     events = [observation(NAMES, partition), lineage.materialization(NAMES, receipt, 1)]
     instance = postgres_bench.instance
@@ -320,7 +324,7 @@ def test_partitions_that_two_runs_store_at_once_are_all_shown(
 
     def has_had_its_turn_or_waits() -> bool:
         with storage.index_connection() as connection:  # pyright: ignore[reportAttributeAccessIssue]
-            waits = connection.exec_driver_sql("SELECT count(*) FROM pg_locks WHERE NOT granted").scalar_one()
+            waits = connection.exec_driver_sql(_WAITING).scalar_one()
         return waits or not store.is_alive()
 
     with amid_a_batch(bench, monkeypatch, *others):
@@ -332,6 +336,18 @@ def test_partitions_that_two_runs_store_at_once_are_all_shown(
 
 
 @pytest.mark.timeout(60)
+def test_a_turn_that_the_server_ends_ends_nothing_else(
+    postgres_bench: Workbench, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = postgres_bench.instance.event_log_storage
+    with writers_turn(postgres_bench.instance):
+        postgres_bench.instance.report_runless_asset_event(*embedded("a"))
+        with storage.index_connection() as connection:  # pyright: ignore[reportAttributeAccessIssue]
+            assert connection.exec_driver_sql(_END_TURNS).scalars().all() == [True]
+    assert "ended early" in caplog.text
+    assert ids_of(postgres_bench, NAMES.embeddings, MATERIALIZATION).keys() == {"a"}
+
+
 def test_a_writer_that_is_stuck_stops_no_other(
     postgres_bench: Workbench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
