@@ -130,7 +130,11 @@ def _webserver(project: Project) -> Iterator[_Webserver]:
         finally:
             below = psutil.Process(process.pid).children(recursive=True)
             process.send_signal(signal.SIGINT)
-            process.wait(60)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:  # as where whoever began all this has interrupts ignored
+                process.kill()
+                process.wait()
             for left in psutil.wait_procs(below, timeout=20)[1]:
                 left.kill()
 
