@@ -7,8 +7,8 @@ same. What one look tells Dagster is bounded; what is left over is found again b
 A partition is not asked for when an active run holds it, or when its content was refused as it is: bad data does
 not get better by reading it again. One that failed for another reason is asked for again, after a wait that doubles
 each time. A change of its source shortens the wait to an hour and does not end it, or one that changes all the time
-would be asked for by each look; only after a success or a refusal, or when a person canceled the run, does a change
-make it new. Other settings make all of them new.
+would be asked for by each look; only after a success, or when a person canceled the run, does a change make it new.
+Other settings make all of them new.
 """
 
 from __future__ import annotations
@@ -107,10 +107,10 @@ class Look:
             cursor: as the last look left it; changed.
             now: the time of this look.
         """
-        catalogued = read_catalogued_again(self.names, self.instance)
-        listed = with_short_keys(partitions, catalogued.registered)
-        by_key = {to_partition_key(partition.key): partition for partition in listed}
+        listed = list(partitions)  # before the records: a run may be at work meanwhile, and they must not be older
         cursor.look(now)
+        catalogued = read_catalogued_again(self.names, self.instance)
+        by_key = {to_partition_key(part.key): part for part in with_short_keys(listed, catalogued.registered)}
         new = [key for key in by_key if key not in catalogued.registered]
         order = [*catalogued.registered, *new[:_KEYS_PER_TICK]]
         moved = list(islice(changed(by_key, catalogued.observed), _EVENTS_PER_TICK))
@@ -144,7 +144,7 @@ class Look:
         # Until it is known what became of an attempt, the next one waits as if nothing had.
         unsure = _in_states(by_key, unknown) if cursor.requests else {}
         cursor.mean(digest(json.dumps([asdict(self.spec), self.terms], sort_keys=True)))
-        self._choose(found, self._wanted(by_key, states), unsure, free, held, refused, _told(catalogued), now)
+        self._choose(found, self._wanted(by_key, states), unsure, free, held, refused, catalogued.embedding_ids, now)
         count = Counter(states.values())
         if foreign := count["foreign"]:
             notes.append(f"{foreign:,} whose place is taken by a file of another space")
@@ -227,7 +227,7 @@ class Look:
         Args:
             free: partitions that need work and that no run holds, with their states.
             kept: the states of all whose requests count.
-            told: storage id of what a run said last of each partition, whichever version that was about.
+            told: storage id of each partition's last materialization, whichever version that was made from.
         """
         asked = {state for request in cursor.requests for state in request.states}
         changed = {whose(state): key for key, state in free.items() if state not in asked} if asked else {}
@@ -249,12 +249,6 @@ class Look:
         """The partitions that need work, in the catalog's order, each with a digest of the state it is in."""
         needed = ("missing", "stale") if self.refresh_stale else ("missing",)
         return _in_states(by_key, (key for key in by_key if states[key] in needed))
-
-
-def _told(catalogued: Catalogued) -> Mapping[str, int]:
-    """Storage id of each partition's last materialization or refusal, both of which are verdicts on a content."""
-    made = catalogued.embedding_ids
-    return made | {key: max(at, made.get(key, -1)) for key, at in catalogued.refusal_ids.items()}
 
 
 def _in_states(by_key: Mapping[str, Partition], keys: Iterable[str]) -> dict[str, str]:

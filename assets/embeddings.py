@@ -9,7 +9,7 @@ Dagster reads the annotations of ops while it makes them, so they must not be st
 
 import random
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import dagster as dg
@@ -149,6 +149,7 @@ class _Attempts:
                 if isinstance(error, SurgeError):
                     raise failure_of(self.names, outcome) from error
                 raise
+            outcome.settle()
             if any(failure.transient for failure in outcome.failures) and _may_retry(context):
                 raise self._retry(context, outcome)
             tell_of_failures(self.names, context, outcome)
@@ -166,6 +167,8 @@ class _Attempts:
         """Tell of a run that an error ended; what cannot be told must not take the error's place."""
         with _logged(context, "the checks of this run"):
             for result in run_check_results(self.names, self.policy, outcome):
+                if result.passed:
+                    continue  # of a part of the run, and a check that failed before would be taken for mended
                 context.log_event(evaluation_of(self.names, result))  # pyright: ignore[reportArgumentType]
         with _logged(context, "the partitions that failed"):
             tell_of_failures(self.names, context, outcome)
@@ -175,7 +178,11 @@ class _Attempts:
         self.before[context.run_id] = outcome
         # Spread, so that runs that one fault has ended do not all come back at the same moment. It waits here and
         # not in Dagster, which hears of a person's "Terminate" only afterwards.
-        rest(_RETRY_SECONDS * 2**context.retry_number * random.uniform(0.5, 1.5))
+        try:
+            rest(_RETRY_SECONDS * 2**context.retry_number * random.uniform(0.5, 1.5))
+        except BaseException:  # a person ends the run
+            del self.before[context.run_id]
+            raise
         return dg.RetryRequested(max_retries=_RETRIES)
 
 
@@ -189,4 +196,5 @@ def _logged(context: dg.OpExecutionContext, what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        context.log.error(f"{what} could not be recorded: {type(error).__name__}: {error}")
+        with suppress(Exception):  # Dagster keeps what is logged where it keeps the events
+            context.log.error(f"{what} could not be recorded: {type(error).__name__}: {error}")

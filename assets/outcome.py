@@ -88,6 +88,11 @@ class Outcome:
         """What an attempt before said of a partition is out of date."""
         self._untried.pop(key, None)
 
+    def settle(self) -> None:
+        """What failed in the attempt before and was not tried again, though it is in the catalog, has failed."""
+        self.failures += [failure for key, failure in self._untried.items() if key in self.partitions]
+        self._untried.clear()
+
     def give_up(self) -> None:
         """An error has ended the attempt: what it had still to try is as the one before left it.
 

@@ -226,7 +226,7 @@ class Refresh:
                 self.outcome.gone.append(key)
             else:
                 reason = f"partition {key!r} is not in the catalog any more. {remedy}"
-                self.outcome.fail(Failure(key, reason, remedy=remedy))
+                self.outcome.fail(Failure(key, reason, remedy=remedy, in_source=False))
         if gone := self.outcome.gone:
             self._context.log.warning(
                 f"{len(gone):,} partitions have left the catalog since this run was asked for them, and are passed "

@@ -38,7 +38,7 @@ class Request:
         states: of `state_of`.
         stopped: a person canceled the run; they are not asked for again in this state.
         changed: they have another source version than the one that they were asked for with.
-        told: storage id of the youngest materialization or refusal when they were asked for.
+        told: storage id of the youngest materialization when they were asked for.
     """
 
     id: str
@@ -151,7 +151,7 @@ class SensorCursor:
         """Remember that one run was asked for these states, each for the n-th time; gives the request's id.
 
         Args:
-            told: storage id of the youngest materialization or refusal on record.
+            told: storage id of the youngest materialization on record.
         """
         request_id = digest(now.isoformat() + "".join(states_by_attempt))
         for request in self.requests:

@@ -50,7 +50,8 @@ _COPY_CHARACTERS = 1 << 20  # at a time
 _IDS = "SELECT nextval(pg_get_serial_sequence(%s, 'id')) FROM generate_series(1, %s)"
 _LOCK = int.from_bytes(b"surgelog")  # a number that nothing else in the database locks
 _LOCK_SECONDS = 10  # many turns of other writers; of a sensor's tick, which has a minute, the rest is needed too
-_TURN_SECONDS = 30  # many times what a batch takes; the server then ends the turn of a writer that is frozen
+# Many times what a batch takes; the server then ends the turn of a frozen writer, unless it waits for rows to copy.
+_TURN_SECONDS = 30
 # A server that crashes may lose the last events, as a run does that is killed before it has stored them.
 _BEGIN = f"""
 SET LOCAL synchronous_commit TO off;

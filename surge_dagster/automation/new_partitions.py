@@ -83,7 +83,7 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
             if found.vanished:
                 # Looking and telling took a while, in which a partition may have come back, or a run may have begun.
                 try:
-                    listed = with_short_keys(resources.catalog.open(), found.order)
+                    listed = with_short_keys(resources.catalog.open(), set(found.order))
                     back = {to_partition_key(partition.key) for partition in listed}
                     held = held_by_active_runs(names, instance)
                 except SurgeError as error:

@@ -132,17 +132,6 @@ def test_a_change_while_the_run_goes_on_that_fails_waits_from_its_end(bench: Wor
     assert requested(bench.later(seconds=1)) == [["a"]]
 
 
-def test_what_was_refused_and_is_mended_before_a_tick_has_seen_it_is_asked_for_at_once(bench: Workbench) -> None:
-    bench.write("a")
-    assert all(requested(bench.later(days=1)) for _ in range(7))
-    found = bench.later(days=1)
-    bench.write("a", [("1", None)], version="v2")
-    [ran] = bench.launch(found)
-    assert not ran.success
-    bench.write("a", version="v3")
-    assert requested(bench.tick()) == [["a"]]
-
-
 @pytest.mark.parametrize(("setting", "other"), [("model", "hash://24"), ("text_column", "id"), ("max_text_bytes", 100)])
 def test_what_is_to_be_made_by_other_settings_is_asked_for_at_once(
     bench: Workbench, setting: str, other: str | int

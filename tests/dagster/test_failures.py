@@ -138,6 +138,32 @@ def test_a_partition_that_was_away_during_a_run_is_not_taken_for_refused(bench: 
     assert requested(bench.look()) == [["b"]]
 
 
+def test_a_partition_that_was_away_in_one_attempt_is_embedded_by_another(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.write("a", 50)
+    bench.instance.add_dynamic_partitions(NAMES.partitions_name, ["a", "k"])
+    damage_when_published(bench, monkeypatch, "a", times=1)
+    waits: list[float] = []
+
+    def rest(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 1:
+            bench.write("k")
+            monkeypatch.setattr(Encoder, "start", fail)
+        else:
+            monkeypatch.setattr(Encoder, "start", start)
+
+    def fail(_: Encoder) -> None:
+        raise EncoderError("the pool failed")
+
+    start = Encoder.start
+    monkeypatch.setattr(embeddings, "rest", rest)
+    ran = bench.embed("a", "k")
+    assert len(waits) == 2 and ran.success and set(ran.materialized()) == {"a", "k"}
+    assert bench.instance.fetch_observations(dg.AssetRecordsFilter(NAMES.embeddings), limit=9).records == []
+
+
 def test_partitions_that_somebody_added_to_dagster_alone_fail_by_themselves(bench: Workbench) -> None:
     """`%FF` is no text, and another one is a key of the catalog, whose partition has another name in Dagster."""
     for key in ("a", "%FE", "b"):
@@ -250,7 +276,7 @@ def test_a_run_that_an_error_ends_has_its_check_and_one_that_is_interrupted_has_
     retried = isinstance(error, EncoderError) and launched != "a job that retries nothing"
     assert ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == (2 if retried else 0)
     assert str(error) in ran.failure()
-    assert ran.count(dg.DagsterEventType.ASSET_CHECK_EVALUATION) == len(ran.checks()) == 3, "of the last attempt alone"
+    assert ran.count(dg.DagsterEventType.ASSET_CHECK_EVALUATION) == 1, "of the last attempt, and none that passed"
     figures = ran.figures()
     assert (figures["texts_encoded"], figures["partitions_written"], figures["partitions_failed"]) == (0, 0, [])
     assert f"| `(the whole run)` | {told} |" in str(figures["failed"])
@@ -269,6 +295,28 @@ def test_a_check_that_cannot_be_made_does_not_hide_what_ended_the_run(
     assert not ran.success and "no catalog at" in ran.failure()
     said = [entry.user_message for entry in bench.instance.all_logs(ran.run_id)]
     assert any("could not be recorded: OSError: the event log is full" in message for message in said)
+
+
+def test_an_event_log_that_keeps_nothing_for_a_moment_does_not_hide_what_ended_the_run(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = type(bench.instance.event_log_storage)
+    store, made, refusals = storage.store_event, embeddings.run_check_results, [0]
+
+    def store_event(*given: Any) -> None:
+        if refusals[0]:
+            refusals[0] -= 1
+            raise OSError("no connection")
+        store(*given)
+
+    def results(*given: Any) -> Iterator[dg.AssetCheckResult]:
+        refusals[0] = 3  # the check's event, the line about it, and what Dagster says of a line that it cannot keep
+        yield from made(*given)
+
+    monkeypatch.setattr(storage, "store_event", store_event)
+    monkeypatch.setattr(embeddings, "run_check_results", results)
+    ran = bench.refresh()
+    assert refusals == [0] and not ran.success and ran.failure().startswith("no catalog at")
 
 
 def listed(key: str, version: str) -> Partition:
@@ -382,6 +430,22 @@ def test_a_file_that_is_damaged_once_is_encoded_again_by_the_same_run(
     assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
     assert ran.materialized()["a"].metadata["action"].value == "encoded"
     assert (ran.figures()["texts_encoded"], ran.figures()["partitions_written"]) == (100, 1)
+
+
+def test_a_file_that_is_damaged_and_that_no_attempt_takes_any_more_fails_the_run(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was stale is missing now, and only stale partitions were asked for."""
+    bench.write("a")
+    bench.write("b")
+    assert bench.refresh().success
+    bench.write("a", version="v2")
+    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
+    damage_when_published(bench, monkeypatch, "a", times=1)
+    ran = bench.refresh(select="stale")
+    assert not ran.success and [failed["key"] for failed in ran.figures()["partitions_failed"]] == ["a"]
+    assert shown(bench) == ({"b"}, {"a"})
+    assert bench.refresh().success and shown(bench) == ({"a", "b"}, set())
 
 
 def test_a_file_on_record_that_was_replaced_by_a_damaged_one_is_encoded_again_by_whichever_run_is_asked(

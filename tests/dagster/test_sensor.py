@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ import pytest
 from surge_dagster.assets import runless_events
 from surge_dagster.assets.active_runs import _PROCESS_TAG, _process, process_tags
 from surge_dagster.assets.asked_settings import require_columns, require_encoding, with_settings
+from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.spec import EncodingSpec
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output import open_store
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.run import EmbeddingRun
+from surge_dagster.engine.sources.parquet import ParquetCatalog
 from surge_dagster.resources import CatalogSource, Encoder
 from surge_dagster.settings import load_settings
 from tests.dagster.conftest import NAMES, Workbench, requested
@@ -434,3 +437,23 @@ def test_a_tick_of_the_daemon_stores_its_events_at_once_and_a_trial_shows_them(
     monkeypatch.setattr(runless_events, "row_writer", lambda *_: None)
     bench.write("d")
     assert [event.partition for event in bench.evaluate("19").asset_events] == ["d"], "left to the daemon"
+
+
+def test_a_run_that_works_while_the_catalog_is_listed_is_not_told_again(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.settings["refresh_stale"] = True
+    bench.write("a")
+    assert bench.refresh().success
+    bench.write("a", version="v2")
+    listing, ran = ParquetCatalog.__iter__, []
+
+    def listed_beside_a_run(catalog: ParquetCatalog) -> Iterator[Partition]:
+        if not ran:
+            ran.append(None)
+            assert bench.refresh().success
+        yield from listing(catalog)
+
+    monkeypatch.setattr(ParquetCatalog, "__iter__", listed_beside_a_run)
+    for found in (bench.tick(), bench.later(minutes=1)):
+        assert ran and requested(found) == [] and found.asset_events == []
