@@ -5,9 +5,7 @@ What only this machine lacks is no part of it: definitions are loaded where no r
 
 from __future__ import annotations
 
-import re
-
-from surge_dagster.engine.encoder.devices import PRECISIONS
+from surge_dagster.engine.encoder.devices import PRECISIONS, device_kind, device_names
 from surge_dagster.engine.encoder.pool import BACKENDS
 from surge_dagster.engine.encoder.spec import HASH_SCHEME, EncodingSpec
 from surge_dagster.engine.errors import ConfigError
@@ -36,7 +34,8 @@ def require_place(value: str, *, what: str) -> str:
 
 def require_devices(value: str) -> str:
     """Refuse devices that there are on no machine, or that do not go together; else `ValueError`."""
-    if _device_kind(value) not in ("auto", "cpu", "cuda"):
+    kinds = set(map(device_kind, device_names(value)))
+    if len(kinds) != 1 or None in kinds:
         raise ValueError('expected auto, or a list of one kind: cpu, cuda, or cuda:N as in "cuda:0,cuda:1"')
     return value
 
@@ -64,9 +63,3 @@ def require_encoding(spec: EncodingSpec, thresholds: Thresholds) -> None:
     if spec.model.startswith(HASH_SCHEME):
         spec.resolve()
     thresholds.resolve(texts_per_second=1.0)  # the speed matters only to what is not given
-
-
-def _device_kind(devices: str) -> str:
-    """What all of the devices are, "auto", "cpu" or "cuda"; any other text where they are none, or not of one kind."""
-    names = {part.strip().lower() for part in devices.split(",") if part.strip()}
-    return "+".join(sorted({"cuda" if re.fullmatch(r"cuda:\d+", name) else name for name in names}))

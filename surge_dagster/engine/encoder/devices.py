@@ -34,8 +34,7 @@ class DeviceChoice:
 
 def choose_devices(asked: str | Sequence[str]) -> DeviceChoice:
     """Turns "auto", "cpu", "cuda", "cuda:0,cuda:1" or a list of such names into devices."""
-    names = [asked] if isinstance(asked, str) else list(asked)
-    names = [part.strip().lower() for name in names for part in name.split(",") if part.strip()]
+    names = device_names(asked)
     if names == ["auto"]:
         gpus, why_not = _usable_gpus()
         if gpus:
@@ -48,19 +47,32 @@ def choose_devices(asked: str | Sequence[str]) -> DeviceChoice:
             if not gpus:
                 raise ConfigError(f"devices: cuda was asked for, but {why_not}")
             devices.extend(gpus)
-        elif name == "cpu" or re.fullmatch(r"cuda:\d+", name):
+        elif device_kind(name) in ("cpu", "cuda"):
             devices.append(name)
         else:
             raise ConfigError(f"devices: {name!r} is none of auto, cpu, cuda or cuda:N")
     if not devices:
         raise ConfigError("devices: name at least one, or auto")
-    if len({device.split(":")[0] for device in devices}) > 1:
+    if len(set(map(device_kind, devices))) > 1:
         raise ConfigError("devices: CPU and GPU in one pool would encode at different precisions; name one kind")
     if devices[0] != "cpu":
         gpus, why_not = _usable_gpus()
         if missing := sorted(set(devices) - set(gpus)):
             raise ConfigError(f"devices: {', '.join(missing)} not found ({why_not or 'there is ' + ', '.join(gpus)})")
     return DeviceChoice(tuple(devices), "as asked for")
+
+
+def device_names(asked: str | Sequence[str]) -> list[str]:
+    """The names in "cuda:0, cuda:1" or in a list of such texts."""
+    names = [asked] if isinstance(asked, str) else asked
+    return [part.strip().lower() for name in names for part in name.split(",") if part.strip()]
+
+
+def device_kind(name: str) -> str | None:
+    """What a device of this name is, "auto", "cpu" or "cuda"; None where no device can have it."""
+    if re.fullmatch(r"cuda:\d+", name):
+        return "cuda"
+    return name if name in ("auto", "cpu", "cuda") else None
 
 
 def choose_precision(asked: str, choice: DeviceChoice, *, int8: bool = False) -> str:
