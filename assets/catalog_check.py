@@ -13,16 +13,16 @@ import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from surge_dagster.assets.checks import check_result
-from surge_dagster.assets.heartbeats import signed
-from surge_dagster.assets.names import CatalogNames
-from surge_dagster.assets.outputs import known_space
-from surge_dagster.assets.run_findings import Listed, Truncation
-from surge_dagster.assets.run_retries import RUN_TAGS
 from surge_dagster.check_policy import CheckName, CheckPolicy
-from surge_dagster.engine.catalog import Partition, RowBatch, Source
 from surge_dagster.engine.distinct_texts import DistinctTexts
 from surge_dagster.engine.errors import ConfigError, SurgeError
+from surge_dagster.engine.sources.partition import Partition, RowBatch, Source
 from surge_dagster.engine.verify import Kind, Verified, Violation, verify
+from surge_dagster.orchestration.heartbeats import signed
+from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.outputs import known_space
+from surge_dagster.orchestration.run_findings import Listed, Truncation
+from surge_dagster.orchestration.run_retries import RUN_TAGS
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from typing import Any
 
 import dagster as dg
 
-from surge_dagster.assets.failures import failure_table, table_of_failures
-from surge_dagster.assets.names import CatalogNames
-from surge_dagster.assets.outcome import Outcome
-from surge_dagster.assets.run_findings import Listed
 from surge_dagster.check_policy import RUN_CHECK, CheckName, CheckPolicy
+from surge_dagster.orchestration.failures import failure_table, table_of_failures
+from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.outcome import Outcome
+from surge_dagster.orchestration.run_findings import Listed
 
 _SEVERITIES = {"error": dg.AssetCheckSeverity.ERROR, "warn": dg.AssetCheckSeverity.WARN}
 _DESCRIPTIONS: dict[CheckName, str] = {

@@ -10,16 +10,16 @@ import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from pydantic import Field
 
-from surge_dagster.assets.failures import failure_table
-from surge_dagster.assets.heartbeats import signed
-from surge_dagster.assets.names import CatalogNames, CatalogResources
-from surge_dagster.assets.outputs import known_space
-from surge_dagster.assets.run_retries import RUN_TAGS
-from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
+from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space
-from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.switching import SwitchRefused, switch_space
+from surge_dagster.orchestration.failures import failure_table
+from surge_dagster.orchestration.heartbeats import signed
+from surge_dagster.orchestration.names import CatalogNames, CatalogResources
+from surge_dagster.orchestration.outputs import known_space
+from surge_dagster.orchestration.run_retries import RUN_TAGS
 
 # On a run that found that the space, as it is, must not become the current one.
 REFUSED_TAG = "surge/refused"

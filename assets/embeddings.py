@@ -16,19 +16,19 @@ import dagster as dg
 from dagster._core.definitions.composition import PendingNodeInvocation
 
 from surge_dagster.assets.checks import evaluation_of, run_check_results, run_checks
-from surge_dagster.assets.failures import failure_of, tell_of_failures
-from surge_dagster.assets.heartbeats import signed
-from surge_dagster.assets.launch import LaunchConfig
-from surge_dagster.assets.lineage import CODE_VERSION
-from surge_dagster.assets.names import CatalogNames
-from surge_dagster.assets.outcome import Outcome
-from surge_dagster.assets.pool_limit import POOL
-from surge_dagster.assets.refresh import Refresh
-from surge_dagster.assets.run_retries import RUN_TAGS
 from surge_dagster.check_policy import CheckPolicy
-from surge_dagster.engine.encoder.spec import FileFormat
 from surge_dagster.engine.errors import EncoderError, SurgeError, TransientError
-from surge_dagster.engine.waiting import rest
+from surge_dagster.engine.model.spec import FileFormat
+from surge_dagster.engine.support.waiting import rest
+from surge_dagster.orchestration.failures import failure_of, tell_of_failures
+from surge_dagster.orchestration.heartbeats import signed
+from surge_dagster.orchestration.launch import LaunchConfig
+from surge_dagster.orchestration.lineage import CODE_VERSION
+from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.outcome import Outcome
+from surge_dagster.orchestration.pool_limit import POOL
+from surge_dagster.orchestration.refresh import Refresh
+from surge_dagster.orchestration.run_retries import RUN_TAGS
 
 _RETRIES = 2
 _RETRY_SECONDS = 5

@@ -18,11 +18,11 @@ from typing import Any, NoReturn
 import dagster as dg
 from dagster._core.execution.context.system import StepExecutionContext
 
-from surge_dagster.assets.partition_keys import from_partition_key
 from surge_dagster.engine.errors import ConfigError, DataError
+from surge_dagster.engine.loading import Embeddings, open_embeddings
 from surge_dagster.engine.output.current_space import space_of_readers
-from surge_dagster.engine.output.loading import Embeddings, open_embeddings
-from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.store.store import Store
+from surge_dagster.orchestration.partition_keys import from_partition_key
 from surge_dagster.resources import OutputStore
 
 _NAMED = 10

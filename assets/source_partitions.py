@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import dagster as dg
 
-from surge_dagster.assets.names import CatalogNames
-from surge_dagster.assets.partition_events import PartitionEvent
-from surge_dagster.assets.partition_keys import to_partition_key
-from surge_dagster.engine.catalog import Partition
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.partition_events import PartitionEvent
+from surge_dagster.orchestration.partition_keys import to_partition_key
 
 DATA_VERSION_TAG = "dagster/data_version"
 # SQLite takes 32,766 parameters.

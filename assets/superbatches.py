@@ -11,11 +11,11 @@ from typing import Any
 
 import dagster as dg
 
-from surge_dagster.assets.names import CatalogNames
-from surge_dagster.assets.run_findings import RunFindings
-from surge_dagster.assets.run_pictures import run_pictures
 from surge_dagster.assets.source_partitions import DATA_VERSION_TAG
-from surge_dagster.engine.telemetry import RunReport, SuperBatchReport
+from surge_dagster.engine.report import RunReport, SuperBatchReport
+from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.run_charts import run_pictures
+from surge_dagster.orchestration.run_findings import RunFindings
 
 _WHERE_MEASURED = ("pace_ratio", "gpu_utilisation", "gpu_memory_bytes")
 

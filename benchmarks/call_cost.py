@@ -21,9 +21,9 @@ import pyarrow as pa
 
 from benchmarks.regression import Line, fit_line
 from surge_dagster.catalogs.synthetic import draw_texts
-from surge_dagster.engine.encoder.fingerprint import usable_cores
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.model.fingerprint import usable_cores
+from surge_dagster.engine.model.spec import EncodingSpec
 
 SIZES = (1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)
 # sentence-transformers cuts a call into ten chunks per process: smaller calls have fewer, and lie on another line.

@@ -26,16 +26,17 @@ from benchmarks.output_runs import embed, paced_pool, ready_partitions
 from benchmarks.postgres_server import postgres_server
 from benchmarks.rounds import say
 from benchmarks.targets import Target
-from surge_dagster.assets import event_batches, lineage, superbatches
-from surge_dagster.assets.event_writer import EventWriter
-from surge_dagster.assets.names import CatalogNames
+from surge_dagster.assets import superbatches
 from surge_dagster.assets.source_partitions import observation
-from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.output.local_store import LocalStore
+from surge_dagster.engine.report import Receipt, SuperBatchReport
 from surge_dagster.engine.run import Event
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.superbatch import Thresholds
-from surge_dagster.engine.telemetry import Receipt, SuperBatchReport
+from surge_dagster.orchestration import event_batches, lineage
+from surge_dagster.orchestration.event_writer import EventWriter
+from surge_dagster.orchestration.names import CatalogNames
 
 Document = dict[str, Any]
 

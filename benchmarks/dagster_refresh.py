@@ -31,9 +31,9 @@ from dagster._core.execution.api import execute_run
 from benchmarks.paced_backend import BACKEND
 from benchmarks.rounds import say
 from benchmarks.targets import Target
-from surge_dagster.assets.names import CatalogNames
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.in_process import local_instance, origin_of
+from surge_dagster.orchestration.names import CatalogNames
 
 Document = dict[str, Any]
 

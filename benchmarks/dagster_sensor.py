@@ -28,13 +28,13 @@ from dagster._core.definitions.sensor_definition import SensorExecutionData
 
 from benchmarks.rounds import say
 from benchmarks.targets import Target
-from surge_dagster.assets.names import CatalogNames
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.output.embedding_file import EmbeddingFileWriter, matrix_of
+from surge_dagster.engine.files.embedding_file import EmbeddingFileWriter, matrix_of
 from surge_dagster.engine.output.freshness import OutputState, file_name
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import footers
+from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.settings import Settings, load_settings
 
 _NAMES = CatalogNames()

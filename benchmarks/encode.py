@@ -31,7 +31,7 @@ from benchmarks.start_cost import start_document
 from benchmarks.table import lines
 from benchmarks.targets import targets
 from benchmarks.throughput import PEERS, Plan, measure_workload
-from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.model.spec import EncodingSpec
 
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 _LIBRARIES = (

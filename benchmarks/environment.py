@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.throughput import cpu_instructions
-from surge_dagster.engine.encoder.fingerprint import usable_cores
+from surge_dagster.engine.model.fingerprint import usable_cores
 
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm")
 

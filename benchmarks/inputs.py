@@ -20,9 +20,9 @@ from tokenizers import Tokenizer
 
 from surge_dagster.catalogs.demo import build_demo_catalog
 from surge_dagster.catalogs.synthetic import draw_texts, partition_sizes
-from surge_dagster.engine.catalog import encode_key
-from surge_dagster.engine.encoder.spec import Space
+from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.support.keys import encode_key
 
 INPUTS = ("demo", "short", "long")
 LONG_TOKENS = (16, 512)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from surge_dagster.engine.encoder.backends.base import BackendSettings, ChunkFigures, Progress
-from surge_dagster.engine.encoder.spec import Space
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkFigures, Progress
+from surge_dagster.engine.model.spec import Space
 
 
 class NullBackend:

@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.inputs import load_tokenizer
 from benchmarks.peers import Setting, Unavailable, best_batch_size, load_model, require
-from surge_dagster.engine.encoder.fingerprint import usable_cores
+from surge_dagster.engine.model.fingerprint import usable_cores
 
 
 def exported(setting: Setting) -> Path:

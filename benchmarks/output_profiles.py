@@ -23,15 +23,15 @@ import pyarrow as pa
 
 from benchmarks.output_runs import embed, paced_pool, ready_partitions
 from benchmarks.rounds import say
-from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.output.local_store import LocalStore
-from surge_dagster.engine.output.store import StoredObject, Upload
+from surge_dagster.engine.report import RunReport, SuperBatchReport
 from surge_dagster.engine.run import Event
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.engine.store.store import StoredObject, Upload
 from surge_dagster.engine.superbatch import Thresholds
-from surge_dagster.engine.telemetry import RunReport, SuperBatchReport
 
 DIMENSION = 384
 # The paper's encoder does 26,400 texts/s in partitions of 2,500. Here both, and with them the bandwidths, are scaled

@@ -15,13 +15,13 @@ import pyarrow as pa
 
 from benchmarks.paced_backend import BACKEND, SECONDS_PER_TEXT
 from surge_dagster.catalogs.synthetic import draw_texts
-from surge_dagster.engine.catalog import Partition, RowBatch
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec
-from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.report import RunReport
 from surge_dagster.engine.run import EmbeddingRun, Event
+from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.superbatch import Thresholds
-from surge_dagster.engine.telemetry import RunReport
 
 _BATCH_ROWS = 8192
 _BATCH_BYTES = 2 * 1024 * 1024

@@ -22,10 +22,10 @@ import pyarrow as pa
 
 from benchmarks.rounds import say
 from surge_dagster.catalogs.synthetic import draw_texts
-from surge_dagster.engine.output.embedding_file import EmbeddingFileWriter, FileFacts, row_group_rows, schema
-from surge_dagster.engine.output.parquet_proof import arrow_writer
-from surge_dagster.engine.output.validation import invalid_row
-from surge_dagster.engine.telemetry import give_back_unused
+from surge_dagster.engine.files.embedding_file import EmbeddingFileWriter, FileFacts, row_group_rows, schema
+from surge_dagster.engine.files.parquet_proof import arrow_writer
+from surge_dagster.engine.files.validation import invalid_row
+from surge_dagster.engine.report import give_back_unused
 
 DIMENSION = 384
 SIDES = ("zero copy", "naive")

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.output_runs import embed, paced_pool, ready_partitions
 from benchmarks.rounds import say
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.output.local_store import LocalStore
+from surge_dagster.engine.store.local_store import LocalStore
 
 DIMENSION = 384
 TEXTS = 10

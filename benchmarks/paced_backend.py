@@ -11,8 +11,8 @@ import time
 
 import numpy as np
 
-from surge_dagster.engine.encoder.backends.base import BackendSettings, ChunkFigures, Progress
-from surge_dagster.engine.encoder.spec import Space
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkFigures, Progress
+from surge_dagster.engine.model.spec import Space
 
 BACKEND = "benchmarks.paced_backend:PacedBackend"
 # Read in the worker when it starts: a worker inherits the environment of the process that starts the pool.

@@ -20,8 +20,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from surge_dagster.engine.encoder.fingerprint import usable_cores
-from surge_dagster.engine.encoder.spec import Space
+from surge_dagster.engine.model.fingerprint import usable_cores
+from surge_dagster.engine.model.spec import Space
 
 CPU_BATCH_SIZES = (16, 32, 128)
 GPU_BATCH_SIZES = (128, 512, 2_048)

@@ -34,10 +34,10 @@ from benchmarks.resume_bucket import measure_bucket
 from benchmarks.resume_outputs import SPACE, Decided, decide_in, partition_key, partitions_of, write_outputs
 from benchmarks.rounds import say
 from benchmarks.targets import Target
-from surge_dagster.engine.encoder.fingerprint import usable_cores
-from surge_dagster.engine.output import open_store
-from surge_dagster.engine.output.embedding_file import read_facts
+from surge_dagster.engine.files.embedding_file import read_facts
+from surge_dagster.engine.model.fingerprint import usable_cores
 from surge_dagster.engine.output.freshness import file_name
+from surge_dagster.engine.store import open_store
 
 TARGET_OUTPUTS, TARGET_SECONDS = 40_000, 5.0
 SIDES = ("footer's end", "whole footer")

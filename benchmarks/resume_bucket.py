@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.resume_outputs import SPACE, Decided, decide_in, partitions_of
 from benchmarks.rounds import say
-from surge_dagster.engine.output import open_store
+from surge_dagster.engine.store import open_store
 
 SIDES = ("cold", "warm")
 
@@ -30,7 +30,7 @@ def measure_bucket(folder: Path, objects: int, rounds: int) -> dict[str, Any]:
         folder: holds the output; caches are made beside it.
         objects: files there.
     """
-    from tests.engine.output.object_server import BUCKET, ObjectServer  # needs the extra 'dev'
+    from tests.engine.store.object_server import BUCKET, ObjectServer  # needs the extra 'dev'
 
     logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line for every request otherwise
     say(f"writing {objects:,} objects")

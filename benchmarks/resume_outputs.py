@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.catalog import Partition
-from surge_dagster.engine.output.embedding_file import EmbeddingFileWriter, FileFacts, desired_version
+from surge_dagster.engine.files.embedding_file import EmbeddingFileWriter, FileFacts, desired_version
 from surge_dagster.engine.output.freshness import OutputState, file_name
-from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.store.store import Store
 
 SPACE = "bench-000000000000"
 _DIMENSION = 384

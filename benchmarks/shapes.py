@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.model.spec import EncodingSpec
 
 # hidden size, intermediate size, layers, heads
 SHAPES = {"bge-base": (768, 3_072, 12, 12), "e5-large": (1_024, 4_096, 24, 16)}

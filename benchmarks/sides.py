@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.encoder.pool import EncodeFigures, EncoderPool
-from surge_dagster.engine.output import open_store
+from surge_dagster.engine.report import SuperBatchReport
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import open_source
-from surge_dagster.engine.telemetry import SuperBatchReport
+from surge_dagster.engine.store import open_store
 
 
 class PoolSide:

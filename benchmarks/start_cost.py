@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.model.spec import EncodingSpec
 
 _LOAD = (
     "import sys; from sentence_transformers import SentenceTransformer; "

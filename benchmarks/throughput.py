@@ -22,8 +22,8 @@ from benchmarks.peers import Daft, Peer, SentenceTransformers, SentenceTransform
 from benchmarks.rounds import REFERENCE, Row, first_line, row_documents, say, take_rounds
 from benchmarks.sides import PoolSide, RunSide
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model.spec import EncodingSpec
 
 PEERS: dict[str, Callable[[Setting], Peer]] = {
     REFERENCE: SentenceTransformers,

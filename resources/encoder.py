@@ -10,9 +10,9 @@ from __future__ import annotations
 import dagster as dg
 from pydantic import Field
 
-from surge_dagster.engine.encoder.model_files import DEFAULT_MODEL
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec, arithmetic_of
+from surge_dagster.engine.model.model_files import DEFAULT_MODEL
+from surge_dagster.engine.model.spec import EncodingSpec, arithmetic_of
 from surge_dagster.engine.superbatch import Thresholds
 
 

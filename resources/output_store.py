@@ -11,10 +11,10 @@ from typing import Annotated, Any, Protocol
 import dagster as dg
 from pydantic import Field
 
-from surge_dagster.engine.encoder.spec import FILE_FORMATS, FileFormat
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.output import StorageOptions, open_store
-from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.model.spec import FILE_FORMATS, FileFormat
+from surge_dagster.engine.store import StorageOptions, open_store
+from surge_dagster.engine.store.store import Store
 
 
 class GivesStorageClient(Protocol):

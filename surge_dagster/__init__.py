@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from surge_dagster.component import EmbeddingCatalog
     from surge_dagster.definitions import embedding_catalog
-    from surge_dagster.engine.output.loading import Embeddings, open_embeddings
+    from surge_dagster.engine.loading import Embeddings, open_embeddings
 
 __version__ = "0.1.0"
 __all__ = ["EmbeddingCatalog", "Embeddings", "__version__", "embedding_catalog", "open_embeddings"]
@@ -16,9 +16,9 @@ __all__ = ["EmbeddingCatalog", "Embeddings", "__version__", "embedding_catalog",
 # Imported on first use: every process of a pool imports this package, and the engine runs where there is no Dagster.
 _HOME = {
     "EmbeddingCatalog": "surge_dagster.component",
-    "Embeddings": "surge_dagster.engine.output.loading",
+    "Embeddings": "surge_dagster.engine.loading",
     "embedding_catalog": "surge_dagster.definitions",
-    "open_embeddings": "surge_dagster.engine.output.loading",
+    "open_embeddings": "surge_dagster.engine.loading",
 }
 
 

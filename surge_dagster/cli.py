@@ -20,16 +20,16 @@ from surge_dagster.catalog_commands import catalog_app
 from surge_dagster.engine.cost_model import CALL_SECONDS, CostConstants
 from surge_dagster.engine.cost_model import plan as make_plan
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import HASH_SCHEME, EncodingSpec, Space
 from surge_dagster.engine.errors import ConfigError, SurgeError
+from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, Space
 from surge_dagster.engine.output.current_space import named_space, read_current, space_of_readers
-from surge_dagster.engine.output.left_overs import sweep_left_overs
+from surge_dagster.engine.output.orphan_files import sweep_left_overs
 from surge_dagster.engine.output.spaces import find_space, list_spaces
-from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.report import Failure, Receipt, RunReport
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.search import search as search_space
+from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.switching import switch_space
-from surge_dagster.engine.telemetry import Failure, Receipt, RunReport
 from surge_dagster.engine.up_to_date import report_when_fresh
 from surge_dagster.engine.verify import Verified, Violation
 from surge_dagster.engine.verify import verify as verify_output

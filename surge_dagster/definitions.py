@@ -16,7 +16,6 @@ from surge_dagster.assets.catalog_check import catalog_check, catalog_checks
 from surge_dagster.assets.current_space import current_space, switch_current_space
 from surge_dagster.assets.embeddings import embedding_jobs, embeddings
 from surge_dagster.assets.embeddings_input import EmbeddingsInput
-from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.source_partitions import source_partitions
 from surge_dagster.assets.superbatches import superbatches
 from surge_dagster.automation import schedules
@@ -24,6 +23,7 @@ from surge_dagster.automation.alert_sensors import alert_sensors
 from surge_dagster.automation.complete_space import complete_space
 from surge_dagster.automation.lost_runs import lost_runs
 from surge_dagster.automation.new_partitions import new_partitions
+from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
 from surge_dagster.settings import Settings, load_settings
 

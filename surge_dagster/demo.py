@@ -18,14 +18,14 @@ import dagster as dg
 from dagster._core.events import DagsterEvent
 from rich.console import Console
 
-from surge_dagster.assets.active_runs import active_runs
-from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.superbatches import figures_of
 from surge_dagster.catalogs.demo import build_demo_catalog
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.engine.search import search
-from surge_dagster.engine.urls import local_path
+from surge_dagster.engine.support.urls import local_path
 from surge_dagster.in_process import execute, local_instance
+from surge_dagster.orchestration.active_runs import active_runs
+from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.settings import Settings, load_settings
 from surge_dagster.terminal import one_line, progress_bar
 

@@ -31,7 +31,7 @@ from dagster._serdes import ConfigurableClassData
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from surge_dagster.event_rows import EventRows, RowWriter
+from surge_dagster.orchestration.event_rows import EventRows, RowWriter
 
 log = logging.getLogger(__name__)
 

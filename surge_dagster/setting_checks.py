@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from surge_dagster.engine.encoder.devices import PRECISIONS, device_kind, device_names
 from surge_dagster.engine.encoder.pool import BACKENDS
-from surge_dagster.engine.encoder.spec import HASH_SCHEME, EncodingSpec
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec
 from surge_dagster.engine.superbatch import Thresholds
-from surge_dagster.engine.urls import is_bare, is_object_store, local_path
+from surge_dagster.engine.support.urls import is_bare, is_object_store, local_path
 
 
 def require_place(value: str, *, what: str) -> str:

@@ -44,16 +44,16 @@ from surge_dagster.check_policy import (
     CheckPolicy,
     Severity,
 )
-from surge_dagster.engine.encoder.model_files import DEFAULT_MODEL
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec, FileFormat, arithmetic_of
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.output import StorageOptions, open_store
-from surge_dagster.engine.output.storage_options import NO_ENDPOINT
-from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.model.model_files import DEFAULT_MODEL
+from surge_dagster.engine.model.spec import EncodingSpec, FileFormat, arithmetic_of
 from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, ParquetCatalog, open_source
+from surge_dagster.engine.store import StorageOptions, open_store
+from surge_dagster.engine.store.storage_options import NO_ENDPOINT
+from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.superbatch import Thresholds
-from surge_dagster.engine.urls import is_bare
+from surge_dagster.engine.support.urls import is_bare
 from surge_dagster.setting_checks import (
     require_backend,
     require_devices,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from surge_dagster.engine.catalog import Partition
+from surge_dagster.engine.sources.partition import Partition
 
 # What a file costs beside its texts (publishing, its event), as bytes of text.
 _FILE_BYTES = 4096

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.model.spec import EncodingSpec
 from tests.small_catalogs import DIMENSION
 from tests.spaces import Spaces, embed_into_three_spaces
 
 if TYPE_CHECKING:
-    from tests.engine.output.object_server import ObjectServer
+    from tests.engine.store.object_server import ObjectServer
 
 # The same examples on every machine, and no clock in the verdict: what fails here fails everywhere.
 settings.register_profile(
@@ -101,7 +101,7 @@ def three_spaces(hash_pool: EncoderPool, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="session")
 def running_object_server() -> Iterator[ObjectServer]:
-    from tests.engine.output.object_server import ObjectServer  # most tests need none of what it imports
+    from tests.engine.store.object_server import ObjectServer  # most tests need none of what it imports
 
     with ObjectServer() as server:
         yield server

@@ -14,13 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from surge_dagster.engine.catalog import KEY_METADATA, SOURCE_VERSION_METADATA, Partition, RowBatch, encode_key
-from surge_dagster.engine.encoder.backends.hash_backend import hash_vectors
-from surge_dagster.engine.encoder.spec import FILE_FORMATS
+from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.output.embedding_file import EmbeddingFileWriter, FileFacts, matrix_of, read_facts
-from surge_dagster.engine.output.file_formats import file_name, format_of, open_output_file
-from surge_dagster.engine.output.local_store import LocalStore
+from surge_dagster.engine.files.embedding_file import EmbeddingFileWriter, FileFacts, matrix_of, read_facts
+from surge_dagster.engine.files.file_formats import file_name, format_of, open_output_file
+from surge_dagster.engine.model.spec import FILE_FORMATS
+from surge_dagster.engine.sources.partition import KEY_METADATA, SOURCE_VERSION_METADATA, Partition, RowBatch
+from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.engine.support.keys import encode_key
 
 DIMENSION = 16
 

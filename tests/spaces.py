@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec, Space
-from surge_dagster.engine.output import open_store
+from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.current_space import CURRENT_FILE
 from surge_dagster.engine.output.spaces import find_space
-from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import ParquetCatalog, open_source
+from surge_dagster.engine.store import open_store
+from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.superbatch import Thresholds
 from tests.small_catalogs import numbered_rows, write_catalog
 

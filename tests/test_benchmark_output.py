@@ -18,9 +18,9 @@ from benchmarks.output_runs import drawn_partitions, embed, paced_pool, ready_pa
 from benchmarks.output_table import output_lines, profiles_chart
 from benchmarks.output_targets import output_targets
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.output.local_store import LocalStore
+from surge_dagster.engine.report import SuperBatchReport
+from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.superbatch import Thresholds
-from surge_dagster.engine.telemetry import SuperBatchReport
 from tests.small_catalogs import read_embedded
 
 

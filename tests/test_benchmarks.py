@@ -19,9 +19,9 @@ from benchmarks.regression import fit_line, student_t
 from benchmarks.table import lines
 from benchmarks.targets import Target, targets
 from benchmarks.throughput import Plan, measure_workload
-from surge_dagster.engine.encoder.fidelity import compare, cosines, equal_neighbours
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.encoder.worker.fidelity import compare, cosines, equal_neighbours
+from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.sources import open_source
 
 

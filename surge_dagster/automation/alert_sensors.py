@@ -15,10 +15,10 @@ import dagster as dg
 from dagster._core.storage.tags import WILL_RETRY_TAG
 
 from surge_dagster.alerts import PATIENCE_SECONDS, Alert, AlertHook, Deliveries, Webhook
-from surge_dagster.assets.names import CatalogNames
-from surge_dagster.assets.run_assets import embeds, switches
 from surge_dagster.assets.superbatches import figures_of
-from surge_dagster.engine.telemetry import is_slow
+from surge_dagster.engine.report import is_slow
+from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.run_assets import embeds, switches
 from surge_dagster.settings import Settings
 
 _SENSOR_SECONDS = 30

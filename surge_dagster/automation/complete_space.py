@@ -16,16 +16,16 @@ from functools import partial
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from surge_dagster.assets.active_runs import active_runs
 from surge_dagster.assets.current_space import REFUSED_TAG
-from surge_dagster.assets.names import CatalogNames
-from surge_dagster.assets.outputs import known_space
-from surge_dagster.assets.run_assets import switches
-from surge_dagster.assets.sensor_cursor import Request
 from surge_dagster.engine.errors import SurgeError
 from surge_dagster.engine.output.current_space import space_of_readers
-from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.switching import missing_from
+from surge_dagster.orchestration.active_runs import active_runs
+from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.outputs import known_space
+from surge_dagster.orchestration.run_assets import switches
+from surge_dagster.orchestration.sensor_cursor import Request
 from surge_dagster.settings import Settings
 
 _SENSOR_SECONDS = 60

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import dagster as dg
 
-from surge_dagster.assets.heartbeats import LOOK_SECONDS, look_for_lost_runs
-from surge_dagster.assets.names import CatalogNames
-from surge_dagster.assets.pool_limit import enter_pool
+from surge_dagster.orchestration.heartbeats import LOOK_SECONDS, look_for_lost_runs
+from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.pool_limit import enter_pool
 
 
 def lost_runs(names: CatalogNames) -> dg.SensorDefinition:

@@ -10,20 +10,20 @@ from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
-from surge_dagster.assets.active_runs import held_by_active_runs
-from surge_dagster.assets.asked_settings import with_settings
-from surge_dagster.assets.discovery import Look
-from surge_dagster.assets.launch import shard_requests
-from surge_dagster.assets.names import CatalogNames
-from surge_dagster.assets.partition_events import made
-from surge_dagster.assets.partition_keys import to_partition_key, with_short_keys
-from surge_dagster.assets.pool_limit import POOL, enter_pool
-from surge_dagster.assets.refusals import refusal_terms
-from surge_dagster.assets.runless_events import is_real_tick, store_runless
-from surge_dagster.assets.sensor_cursor import SensorCursor
 from surge_dagster.assets.source_partitions import in_chunks
-from surge_dagster.assets.vanished import Vanishing
 from surge_dagster.engine.errors import SurgeError
+from surge_dagster.orchestration.active_runs import held_by_active_runs
+from surge_dagster.orchestration.discovery import Look
+from surge_dagster.orchestration.expected_settings import with_settings
+from surge_dagster.orchestration.launch import shard_requests
+from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.partition_events import made
+from surge_dagster.orchestration.partition_keys import to_partition_key, with_short_keys
+from surge_dagster.orchestration.pool_limit import POOL, enter_pool
+from surge_dagster.orchestration.refusals import refusal_terms
+from surge_dagster.orchestration.removed_partitions import Vanishing
+from surge_dagster.orchestration.runless_events import is_real_tick, store_runless
+from surge_dagster.orchestration.sensor_cursor import SensorCursor
 from surge_dagster.settings import Settings
 
 _SENSOR_SECONDS = 30

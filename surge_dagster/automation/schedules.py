@@ -14,11 +14,11 @@ from typing import Any
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from surge_dagster.assets.active_runs import active_runs, held_by_active_runs
-from surge_dagster.assets.asked_settings import with_settings
-from surge_dagster.assets.names import CatalogNames
-from surge_dagster.assets.outputs import SpaceNotBegun
-from surge_dagster.assets.refresh_shards import refresh_requests
+from surge_dagster.orchestration.active_runs import active_runs, held_by_active_runs
+from surge_dagster.orchestration.expected_settings import with_settings
+from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.outputs import SpaceNotBegun
+from surge_dagster.orchestration.refresh_shards import refresh_requests
 from surge_dagster.settings import Settings
 
 

@@ -22,8 +22,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from surge_dagster.engine.catalog import KEY_METADATA, SOURCE_VERSION_METADATA, encode_key
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.sources.partition import KEY_METADATA, SOURCE_VERSION_METADATA
+from surge_dagster.engine.support.keys import encode_key
 
 ROW_GROUP_ROWS = 65_536
 

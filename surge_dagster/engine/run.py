@@ -20,26 +20,21 @@ from dataclasses import replace
 
 import numpy as np
 
-from surge_dagster.engine.admission import Admission
-from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.arena import Arena, ArenaClosed, Slot
 from surge_dagster.engine.encoder.calls import EncodeCall, EncodeFigures
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import FileFormat
 from surge_dagster.engine.errors import Cancelled, EncoderError
-from surge_dagster.engine.ledger import Ledger
-from surge_dagster.engine.machine_memory import memory_bytes
 from surge_dagster.engine.memory import fit_memory, largest_pieces
+from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.output.current_space import keep_current
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.output.left_overs import sweep_left_overs
+from surge_dagster.engine.output.orphan_files import sweep_left_overs
 from surge_dagster.engine.output.publisher import EncodedSuperBatch, PublishedSuperBatch, Publisher
 from surge_dagster.engine.output.space_target import SpaceTarget
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.output.staging import Staging
-from surge_dagster.engine.output.store import Store
-from surge_dagster.engine.superbatch import Aggregator, SuperBatch, Thresholds
-from surge_dagster.engine.telemetry import (
+from surge_dagster.engine.reading import Admission
+from surge_dagster.engine.report import (
     Failure,
     InFlight,
     MemoryGauge,
@@ -49,8 +44,13 @@ from surge_dagster.engine.telemetry import (
     SuperBatchReport,
     is_slow,
 )
-from surge_dagster.engine.timeline import Span
-from surge_dagster.engine.waiting import next_item
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.superbatch import Aggregator, SuperBatch, Thresholds
+from surge_dagster.engine.support.ledger import Ledger
+from surge_dagster.engine.support.machine_memory import memory_bytes
+from surge_dagster.engine.support.timeline import Span
+from surge_dagster.engine.support.waiting import next_item
 
 log = logging.getLogger(__name__)
 

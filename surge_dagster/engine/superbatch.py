@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.catalog import Partition, RowBatch
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.errors import ConfigError, DataError
+from surge_dagster.engine.sources.partition import Partition, RowBatch
 
 _TARGET_SECONDS = 5.0
 _B_MIN_RANGE = (1_000, 100_000)

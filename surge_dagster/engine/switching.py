@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from surge_dagster.engine.catalog import Source
-from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
+from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import CurrentSpace, read_current, write_current
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.sources.partition import Source
+from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.verify import Verified, Violation, verify
 
 _KEPT = 200

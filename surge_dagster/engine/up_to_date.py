@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from surge_dagster.engine.catalog import Partition
-from surge_dagster.engine.encoder.spec import EncodingSpec, FileFormat
 from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.model.spec import EncodingSpec, FileFormat
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import find_space, require_format
-from surge_dagster.engine.output.store import Store
-from surge_dagster.engine.telemetry import RunReport
+from surge_dagster.engine.report import RunReport
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.store.store import Store
 
 
 def report_when_fresh(

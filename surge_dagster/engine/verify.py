@@ -18,25 +18,25 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.catalog import Partition, RowBatch, Source
-from surge_dagster.engine.columns import value_lengths
-from surge_dagster.engine.content import ContentDigest, IdSet, refuse_repeated_id
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import DataError, StoreUnavailable, SurgeError, TransientError
-from surge_dagster.engine.output.embedding_file import (
+from surge_dagster.engine.files.embedding_file import (
     FileFacts,
     InvalidFile,
     check_schema,
     desired_version,
     matrix_of,
 )
-from surge_dagster.engine.output.file_formats import SUFFIXES, OutputFile, file_name, format_of, open_output_file
+from surge_dagster.engine.files.file_formats import SUFFIXES, OutputFile, file_name, format_of, open_output_file
+from surge_dagster.engine.files.validation import invalid_row
+from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.staging import STAGING
-from surge_dagster.engine.output.store import Store
-from surge_dagster.engine.output.validation import invalid_row
-from surge_dagster.engine.unreadable import UNREADABLE, first_line, is_systems, not_given
+from surge_dagster.engine.sources.content import ContentDigest, IdSet, refuse_repeated_id
+from surge_dagster.engine.sources.partition import Partition, RowBatch, Source
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.columns import value_lengths
+from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given
 
 # Promise 5 of the design: lowest cosine between a stored vector and the same text encoded again. int8 vectors are
 # compared with int8 ones: roundings that fell the other way in another batch gave 0.9999, on other kernels 0.9995.

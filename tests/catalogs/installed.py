@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from surge_dagster.engine.catalog import encode_key
+from surge_dagster.engine.support.keys import encode_key
 
 
 def functions(count: int, *, prefix: str = "task") -> str:

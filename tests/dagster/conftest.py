@@ -20,10 +20,10 @@ from dagster._core.definitions.sensor_definition import SensorExecutionData
 from sqlalchemy import Engine, event
 
 from benchmarks.postgres_server import PostgresServer, postgres_server
-from surge_dagster.assets.names import CatalogNames
 from surge_dagster.assets.superbatches import figures_of
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.in_process import origin_of
+from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.settings import load_settings
 from tests.small_catalogs import DIMENSION, Rows, numbered_rows, write_partition
 

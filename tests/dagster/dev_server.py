@@ -256,7 +256,8 @@ class DevServer:
 
     def encoder_workers(self) -> list[psutil.Process]:
         """Living encoder processes that belong to this server's runs."""
-        return [process for process in self.processes() if "surge_dagster.engine.encoder.worker" in _command(process)]
+        name = "surge_dagster.engine.encoder.worker.main"
+        return [process for process in self.processes() if name in _command(process)]
 
     def processes(self) -> list[psutil.Process]:
         """Every living process that this server started, however far down."""

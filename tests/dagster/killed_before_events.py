@@ -16,12 +16,12 @@ from pathlib import Path
 
 import dagster as dg
 
-from surge_dagster.assets import event_writer
-from surge_dagster.assets.event_batches import Store, event_store
-from surge_dagster.assets.names import CatalogNames
-from surge_dagster.assets.partition_events import AnyEvent
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.in_process import execute, local_instance
+from surge_dagster.orchestration import event_writer
+from surge_dagster.orchestration.event_batches import Store, event_store
+from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.partition_events import AnyEvent
 from surge_dagster.settings import load_settings
 
 

@@ -11,9 +11,9 @@ import sys
 
 from dagster._core.events import DagsterEvent
 
-from surge_dagster.assets.names import CatalogNames
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.in_process import execute, local_instance
+from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.settings import load_settings
 
 

@@ -28,12 +28,12 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
 
-from surge_dagster.assets.launch import keys_of
 from surge_dagster.engine.output.freshness import file_name
+from surge_dagster.orchestration.launch import keys_of
 from surge_dagster.settings import Settings, load_settings
 from tests.dagster.conftest import NAMES, ROOT, Workbench
 from tests.dagster.moving_catalog import MovingCatalog
-from tests.engine.output.object_server import BUCKET, Fault, ObjectServer, Plan, always
+from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, Plan, always
 
 _MARK = "SURGE_TEST_MARK"
 _OUTPUT = f"s3://{BUCKET}/out"

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import dagster as dg
 import pytest
 
-from surge_dagster.assets import active_runs as active_runs_module
-from surge_dagster.assets import heartbeats
-from surge_dagster.assets.active_runs import (
+from surge_dagster.orchestration import active_runs as active_runs_module
+from surge_dagster.orchestration import heartbeats
+from surge_dagster.orchestration.active_runs import (
     _MACHINE_TAG,
     _PROCESS_TAG,
     _process,
@@ -21,7 +21,7 @@ from surge_dagster.assets.active_runs import (
     is_elsewhere,
     process_tags,
 )
-from surge_dagster.assets.heartbeats import _BEAT_TAG, signed
+from surge_dagster.orchestration.heartbeats import _BEAT_TAG, signed
 from tests.dagster.conftest import NAMES, Workbench
 from tests.dagster.dev_server import eventually
 

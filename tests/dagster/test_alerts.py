@@ -20,9 +20,9 @@ from dagster_slack import SlackResource
 from slack_sdk.web.client import WebClient
 
 from surge_dagster.alerts import PATIENCE_SECONDS, Alert, Deliveries, NotDelivered, Webhook
-from surge_dagster.assets.names import CatalogNames
 from surge_dagster.automation.alert_sensors import WAIT_SECONDS_PER_TICK
 from surge_dagster.definitions import embedding_catalog
+from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.settings import load_settings
 from surge_dagster.slack_alerts import SlackAlerts
 from tests.dagster.conftest import NAMES, Workbench

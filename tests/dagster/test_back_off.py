@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surge_dagster.assets.sensor_cursor import Gone, Request, SensorCursor, digest
+from surge_dagster.orchestration.sensor_cursor import Gone, Request, SensorCursor, digest
 from tests.dagster.conftest import Workbench, requested
 
 MOMENT = datetime(2026, 1, 31, 12, tzinfo=UTC)

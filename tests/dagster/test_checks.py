@@ -10,15 +10,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from surge_dagster.assets import read_back
-from surge_dagster.assets.failures import failure_table
 from surge_dagster.check_policy import CHECK_NAMES, CheckName
-from surge_dagster.engine.catalog import Partition
-from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import ConfigError, StoreUnavailable
-from surge_dagster.engine.output.local_store import LocalStore
-from surge_dagster.engine.output.store import Store
-from surge_dagster.engine.telemetry import Failure
+from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.report import Failure
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.engine.store.store import Store
+from surge_dagster.orchestration import read_back
+from surge_dagster.orchestration.failures import failure_table
 from tests.dagster.conftest import NAMES, Workbench
 from tests.small_catalogs import numbered_rows, rewrite, with_vectors
 

@@ -10,10 +10,10 @@ import dagster as dg
 import pytest
 
 from surge_dagster import Embeddings
-from surge_dagster.assets.active_runs import _PROCESS_TAG, _start_of_machine, process_tags
 from surge_dagster.automation import complete_space
 from surge_dagster.engine.output.current_space import CurrentSpace, read_current, write_current
 from surge_dagster.engine.switching import SwitchRefused
+from surge_dagster.orchestration.active_runs import _PROCESS_TAG, _start_of_machine, process_tags
 from tests.dagster.conftest import NAMES, Ran, Workbench
 from tests.small_catalogs import numbered_rows, write_partition
 from tests.spaces import KEYS, Spaces

@@ -18,8 +18,8 @@ from dagster._core.events.log import EventLogEntry
 from dagster._core.storage.event_log import SqliteEventLogStorage
 from dagster._serdes import serialize_value
 
-from surge_dagster.event_rows import EventRows
 from surge_dagster.event_storage import BatchingSqliteEventLogStorage
+from surge_dagster.orchestration.event_rows import EventRows
 
 RUNS = ("00000000-0000-0000-0000-000000000001", "00000000-0000-0000-0000-000000000002")
 

@@ -12,9 +12,9 @@ from dagster._serdes import serialize_value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surge_dagster.assets.event_texts import EventTexts
-from surge_dagster.assets.partition_events import AnyEvent, FilePath, PartitionEvent
-from surge_dagster.assets.partition_events import made as dagsters
+from surge_dagster.orchestration.event_texts import EventTexts
+from surge_dagster.orchestration.partition_events import AnyEvent, FilePath, PartitionEvent
+from surge_dagster.orchestration.partition_events import made as dagsters
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.sampled_from(
     ["7316400070000000", '"', "\\", "%s %d"]

@@ -11,11 +11,11 @@ from functools import partial
 import dagster as dg
 import pytest
 
-from surge_dagster.assets import event_batches, event_writer
-from surge_dagster.assets.event_batches import Store
-from surge_dagster.assets.event_writer import EventWriter
-from surge_dagster.assets.partition_events import AnyEvent
 from surge_dagster.engine.run import EmbeddingRun
+from surge_dagster.orchestration import event_batches, event_writer
+from surge_dagster.orchestration.event_batches import Store
+from surge_dagster.orchestration.event_writer import EventWriter
+from surge_dagster.orchestration.partition_events import AnyEvent
 from tests.dagster.conftest import Workbench
 from tests.dagster.test_events import MATERIALIZATION, execute, ids_of
 from tests.signals import interrupted_in_another_thread

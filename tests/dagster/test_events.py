@@ -21,20 +21,19 @@ from dagster._serdes import deserialize_value
 from dagster_postgres.event_log import PostgresEventLogStorage
 
 from benchmarks.postgres_server import PostgresServer
-from surge_dagster import event_rows
-from surge_dagster.assets import event_batches, event_texts, event_writer, lineage
-from surge_dagster.assets.event_batches import Store, event_store
-from surge_dagster.assets.event_writer import EventWriter
-from surge_dagster.assets.partition_events import AnyEvent, made
-from surge_dagster.assets.partition_keys import MOST_BYTES, with_short_keys
-from surge_dagster.assets.planned import plan
-from surge_dagster.assets.row_store import writers_turn
-from surge_dagster.assets.runless_events import store_runless
 from surge_dagster.assets.source_partitions import DATA_VERSION_TAG, observation
-from surge_dagster.engine.catalog import Partition
+from surge_dagster.engine.report import Receipt
 from surge_dagster.engine.sources.parquet import _VERSION_BYTES
-from surge_dagster.engine.telemetry import Receipt
-from surge_dagster.event_rows import EventRows, postgres_writer
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.orchestration import event_batches, event_rows, event_texts, event_writer, lineage
+from surge_dagster.orchestration.event_batches import Store, event_store
+from surge_dagster.orchestration.event_rows import EventRows, postgres_writer
+from surge_dagster.orchestration.event_writer import EventWriter
+from surge_dagster.orchestration.partition_events import AnyEvent, made
+from surge_dagster.orchestration.partition_keys import MOST_BYTES, with_short_keys
+from surge_dagster.orchestration.planned import plan
+from surge_dagster.orchestration.row_store import writers_turn
+from surge_dagster.orchestration.runless_events import store_runless
 from tests.dagster.conftest import NAMES, ROOT, Workbench
 from tests.dagster.dev_server import eventually
 from tests.dagster.test_event_storage import entries as event_log_entries

@@ -15,16 +15,17 @@ from dagster._core.execution.retries import RetryMode
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
 
-from surge_dagster.assets import embeddings, heartbeats, read_back
-from surge_dagster.assets.failures import table_of_failures
-from surge_dagster.assets.outcome import Outcome
+from surge_dagster.assets import embeddings
 from surge_dagster.check_policy import CheckPolicy
-from surge_dagster.engine.catalog import Partition
-from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import ConfigError, EncoderError, StoreUnavailable
-from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.report import Failure
 from surge_dagster.engine.sources.parquet import ParquetCatalog
-from surge_dagster.engine.telemetry import Failure
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.store.store import Store
+from surge_dagster.orchestration import heartbeats, read_back
+from surge_dagster.orchestration.failures import table_of_failures
+from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.resources import Encoder
 from tests.dagster.conftest import NAMES, Workbench, requested
 
@@ -473,7 +474,7 @@ def test_a_disk_that_failed_once_while_the_sensor_read_a_file_is_forgotten(
     bench.instance.wipe_assets([NAMES.embeddings])
     with monkeypatch.context() as patch:
         damage = Failure("a", "it cannot be read", transient=True)
-        patch.setattr("surge_dagster.assets.read_back.file_failure", lambda *_: damage)
+        patch.setattr("surge_dagster.orchestration.read_back.file_failure", lambda *_: damage)
         found = bench.tick()
         assert requested(found) == [["a"]] and not found.asset_events
     [adopted] = bench.tick().asset_events

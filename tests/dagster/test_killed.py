@@ -77,7 +77,7 @@ def test_a_run_in_the_terminal_ends_with_ctrl_c_and_leaves_no_process(bench: Wor
         "SURGE_BACKEND": "gated_backend:GatedBackend",
     }
     process = subprocess.Popen([sys.executable, "-c", program], env=environment, cwd=ROOT)
-    workers = "surge_dagster.engine.encoder.worker"
+    workers = "surge_dagster.engine.encoder.worker.main"
     eventually("a worker", lambda: any(workers in p.cmdline() for p in living(str(bench.root))))
     eventually("the space, which a run makes when it begins", lambda: list(bench.output.glob("*/space.json")))
     process.send_signal(signal.SIGINT)

@@ -13,16 +13,16 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from surge_dagster.assets.partition_keys import from_partition_key, to_partition_key
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.output.current_space import space_of_readers
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.verify import Violation, verify
+from surge_dagster.orchestration.partition_keys import from_partition_key, to_partition_key
 from tests.dagster.conftest import NAMES, Workbench
 from tests.dagster.dev_server import eventually
 from tests.dagster.moving_catalog import Moved
 from tests.dagster.nights import Ended, Production
-from tests.engine.output.object_server import ObjectServer
+from tests.engine.store.object_server import ObjectServer
 
 _HOURS_OF_TICKS = (7, 8, 8)
 # Checks, the start and the end of a run, in the database that all runs share; the log of one run, in its own.
@@ -66,7 +66,7 @@ def test_twenty_four_nights_leave_what_is_due_and_nothing_else(
 def live_through(bench: Workbench, server: ObjectServer, monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
     monkeypatch.setenv("SURGE_CACHE_DIR", str(bench.root / "cache"))
     # Three ticks a day stand for thousands.
-    monkeypatch.setattr("surge_dagster.assets.sensor_cursor._LONGEST_PAUSE", timedelta(days=1))
+    monkeypatch.setattr("surge_dagster.orchestration.sensor_cursor._LONGEST_PAUSE", timedelta(days=1))
     shared_memory = set(Path("/dev/shm").iterdir())
     production = Production.begin(bench, server, vanished=plan.vanished)
     nights = Nights(production, plan)

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from dagster._core.remote_representation.external_data import RepositorySnap
 
 from surge_dagster.definitions import embedding_catalog
-from surge_dagster.engine.output import StorageOptions
+from surge_dagster.engine.store import StorageOptions
 from surge_dagster.resources import OutputStore
 from surge_dagster.settings import StorageSettings, load_settings
 

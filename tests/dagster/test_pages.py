@@ -12,8 +12,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from surge_dagster.assets.names import CatalogNames
-from surge_dagster.assets.partition_keys import from_partition_key, to_partition_key
+from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.partition_keys import from_partition_key, to_partition_key
 from tests.dagster.camera import Camera, camera_on
 from tests.dagster.dev_server import DevServer, dev_server, eventually
 from tests.small_catalogs import numbered_rows, write_partition

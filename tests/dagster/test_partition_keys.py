@@ -5,15 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surge_dagster.assets.partition_keys import (
+from surge_dagster.engine.errors import DataError
+from surge_dagster.engine.support.keys import encode_key
+from surge_dagster.orchestration.partition_keys import (
     MOST_BYTES,
     from_partition_key,
     is_canonical,
     to_partition_key,
     with_short_keys,
 )
-from surge_dagster.engine.catalog import encode_key
-from surge_dagster.engine.errors import DataError
 from tests.small_catalogs import partition_of
 
 AWKWARD = st.text(alphabet=st.sampled_from('ab.%,[]"*| \t\n\u2028\u00a0äß/'), min_size=1, max_size=12)

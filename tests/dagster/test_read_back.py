@@ -11,18 +11,18 @@ from typing import Any, cast
 
 import pytest
 
-from surge_dagster.assets import read_back
-from surge_dagster.assets.read_back import Found, ReadBack
-from surge_dagster.engine.catalog import Partition, RowBatch
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
-from surge_dagster.engine.output.store import Store
-from surge_dagster.engine.telemetry import Failure
+from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.report import Failure
+from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.store.store import Store
+from surge_dagster.orchestration import read_back
+from surge_dagster.orchestration.read_back import Found, ReadBack
 from tests.dagster.conftest import NAMES, Workbench
 from tests.dagster.nights import Production
-from tests.engine.output.object_server import ObjectServer
 from tests.engine.runs import finish, make_run
+from tests.engine.store.object_server import ObjectServer
 from tests.signals import interrupted_in_another_thread
 from tests.small_catalogs import FailingStore, numbered_rows, partition_of, row_batch_of
 

@@ -14,12 +14,12 @@ from dagster._core.storage.event_log.schema import AssetEventTagsTable, SqlEvent
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
-from surge_dagster.assets import lineage, records_version
-from surge_dagster.assets.lineage import read_catalogued_again
-from surge_dagster.assets.records_version import records_mark, registered_version
-from surge_dagster.assets.records_version import records_version as token
-from surge_dagster.assets.refusals import refusal, refusal_terms
-from surge_dagster.assets.runless_events import store_runless
+from surge_dagster.orchestration import lineage, records_version
+from surge_dagster.orchestration.lineage import read_catalogued_again
+from surge_dagster.orchestration.records_version import records_mark, registered_version
+from surge_dagster.orchestration.records_version import records_version as token
+from surge_dagster.orchestration.refusals import refusal, refusal_terms
+from surge_dagster.orchestration.runless_events import store_runless
 from tests.dagster.conftest import NAMES, Workbench
 
 _KEYS = ["a", "b"]

@@ -11,15 +11,17 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from surge_dagster.assets import embeddings, read_back
-from surge_dagster.assets.partition_keys import to_partition_key
+from surge_dagster.assets import embeddings
 from surge_dagster.automation.alert_sensors import _failed_partitions
-from surge_dagster.engine.catalog import Partition, RowBatch, encode_key
-from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import StoreUnavailable
-from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.report import Failure
 from surge_dagster.engine.sources.parquet import ParquetCatalog
-from surge_dagster.engine.telemetry import Failure
+from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.keys import encode_key
+from surge_dagster.orchestration import read_back
+from surge_dagster.orchestration.partition_keys import to_partition_key
 from tests.dagster.conftest import NAMES, Workbench, requested
 from tests.dagster.test_failures import NULL_TEXT, shown
 from tests.small_catalogs import rewrite
@@ -28,7 +30,7 @@ from tests.small_catalogs import rewrite
 def test_every_partition_that_failed_is_shown_and_left_alone_however_many_there_are(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("surge_dagster.assets.planned._AT_ONCE", 4)
+    monkeypatch.setattr("surge_dagster.orchestration.planned._AT_ONCE", 4)
     bad = {f"bad{number:02}" for number in range(10)}
     for key in sorted(bad):
         bench.write(key, NULL_TEXT)

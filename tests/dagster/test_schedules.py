@@ -9,9 +9,9 @@ from unittest import mock
 import dagster as dg
 import pytest
 
-from surge_dagster.assets import refresh_shards
 from surge_dagster.engine.errors import Cancelled, StoreUnavailable
-from surge_dagster.engine.output.local_store import LocalStore
+from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.orchestration import refresh_shards
 from tests.dagster.conftest import NAMES, Workbench
 from tests.spaces import KEYS, ROWS, Spaces
 
@@ -49,7 +49,7 @@ def test_a_night_whose_store_does_not_answer_is_one_run_that_tries_again_and_beg
     space = three_spaces.copy_to(bench.root, ("hash://16",)).of("hash://16").name
     bench.settings |= {"max_partitions_per_run": 1, "forced_cron": "0 4 1 * *"}
     down = mock.Mock(side_effect=StoreUnavailable("GET failed (503: SlowDown) after 3 attempts."))
-    monkeypatch.setattr(f"surge_dagster.assets.refresh_shards.{asked}", down)
+    monkeypatch.setattr(f"surge_dagster.orchestration.refresh_shards.{asked}", down)
     expected = {"expected_space": space} if asked == "file_states" else {}
     assert config_of(tick(bench, NAMES.schedule)) == {"unattended": True} | expected
     if asked == "known_space":  # the other is no question of one that encodes everything

@@ -12,17 +12,17 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from surge_dagster.assets import runless_events
-from surge_dagster.assets.active_runs import _PROCESS_TAG, _process, process_tags
-from surge_dagster.assets.asked_settings import require_columns, require_encoding, with_settings
-from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.output import open_store
+from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources.parquet import ParquetCatalog
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.store import open_store
+from surge_dagster.orchestration import runless_events
+from surge_dagster.orchestration.active_runs import _PROCESS_TAG, _process, process_tags
+from surge_dagster.orchestration.expected_settings import require_columns, require_encoding, with_settings
 from surge_dagster.resources import CatalogSource, Encoder
 from surge_dagster.settings import load_settings
 from tests.dagster.conftest import NAMES, Workbench, requested
@@ -183,7 +183,7 @@ def test_a_run_gets_at_most_the_configured_number_of_partitions(bench: Workbench
 
 
 def test_many_keys_travel_in_a_file(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("surge_dagster.assets.launch._INLINE_KEYS", 3)
+    monkeypatch.setattr("surge_dagster.orchestration.launch._INLINE_KEYS", 3)
     for key in "abcd":
         bench.write(key)
     [request] = bench.tick().run_requests or []
@@ -267,8 +267,8 @@ def test_a_tick_reads_back_what_it_adopts_and_no_more_than_it_has_time_for(
         file.seek(600)
         file.write(b"\xff\xff\xff\xff")
     size = bench.file("b").stat().st_size + 50
-    monkeypatch.setattr("surge_dagster.assets.adoption._BYTES", 2 * size)
-    monkeypatch.setattr("surge_dagster.assets.adoption._FILE_BYTES", size)
+    monkeypatch.setattr("surge_dagster.orchestration.adoption._BYTES", 2 * size)
+    monkeypatch.setattr("surge_dagster.orchestration.adoption._FILE_BYTES", size)
     first, second = bench.tick(), bench.tick()
     assert [event.partition for event in first.asset_events] == ["b"], "and a was read in the same tick"
     assert requested(first) == [["a"]]

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from surge_dagster.engine.encoder.spec import EncodingSpec
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.output import StorageOptions
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.store import StorageOptions
 from surge_dagster.resources.encoder import Encoder
 from surge_dagster.settings import load_settings
 

@@ -11,10 +11,10 @@ import pytest
 from dagster._core.definitions.sensor_definition import SensorExecutionData
 
 from surge_dagster import embedding_catalog
-from surge_dagster.assets import run_assets
-from surge_dagster.assets.names import CatalogNames
 from surge_dagster.check_policy import CHECK_NAMES
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.orchestration import run_assets
+from surge_dagster.orchestration.names import CatalogNames
 from tests.dagster.conftest import Ran, Workbench
 from tests.small_catalogs import numbered_rows, write_partition
 

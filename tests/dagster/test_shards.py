@@ -19,8 +19,8 @@ from dagster._core.launcher import DefaultRunLauncher
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surge_dagster.assets.launch import name_keys, shard_requests
-from surge_dagster.engine.catalog import Partition
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.orchestration.launch import name_keys, shard_requests
 from surge_dagster.shards import Sharding, weight
 from tests.dagster.conftest import NAMES, ROOT, Workbench, requested
 from tests.dagster.dev_server import eventually
@@ -69,8 +69,8 @@ def test_keys_travel_inline_where_runs_may_be_on_another_machine(bench: Workbenc
 def test_a_list_of_keys_stays_as_long_as_a_run_that_names_it_is_not_over(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("surge_dagster.assets.launch._INLINE_KEYS", 1)
-    monkeypatch.setattr("surge_dagster.assets.launch._KEY_FILES_KEPT", 1)
+    monkeypatch.setattr("surge_dagster.orchestration.launch._INLINE_KEYS", 1)
+    monkeypatch.setattr("surge_dagster.orchestration.launch._KEY_FILES_KEPT", 1)
 
     def written(seconds_ago: int, *keys: str) -> Path:
         path = Path(name_keys(bench.instance, keys)["keys_file"])

@@ -28,19 +28,19 @@ import numpy as np
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec, FileFormat
-from surge_dagster.engine.output import StorageOptions, open_store
-from surge_dagster.engine.output.local_store import LocalStore
-from surge_dagster.engine.output.local_upload import LocalUpload
-from surge_dagster.engine.output.object_store import ObjectStore
-from surge_dagster.engine.output.object_upload import WriteClient
+from surge_dagster.engine.model.spec import EncodingSpec, FileFormat
 from surge_dagster.engine.output.staging import STAGING
-from surge_dagster.engine.output.store import Store, StoredObject, Upload
-from surge_dagster.engine.output.xml_client import Body, Version
+from surge_dagster.engine.report import Receipt
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.store import StorageOptions, open_store
+from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.engine.store.local_upload import LocalUpload
+from surge_dagster.engine.store.object_store import ObjectStore
+from surge_dagster.engine.store.object_upload import WriteClient
+from surge_dagster.engine.store.store import Store, StoredObject, Upload
+from surge_dagster.engine.store.xml_client import Body, Version
 from surge_dagster.engine.superbatch import Thresholds
-from surge_dagster.engine.telemetry import Receipt
 from tests.engine.paused_backend import PAUSE_VARIABLE, reached
 from tests.small_catalogs import DIMENSION
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.arena import Arena, Slot
 from surge_dagster.engine.encoder.calls import EncodeCall, EncodeFigures
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.output import open_store
-from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.report import Failure, Receipt
 from surge_dagster.engine.run import EmbeddingRun
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.store import open_store
+from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.superbatch import Thresholds
-from surge_dagster.engine.telemetry import Failure, Receipt
 from tests.small_catalogs import Rows, partition_of
 
 SMALL = Thresholds(b_min=50, b_max=100)

@@ -13,18 +13,19 @@ import pytest
 from surge_dagster import open_embeddings
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.output import freshness, open_store
-from surge_dagster.engine.output.embedding_file import FileFacts
+from surge_dagster.engine.files.embedding_file import FileFacts
+from surge_dagster.engine.output import freshness
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import find_space
 from surge_dagster.engine.output.staging import STAGING
 from surge_dagster.engine.search import search
 from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.store import open_store
 from surge_dagster.engine.superbatch import Thresholds
 from surge_dagster.engine.up_to_date import report_when_fresh
 from surge_dagster.engine.verify import Verified, Violation, verify
-from tests.engine.output.object_server import ObjectServer
 from tests.engine.runs import failures, finish, in_memory, make_run, receipts
+from tests.engine.store.object_server import ObjectServer
 from tests.engine.test_run_object_store import open_bucket
 from tests.small_catalogs import (
     Rows,

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surge_dagster.catalogs.synthetic import partition_sizes
-from surge_dagster.engine.catalog import Partition, RowBatch
 from surge_dagster.engine.cost_model import (
     CostConstants,
     Recommendation,
@@ -26,8 +25,9 @@ from surge_dagster.engine.cost_model import (
 )
 from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.report import overlap_ratio
+from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.superbatch import Aggregator, Bounds, OpenPartition, Thresholds
-from surge_dagster.engine.telemetry import overlap_ratio
 
 TEXTS, PARTITIONS, FLUSHES = 10_000_000, 4_000, 100
 MINILM = CostConstants(call_seconds=0.087, text_seconds=0.149e-3, workers=4)

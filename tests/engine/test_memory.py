@@ -20,17 +20,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from surge_dagster.engine import memory
-from surge_dagster.engine.catalog import Partition, RowBatch
 from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec
 from surge_dagster.engine.memory import fit_memory, plan_memory
-from surge_dagster.engine.output.local_store import LocalStore, LocalUpload
-from surge_dagster.engine.output.object_store import open_object_store
-from surge_dagster.engine.output.object_upload import ObjectUpload
-from surge_dagster.engine.output.storage_options import StorageOptions
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.report import InFlight
+from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
+from surge_dagster.engine.store.object_store import open_object_store
+from surge_dagster.engine.store.object_upload import ObjectUpload
+from surge_dagster.engine.store.storage_options import StorageOptions
 from surge_dagster.engine.superbatch import Thresholds
-from surge_dagster.engine.telemetry import InFlight
 from tests.engine.runs import DoorPool, finish, finish_receipts, in_memory, make_run, smallest_limit
 from tests.small_catalogs import DIMENSION, assert_embedded, keys_of, numbered_rows, partition_of
 
@@ -292,7 +292,7 @@ _GROWTH = """
 import sys
 from pathlib import Path
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.model.spec import EncodingSpec
 from tests.engine.runs import in_memory, make_run
 from surge_dagster.engine.superbatch import Thresholds
 from tests.small_catalogs import numbered_rows, partition_of

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from surge_dagster.engine import run
 from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.memory import fit_memory, largest_pieces, plan_memory
+from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.superbatch import Bounds, OpenPartition, Segment, SuperBatch, Thresholds
 from tests.engine.runs import finish_receipts, make_run, smallest_limit
 from tests.small_catalogs import DIMENSION, keys_of, numbered_rows, partition_of

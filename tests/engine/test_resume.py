@@ -21,18 +21,18 @@ import psutil
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import FileFormat
+from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.staging import STAGING
-from surge_dagster.engine.output.store import Store
 from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.superbatch import Thresholds
 from tests.engine.killed_run import ENCODING, PART_POINTS, POINTS, SPLIT_POINTS, THRESHOLDS, open_output
 from tests.engine.runs import finish, make_run, receipts
 from tests.small_catalogs import Rows, assert_embedded, keys_of, numbered_rows, published_files, write_catalog
 
 if TYPE_CHECKING:
-    from tests.engine.output.object_server import ObjectServer
+    from tests.engine.store.object_server import ObjectServer
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "tests.engine.killed_run"]
@@ -256,7 +256,7 @@ def worker_with(pid: int) -> list[psutil.Process]:
     """The worker that has the pid, if there still is one: it may end at any moment, and the pid may be another's."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
-        if "surge_dagster.engine.encoder.worker" in process.cmdline():
+        if "surge_dagster.engine.encoder.worker.main" in process.cmdline():
             return [process]
     return []
 

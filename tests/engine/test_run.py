@@ -15,14 +15,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.output.freshness import file_name
+from surge_dagster.engine.report import Receipt, SuperBatchReport
 from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.superbatch import Thresholds
-from surge_dagster.engine.telemetry import Receipt, SuperBatchReport
 from tests.engine.runs import HeldCall, failures, finish, finish_receipts, in_memory, make_run, receipts
 from tests.small_catalogs import (
     DIMENSION,

@@ -18,13 +18,13 @@ import pytest
 
 from surge_dagster.engine import run as engine_run
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec
-from surge_dagster.engine.output.local_store import LocalStore, LocalUpload
+from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.publisher import Publisher
 from surge_dagster.engine.output.staging import STAGING
+from surge_dagster.engine.report import Pace
 from surge_dagster.engine.run import Event
+from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
 from surge_dagster.engine.superbatch import Thresholds
-from surge_dagster.engine.telemetry import Pace
 from tests.engine.runs import failures, finish, in_memory, make_run
 from tests.signals import interrupted_in_another_thread
 from tests.small_catalogs import DIMENSION, Rows, assert_embedded, numbered_rows, published_files

@@ -19,18 +19,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, EncoderError, TransientError
 from surge_dagster.engine.output.freshness import file_name
-from surge_dagster.engine.output.local_store import LocalStore, LocalUpload
-from surge_dagster.engine.output.store import StoredObject
+from surge_dagster.engine.report import Receipt
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
+from surge_dagster.engine.store.store import StoredObject
 from surge_dagster.engine.superbatch import Thresholds
-from surge_dagster.engine.telemetry import Receipt
 from tests.engine.runs import DoorPool, failures, finish, in_memory, make_run, receipts
 from tests.small_catalogs import Rows, assert_embedded, keys_of, numbered_rows, published_files, write_catalog
 
@@ -309,8 +309,8 @@ class TestOutputsThatCannotBeUsed:
 RUN_OUT_OF_DISK = """
 import resource, sys
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec
-from surge_dagster.engine.output import open_store
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.store import open_store
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.superbatch import Thresholds

@@ -22,18 +22,18 @@ from typer.testing import CliRunner
 from surge_dagster.cli import app
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import StoreUnavailable
+from surge_dagster.engine.files.embedding_file import read_facts, read_guarded
 from surge_dagster.engine.output import freshness
-from surge_dagster.engine.output.embedding_file import read_facts, read_guarded
 from surge_dagster.engine.output.freshness import file_name
-from surge_dagster.engine.output.object_store import ObjectStore, open_object_store
-from surge_dagster.engine.output.retries import Retrier
 from surge_dagster.engine.output.staging import SEGMENT_FORMAT, STAGING, SegmentFacts
-from surge_dagster.engine.output.storage_options import StorageOptions
 from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.store.object_store import ObjectStore, open_object_store
+from surge_dagster.engine.store.retries import Retrier
+from surge_dagster.engine.store.storage_options import StorageOptions
 from surge_dagster.engine.superbatch import Thresholds
 from surge_dagster.engine.verify import Violation, verify
-from tests.engine.output.object_server import BUCKET, Fault, ObjectServer, RandomFaults, always
 from tests.engine.runs import assert_nothing_is_held, failures, finish, make_run, receipts
+from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, RandomFaults, always
 from tests.small_catalogs import Rows, keys_of, numbered_rows, write_catalog
 
 SECRETS = (
@@ -364,8 +364,8 @@ _LIBRARY = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec
-from surge_dagster.engine.output import StorageOptions, open_store
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import open_source
 try:

@@ -13,14 +13,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from surge_dagster.engine.catalog import Partition, RowBatch, encode_key
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.output.freshness import file_name
+from surge_dagster.engine.report import Receipt
 from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.superbatch import Thresholds
-from surge_dagster.engine.telemetry import Receipt
+from surge_dagster.engine.support.keys import encode_key
 from tests.engine.runs import failures, finish, in_memory, make_run, receipts
 from tests.small_catalogs import (
     Rows,
@@ -266,7 +267,7 @@ def test_a_file_of_another_space_is_left_alone_and_named(hash_pool: EncoderPool,
 def rewrite_as_other_space(path: Path, space: str) -> None:
     from dataclasses import replace
 
-    from surge_dagster.engine.output.embedding_file import EmbeddingFileWriter
+    from surge_dagster.engine.files.embedding_file import EmbeddingFileWriter
 
     found = read_embedded(path.parent.parent, space, "k")
     with EmbeddingFileWriter(pa.OSFile(str(path), "wb"), pa.string(), 16, "float32", include_text=True) as writer:

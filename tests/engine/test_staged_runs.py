@@ -22,15 +22,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from surge_dagster.engine.catalog import Partition, RowBatch
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.output.local_store import LocalStore, LocalUpload
 from surge_dagster.engine.output.staging import STAGING
+from surge_dagster.engine.report import SuperBatchReport
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
 from surge_dagster.engine.superbatch import Thresholds
-from surge_dagster.engine.telemetry import SuperBatchReport
 from surge_dagster.engine.verify import Violation, verify
 from tests.engine.runs import SMALL, assert_nothing_is_held, failures, finish, make_run, receipts
 from tests.small_catalogs import Rows, assert_embedded, numbered_rows, partition_of, published_files, write_catalog
@@ -301,7 +301,7 @@ ON_A_SMALL_DISK = """
 import json, subprocess, sys
 from pathlib import Path
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.model.spec import EncodingSpec
 from tests.engine.runs import finish, in_memory, make_run
 from tests.small_catalogs import assert_embedded, numbered_rows
 disk = Path(sys.argv[1])

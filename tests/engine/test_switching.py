@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from surge_dagster.engine.catalog import Partition, Source
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.output.current_space import CurrentSpace, SwitchedMeanwhile, read_current
+from surge_dagster.engine.sources.partition import Partition, Source
 from surge_dagster.engine.switching import SwitchRefused, switch_space
 from tests.small_catalogs import FailingStore, numbered_rows, write_partition
 from tests.spaces import KEYS, ROWS, Spaces

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec
-from surge_dagster.engine.output import local_upload, open_store
-from surge_dagster.engine.output.local_store import LocalStore
-from surge_dagster.engine.output.local_upload import LocalUpload
-from surge_dagster.engine.output.store import Store
-from surge_dagster.engine.output.temp_files import Locked
+from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.store import local_upload, open_store
+from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.engine.store.local_upload import LocalUpload
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.store.temp_files import Locked
 from surge_dagster.engine.superbatch import Thresholds
 from tests.engine.runs import failures, make_run, receipts
 from tests.engine.test_run_object_store import open_bucket
@@ -42,7 +42,7 @@ from tests.small_catalogs import (
 )
 
 if TYPE_CHECKING:
-    from tests.engine.output.object_server import ObjectServer
+    from tests.engine.store.object_server import ObjectServer
 
 KEY = "moves"
 SIZES = [5, 900]  # the larger one is sent to a bucket in parts

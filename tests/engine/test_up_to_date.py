@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec
-from surge_dagster.engine.output import open_store
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.store import open_store
 from surge_dagster.engine.up_to_date import report_when_fresh
 from tests.engine.runs import finish, make_run
 from tests.small_catalogs import DIMENSION, numbered_rows, partition_of

@@ -16,16 +16,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from surge_dagster.engine.catalog import Source
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec
 from surge_dagster.engine.errors import StoreUnavailable
-from surge_dagster.engine.output import open_store
-from surge_dagster.engine.output.embedding_file import read_facts
-from surge_dagster.engine.output.local_store import LocalStore
-from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.files.embedding_file import read_facts
+from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.sources.partition import Source
+from surge_dagster.engine.store import open_store
+from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.superbatch import Thresholds
 from surge_dagster.engine.verify import Verified, Violation, verify
 from tests.small_catalogs import FailingStore, rewrite, with_vectors

@@ -22,9 +22,9 @@ from types import TracebackType
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.columns import value_parts
 from surge_dagster.engine.encoder.layout import SlotLayout, slot_arrays
 from surge_dagster.engine.errors import Cancelled
+from surge_dagster.engine.support.columns import value_parts
 
 _POLL_SECONDS = 0.05
 _KEYS = itertools.count()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from surge_dagster.engine.encoder.chunks import Job
 from surge_dagster.engine.encoder.dispatcher import Dispatcher
 from surge_dagster.engine.encoder.isolation import FailedRow
-from surge_dagster.engine.waiting import wait_in_turns
+from surge_dagster.engine.support.waiting import wait_in_turns
 
 
 @dataclass(frozen=True, slots=True)

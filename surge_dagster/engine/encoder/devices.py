@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from surge_dagster.engine.encoder.fingerprint import library_versions, usable_cores
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model.fingerprint import library_versions, usable_cores
 
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 

@@ -26,15 +26,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from surge_dagster.engine.encoder import wire
+from surge_dagster.engine.encoder import protocol
 from surge_dagster.engine.encoder.arena import Arena
-from surge_dagster.engine.encoder.child_process import how_it_ended
 from surge_dagster.engine.encoder.chunks import SMALLEST_CHUNK_WEIGHT, Chunk, Job
 from surge_dagster.engine.encoder.gpu_gauge import GpuGauge
 from surge_dagster.engine.encoder.isolation import MOST_LOSSES
 from surge_dagster.engine.encoder.worker_process import WorkerProcess, WorkerSeat
 from surge_dagster.engine.errors import ConfigError, EncoderError
-from surge_dagster.engine.waiting import wait_for_thread
+from surge_dagster.engine.support.child_process import how_it_ended
+from surge_dagster.engine.support.waiting import wait_for_thread
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Dispatcher:
         self._asking = threading.Lock()
         self.replays = 0
         self.failure: Exception | None = None
-        self.ready_messages: dict[int, wire.Message] = {}
+        self.ready_messages: dict[int, protocol.Message] = {}
         self.started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="surge-encoder-pool", daemon=True)
         self._thread.start()
@@ -170,7 +170,7 @@ class Dispatcher:
             if not worker.read_output():
                 self._selector.unregister(worker.output)
             return
-        received = wire.receive(worker.connection)
+        received = protocol.receive(worker.connection)
         if received is None:
             self._lose(worker, None)
         else:
@@ -190,7 +190,7 @@ class Dispatcher:
         self._selector.register(worker.connection, selectors.EVENT_READ, worker)
         self._selector.register(worker.output, selectors.EVENT_READ, worker)
 
-    def _hear(self, worker: WorkerProcess, message: wire.Message) -> None:
+    def _hear(self, worker: WorkerProcess, message: protocol.Message) -> None:
         if message["op"] == "beat":
             worker.note_progress(message["progress"])
             return
@@ -231,7 +231,7 @@ class Dispatcher:
         chunk.job.add(chunk, figures)
         self._put_down(chunk)
 
-    def _lose(self, worker: WorkerProcess, report: wire.Message | None, reason: str = "") -> None:
+    def _lose(self, worker: WorkerProcess, report: protocol.Message | None, reason: str = "") -> None:
         """Takes leave of a process and gives its seat and its chunks to a new one."""
         self._unregister(worker)
         index = worker.seat.index
@@ -372,7 +372,7 @@ class Dispatcher:
     def _ask_back(self, worker: WorkerProcess, chunk: Chunk) -> None:
         chunk.asked_back = True
         with contextlib.suppress(OSError):
-            wire.send(worker.connection, {"op": "return", "chunk": chunk.number})
+            protocol.send(worker.connection, {"op": "return", "chunk": chunk.number})
 
     def _take_back(self, worker: WorkerProcess, number: int) -> None:
         chunk = worker.take(number)
@@ -402,9 +402,9 @@ class Dispatcher:
             if arena_id not in worker.known_arenas:
                 worker.known_arenas.add(arena_id)
                 described = {"op": "arena", "arena": arena_id, "slots": arena.slots, "layout": arena.layout.to_json()}
-                wire.send(worker.connection, described, (descriptor,))
+                protocol.send(worker.connection, described, (descriptor,))
             work = {"op": "encode", "arena": arena_id, "slot": chunk.job.slot.index, "chunk": chunk.number}
-            wire.send(worker.connection, work | {"start": chunk.start, "stop": chunk.stop})
+            protocol.send(worker.connection, work | {"start": chunk.start, "stop": chunk.stop})
         except OSError:
             pass  # it has died; the end of its connection is the next thing to be read
         return True
@@ -424,7 +424,7 @@ class Dispatcher:
             if arena_id in worker.known_arenas:
                 worker.known_arenas.discard(arena_id)
                 with contextlib.suppress(OSError):
-                    wire.send(worker.connection, {"op": "drop", "arena": arena_id})
+                    protocol.send(worker.connection, {"op": "drop", "arena": arena_id})
 
     def _stop(self) -> None:
         self._stopping = True
@@ -464,7 +464,7 @@ class Dispatcher:
                 worker.kill()
                 continue
             with contextlib.suppress(OSError):
-                wire.send(worker.connection, {"op": "stop"})
+                protocol.send(worker.connection, {"op": "stop"})
         # All are killed before it is waited for any that a kill does not end: those waits are then one.
         deadline = time.monotonic() + _GRACE_SECONDS
         for worker in self._workers.values():

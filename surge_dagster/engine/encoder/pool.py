@@ -28,11 +28,11 @@ from surge_dagster.engine.encoder.calls import EncodeCall, EncodeFigures, as_new
 from surge_dagster.engine.encoder.chunks import Job
 from surge_dagster.engine.encoder.devices import choose_devices, choose_precision, worker_environment, worker_threads
 from surge_dagster.engine.encoder.dispatcher import Dispatcher
-from surge_dagster.engine.encoder.spec import EncodingSpec, Space
 from surge_dagster.engine.encoder.speed import texts_per_second
 from surge_dagster.engine.encoder.worker_process import WorkerSeat
 from surge_dagster.engine.errors import ConfigError, EncoderError
-from surge_dagster.engine.waiting import wait_in_turns
+from surge_dagster.engine.model.spec import EncodingSpec, Space
+from surge_dagster.engine.support.waiting import wait_in_turns
 
 log = logging.getLogger(__name__)
 

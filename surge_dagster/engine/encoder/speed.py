@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from surge_dagster.engine.encoder import disk_cache
-from surge_dagster.engine.encoder.fingerprint import cache_key, processor, usable_cores
+from surge_dagster.engine.model.fingerprint import cache_key, processor, usable_cores
+from surge_dagster.engine.support import disk_cache
 
 if TYPE_CHECKING:
     from surge_dagster.engine.encoder.pool import EncoderPool

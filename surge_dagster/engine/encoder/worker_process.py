@@ -13,9 +13,9 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from surge_dagster.engine.encoder import wire
-from surge_dagster.engine.encoder.child_process import module_command, module_environment
+from surge_dagster.engine.encoder import protocol
 from surge_dagster.engine.encoder.chunks import Chunk
+from surge_dagster.engine.support.child_process import module_command, module_environment
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ _ANSWER_SECONDS = 1.0
 _WHOLE_ANSWER_SECONDS = 0.2
 # Tearing down a process that holds much memory, or a device, takes a while; most end within milliseconds.
 _KILLED_SECONDS = 5.0
-_WORKER_MODULE = "surge_dagster.engine.encoder.worker"
+_WORKER_MODULE = "surge_dagster.engine.encoder.worker.main"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class WorkerSeat:
 
     index: int
     device: str
-    load_message: wire.Message
+    load_message: protocol.Message
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -87,7 +87,7 @@ class WorkerProcess:
         os.set_blocking(self.output.fileno(), False)
         # A process that died at once is noticed where every other death is: at the end of its connection.
         with contextlib.suppress(OSError):
-            wire.send(self.connection, _load_message(seat, token_budget, backend))
+            protocol.send(self.connection, _load_message(seat, token_budget, backend))
 
     @property
     def pid(self) -> int:
@@ -120,7 +120,7 @@ class WorkerProcess:
     def ask_where(self) -> None:
         """Has a process that seems to hang print the stacks of its threads, as far as it still can."""
         with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(wire.ASK_WHERE)
+            self.process.send_signal(protocol.ASK_WHERE)
         if not self._has_output(_ANSWER_SECONDS):
             return
         # A worker may go on printing without end, and its answer must not be lost in that.
@@ -183,7 +183,7 @@ class WorkerProcess:
         return bool(poll.poll(1_000 * patience_seconds))
 
 
-def _load_message(seat: WorkerSeat, token_budget: int | None, backend: str | None) -> wire.Message:
+def _load_message(seat: WorkerSeat, token_budget: int | None, backend: str | None) -> protocol.Message:
     message = dict(seat.load_message)
     if token_budget is not None:
         message["settings"] = message["settings"] | {"token_budget": token_budget}

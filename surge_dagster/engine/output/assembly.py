@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.output.embedding_file import STRING_COPIES, InvalidFile, levels_bytes
-from surge_dagster.engine.output.file_formats import FileWriter, new_writer
+from surge_dagster.engine.files.embedding_file import STRING_COPIES, InvalidFile, levels_bytes
+from surge_dagster.engine.files.file_formats import FileWriter, new_writer
+from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import PublishedFile
 from surge_dagster.engine.output.receipts import require_unchanged
 from surge_dagster.engine.output.space_target import SpaceTarget

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
+from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.spaces import SPACE_FILE, list_spaces
-from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.store.store import Store
 
 CURRENT_FILE = "current_space.json"
 _FORMAT = 1

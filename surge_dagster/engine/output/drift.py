@@ -19,13 +19,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.ledger import Ledger
-from surge_dagster.engine.output.embedding_file import InvalidFile, check_schema, matrix_of
-from surge_dagster.engine.output.file_formats import file_name, open_output_file
-from surge_dagster.engine.output.store import Store
-from surge_dagster.engine.unreadable import UNREADABLE
+from surge_dagster.engine.files.embedding_file import InvalidFile, check_schema, matrix_of
+from surge_dagster.engine.files.file_formats import file_name, open_output_file
+from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.ledger import Ledger
+from surge_dagster.engine.support.unreadable import UNREADABLE
 
 log = logging.getLogger(__name__)
 

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from surge_dagster.engine.encoder import disk_cache
-from surge_dagster.engine.output.embedding_file import FileFacts, entry_names
-from surge_dagster.engine.output.fact_values import facts_of_values, values_of
-from surge_dagster.engine.output.store import StoredObject
+from surge_dagster.engine.files.embedding_file import FileFacts, entry_names
+from surge_dagster.engine.files.fact_values import facts_of_values, values_of
+from surge_dagster.engine.store.store import StoredObject
+from surge_dagster.engine.support import disk_cache
 
 _MAGIC = b"surge footers 2\n"
 _ENTRIES = [key.decode() for key in entry_names(FileFacts)]

@@ -19,17 +19,17 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from surge_dagster.engine.catalog import Partition
-from surge_dagster.engine.encoder.spec import FileFormat
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
-from surge_dagster.engine.output import arrow_footer
-from surge_dagster.engine.output.at_once import read_at_once
-from surge_dagster.engine.output.embedding_file import FileFacts, InvalidFile, read_facts
-from surge_dagster.engine.output.file_formats import SUFFIXES, file_name, format_of
+from surge_dagster.engine.files import arrow_footer
+from surge_dagster.engine.files.embedding_file import FileFacts, InvalidFile, read_facts
+from surge_dagster.engine.files.file_formats import SUFFIXES, file_name, format_of
+from surge_dagster.engine.files.footer_end import END_BYTES, TRAILER_BYTES, facts_in_footer, footer_bytes
+from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.output.footer_cache import FooterCache
-from surge_dagster.engine.output.footer_end import END_BYTES, TRAILER_BYTES, facts_in_footer, footer_bytes
-from surge_dagster.engine.output.store import ObjectEnd, Store, StoredObject
-from surge_dagster.engine.unreadable import UNREADABLE, first_line
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.store.concurrent_reads import read_at_once
+from surge_dagster.engine.store.store import ObjectEnd, Store, StoredObject
+from surge_dagster.engine.support.unreadable import UNREADABLE, first_line
 
 Status = Literal["fresh", "stale", "missing", "foreign"]
 _LOOK_AHEAD = (32, 1024)

@@ -16,17 +16,17 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.output.embedding_file import FileFacts
-from surge_dagster.engine.output.file_formats import write_file
-from surge_dagster.engine.output.file_group import GroupRows, fits, group_files
-from surge_dagster.engine.output.local_upload import publish_together
+from surge_dagster.engine.files.embedding_file import FileFacts
+from surge_dagster.engine.files.file_formats import write_file
+from surge_dagster.engine.files.file_group import GroupRows, fits, group_files
+from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.output.publication import Publication, Spent
 from surge_dagster.engine.output.receipts import receipt_of, require_unchanged
 from surge_dagster.engine.output.space_target import SpaceTarget
-from surge_dagster.engine.output.store import StoredObject, Upload
-from surge_dagster.engine.output.validation import invalid_row
+from surge_dagster.engine.report import Receipt
+from surge_dagster.engine.store.local_upload import publish_together
+from surge_dagster.engine.store.store import StoredObject, Upload
 from surge_dagster.engine.superbatch import Segment, SuperBatch
-from surge_dagster.engine.telemetry import Receipt
 
 # What building a group takes beside its vectors stays within what is booked for any piece of each thread; and with
 # more files a thread, the files that all threads have open would come near what a process may have.

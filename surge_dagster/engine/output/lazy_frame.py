@@ -14,12 +14,12 @@ import pyarrow as pa
 from polars.io.plugins import register_io_source
 
 from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.output.embedding_file import InvalidFile
-from surge_dagster.engine.output.file_formats import format_of, open_output_file
+from surge_dagster.engine.files.embedding_file import InvalidFile
+from surge_dagster.engine.files.file_formats import format_of, open_output_file
 from surge_dagster.engine.output.freshness import PublishedFile
 from surge_dagster.engine.output.listed_files import replaced
-from surge_dagster.engine.output.store import Store
-from surge_dagster.engine.unreadable import UNREADABLE, first_line, is_systems, not_given
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given
 
 _BATCH_ROWS = 16_384
 

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from surge_dagster.engine.encoder.spec import Space
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.output.at_once import READS_AT_ONCE, read_at_once
-from surge_dagster.engine.output.checked_file import end_of
-from surge_dagster.engine.output.embedding_file import FileFacts, InvalidFile, check_schema, read_facts
-from surge_dagster.engine.output.file_formats import SUFFIXES, file_name
+from surge_dagster.engine.files.checked_file import end_of
+from surge_dagster.engine.files.embedding_file import FileFacts, InvalidFile, check_schema, read_facts
+from surge_dagster.engine.files.file_formats import SUFFIXES, file_name
+from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.footer_cache import Entry, FooterCache
 from surge_dagster.engine.output.freshness import PublishedFile
-from surge_dagster.engine.output.store import Store, StoredObject
-from surge_dagster.engine.unreadable import UNREADABLE, first_line, is_systems, not_given
+from surge_dagster.engine.store.concurrent_reads import READS_AT_ONCE, read_at_once
+from surge_dagster.engine.store.store import Store, StoredObject
+from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,16 +11,16 @@ import time
 import numpy as np
 
 from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.ledger import Ledger
+from surge_dagster.engine.files.file_formats import write_file
+from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.output.drift import Comparisons
-from surge_dagster.engine.output.file_formats import write_file
 from surge_dagster.engine.output.publication import Publication, Spent
 from surge_dagster.engine.output.receipts import receipt_of, require_unchanged
 from surge_dagster.engine.output.space_target import SpaceTarget
 from surge_dagster.engine.output.staging import Staging
-from surge_dagster.engine.output.validation import invalid_row
+from surge_dagster.engine.report import Receipt
 from surge_dagster.engine.superbatch import Segment, StagedRows
-from surge_dagster.engine.telemetry import Receipt
+from surge_dagster.engine.support.ledger import Ledger
 
 
 class PieceWriter:

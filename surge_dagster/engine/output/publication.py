@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from surge_dagster.engine.encoder.calls import EncodeFigures
 from surge_dagster.engine.encoder.isolation import FailedRow
+from surge_dagster.engine.report import Failure, Receipt, SuperBatchReport, overlap_ratio, worker_idle_ratio
 from surge_dagster.engine.superbatch import StagedRows, SuperBatch
-from surge_dagster.engine.telemetry import Failure, Receipt, SuperBatchReport, overlap_ratio, worker_idle_ratio
-from surge_dagster.engine.timeline import Lane, Span
+from surge_dagster.engine.support.timeline import Lane, Span
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from functools import partial
 
 from surge_dagster.engine.errors import Cancelled, DataError, StoreUnavailable, SurgeError, TransientError
-from surge_dagster.engine.ledger import Ledger
 from surge_dagster.engine.output.assembly import assemble
 from surge_dagster.engine.output.group_writer import GroupWriter
 from surge_dagster.engine.output.piece_writer import PieceWriter
@@ -27,8 +26,9 @@ from surge_dagster.engine.output.receipts import receipt_of
 from surge_dagster.engine.output.space_target import SpaceTarget
 from surge_dagster.engine.output.split_partitions import Complete, SplitPartitions, Spoilt
 from surge_dagster.engine.output.staging import Staging
+from surge_dagster.engine.report import Failure, Receipt
 from surge_dagster.engine.superbatch import OpenPartition, Segment, SuperBatch
-from surge_dagster.engine.telemetry import Failure, Receipt
+from surge_dagster.engine.support.ledger import Ledger
 
 log = logging.getLogger(__name__)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from surge_dagster.engine.catalog import Partition
 from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.files.embedding_file import FileFacts
 from surge_dagster.engine.output.drift import Drift
-from surge_dagster.engine.output.embedding_file import FileFacts
-from surge_dagster.engine.output.store import StoredObject
-from surge_dagster.engine.telemetry import Receipt
+from surge_dagster.engine.report import Receipt
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.store.store import StoredObject
 
 
 def require_unchanged(partition: Partition) -> None:

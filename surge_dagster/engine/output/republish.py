@@ -8,10 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from surge_dagster.engine.catalog import Partition
-from surge_dagster.engine.encoder.spec import Space
-from surge_dagster.engine.output.assembly import row_groups
-from surge_dagster.engine.output.embedding_file import (
+from surge_dagster.engine.files.embedding_file import (
     READ_BYTES,
     STRING_COPIES,
     WRITER,
@@ -19,11 +16,14 @@ from surge_dagster.engine.output.embedding_file import (
     check_schema,
     rows_at_a_time,
 )
-from surge_dagster.engine.output.file_formats import new_writer, open_output_file
+from surge_dagster.engine.files.file_formats import new_writer, open_output_file
+from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.output.assembly import row_groups
 from surge_dagster.engine.output.freshness import PublishedFile
 from surge_dagster.engine.output.receipts import require_unchanged
-from surge_dagster.engine.output.store import Store
-from surge_dagster.engine.unreadable import UNREADABLE, first_line, is_systems
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems
 
 
 def republish(

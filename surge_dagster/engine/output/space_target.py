@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.encoder.spec import Space
-from surge_dagster.engine.output.embedding_file import FileFacts, FileRows, desired_version
-from surge_dagster.engine.output.file_formats import file_name
-from surge_dagster.engine.output.store import Store, Upload
+from surge_dagster.engine.files.embedding_file import FileFacts, FileRows, desired_version
+from surge_dagster.engine.files.file_formats import file_name
+from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.store.store import Store, Upload
 from surge_dagster.engine.superbatch import OpenPartition, Segment, SuperBatch
 
 

@@ -18,9 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from surge_dagster.engine.encoder.spec import EncodingSpec, FileFormat, Space, space_from_json
 from surge_dagster.engine.errors import ConfigError, TransientError
-from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.model.spec import EncodingSpec, FileFormat, Space, space_from_json
+from surge_dagster.engine.store.store import Store
 
 SPACE_FILE = "space.json"
 

@@ -24,10 +24,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from surge_dagster.engine.catalog import Partition, RowBatch, encode_key
-from surge_dagster.engine.content import ContentDigest
 from surge_dagster.engine.errors import Cancelled, SurgeError
-from surge_dagster.engine.output.embedding_file import (
+from surge_dagster.engine.files.embedding_file import (
     READ_BYTES,
     WRITER,
     EmbeddingFileWriter,
@@ -40,10 +38,13 @@ from surge_dagster.engine.output.embedding_file import (
     read_rows,
     rows_at_a_time,
 )
+from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.output.space_target import SpaceTarget
-from surge_dagster.engine.output.validation import invalid_row
+from surge_dagster.engine.sources.content import ContentDigest
+from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.superbatch import OpenPartition, StagedRows, row_bytes
-from surge_dagster.engine.unreadable import UNREADABLE, first_line
+from surge_dagster.engine.support.keys import encode_key
+from surge_dagster.engine.support.unreadable import UNREADABLE, first_line
 
 log = logging.getLogger(__name__)
 

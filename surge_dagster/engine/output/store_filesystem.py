@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 import pyarrow as pa
 import pyarrow.fs as fs
 
-from surge_dagster.engine.output.file_formats import format_of, open_checked
-from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.files.file_formats import format_of, open_checked
+from surge_dagster.engine.store.store import Store
 
 
 def filesystem_of(store: Store) -> fs.FileSystem:

@@ -7,7 +7,7 @@ from pathlib import Path
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources.parquet import ParquetCatalog
 from surge_dagster.engine.sources.rows import DEFAULT_MAX_TEXT_BYTES
-from surge_dagster.engine.urls import local_path
+from surge_dagster.engine.support.urls import local_path
 
 __all__ = ["DEFAULT_MAX_TEXT_BYTES", "ParquetCatalog", "open_source"]
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from surge_dagster.engine.catalog import Partition
+from surge_dagster.engine.sources.partition import Partition
 
 _SETTLED_NS = 2_000_000_000
 

@@ -22,20 +22,13 @@ from urllib.parse import urlencode
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from surge_dagster.engine.catalog import (
-    KEY_METADATA,
-    SOURCE_VERSION_METADATA,
-    Partition,
-    RowBatch,
-    decode_key,
-    encode_key,
-    is_hashed,
-)
-from surge_dagster.engine.disk_names import is_text, printable
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.sources.footers import Footer, KnownFooters
+from surge_dagster.engine.sources.partition import KEY_METADATA, SOURCE_VERSION_METADATA, Partition, RowBatch
 from surge_dagster.engine.sources.rows import row_batch, without_dictionary
-from surge_dagster.engine.unreadable import UNREADABLE, first_line, is_systems, not_given
+from surge_dagster.engine.support.disk_names import is_text, printable
+from surge_dagster.engine.support.keys import decode_key, encode_key, is_hashed
+from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given
 
 _PREFIX = "partition="
 # What source versions do not name. Were it other columns, the files of every catalog would be stale.

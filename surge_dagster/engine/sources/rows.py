@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.catalog import RowBatch
-from surge_dagster.engine.columns import value_lengths
 from surge_dagster.engine.errors import DataError
+from surge_dagster.engine.sources.partition import RowBatch
+from surge_dagster.engine.support.columns import value_lengths
 
 DEFAULT_MAX_TEXT_BYTES = 4 * 1024 * 1024
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.model.spec import EncodingSpec
 
 HERE = Path(__file__).parent
 

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from surge_dagster.engine.encoder.backends.base import BackendSettings, ChunkFigures, Progress
-from surge_dagster.engine.encoder.backends.hash_backend import HashBackend
-from surge_dagster.engine.encoder.spec import Space
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkFigures, Progress
+from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
+from surge_dagster.engine.model.spec import Space
 
 
 class DeviceLost(RuntimeError):

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from surge_dagster.engine.encoder.backends.base import BackendSettings, ChunkFigures
-from surge_dagster.engine.encoder.backends.token_backend import ChunkPasses, TokenBackend
-from surge_dagster.engine.encoder.pass_loop import PassLoop
-from surge_dagster.engine.encoder.spec import Space
-from surge_dagster.engine.encoder.token_batches import TokenBatch
-from surge_dagster.engine.encoder.tokenization import TextTokenizer, Tokens
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkFigures
+from surge_dagster.engine.encoder.worker.backends.token_backend import ChunkPasses, TokenBackend
+from surge_dagster.engine.encoder.worker.pass_loop import PassLoop
+from surge_dagster.engine.encoder.worker.token_batches import TokenBatch
+from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, Tokens
+from surge_dagster.engine.model.spec import Space
 
 DIMENSION = 4
 _WORDS = {"[UNK]": 0, "one": 1, "two": 2, "three": 3}

@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from surge_dagster.engine.encoder import parity
-from surge_dagster.engine.encoder.backends.base import Backend, BackendSettings, ChunkFigures
-from surge_dagster.engine.encoder.backends.reference_backend import ReferenceBackend
-from surge_dagster.engine.encoder.loading import load_backend
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.sentence_model import load_reference
-from surge_dagster.engine.encoder.spec import EncodingSpec, Space
+from surge_dagster.engine.encoder.worker import parity
+from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, ChunkFigures
+from surge_dagster.engine.encoder.worker.backends.reference_backend import ReferenceBackend
+from surge_dagster.engine.encoder.worker.loading import load_backend
+from surge_dagster.engine.encoder.worker.sentence_model import load_reference
+from surge_dagster.engine.model.spec import EncodingSpec, Space
 from tests.engine.encoder.conftest import column, tiny_model
 
 pytestmark = pytest.mark.timeout(400)

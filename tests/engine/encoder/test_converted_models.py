@@ -13,12 +13,12 @@ import pytest
 
 pytest.importorskip("openvino", reason="needs the extra 'cpu'")
 
-from surge_dagster.engine.encoder.backends import converted_models
-from surge_dagster.engine.encoder.backends.base import BackendSettings
-from surge_dagster.engine.encoder.backends.converted_models import converted_model
-from surge_dagster.engine.encoder.loading import load_backend
-from surge_dagster.engine.encoder.spec import EncodingSpec, Space
+from surge_dagster.engine.encoder.worker.backends import converted_models
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings
+from surge_dagster.engine.encoder.worker.backends.converted_models import converted_model
+from surge_dagster.engine.encoder.worker.loading import load_backend
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model.spec import EncodingSpec, Space
 from tests.engine.encoder.conftest import tiny_model
 
 pytestmark = pytest.mark.timeout(400)

@@ -7,8 +7,8 @@ import pytest
 from surge_dagster.engine.encoder import devices
 from surge_dagster.engine.encoder.devices import choose_devices, choose_precision
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model.spec import EncodingSpec
 
 
 @pytest.fixture

@@ -19,16 +19,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from surge_dagster.engine.encoder import loading
-from surge_dagster.engine.encoder.backends import quantized_models
-from surge_dagster.engine.encoder.backends.base import BackendSettings
-from surge_dagster.engine.encoder.backends.calibration_texts import calibration_texts, judging_texts
 from surge_dagster.engine.encoder.devices import DeviceChoice, choose_devices, choose_precision, worker_threads
-from surge_dagster.engine.encoder.fidelity import compare, cosines
-from surge_dagster.engine.encoder.loading import load_backend
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec, Space, arithmetic_of, space_from_json
+from surge_dagster.engine.encoder.worker import loading
+from surge_dagster.engine.encoder.worker.backends import quantized_models
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings
+from surge_dagster.engine.encoder.worker.backends.calibration_texts import calibration_texts, judging_texts
+from surge_dagster.engine.encoder.worker.fidelity import compare, cosines
+from surge_dagster.engine.encoder.worker.loading import load_backend
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model.spec import EncodingSpec, Space, arithmetic_of, space_from_json
 from surge_dagster.engine.verify import LOWEST_COSINE
 from surge_dagster.settings import load_settings
 from tests.engine.encoder.conftest import encode

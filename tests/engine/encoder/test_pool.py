@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from surge_dagster.engine.encoder import chunks
-from surge_dagster.engine.encoder.backends.hash_backend import hash_vectors
 from surge_dagster.engine.encoder.calls import EncodeFigures
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.errors import EncoderError
+from surge_dagster.engine.model.spec import EncodingSpec
 from tests.engine.encoder.conftest import column, open_descriptors
 
 
@@ -163,9 +163,9 @@ _IN_A_CONTAINER = """
 mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$0" - <<'PYTHON'
 import os, shutil
 import numpy as np, pyarrow as pa
-from surge_dagster.engine.encoder.backends.hash_backend import hash_vectors
+from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.model.spec import EncodingSpec
 assert shutil.disk_usage("/dev/shm").total == 64 << 20
 texts = [f"text {row}" for row in range(200_000)]
 with EncoderPool(EncodingSpec("hash://256"), devices="cpu,cpu") as pool:

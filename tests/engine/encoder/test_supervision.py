@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 
 from surge_dagster.engine.encoder import dispatcher, worker_process
-from surge_dagster.engine.encoder.backends.hash_backend import hash_vectors
 from surge_dagster.engine.encoder.calls import EncodeFigures
 from surge_dagster.engine.encoder.chunks import LARGEST_CHUNK_TEXTS
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.errors import EncoderError
+from surge_dagster.engine.model.spec import EncodingSpec
 from tests.engine.encoder.conftest import column, encode, open_descriptors
 from tests.engine.encoder.small_device import expected_vectors
 from tests.signals import interrupted_in_another_thread
@@ -442,7 +442,7 @@ signal.signal(signal.SIGTERM, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 import pyarrow as pa
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.model.spec import EncodingSpec
 pool = EncoderPool(EncodingSpec("hash://16"), devices="cpu,cpu", backend="faults:FaultyBackend")
 arena = pool.arena(slots=1, max_texts=2000, max_bytes=100000)
 slot = arena.acquire()

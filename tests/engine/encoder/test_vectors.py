@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from surge_dagster.engine.encoder import chunks, disk_cache, parity
+from surge_dagster.engine.encoder import chunks
 from surge_dagster.engine.encoder.pool import EncodeFigures, EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.encoder.worker import parity
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.support import disk_cache
 from tests.engine.encoder.conftest import column, encode
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from surge_dagster.engine.encoder.spec import EncodingSpec
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.output import open_store
+from surge_dagster.engine.loading import open_embeddings
+from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.current_space import (
     CURRENT_FILE,
     CurrentSpace,
@@ -23,15 +23,15 @@ from surge_dagster.engine.output.current_space import (
     space_of_readers,
     write_current,
 )
-from surge_dagster.engine.output.loading import open_embeddings
-from surge_dagster.engine.output.object_store import open_object_store
 from surge_dagster.engine.output.spaces import claim_space
-from surge_dagster.engine.output.storage_options import StorageOptions
-from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.store import open_store
+from surge_dagster.engine.store.object_store import open_object_store
+from surge_dagster.engine.store.storage_options import StorageOptions
+from surge_dagster.engine.store.store import Store
 from tests.spaces import Spaces
 
 if TYPE_CHECKING:
-    from tests.engine.output.object_server import ObjectServer
+    from tests.engine.store.object_server import ObjectServer
 
 SPECS = [EncodingSpec(f"hash://{d}") for d in (16, 24, 8)]
 
@@ -40,7 +40,7 @@ SPECS = [EncodingSpec(f"hash://{d}") for d in (16, 24, 8)]
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if request.param == "disk":
         return open_store(tmp_path / "out")
-    from tests.engine.output.object_server import BUCKET
+    from tests.engine.store.object_server import BUCKET
 
     server: ObjectServer = request.getfixturevalue("object_server")
     options = StorageOptions(endpoint=server.url, access_key_id="k", secret_access_key="s", region="us-east-1")

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from surge_dagster.engine.encoder.backends.hash_backend import hash_vectors
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.spec import EncodingSpec
+from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.ledger import Ledger
-from surge_dagster.engine.output import open_store
+from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.drift import ALWAYS_COMPARED, SAMPLE_ROWS, Drift, DriftDraw, compare_with_previous
 from surge_dagster.engine.output.freshness import file_name, read_published_file
-from surge_dagster.engine.output.local_store import LocalStore
+from surge_dagster.engine.store import open_store
+from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.superbatch import Thresholds
+from surge_dagster.engine.support.ledger import Ledger
 from tests.engine.runs import finish_receipts, make_run
 from tests.small_catalogs import DIMENSION, Rows, numbered_rows, partition_of, rewrite, row_batch_of, with_vectors
 

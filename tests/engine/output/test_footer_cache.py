@@ -17,15 +17,15 @@ import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
+from surge_dagster.engine.files.embedding_file import EmbeddingFileWriter, FileFacts
 from surge_dagster.engine.output import freshness
-from surge_dagster.engine.output.embedding_file import EmbeddingFileWriter, FileFacts
 from surge_dagster.engine.output.footer_cache import FooterCache
 from surge_dagster.engine.output.freshness import OutputState, file_name
-from surge_dagster.engine.output.object_store import ObjectStore, open_object_store
-from surge_dagster.engine.output.retries import Retrier
-from surge_dagster.engine.output.storage_options import StorageOptions
-from surge_dagster.engine.output.store import Store, StoredObject
-from tests.engine.output.object_server import BUCKET, Fault, ObjectServer, always
+from surge_dagster.engine.store.object_store import ObjectStore, open_object_store
+from surge_dagster.engine.store.retries import Retrier
+from surge_dagster.engine.store.storage_options import StorageOptions
+from surge_dagster.engine.store.store import Store, StoredObject
+from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, always
 from tests.small_catalogs import partition_of
 
 KEYS = [f"partition {number}" for number in range(6)]
@@ -345,9 +345,9 @@ def test_a_store_that_is_down_is_told_as_such(store: ObjectStore, object_server:
 WRITER = """
 import sys
 import threading
-from surge_dagster.engine.output.embedding_file import FileFacts
+from surge_dagster.engine.files.embedding_file import FileFacts
 from surge_dagster.engine.output.footer_cache import FooterCache
-from surge_dagster.engine.output.store import StoredObject
+from surge_dagster.engine.store.store import StoredObject
 
 shared, key = StoredObject("s/k.parquet", 1000, '"abc"'), sys.argv[1]
 for number in range(10):

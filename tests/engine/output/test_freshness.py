@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.output.embedding_file import EmbeddingFileWriter, FileFacts
+from surge_dagster.engine.files.embedding_file import EmbeddingFileWriter, FileFacts
 from surge_dagster.engine.output.freshness import OutputState, file_name
-from surge_dagster.engine.output.local_store import LocalStore
-from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.engine.store.store import Store
 from tests.small_catalogs import partition_of
 
 

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.output.embedding_file import page_bytes
+from surge_dagster.engine.files.embedding_file import page_bytes
 from surge_dagster.engine.output.freshness import read_published_file
-from surge_dagster.engine.output.local_store import LocalStore
 from surge_dagster.engine.run import EmbeddingRun
+from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.superbatch import Thresholds
 from tests.engine.runs import failures, finish, make_run, receipts
 from tests.small_catalogs import FailingStore, Rows, assert_embedded, partition_of, read_embedded, rewrite

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from surge_dagster.engine.encoder.spec import EncodingSpec, Space
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.output import open_store
-from surge_dagster.engine.output.local_store import LocalStore
+from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.spaces import claim_space, find_space, list_spaces
+from surge_dagster.engine.store import open_store
+from surge_dagster.engine.store.local_store import LocalStore
 
 SPEC = EncodingSpec(model="hash://16")
 HUB = EncodingSpec(model="somebody/model")

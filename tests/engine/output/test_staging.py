@@ -12,20 +12,20 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine import memory
-from surge_dagster.engine.content import ContentDigest
-from surge_dagster.engine.encoder.spec import EncodingSpec, Space
 from surge_dagster.engine.errors import Cancelled, TransientError
+from surge_dagster.engine.files.embedding_file import InvalidFile, matrix_of, read_facts, row_group_rows
+from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.assembly import assemble
-from surge_dagster.engine.output.embedding_file import InvalidFile, matrix_of, read_facts, row_group_rows
 from surge_dagster.engine.output.freshness import PublishedFile
-from surge_dagster.engine.output.local_store import LocalStore
-from surge_dagster.engine.output.object_store import open_object_store
 from surge_dagster.engine.output.space_target import SpaceTarget
 from surge_dagster.engine.output.staging import STAGING, Staging
-from surge_dagster.engine.output.storage_options import StorageOptions
-from surge_dagster.engine.output.store import Store
+from surge_dagster.engine.sources.content import ContentDigest
+from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.engine.store.object_store import open_object_store
+from surge_dagster.engine.store.storage_options import StorageOptions
+from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.superbatch import OpenPartition, StagedRows
-from tests.engine.output.object_server import BUCKET, ObjectServer
+from tests.engine.store.object_server import BUCKET, ObjectServer
 from tests.small_catalogs import Rows, numbered_rows, partition_of, row_batch_of
 
 KEY = "a key / with.signs"

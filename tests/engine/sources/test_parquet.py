@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from surge_dagster.engine.catalog import Partition, RowBatch
 from surge_dagster.engine.errors import ConfigError, DataError, SurgeError, TransientError
 from surge_dagster.engine.sources import ParquetCatalog, open_source, parquet
 from surge_dagster.engine.sources.footers import Footer
+from surge_dagster.engine.sources.partition import Partition, RowBatch
 from tests.small_catalogs import numbered_rows, partition_folder, write_catalog, write_partition, write_rows
 
 ROWS = [("1", "one"), ("2", "zwei ß"), ("3", "")]

@@ -1,0 +1,93 @@
+"""OpenVINO on the CPU: the same fp32 vectors as torch at a multiple of its speed, and a start without torch.
+
+The model was converted beforehand (see `converted_models.py`), and for an int8 space quantized too (see
+`quantized_models.py`), so a start reads two files and a tokenizer.
+
+OpenVINO chooses bf16 by itself where the CPU has it, so the precision is set, read back and refused when it differs.
+Several streams share one process: two processes would hold two models and, with OpenVINO's own pinning, the same cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import openvino as ov
+
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings
+from surge_dagster.engine.encoder.worker.backends.converted_models import converted_model
+from surge_dagster.engine.encoder.worker.backends.kept_models import kept_tokenizer
+from surge_dagster.engine.encoder.worker.backends.quantized_models import quantized_model
+from surge_dagster.engine.encoder.worker.backends.token_backend import ChunkPasses, TokenBackend
+from surge_dagster.engine.encoder.worker.pass_loop import PassLoop
+from surge_dagster.engine.encoder.worker.token_batches import TokenBatch
+from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, Tokens
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model.fingerprint import library_version, processor
+from surge_dagster.engine.model.spec import Space
+
+_TOKEN_BUDGET = 1_024
+# A pass costs little by itself, but every new shape of one costs about as much as so many tokens.
+_PASS_TOKENS = 48
+# A quantized model says itself which products are in int8; everything between them is fp32.
+_HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
+
+
+class OpenvinoBackend(TokenBackend):
+    """The worker's side of OpenVINO on the CPU."""
+
+    name = "openvino"
+    budget_candidates = (256, 512, 1_024, 2_048, 4_096)
+
+    def __init__(self, space: Space, settings: BackendSettings) -> None:
+        core = ov.Core()
+        if settings.precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+            raise ConfigError("this CPU has no bf16 arithmetic; use precision fp32")
+        with quantized_model(space) if space.is_int8 else converted_model(space) as folder:
+            tokenizer_facts = kept_tokenizer(folder)
+            wanted = getattr(ov.Type, _HINTS[settings.precision])
+            # One stream per core gives the most texts per second: no core waits for another inside a pass.
+            compiled = core.compile_model(
+                folder / "model.xml",
+                "CPU",
+                {
+                    "INFERENCE_PRECISION_HINT": wanted,
+                    "NUM_STREAMS": settings.threads,
+                    "INFERENCE_NUM_THREADS": settings.threads,
+                    "ENABLE_CPU_PINNING": False,
+                },
+            )
+        found = compiled.get_property("INFERENCE_PRECISION_HINT")
+        if found != wanted:
+            raise ConfigError(f"OpenVINO computes in {found} although {wanted} was asked for")
+        self.machine = f"{processor()} {settings.threads}"
+        self.detail = f"openvino {ov.get_version().split('-')[0]}, {settings.threads} streams"
+        if space.is_int8:
+            self.detail += f", quantized by nncf {library_version('nncf')}"
+        # Requests of our own, not OpenVINO's queue of them: there, nobody learns which pass of several has failed.
+        self._idle: queue.SimpleQueue[ov.InferRequest] = queue.SimpleQueue()
+        for _ in range(settings.threads):
+            self._idle.put(compiled.create_infer_request())
+        loop = PassLoop(
+            token_budget=settings.token_budget or _TOKEN_BUDGET, pass_tokens=_PASS_TOKENS, streams=settings.threads
+        )
+        super().__init__(TextTokenizer.for_space(tokenizer_facts, space), loop)
+
+    @contextlib.contextmanager
+    def _chunk(self, tokens: Tokens, matrix: np.ndarray) -> Iterator[ChunkPasses]:
+        def run_pass(batch: TokenBatch) -> float:
+            request = self._idle.get()
+            try:
+                inputs = list(tokens.gather(batch.rows, batch.length))
+                request.start_async(inputs, share_inputs=True)
+                request.wait()
+                computed = time.perf_counter()
+                matrix[batch.rows] = request.get_output_tensor(0).data
+                return time.perf_counter() - computed
+            finally:
+                self._idle.put(request)
+
+        yield ChunkPasses(run_pass)

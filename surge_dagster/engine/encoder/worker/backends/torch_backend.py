@@ -1,0 +1,165 @@
+"""torch, on a GPU or, where nothing faster is installed, on the CPU.
+
+Batches of equal token length go through the whole sentence-transformers module, without an attention mask where they
+need none. What a chunk needs goes to the device once: its flat token ids, and where each text begins. Each pass gathers
+its own [rows, length] there and leaves its vectors in their rows, in the type they are stored in; so results come back
+in one copy, and on the CPU, where the device's memory is the pool's shared memory, in none at all.
+
+On a GPU passes are only queued: the loop stays two passes ahead of the device, which keeps it busy, and no further, so
+that the progress a worker reports is work that was done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings
+from surge_dagster.engine.encoder.worker.backends.reference_backend import ReferenceBackend
+from surge_dagster.engine.encoder.worker.backends.token_backend import ChunkPasses, TokenBackend
+from surge_dagster.engine.encoder.worker.pass_loop import PassLoop
+from surge_dagster.engine.encoder.worker.sentence_model import embedder, load_reference, tokenizer_facts
+from surge_dagster.engine.encoder.worker.token_batches import TokenBatch, longest_first
+from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
+from surge_dagster.engine.model.fingerprint import processor
+from surge_dagster.engine.model.spec import Space
+
+if TYPE_CHECKING:
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+_CPU_TOKEN_BUDGET = 2_048
+_CUDA_TOKEN_BUDGET = 32_768
+# What launching the kernels of one pass costs, in tokens that could have been computed meanwhile.
+_CPU_PASS_TOKENS = 16
+_CUDA_PASS_TOKENS = 1_024
+_PASSES_AHEAD = 2
+_PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+def load_torch(space: Space, settings: BackendSettings) -> Backend:
+    """The model on a torch device, in passes of its token ids or, where that is not possible, in its own way."""
+    import torch
+
+    if settings.device == "cpu":
+        torch.set_num_threads(settings.threads)
+    else:
+        torch.cuda.set_device(settings.device)
+        torch.backends.cuda.matmul.allow_tf32 = settings.precision != "fp32"
+        torch.backends.cudnn.benchmark = True
+    reference = load_reference(space, settings.device)
+    facts = tokenizer_facts(reference, space)
+    if settings.precision != "fp32":
+        reference.to(getattr(torch, _PRECISIONS[settings.precision]))
+    detail = f"torch {torch.__version__} on {settings.device}"
+    if facts is None:
+        return ReferenceBackend(space, reference, detail)
+    return TorchBackend(space, settings, reference, facts, detail)
+
+
+class TorchBackend(TokenBackend):
+    """The worker's side of a torch device."""
+
+    name = "torch"
+
+    def __init__(
+        self,
+        space: Space,
+        settings: BackendSettings,
+        reference: SentenceTransformer,
+        facts: TokenizerFacts,
+        detail: str,
+    ) -> None:
+        import torch
+
+        self._torch = torch
+        self._device = torch.device(settings.device)
+        self._on_cuda = self._device.type == "cuda"
+        self.detail = detail
+        if self._on_cuda:
+            self.machine = torch.cuda.get_device_name(self._device)
+            self.budget_candidates = (4_096, 8_192, 16_384, 32_768, 65_536, 131_072, 262_144)
+        else:
+            self.machine = f"{processor()} {settings.threads}"
+            self.budget_candidates = (256, 512, 1_024, 2_048, 4_096)
+        self._embed = embedder(reference, space, facts.prompt_length)
+        self._pad_id = facts.pad_id
+        self._columns = torch.arange(space.max_length, device=self._device)
+        self._landing: torch.Tensor | None = None
+        loop = PassLoop(
+            token_budget=settings.token_budget or (_CUDA_TOKEN_BUDGET if self._on_cuda else _CPU_TOKEN_BUDGET),
+            pass_tokens=_CUDA_PASS_TOKENS if self._on_cuda else _CPU_PASS_TOKENS,
+            free_memory=torch.cuda.empty_cache if self._on_cuda else None,
+        )
+        super().__init__(TextTokenizer.for_space(facts, space), loop)
+
+    @contextlib.contextmanager
+    def _chunk(self, tokens: Tokens, matrix: np.ndarray) -> Iterator[ChunkPasses]:
+        torch = self._torch
+        with torch.inference_mode():
+            started = time.perf_counter()
+            rows = longest_first(tokens.lengths)
+            ids = self._upload(tokens.ids if len(tokens.ids) else np.full(1, self._pad_id, np.int32))
+            starts, lengths = self._upload(tokens.offsets[rows]), self._upload(tokens.lengths[rows])
+            places = self._upload(rows)
+            target = torch.from_numpy(matrix)
+            results = torch.empty(target.shape, dtype=target.dtype, device=self._device) if self._on_cuda else target
+            under_way: deque[torch.cuda.Event] = deque()
+
+            def run_pass(batch: TokenBatch) -> float:
+                part = slice(batch.first, batch.first + len(batch.rows))
+                batch_ids, mask = self._gather(ids, starts[part], lengths[part], batch)
+                vectors = self._embed(batch_ids, mask)
+                computed = time.perf_counter()
+                results.index_copy_(0, places[part], vectors.to(results.dtype))
+                scattered = time.perf_counter()
+                if self._on_cuda:
+                    event = torch.cuda.Event()
+                    event.record()
+                    under_way.append(event)
+                    if len(under_way) > _PASSES_AHEAD:
+                        under_way.popleft().synchronize()
+                return scattered - computed
+
+            passes = ChunkPasses(run_pass, time.perf_counter() - started)
+            yield passes
+            if self._on_cuda:
+                # Waited for here, so that the copy's own seconds can be told from those of the passes.
+                torch.cuda.synchronize(self._device)
+                started = time.perf_counter()
+                self._download(results, target)
+                passes.copy_seconds += time.perf_counter() - started
+
+    def _gather(
+        self, ids: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor, batch: TokenBatch
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Ids and, where rows are padded, attention mask of a batch, [rows, length], on the device."""
+        columns = self._columns[: batch.length]
+        places = starts[:, None] + columns
+        if batch.exact:
+            return ids[places].long(), None
+        mask = columns < lengths[:, None]
+        found = ids[places.masked_fill_(~mask, 0)].long()
+        return found.masked_fill_(~mask, self._pad_id), mask.long()
+
+    def _upload(self, array: np.ndarray) -> torch.Tensor:
+        tensor = self._torch.from_numpy(array)
+        return tensor.pin_memory().to(self._device, non_blocking=True) if self._on_cuda else tensor
+
+    def _download(self, results: torch.Tensor, target: torch.Tensor) -> None:
+        """Brings a chunk's vectors to their rows, through pinned memory: a copy to any other is several times slower.
+
+        The rows themselves are not pinned: the arena may unmap them at any time after the chunk, and pinning for one
+        chunk costs as much as copying it.
+        """
+        if self._landing is None or self._landing.shape[0] < len(results):
+            self._landing = self._torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
+        landing = self._landing[: len(results)]
+        landing.copy_(results, non_blocking=True)
+        self._torch.cuda.current_stream(self._device).synchronize()
+        target.copy_(landing)

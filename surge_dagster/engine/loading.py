@@ -1,0 +1,208 @@
+"""Loading embeddings back: the vectors of one space, as a polars LazyFrame or a pyarrow dataset.
+
+What is loaded is what one listing of the space's folder showed, and only files that say they belong there: a folder
+that is being written to gives the same rows however often they are read, or an error, and vectors of two models never
+come together. Checksums are compared as rows are read. Polars' own Parquet reader does not compare them (of 400 flipped
+bits it gave wrong rows for 388), so the LazyFrame reads through pyarrow. Arrow files on a local disk are mapped into
+memory; a dataset gives that memory itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from surge_dagster.engine.errors import ConfigError, DataError
+from surge_dagster.engine.files.embedding_file import FileFacts, InvalidFile
+from surge_dagster.engine.files.file_formats import SUFFIXES
+from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.output.current_space import named_space, space_of_readers
+from surge_dagster.engine.output.listed_files import ListedFiles, LoadableFile, Seen, replaced
+from surge_dagster.engine.output.store_filesystem import filesystem_of
+from surge_dagster.engine.store import open_store
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.keys import decode_key
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow.dataset as ds
+
+PARTITION_COLUMN = "partition"
+_NAMED = 5
+
+
+class Embeddings:
+    """The embeddings of one space, as they were when this was opened; made by `open_embeddings`.
+
+    Args:
+        store: the output.
+        space: which of its spaces.
+    """
+
+    def __init__(self, store: Store, space: Space) -> None:
+        self.store = store
+        self.space = space
+        self._files = ListedFiles(store, space)
+
+    @property
+    def dimension(self) -> int:
+        """Components of each vector."""
+        return self.space.dimension
+
+    @property
+    def rows(self) -> int:
+        """Rows of all partitions together; reads the footers that are not known yet."""
+        return sum(file.facts.rows for file in self._loadable())
+
+    def keys(self) -> list[str]:
+        """The partitions that can be loaded, sorted; keys as the catalog has them. Reads footers, as `rows` does."""
+        return sorted(file.facts.partition_key for file in self._loadable())
+
+    def facts(self, partition: str) -> FileFacts:
+        """What a partition's file says of itself: rows, model, precision, versions, truncated texts.
+
+        Raises:
+            ConfigError, DataError, TransientError: see `lazy`.
+        """
+        return self._chosen([partition])[0].facts
+
+    def lazy(self, partitions: Iterable[str] | None = None) -> pl.LazyFrame:
+        """The rows as a LazyFrame with the columns partition, id, text and embedding (`pl.Array` of the dimension).
+
+        Only the columns that a query needs are read, and only the files that a filter on `partition` alone leaves.
+        There is no text column when no file has one; files without it among others give null.
+
+        Args:
+            partitions: keys, in the order wanted; None is everything there is.
+
+        Raises:
+            ConfigError: a partition that was asked for has no file.
+            DataError: a file among them is damaged or belongs to another space, or ids are not of one type. Collecting
+                raises what reading a damaged page gives, with the partition's key in it.
+            TransientError: a file among them was replaced or removed since it was listed, or cannot be read now.
+        """
+        # Runs that only write embeddings are spared polars.
+        from surge_dagster.engine.output.lazy_frame import scan
+
+        files = self._chosen(partitions)
+        return scan(self.store, files, self._schema(files))
+
+    def dataset(self, partitions: Iterable[str] | None = None) -> ds.Dataset:
+        """The rows as a pyarrow dataset of the same columns; a filter on `partition` reads only these files.
+
+        Args:
+            partitions: keys, in the order wanted; None is everything there is.
+
+        Raises:
+            ConfigError, DataError, TransientError: see `lazy`. What is damaged is an `OSError` when it is read.
+        """
+        import pyarrow.dataset as ds  # it imports pandas
+
+        files = self._chosen(partitions)
+        if self.space.file_format == "arrow":
+            form = ds.IpcFileFormat()
+        else:
+            options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+            form = ds.ParquetFileFormat(default_fragment_scan_options=options)
+        filesystem = filesystem_of(self.store)
+        fragments = [
+            form.make_fragment(
+                file.stored.name,
+                filesystem,
+                ds.field(PARTITION_COLUMN) == file.facts.partition_key,
+                file_size=file.stored.size,
+            )
+            for file in files
+        ]
+        return ds.FileSystemDataset(fragments, self._schema(files), form, filesystem)
+
+    def _loadable(self) -> list[LoadableFile]:
+        return [seen for seen in self._files.all().values() if isinstance(seen, LoadableFile)]
+
+    def _chosen(self, partitions: Iterable[str] | None) -> list[LoadableFile]:
+        if partitions is None:
+            seen = self._files.all()
+            chosen = self._usable(seen)
+            return sorted(chosen, key=lambda file: file.facts.partition_key)
+        if isinstance(partitions, str):
+            partitions = [partitions]
+        names = {self._files.name(key): key for key in partitions}
+        seen = self._files.of(names)
+        if missing := [key for name, key in names.items() if name not in seen]:
+            more = f" and {len(missing) - _NAMED:,} more" if len(missing) > _NAMED else ""
+            raise ConfigError(
+                f"{self.store.location(self.space.name)!r} has no embeddings of "
+                f"{', '.join(map(repr, missing[:_NAMED]))}{more}. Embed them first "
+                "(`surge-dagster embed`, or materialize `embeddings`), or choose among what keys() names."
+            )
+        return self._usable(seen)
+
+    def _usable(self, seen: Mapping[str, Seen]) -> list[LoadableFile]:
+        """All of them, or the refusal of one that cannot be loaded."""
+        files = [file for file in seen.values() if isinstance(file, LoadableFile)]
+        if len(files) == len(seen):
+            return files
+        for name, gone in seen.items():
+            if isinstance(gone, FileNotFoundError):
+                raise replaced(self.store.location(name), self._key(name)) from gone
+        invalid = [(name, found) for name, found in seen.items() if isinstance(found, InvalidFile)]
+        (name, error), others = invalid[0], len(invalid) - 1
+        more = f" {others:,} more files cannot be loaded either." if others else ""
+        raise DataError(
+            self._key(name),
+            f"{self.store.location(name)!r} cannot be loaded: {error}",
+            f"Move it away and embed the partition again, or choose partitions without it.{more}",
+        ) from error
+
+    def _key(self, name: str) -> str:
+        """The partition's key as far as its file's name tells it."""
+        encoded = name.removeprefix(f"{self.space.name}/").removesuffix(SUFFIXES[self.space.file_format])
+        try:
+            return decode_key(encoded) or encoded
+        except ValueError:
+            return encoded
+
+    def _schema(self, files: list[LoadableFile]) -> pa.Schema:
+        """Of the rows of several files: partition, id, text where a file has it, embedding."""
+        first: dict[pa.DataType, str] = {}
+        found = {file.facts.partition_key: file.columns for file in files}
+        for key, columns in found.items():
+            first.setdefault(columns.field("id").type, key)
+        if len(first) > 1:
+            (one, key), (other, its_key) = list(first.items())[:2]
+            raise DataError(
+                its_key,
+                f"its ids are of type {other} and those of {key!r} of type {one}; one table cannot hold both",
+                "Load them apart.",
+            )
+        empty = pa.schema([pa.field("id", pa.string(), nullable=False)])
+        columns = max(found.values(), key=len, default=empty)
+        vectors = pa.list_(pa.field("item", pa.from_numpy_dtype(self.space.dtype), nullable=False), self.dimension)
+        return pa.schema(
+            [
+                pa.field(PARTITION_COLUMN, pa.string()),
+                columns.field("id"),
+                *([pa.field("text", pa.large_string())] if "text" in columns.names else []),
+                pa.field("embedding", vectors, nullable=False),
+            ]
+        )
+
+
+def open_embeddings(output: str | Path | Store, space: str | None = None) -> Embeddings:
+    """Open what lies in an output, to load it.
+
+    Reads one listing of the space; footers are read when they are asked for, those of the partitions that are chosen.
+    Whatever becomes the current space afterwards, what is open stays with its own.
+
+    Args:
+        output: a path or URL, or a store that is open already; the folder above those of the spaces.
+        space: name of a space's folder; None is the current space, or the only one.
+
+    Raises:
+        ConfigError: there are no embeddings, no such space, or several spaces of which none is current or named.
+    """
+    store = open_store(output) if isinstance(output, (str, Path)) else output
+    return Embeddings(store, space_of_readers(store) if space is None else named_space(store, space))

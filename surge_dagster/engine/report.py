@@ -1,0 +1,402 @@
+"""What a run reports: one record per SuperBatch, per published partition and per refused one, and a summary of all."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import pyarrow as pa
+
+from surge_dagster.engine.support.timeline import Span
+from surge_dagster.engine.support.waiting import wait_for_thread
+
+_SLOW_PACE = 2.0  # times the running average
+_WORTH_A_WARNING_SECONDS = 1.0
+_PACE_NEEDS = 3
+_LAST_SAMPLE_SECONDS = 2.0
+
+
+def is_slow(pace_ratio: float | None, encode_seconds: float) -> bool:
+    """Whether a SuperBatch took so much longer per token than those before it that a person should know."""
+    return pace_ratio is not None and pace_ratio > _SLOW_PACE and encode_seconds > _WORTH_A_WARNING_SECONDS
+
+
+def compute_intensity(tokenize_seconds: float, forward_seconds: float, copy_seconds: float) -> float:
+    """Share of a worker's steps that is computing: t_kernel / (t_tokenize + t_transfer + t_kernel) (SURGE)."""
+    steps = tokenize_seconds + forward_seconds
+    return (forward_seconds - copy_seconds) / steps if steps > 0 else 0.0
+
+
+def worker_idle_ratio(forward_seconds: float, workers: int, wall_seconds: float) -> float:
+    """Share of the workers' time in which their devices had no forward pass to compute."""
+    return max(0.0, 1.0 - forward_seconds / (workers * wall_seconds)) if wall_seconds > 0 else 0.0
+
+
+def overlap_ratio(io_seconds: float, encode_seconds: float) -> float:
+    """The paper's rho: the share of serialization and upload that encoding can hide (SURGE, equation 4)."""
+    return 1.0 - max(0.0, io_seconds - encode_seconds) / io_seconds if io_seconds > 0 else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SuperBatchReport:
+    """Figures of one encode call.
+
+    `serialize_seconds` and `upload_seconds` are summed over the publishing threads; `publish_seconds` is what the two
+    took together by the clock, and is what `overlap_ratio` compares with the encoding. `fill_ratio` is texts / B_min.
+    `tokenize_seconds`, `forward_seconds` and its part `copy_seconds` are summed over workers. `duty_cycle` is the share
+    of the time since the SuperBatch before in which the pool was encoding. `pace_ratio` compares seconds per token with
+    the running average of the run, None for the first few. GPU figures are None where nothing measures them.
+    `peak_resident_bytes` is the most that the run held until then. The spans say when the SuperBatch was encoded,
+    serialized and uploaded; None where it was not, or where the run was stopped meanwhile.
+    """
+
+    index: int
+    partitions: int
+    texts: int
+    text_bytes: int
+    tokens: int
+    padded_tokens: int
+    truncated: int
+    encode_seconds: float
+    tokenize_seconds: float
+    forward_seconds: float
+    serialize_seconds: float
+    upload_seconds: float
+    publish_seconds: float
+    fill_ratio: float
+    overlap_ratio: float
+    texts_per_second: float
+    copy_seconds: float = 0.0
+    duty_cycle: float = 1.0
+    worker_idle_ratio: float = 0.0
+    pace_ratio: float | None = None
+    replays: int = 0
+    gpu_utilisation: float | None = None
+    gpu_memory_bytes: int | None = None
+    peak_resident_bytes: int = 0
+    encode_span: Span | None = None
+    serialize_span: Span | None = None
+    upload_span: Span | None = None
+
+    @property
+    def padding_ratio(self) -> float:
+        """Share of the tokens given to the model that were padding."""
+        return 1.0 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
+
+    @property
+    def compute_intensity(self) -> float:
+        """Share of the workers' steps that was computing."""
+        return compute_intensity(self.tokenize_seconds, self.forward_seconds, self.copy_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What is known of a partition whose file is complete and valid.
+
+    Attributes:
+        action: "encoded"; "republished" when only the source version had moved; "fresh" when nothing was to be done.
+        bytes, etag: of the file, as published.
+        truncated: texts of which the model saw only the first tokens.
+        superbatch: index of the SuperBatch that completed it, None unless it was encoded.
+        texts_per_second: throughput of that SuperBatch.
+        texts_reused: rows whose vectors an earlier run had staged.
+        compared_rows: rows that were compared with the file that this one replaced.
+        previous_cosine: their mean cosine to the vectors that were there; None where nothing was compared.
+    """
+
+    key: str
+    action: Literal["encoded", "republished", "fresh"]
+    path: str
+    rows: int
+    dimension: int
+    bytes: int
+    etag: str
+    truncated: int
+    source_version: str
+    content_digest: str
+    desired_version: str
+    space: str
+    superbatch: int | None = None
+    texts_per_second: float | None = None
+    texts_reused: int = 0
+    compared_rows: int = 0
+    previous_cosine: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A partition that was not published, and why; `transient` ones may succeed when tried again.
+
+    Attributes:
+        reason: for a person, in full: where, what was expected and what came, what to do.
+        remedy: the end of `reason` that says what to do, "" where nothing does.
+        in_source: whether it was found in the partition's own data.
+    """
+
+    key: str
+    reason: str
+    transient: bool = False
+    remedy: str = ""
+    in_source: bool = True
+
+
+@dataclass(slots=True)
+class RunReport:
+    """Figures of one run, live while it goes on; names and meaning are those of `embed --json`."""
+
+    space: str = ""
+    dimension: int = 0
+    device: str = ""
+    precision: str = ""
+    encoder_notes: list[str] = field(default_factory=list)
+    pool_start_seconds: float = 0.0
+    partitions_written: int = 0
+    partitions_skipped: int = 0
+    partitions_republished: int = 0
+    partitions_failed: list[Failure] = field(default_factory=list)
+    texts_encoded: int = 0
+    texts_reused: int = 0
+    tokens: int = 0
+    padded_tokens: int = 0
+    truncated: int = 0
+    superbatches: int = 0
+    wall_seconds: float = 0.0
+    encode_seconds: float = 0.0
+    tokenize_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    copy_seconds: float = 0.0
+    workers: int = 1
+    replays: int = 0
+    serialize_seconds: float = 0.0
+    upload_seconds: float = 0.0
+    publish_seconds: float = 0.0
+    exposed_io_seconds: float = 0.0
+    time_to_first_output_seconds: float | None = None
+    max_in_flight_texts: int = 0
+    peak_resident_bytes: int = 0
+    peak_rss_bytes: int = 0
+    storage_retries: dict[str, int] = field(default_factory=dict)  # requests sent again, by cause
+    b_min: int = 0
+    b_max: int = 0
+
+    @property
+    def texts_per_second(self) -> float:
+        return self.texts_encoded / self.wall_seconds if self.wall_seconds > 0 else 0.0
+
+    @property
+    def overlap_ratio(self) -> float:
+        return overlap_ratio(self.publish_seconds, self.encode_seconds)
+
+    @property
+    def duty_cycle(self) -> float:
+        """Share of the run's time in which the pool was encoding (SURGE, equation 9)."""
+        return min(1.0, self.encode_seconds / self.wall_seconds) if self.wall_seconds > 0 else 0.0
+
+    @property
+    def fill_ratio(self) -> float:
+        """Mean texts of a SuperBatch over B_min."""
+        return self.texts_encoded / self.superbatches / self.b_min if self.superbatches and self.b_min else 0.0
+
+    @property
+    def padding_ratio(self) -> float:
+        """Share of the tokens given to the model that were padding."""
+        return 1.0 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
+
+    @property
+    def worker_idle_ratio(self) -> float:
+        """Share of the workers' time, over the whole run, in which their devices had nothing to compute."""
+        return worker_idle_ratio(self.forward_seconds, self.workers, self.wall_seconds)
+
+    @property
+    def compute_intensity(self) -> float:
+        """Share of the workers' steps that was computing."""
+        return compute_intensity(self.tokenize_seconds, self.forward_seconds, self.copy_seconds)
+
+    def count_superbatch(self, figures: SuperBatchReport) -> None:
+        """Add one SuperBatch to the sums."""
+        self.superbatches += 1
+        self.texts_encoded += figures.texts
+        for name in _OF_SUPERBATCHES:
+            setattr(self, name, getattr(self, name) + getattr(figures, name))
+
+    def after(self, before: RunReport) -> RunReport:
+        """The figures of a run that began again: counts and seconds are sums, the ratios follow, peaks are the highest.
+
+        The encoder, its workers, B_min and B_max are those of the last attempt that had an encoder. Partitions are this
+        attempt's, since the same ones may be in both.
+        """
+        last = self if self.device else before
+        sums: dict[str, Any] = {name: getattr(before, name) + getattr(self, name) for name in _ADDED_UP}
+        peaks: dict[str, Any] = {name: max(getattr(before, name), getattr(self, name)) for name in _PEAKS}
+        first_output = before.time_to_first_output_seconds
+        causes = sorted({*before.storage_retries, *self.storage_retries})
+        return replace(
+            self,
+            **sums,
+            **peaks,
+            space=self.space or before.space,
+            dimension=self.dimension or before.dimension,
+            device=last.device,
+            precision=last.precision,
+            workers=last.workers,
+            b_min=last.b_min,
+            b_max=last.b_max,
+            encoder_notes=list(dict.fromkeys(before.encoder_notes + self.encoder_notes)),
+            time_to_first_output_seconds=self.time_to_first_output_seconds if first_output is None else first_output,
+            storage_retries={
+                cause: before.storage_retries.get(cause, 0) + self.storage_retries.get(cause, 0) for cause in causes
+            },
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as one JSON-ready document."""
+        document = asdict(self) | {name: getattr(self, name) for name in _RATIOS}
+        document["partitions_failed"] = [
+            {"key": failure.key, "reason": failure.reason} for failure in self.partitions_failed
+        ]
+        return document
+
+
+_OF_SUPERBATCHES = (
+    "tokens",
+    "padded_tokens",
+    "encode_seconds",
+    "tokenize_seconds",
+    "forward_seconds",
+    "copy_seconds",
+    "replays",
+    "serialize_seconds",
+    "upload_seconds",
+    "publish_seconds",
+)
+_ADDED_UP = (
+    *_OF_SUPERBATCHES,
+    "superbatches",
+    "texts_encoded",
+    "pool_start_seconds",
+    "partitions_republished",
+    "texts_reused",
+    "truncated",
+    "wall_seconds",
+    "exposed_io_seconds",
+)
+_PEAKS = ("max_in_flight_texts", "peak_resident_bytes", "peak_rss_bytes")
+_RATIOS = (
+    "texts_per_second",
+    "overlap_ratio",
+    "duty_cycle",
+    "fill_ratio",
+    "padding_ratio",
+    "compute_intensity",
+    "worker_idle_ratio",
+)
+
+
+class Pace:
+    """Compares each SuperBatch's seconds per token with the running average of those before it.
+
+    A device that throttles, or that somebody else is using, shows here long before the run is late.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._tokens = 0
+        self._seen = 0
+
+    def ratio(self, tokens: int, encode_seconds: float) -> float | None:
+        """How many times the average this SuperBatch took; None while there is not enough to compare with."""
+        if not tokens:
+            return None
+        known = self._seen >= _PACE_NEEDS and self._seconds > 0
+        found = encode_seconds / tokens * self._tokens / self._seconds if known else None
+        self._seen += 1
+        self._tokens += tokens
+        self._seconds += encode_seconds
+        return found
+
+
+class InFlight:
+    """Counts texts that were admitted and are neither published nor staged, and remembers the most there were."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.texts = 0
+        self.most = 0
+
+    def add(self, texts: int) -> None:
+        with self._lock:
+            self.texts += texts
+            self.most = max(self.most, self.texts)
+
+    def remove(self, texts: int) -> None:
+        with self._lock:
+            self.texts -= texts
+
+
+class MemoryGauge:
+    """Samples the memory of this process and its children (PSS: shared pages are split, so the sum is true).
+
+    Before each sample the allocators give back what they hold and do not use: every publishing thread has a heap of its
+    own, and together they would keep the largest pieces that each of them ever saw.
+
+    Args:
+        interval_seconds: between two samples.
+    """
+
+    def __init__(self, interval_seconds: float = 0.5) -> None:
+        self.peak_bytes = 0
+        self._interval = interval_seconds
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="surge-memory-gauge", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        # Of a process that hangs inside it the kernel may say nothing, without end: no run is to wait for that.
+        wait_for_thread(self._thread, _LAST_SAMPLE_SECONDS)
+
+    def _watch(self) -> None:
+        self._sample()
+        while not self._stop.wait(self._interval):
+            give_back_unused()
+            self._sample()
+        self._sample()
+
+    def _sample(self) -> None:
+        self.peak_bytes = max(self.peak_bytes, sum(map(_pss_bytes, _process_tree(os.getpid()))))
+
+
+def give_back_unused() -> None:
+    """Returns free memory of Arrow's allocator and of the C library to the system."""
+    pa.default_memory_pool().release_unused()
+    with contextlib.suppress(OSError, AttributeError):  # another C library has no such function, and needs none
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _process_tree(root: int) -> list[int]:
+    found = [root]
+    for pid in found:  # grows while it is walked
+        with contextlib.suppress(OSError):  # a process may end at any moment, and its threads do
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                with contextlib.suppress(OSError):
+                    found += map(int, (thread / "children").read_text().split())
+    return found
+
+
+def _pss_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)

@@ -1,0 +1,37 @@
+"""Where bytes go: local disk and object stores behind one small interface."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.engine.store.storage_options import StorageOptions
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.urls import is_object_store, local_path
+
+__all__ = ["StorageOptions", "open_store"]
+
+
+def open_store(url: str | Path, options: StorageOptions | None = None) -> Store:
+    """Open an output: a local path, a `file://` URL, or a bucket (`s3://`, `gs://`, `az://`); it need not exist yet.
+
+    Args:
+        options: how an object store is reached; a local output takes none.
+
+    Raises:
+        ConfigError: the path is a file, lies on a storage that is not supported, or there are no credentials for it.
+    """
+    if is_object_store(url):
+        # Here, since a run on a local disk needs no client of any cloud.
+        from surge_dagster.engine.store.object_store import open_object_store
+
+        return open_object_store(str(url), options)
+    root = local_path(url, what="output")
+    try:
+        is_file = root.exists() and not root.is_dir()
+    except OSError as error:
+        raise ConfigError(f"cannot open the output {str(url)!r}: {error.strerror}.") from error
+    if is_file:
+        raise ConfigError(f"the output {str(url)!r} is a file; expected a folder.")
+    return LocalStore(root)

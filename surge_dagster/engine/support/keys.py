@@ -1,0 +1,69 @@
+"""How a partition key becomes a file name, and a name a key.
+
+A key may be any non-empty string; on disk it is percent-encoded so that no key can leave its folder, collide with
+another or be mangled by a shell. Short names can be read back with `decode_key`; names of long keys carry a hash, and
+the key itself stands in the files' metadata.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import lru_cache
+from urllib.parse import unquote
+
+from surge_dagster.engine.support.disk_names import is_text, printable
+
+_REVERSIBLE_BYTES = 180
+_PREFIX_BYTES = 120
+_PLAIN = re.compile(rf"[A-Za-z0-9_-]{{1,{_REVERSIBLE_BYTES}}}", re.ASCII)
+# Not urllib's `quote`: it leaves "." and "~" alone, and a dot could mean a parent folder, the tilde marks hashed names.
+_ENCODED = [chr(byte) if _PLAIN.fullmatch(chr(byte)) else f"%{byte:02X}" for byte in range(256)]
+_LONG_NAME = re.compile(r"^.{120}~[0-9a-f]{32}$", re.DOTALL)
+
+
+@lru_cache(maxsize=1 << 16)  # the same keys, listing after listing
+def encode_key(key: str) -> str:
+    """The file or folder name of a key: ASCII, at most 180 bytes, different for different keys.
+
+    Everything outside `A-Za-z0-9_-` is percent-encoded, `.` and `~` included. A name over 180 bytes is cut to 120
+    bytes, `~` and the first 32 hex digits of the key's SHA-256.
+
+    Raises:
+        ValueError: the key is empty or is not valid Unicode.
+    """
+    if _PLAIN.fullmatch(key):
+        return key  # most keys, and what follows takes twenty times as long
+    if not key:
+        raise ValueError("a partition key must not be empty")
+    try:
+        raw = key.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"partition key {key!r} is not valid Unicode text") from error
+    name = "".join(map(_ENCODED.__getitem__, raw))
+    if len(name) <= _REVERSIBLE_BYTES:
+        return name
+    return f"{name[:_PREFIX_BYTES]}~{hashlib.sha256(raw).hexdigest()[:32]}"
+
+
+def is_hashed(name: str) -> bool:
+    """Whether a name made by `encode_key` is one of a long key, which cannot be read back from it."""
+    return bool(_LONG_NAME.match(name))
+
+
+def decode_key(name: str) -> str | None:
+    """The key of a name made by `encode_key`, or by another hive writer that escapes less; None for a hashed name.
+
+    Raises:
+        ValueError: the name is empty or does not decode to text.
+    """
+    if not name:
+        raise ValueError("a partition name must not be empty")
+    if not is_text(name):
+        raise ValueError(f"partition name {printable(name)!r} is not UTF-8")
+    if is_hashed(name):
+        return None
+    try:
+        return unquote(name, errors="strict")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"partition name {name!r} does not decode to UTF-8 text") from error

@@ -1,0 +1,75 @@
+"""What a SOURCE or OUTPUT argument may be: a local path or a URL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.support.disk_names import is_text, printable
+
+# Those that obstore opens by their URL; each has a host that names the bucket.
+OBJECT_STORE_SCHEMES = frozenset({"s3", "s3a", "gs", "gcs", "az", "azure", "adl", "memory"})
+_SCHEMES = OBJECT_STORE_SCHEMES | {"file", "http", "https"}
+
+
+def is_object_store(url: str | Path) -> bool:
+    """Whether an argument names a bucket, and not a local folder."""
+    scheme, mark, _ = str(url).partition("://")
+    return bool(mark) and scheme in OBJECT_STORE_SCHEMES
+
+
+def split_url(url: str, *, what: str) -> SplitResult:
+    """The parts of a URL.
+
+    Raises:
+        ConfigError: it is none; it is not shown, since it may hold a password.
+    """
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        raise ConfigError(f"the {what} is no URL ({error}); expected something like s3://bucket/path") from None
+
+
+def is_bare(url: str) -> bool:
+    """Whether a URL has no user, query or fragment, which are where secrets are written; a path has none."""
+    if "://" not in url:
+        return True
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
+    return "@" not in parts.netloc and not parts.query and not parts.fragment
+
+
+def local_path(url: str | Path, *, what: str) -> Path:
+    """The absolute local path behind a path or `file://` URL.
+
+    Raises:
+        ConfigError: there is none, the URL names another kind of storage, or the path is not UTF-8.
+    """
+    text = str(url)
+    if not text.strip():
+        raise ConfigError(f"the {what} is empty: give a path or a URL.")
+    if not is_text(text):
+        raise ConfigError(f"cannot open {what} {printable(text)!r}: the path is not UTF-8. Rename it, or give another.")
+    if "://" not in text:
+        scheme, colon, _ = text.partition(":")
+        if colon and scheme.lower() in _SCHEMES:
+            # The rest is not shown, as that of a URL would not be.
+            raise ConfigError(
+                f"the {what} begins with {scheme}: but is no URL: expected {scheme}://, or ./{scheme}: for a folder "
+                "of that name."
+            )
+        try:
+            return Path(text).expanduser().absolute()
+        except RuntimeError as error:  # of `~`, where nobody has told whose folder that is
+            raise ConfigError(f"cannot open {what} {printable(text)!r}: {error} Give the whole path.") from error
+    parts = split_url(text, what=what)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
+        return Path(unquote(parts.path))
+    shown = f"{parts.scheme}://{parts.hostname or ''}{parts.path}"  # what is left out may be a password
+    raise ConfigError(
+        f"cannot open {what} {shown!r}: expected a local path or a file:// URL"
+        + (", or a bucket: s3://, gs:// or az://." if what == "output" else ". Copy the files to a local folder.")
+    )

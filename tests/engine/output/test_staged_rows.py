@@ -1,0 +1,72 @@
+"""Staged rows are told from the others whatever the batches, and are used only if they are the rows that are read."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from surge_dagster.engine.output.staged_rows import OtherRows, StagedRowsCheck
+from surge_dagster.engine.sources.content import ContentDigest
+from surge_dagster.engine.superbatch import StagedRows
+from tests.small_catalogs import Rows, numbered_rows, row_batch_of
+
+ROWS = numbered_rows("k", 60)
+
+
+def staged_of(rows: Rows, start: int, stop: int) -> StagedRows:
+    digest = ContentDigest()
+    digest.update(row_batch_of(rows[start:stop]))
+    return StagedRows(start, stop, digest.hexdigest())
+
+
+def cut(rows: Rows, staged: list[StagedRows], batch_rows: int = 7) -> list[bool]:
+    """For each row whether it is staged; rows and their order are checked."""
+    check, found, ids = StagedRowsCheck(staged), [], []
+    for start in range(0, len(rows), batch_rows):
+        for piece, is_staged in check.cut(row_batch_of(rows[start : start + batch_rows])):
+            assert len(piece)
+            found += [is_staged] * len(piece)
+            ids += piece.ids.to_pylist()
+    check.finish()
+    assert ids == [row[0] for row in rows]
+    return found
+
+
+@given(st.sets(st.integers(0, 60), max_size=12), st.integers(1, 70), st.integers(0, 1))
+def test_every_row_is_told_apart(borders: set[int], batch_rows: int, first: int) -> None:
+    ends = sorted(borders)
+    ranges = list(pairwise(ends))[first::2]
+    staged = [staged_of(ROWS, start, stop) for start, stop in ranges]
+    expected = [any(start <= row < stop for start, stop in ranges) for row in range(60)]
+    assert cut(ROWS, staged, batch_rows) == expected
+
+
+@given(st.integers(0, 59), st.integers(0, 1))
+def test_a_row_that_changed_is_noticed_if_it_is_staged(row: int, column: int) -> None:
+    changed = [list(values) for values in ROWS]
+    changed[row][column] += "x"
+    staged = [staged_of(ROWS, 10, 20), staged_of(ROWS, 20, 45)]
+    rows: Rows = [(values[0], values[1]) for values in changed]
+    if 10 <= row < 45:
+        with pytest.raises(OtherRows, match="are not those that were staged"):
+            cut(rows, staged)
+    else:
+        cut(rows, staged)
+
+
+def test_rows_that_moved_are_other_rows() -> None:
+    with pytest.raises(OtherRows, match="its rows 10 to 20"):
+        cut(ROWS[1:], [staged_of(ROWS, 10, 20)])
+
+
+def test_rows_that_are_gone_are_missed() -> None:
+    with pytest.raises(OtherRows, match="it has 15 rows, and 20 were there"):
+        cut(ROWS[:15], [staged_of(ROWS, 10, 20)])
+
+
+def test_a_batch_without_rows_still_says_of_what_type_ids_are() -> None:
+    [(piece, is_staged)] = StagedRowsCheck([]).cut(row_batch_of([]))
+    assert (len(piece), is_staged) == (0, False)

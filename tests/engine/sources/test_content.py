@@ -1,0 +1,170 @@
+"""What is remembered of a partition's rows: one digest for equal content, another for any other, and repeated ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from surge_dagster.engine.errors import DataError
+from surge_dagster.engine.sources.content import ContentDigest, IdSet, refuse_repeated_id
+from surge_dagster.engine.sources.partition import Partition, RowBatch
+from tests.small_catalogs import Rows, partition_of, row_batch_of
+
+words = st.text("abö\0", max_size=4)
+rows_of_strings = st.lists(st.tuples(words, words), max_size=12)
+
+
+def digest_of(*batches: RowBatch) -> str:
+    digest = ContentDigest()
+    for batch in batches:
+        digest.update(batch)
+    return digest.hexdigest()
+
+
+@given(rows_of_strings, st.data())
+def test_the_digest_does_not_depend_on_batches_slices_or_offsets(rows: Rows, data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=4)))
+    before, behind = data.draw(rows_of_strings), data.draw(rows_of_strings)
+    padded = row_batch_of([*before, *rows, *behind])
+    pieces = [
+        RowBatch(
+            padded.ids[len(before) + start : len(before) + stop], padded.texts[len(before) + start : len(before) + stop]
+        )
+        for start, stop in zip([0, *cuts], [*cuts, len(rows)], strict=True)
+    ]
+    assert digest_of(*pieces) == digest_of(row_batch_of(rows))
+
+
+@given(rows_of_strings, rows_of_strings)
+def test_different_rows_have_different_digests(one: Rows, other: Rows) -> None:
+    assert (digest_of(row_batch_of(one)) == digest_of(row_batch_of(other))) == (one == other)
+
+
+@given(rows_of_strings)
+def test_the_order_of_rows_counts(rows: Rows) -> None:
+    assume(rows != rows[::-1])
+    assert digest_of(row_batch_of(rows)) != digest_of(row_batch_of(rows[::-1]))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [("1", "abc"), ("2", "def!")],
+        [("1", "abcd"), ("2", "ef")],  # the border between two texts
+        [("1a", "bc"), ("2", "def")],  # the border between id and text
+        [("2", "abc"), ("1", "def")],
+        [("1", "def"), ("2", "abc")],
+        [("1", "abc")],
+        [("1", "abc"), ("2", "def"), ("", "")],
+        [],
+    ],
+)
+def test_any_change_of_content_changes_the_digest(other: Rows) -> None:
+    assert digest_of(row_batch_of(other)) != digest_of(row_batch_of([("1", "abc"), ("2", "def")]))
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.binary()])
+def test_ids_of_other_types_are_digested_by_value_and_type(kind: pa.DataType) -> None:
+    values: list[Any] = [65, 66, 67] if kind == pa.int64() else [b"A", b"B", b"C"]
+    rows = [(value, "t") for value in values]
+    whole = row_batch_of(rows, kind)
+    assert digest_of(whole) == digest_of(
+        row_batch_of(rows[:1], kind),
+        RowBatch(whole.ids[1:], whole.texts[1:]),  # pyright: ignore[reportArgumentType]
+    )
+    assert digest_of(whole) != digest_of(row_batch_of([(values[1], "t"), *rows[1:]], kind))
+    assert digest_of(whole) != digest_of(row_batch_of([("A", "t"), ("B", "t"), ("C", "t")]))
+
+
+def id_set_of(ids: list[Any], kind: pa.DataType, batch: int = 100) -> IdSet:
+    known = IdSet()
+    for start in range(0, len(ids), batch):
+        values = pa.array(ids[start : start + batch], type=kind)
+        expected = known.bytes_after(len(values))
+        known.add(values)
+        assert known.bytes == expected
+    return known
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.int64(), pa.binary()])
+def test_a_repeated_id_is_found_wherever_it_stands(kind: pa.DataType) -> None:
+    make = {pa.string(): str, pa.int64(): int, pa.binary(): lambda n: str(n).encode()}[kind]
+    ids = [make(n) for n in range(3000)]
+    assert id_set_of(ids, kind).repeated().size == 0
+    assert id_set_of([*ids, ids[17], ids[17], ids[3]], kind).repeated().size == 2
+
+
+def test_ids_cost_about_eight_bytes_a_row() -> None:
+    assert id_set_of(list(range(100_000)), pa.int64(), 8192).bytes <= 100_000 * 8 * 1.25 + 8192
+
+
+def test_no_ids_do_not_repeat() -> None:
+    assert IdSet().repeated().size == 0
+
+
+def test_a_repeated_id_is_named_with_both_rows() -> None:
+    rows = [(f"id-{n}", "t") for n in range(40)]
+    rows[33] = ("id-5", "t")
+    repeated = id_set_of([row[0] for row in rows], pa.string()).repeated()
+    with pytest.raises(DataError, match="id 'id-5' stands at row 5 already") as refused:
+        refuse_repeated_id(partition_of("k", rows, batch_rows=8), repeated)
+    assert (refused.value.key, refused.value.row) == ("k", 33)
+
+
+def test_one_of_very_many_repeated_ids_is_named_too() -> None:
+    rows = [(str(n % 10_000), "t") for n in range(20_000)]
+    repeated = id_set_of([row[0] for row in rows], pa.string()).repeated()
+    assert repeated.size == 10_000
+    with pytest.raises(DataError) as refused:
+        refuse_repeated_id(partition_of("k", rows, batch_rows=4_000), repeated)
+    assert refused.value.row is not None
+    assert f"the id '{refused.value.row - 10_000}' stands at row {refused.value.row - 10_000} already" in str(
+        refused.value
+    )
+
+
+class Colliding(bytes):
+    """Ids that differ and have one hash."""
+
+    def __hash__(self) -> int:
+        return 7
+
+
+class CollidingIds:
+    """Stands for an Arrow array whose values collide: real 64-bit collisions cannot be written down."""
+
+    def __init__(self, values: list[Colliding]) -> None:
+        self.values = values
+        self.type = pa.binary()
+        self.offset = 0
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def buffers(self) -> list[pa.Buffer]:
+        return pa.array(self.values, pa.binary()).buffers()
+
+    def to_pylist(self) -> list[Colliding]:
+        return self.values
+
+    def __getitem__(self, row: int) -> pa.Scalar:
+        return pa.scalar(bytes(self.values[row]), pa.binary())
+
+
+def test_ids_whose_hashes_collide_are_not_refused() -> None:
+    ids: Any = CollidingIds([Colliding(b"a"), Colliding(b"b")])
+    known = IdSet()
+    known.add(ids)
+    assert known.repeated().tolist() == [7]
+    batch = RowBatch(ids, pa.array(["t", "t"], pa.large_string()))  # pyright: ignore[reportArgumentType]
+    refuse_repeated_id(Partition("k", "v", lambda: iter([batch]), lambda: "v"), known.repeated())
+
+
+def test_the_smallest_and_the_largest_integers_are_told_apart() -> None:
+    edges = np.array([-(2**63), 2**63 - 1, -1, 0, 1, -2], dtype=np.int64).tolist()
+    assert id_set_of(edges, pa.int64()).repeated().size == 0

@@ -1,0 +1,109 @@
+"""Names of partitions: whatever the key, a name that is safe, its own, and short enough."""
+
+from __future__ import annotations
+
+import os
+import re
+from urllib.parse import quote
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from surge_dagster.engine.output.freshness import file_name
+from surge_dagster.engine.store import open_store
+from surge_dagster.engine.support.keys import decode_key, encode_key
+
+SAFE = re.compile(r"[A-Za-z0-9_%-]{1,180}(~[0-9a-f]{32})?")
+AWKWARD = [
+    "a/b",
+    "..",
+    ".",
+    "/",
+    "~",
+    "%",
+    "%2E",
+    'Köln, "x" [1]',
+    "x" * 300,
+    "A",
+    "a",
+    " ",
+    "\0",
+    "\n",
+    "ß" * 60,
+    "🙂",
+]
+
+keys = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=80) | st.text(
+    "aA.~%/ö", min_size=1, max_size=400
+)
+
+
+@given(keys)
+def test_a_name_holds_only_safe_characters_and_at_most_180_bytes(key: str) -> None:
+    name = encode_key(key)
+    assert SAFE.fullmatch(name)
+    assert len(name.encode()) <= 180
+
+
+@given(keys)
+def test_a_short_name_gives_its_key_back_and_a_long_one_admits_that_it_cannot(key: str) -> None:
+    name = encode_key(key)
+    escaped = quote(key, safe="").replace(".", "%2E").replace("~", "%7E")
+    if len(escaped) <= 180:
+        assert name == escaped
+        assert decode_key(name) == key
+    else:
+        assert len(name) == 153
+        assert decode_key(name) is None
+
+
+@given(keys, keys)
+@example("x" * 300, "x" * 301)
+@example("a/b", "a%2Fb")
+@example("A", "a")
+def test_different_keys_have_different_names(one: str, other: str) -> None:
+    assert (encode_key(one) == encode_key(other)) == (one == other)
+
+
+def test_awkward_keys_have_names_of_their_own_that_stay_in_their_folder() -> None:
+    names = [encode_key(key) for key in AWKWARD]
+    assert len(set(names)) == len(AWKWARD)
+    for name in names:
+        assert os.path.basename(name) == name not in (".", "..")  # noqa: PTH119
+
+
+def test_the_limits_between_reversible_and_hashed_names() -> None:
+    assert decode_key(encode_key("x" * 180)) == "x" * 180
+    hashed = encode_key("x" * 181)
+    assert decode_key(hashed) is None
+    assert hashed.startswith("x" * 120 + "~")
+
+
+def test_names_that_another_hive_writer_escaped_less_are_understood() -> None:
+    assert decode_key("Köln x.y") == "Köln x.y"
+    assert decode_key("a%2fb") == "a/b"
+
+
+@pytest.mark.parametrize("key", ["", "\ud800"])
+def test_a_key_that_cannot_be_a_name_is_refused(key: str) -> None:
+    with pytest.raises(ValueError, match="partition key"):
+        encode_key(key)
+
+
+@pytest.mark.parametrize("name", ["", "%FF"])
+def test_a_name_that_cannot_be_a_key_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="partition name"):
+        decode_key(name)
+
+
+def test_output_and_temp_names_stay_within_what_a_disk_takes(tmp_path) -> None:
+    store = open_store(tmp_path)
+    store.prepare("space")
+    name = file_name("space", "ü" * 300)
+    with store.create(name) as upload:
+        [temp] = [path.name for path in (tmp_path / "space").iterdir() if path.name.startswith(".tmp-")]
+        assert max(len(os.fsencode(temp)), len(os.fsencode(name.partition("/")[2]))) <= 255
+        upload.sink.write(b"x")
+        upload.publish(lambda: None)
+    assert (tmp_path / name).exists()

@@ -1,0 +1,86 @@
+"""One account of resident bytes: never over the limit, and every wait ends."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+
+from surge_dagster.engine.errors import Cancelled
+from surge_dagster.engine.support.ledger import Ledger
+
+
+def test_what_is_held_and_the_most_that_was() -> None:
+    ledger = Ledger(100)
+    ledger.reserve(60)
+    ledger.reserve(40)
+    ledger.release(70)
+    assert (ledger.held, ledger.peak) == (30, 100)
+
+
+def test_try_reserve_never_waits() -> None:
+    ledger = Ledger(100)
+    assert ledger.try_reserve(100)
+    assert not ledger.try_reserve(1)
+    assert (ledger.held, ledger.peak) == (100, 100)
+
+
+def test_more_than_the_limit_is_refused_instead_of_waiting_for_ever() -> None:
+    with pytest.raises(ValueError, match="cannot reserve 101 bytes under a limit of 100"):
+        Ledger(100).reserve(101)
+
+
+def test_more_than_is_held_cannot_be_released() -> None:
+    ledger = Ledger(100)
+    ledger.reserve(10)
+    with pytest.raises(ValueError, match="cannot release 11 bytes: only 10 are held"):
+        ledger.release(11)
+
+
+def test_who_waits_goes_on_as_soon_as_there_is_room() -> None:
+    ledger = Ledger(100)
+    ledger.reserve(100)
+    through = threading.Event()
+    asked = threading.Event()
+
+    def wait_for_room() -> None:
+        ledger.reserve(50, lambda: asked.set() or False)
+        through.set()
+
+    thread = threading.Thread(target=wait_for_room)
+    thread.start()
+    assert asked.wait(10)
+    assert not through.is_set()
+    ledger.release(50)
+    thread.join(10)
+    assert through.is_set()
+
+
+def test_a_wait_can_be_given_up_and_then_holds_nothing() -> None:
+    ledger = Ledger(100)
+    ledger.reserve(100)
+    with pytest.raises(Cancelled):
+        ledger.reserve(1, lambda: True)
+    assert ledger.held == 100
+
+
+def test_many_threads_together_never_pass_the_limit() -> None:
+    ledger = Ledger(100)
+
+    def work(seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(300):
+            size = chance.randint(1, 60)
+            ledger.reserve(size)
+            assert ledger.held <= 100
+            ledger.release(size)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert ledger.held == 0
+    assert ledger.peak <= 100

@@ -1,0 +1,69 @@
+"""The timeline of a run: true to what happened, and small however long the run is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.report import SuperBatchReport
+from surge_dagster.engine.support.timeline import MOST_ENTRIES, Entry, Lane, Span, Timeline
+from tests.engine.runs import finish, in_memory, make_run
+from tests.small_catalogs import DIMENSION, numbered_rows
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[EncoderPool]:
+    with EncoderPool(EncodingSpec(model=f"hash://{DIMENSION}")) as started:
+        yield started
+
+
+def entry(number: int) -> Entry:
+    return Entry(1, 10, 0.5, Span(number, number + 0.5, 0.5), None, Span(number + 0.5, number + 1, 0.25))
+
+
+@pytest.mark.parametrize("count", [1, MOST_ENTRIES, MOST_ENTRIES + 1, 1_000, 30_001])
+def test_a_long_run_is_thinned_out_without_losing_time_or_texts(count: int) -> None:
+    timeline = Timeline()
+    for number in range(count):
+        timeline.add(entry(number))
+        assert len(timeline.entries) <= MOST_ENTRIES
+    entries = timeline.entries
+    assert len(entries) > MOST_ENTRIES // 2 or count <= MOST_ENTRIES // 2
+    assert sum(one.superbatches for one in entries) == count and sum(one.texts for one in entries) == 10 * count
+    assert {one.superbatches for one in entries[:-1]} <= {timeline.per_entry}
+    encode = [one.encode for one in entries if one.encode]
+    assert (encode[0].begun, encode[-1].ended) == (0, count - 0.5)
+    assert sum(span.busy_seconds for span in encode) == pytest.approx(0.5 * count)
+    assert all(one.serialize is None for one in entries)
+
+
+def test_a_lane_counts_every_thread_and_spans_from_the_first_to_the_last() -> None:
+    lane = Lane()
+    assert lane.span(0) is None
+    lane.add(12.0, 13.0)
+    lane.add(11.0, 12.5)
+    assert lane.span(10.0) == Span(1.0, 3.0, 2.5)
+
+
+def test_each_superbatch_says_when_it_was_encoded_serialized_and_uploaded(pool: EncoderPool, tmp_path: Path) -> None:
+    catalog = {key: numbered_rows(key, 60) for key in "abcd"} | {"split": numbered_rows("split", 230)}
+    run = make_run(pool, in_memory(catalog), tmp_path)
+    reports = [event for event in finish(run) if isinstance(event, SuperBatchReport)]
+    reports.sort(key=lambda report: report.index)
+    assert len(reports) > 4
+    encoded = 0.0
+    for report in reports:
+        encode, serialize, upload = report.encode_span, report.serialize_span, report.upload_span
+        assert encode and serialize and upload
+        assert 0 <= encode.begun < encode.ended <= serialize.begun < serialize.ended
+        assert serialize.begun < upload.begun < upload.ended
+        assert encode.ended > encoded, "one is over before the next"
+        encoded = encode.ended
+        assert encode.busy_seconds == report.encode_seconds
+        assert (serialize.busy_seconds, upload.busy_seconds) == (report.serialize_seconds, report.upload_seconds)
+        assert 0 < report.peak_resident_bytes <= run.report.peak_resident_bytes
+    assert run.report.fill_ratio == pytest.approx(run.report.texts_encoded / len(reports) / run.bounds.b_min)

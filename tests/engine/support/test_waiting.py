@@ -1,0 +1,93 @@
+"""No wait of a main thread is deaf to a signal that another thread was given, and none ends too early."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.store.concurrent_reads import read_at_once
+from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.engine.store.retries import RequestFailed, Retrier
+from surge_dagster.engine.support.waiting import next_item, rest, wait_for_thread, wait_in_turns
+from tests.engine.runs import make_run
+from tests.signals import interrupted_in_another_thread
+
+pytestmark = pytest.mark.timeout(60)
+TEN_MINUTES = 600.0
+
+
+@pytest.fixture
+def opened() -> Iterator[threading.Event]:
+    """What the waits of a test wait for; it comes when the test is over."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture
+def held(opened: threading.Event) -> threading.Thread:
+    thread = threading.Thread(target=opened.wait)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("seconds", [None, TEN_MINUTES])
+def test_every_wait_is_interrupted(held: threading.Thread, opened: threading.Event, seconds: float | None) -> None:
+    waits: list[Callable[[], object]] = [
+        lambda: wait_in_turns(opened.wait, seconds),
+        lambda: wait_for_thread(held, seconds),
+        lambda: next_item(queue.Queue()),
+        lambda: next_item(queue.SimpleQueue()),
+        lambda: rest(TEN_MINUTES),
+    ]
+    for wait in waits:
+        with interrupted_in_another_thread():
+            wait()
+
+
+def test_a_wait_ends_with_what_it_waits_for_or_with_its_time() -> None:
+    turns: list[float] = []
+
+    def third(turn: float) -> bool:
+        turns.append(turn)
+        return len(turns) == 3
+
+    assert wait_in_turns(third)
+    assert turns == [0.1] * 3
+    assert not wait_in_turns(lambda turn: turns.append(turn), 0.0)  # type: ignore[func-returns-value]
+    assert turns == [0.1] * 3 + [0.0]
+    assert wait_in_turns(lambda turn: True, 0.0)
+    items = queue.SimpleQueue[int]()
+    threading.Timer(0.3, items.put, [1]).start()
+    assert next_item(items) == 1
+
+
+def test_a_run_is_interrupted_while_its_source_gives_nothing(
+    hash_pool: EncoderPool, opened: threading.Event, tmp_path: Path
+) -> None:
+    def read() -> Iterator[RowBatch]:
+        opened.wait()
+        yield from ()
+
+    run = make_run(hash_pool, [Partition("a", "v1", read, lambda: "v1")], tmp_path, grace_seconds=0.2)
+    with interrupted_in_another_thread():
+        list(run.events())
+
+
+def test_who_reads_many_names_at_once_is_interrupted(opened: threading.Event, tmp_path: Path) -> None:
+    with interrupted_in_another_thread():
+        read_at_once(LocalStore(tmp_path), ["a", "b"], lambda *_: opened.wait(), lambda *_: None)
+
+
+def test_a_request_that_is_to_be_tried_again_is_interrupted() -> None:
+    def busy() -> None:
+        raise RequestFailed("503", "SlowDown", retryable=True, status=503, retry_after_seconds=TEN_MINUTES)
+
+    with interrupted_in_another_thread():
+        Retrier("s3://b").call("PUT a", busy)

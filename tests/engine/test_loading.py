@@ -1,0 +1,449 @@
+"""Embeddings come back as they were written: complete, of one space, and never damaged without notice."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+
+from surge_dagster import Embeddings, open_embeddings
+from surge_dagster.engine.errors import ConfigError, DataError, TransientError
+from surge_dagster.engine.files.embedding_file import FileFacts, desired_version, embedding_table
+from surge_dagster.engine.files.file_formats import file_name, new_writer
+from surge_dagster.engine.model.spec import FILE_FORMATS, EncodingSpec, FileFormat, Space
+from surge_dagster.engine.output import listed_files
+from surge_dagster.engine.output.spaces import claim_space
+from surge_dagster.engine.store import object_reader, open_store
+from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.engine.store.object_store import ObjectStore
+from surge_dagster.engine.store.store import Store
+from tests.engine.store.object_server import ObjectServer
+from tests.engine.test_run_object_store import open_bucket
+
+LONG = "shoes/" + "x" * 300
+KEYS = ["Köln, 50%", "b", LONG]
+
+
+class Output:
+    """An output in which partitions can be put without a run."""
+
+    def __init__(
+        self, root: Path, spec: EncodingSpec, file_format: FileFormat = "parquet", store: Store | None = None
+    ) -> None:
+        self.root = root
+        self.store = store or open_store(root)
+        self.space: Space = claim_space(self.store, spec.resolve(), file_format)
+        self.random = np.random.default_rng(5)
+
+    def name(self, key: str) -> str:
+        return file_name(self.space.name, key, self.space.file_format)
+
+    def path(self, key: str) -> Path:
+        return self.root / self.name(key)
+
+    def put(
+        self,
+        key: str,
+        rows: int,
+        *,
+        include_text: bool = True,
+        id_type: pa.DataType | None = None,
+        space: str | None = None,
+        content: str = "0",
+        dimension: int | None = None,
+        precision: str = "fp32",
+    ) -> np.ndarray:
+        """Publish a partition of random vectors with the ids 0, 1, …; gives the vectors."""
+        d = dimension or self.space.dimension
+        matrix = self.random.standard_normal((rows, d)).astype(self.space.dtype)
+        ids = pa.array([str(row) for row in range(rows)], pa.string()).cast(id_type or pa.string())
+        texts = pa.array([f"{key} {row}" for row in range(rows)], pa.large_string()) if include_text else None
+        named = space or self.space.name
+        version = desired_version(content, named)
+        with (
+            self.store.create(self.name(key)) as upload,
+            new_writer(
+                self.space.file_format, upload.sink, ids.type, d, self.space.dtype, include_text=include_text
+            ) as writer,
+        ):
+            writer.append_table(embedding_table(writer.schema, ids, texts, matrix))
+            writer.close(FileFacts(key, named, "m", precision, "v1", content, version, rows, d, 0))
+            upload.publish(lambda: None)
+        return matrix
+
+
+@pytest.fixture(params=FILE_FORMATS)
+def output(request: pytest.FixtureRequest, tmp_path: Path) -> Output:
+    return Output(tmp_path / "out", EncodingSpec("hash://16"), request.param)
+
+
+@pytest.fixture
+def vectors(output: Output) -> dict[str, np.ndarray]:
+    """Three partitions, one of them in several row groups' worth of batches; by key."""
+    return {key: output.put(key, rows) for key, rows in zip(KEYS, (3, 20_000, 5), strict=True)}
+
+
+def as_lazy(embeddings: Embeddings, partitions: list[str] | None = None) -> pa.Table:
+    return embeddings.lazy(partitions).collect().to_arrow()
+
+
+def as_dataset(embeddings: Embeddings, partitions: list[str] | None = None) -> pa.Table:
+    return embeddings.dataset(partitions).to_table()
+
+
+both_ways = pytest.mark.parametrize("load", [as_lazy, as_dataset])
+Load = Callable[..., pa.Table]
+
+
+def matrix_in(table: pa.Table) -> np.ndarray:
+    column = table["embedding"].combine_chunks()
+    return column.flatten().to_numpy(zero_copy_only=False).reshape(table.num_rows, -1)
+
+
+@both_ways
+def test_every_row_comes_back_with_its_partition_and_its_own_vector(
+    output: Output, vectors: dict[str, np.ndarray], load: Load
+) -> None:
+    opened = open_embeddings(output.root)
+    assert opened.keys() == sorted(KEYS)
+    assert (opened.space, opened.dimension, opened.rows) == (output.space, 16, 20_008)
+    table = load(opened)
+    assert table.column_names == ["partition", "id", "text", "embedding"]
+    assert table.num_rows == 20_008
+    for key, expected in vectors.items():
+        rows = table.filter(ds.field("partition") == key)
+        assert rows["id"].to_pylist() == [str(row) for row in range(len(expected))]
+        assert rows["text"].to_pylist() == [f"{key} {row}" for row in range(len(expected))]
+        np.testing.assert_array_equal(matrix_in(rows), expected)
+
+
+@both_ways
+def test_partitions_asked_for_come_alone_and_in_their_order(
+    output: Output, vectors: dict[str, np.ndarray], load: Load
+) -> None:
+    table = load(open_embeddings(output.root), [LONG, "Köln, 50%", LONG])
+    assert table["partition"].to_pylist() == [LONG] * 5 + ["Köln, 50%"] * 3
+    assert load(open_embeddings(output.root), []).num_rows == 0
+
+
+def test_the_types_are_those_of_the_file(output: Output, vectors: dict[str, np.ndarray]) -> None:
+    opened = open_embeddings(output.root)
+    expected = {"partition": pl.String, "id": pl.String, "text": pl.String, "embedding": pl.Array(pl.Float32, 16)}
+    assert opened.lazy().collect_schema() == expected
+    assert opened.lazy(["b"]).collect().schema == expected
+    item = pa.field("item", pa.float32(), nullable=False)
+    assert opened.dataset().schema.field("embedding").type == pa.list_(item, 16)
+
+
+@both_ways
+@pytest.mark.parametrize("id_type", [pa.int64(), pa.binary()])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("file_format", FILE_FORMATS)
+def test_other_kinds_of_ids_and_vectors_come_back_too(
+    tmp_path: Path, load: Load, id_type: pa.DataType, dtype: str, file_format: FileFormat
+) -> None:
+    output = Output(tmp_path / "out", EncodingSpec("hash://8", dtype=dtype), file_format)
+    matrix = output.put("a", 4, id_type=id_type)
+    table = load(open_embeddings(output.root))
+    assert table["id"].cast(pa.string()).to_pylist() == ["0", "1", "2", "3"]
+    np.testing.assert_array_equal(matrix_in(table), matrix)
+
+
+@both_ways
+def test_files_without_texts_give_null_among_others_and_no_column_by_themselves(output: Output, load: Load) -> None:
+    output.put("a", 2)
+    output.put("b", 2, include_text=False)
+    opened = open_embeddings(output.root)
+    assert load(opened)["text"].to_pylist() == ["a 0", "a 1", None, None]
+    assert load(opened, ["b", "a"])["text"].to_pylist() == [None, None, "a 0", "a 1"]
+    assert load(opened, ["b"]).column_names == ["partition", "id", "embedding"]
+
+
+def test_queries_give_what_they_give_on_a_table_in_memory(output: Output, vectors: dict[str, np.ndarray]) -> None:
+    lazy = open_embeddings(output.root).lazy()
+    whole = lazy.collect()
+    queries: list[Callable[[Any], Any]] = [
+        lambda rows: rows.select(pl.len()),
+        lambda rows: rows.head(7),
+        lambda rows: rows.tail(2).select("id", "partition"),
+        lambda rows: rows.filter(pl.col("id") == "2"),
+        lambda rows: rows.filter(pl.col("id") == "2").head(2).select("text"),
+        lambda rows: rows.head(4).filter(pl.col("id") == "0"),
+        lambda rows: rows.head(4).filter(pl.col("partition") == "b"),
+        lambda rows: rows.filter(pl.col("partition").str.contains("50%")).select("embedding"),
+        lambda rows: rows.filter((pl.col("partition") == LONG) & (pl.col("id") > "2")),
+        lambda rows: rows.group_by("partition").len().sort("partition"),
+        lambda rows: rows.select("embedding").slice(19_990, 15),
+    ]
+    for query in queries:
+        for engine in ("in-memory", "streaming"):
+            assert query(lazy).collect(engine=engine).equals(query(whole))
+
+
+def test_a_filter_on_the_partition_opens_no_other_file(
+    output: Output, vectors: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_embeddings(output.root)
+    read: list[str] = []
+    original = type(output.store).open
+    monkeypatch.setattr(type(output.store), "open", lambda self, name: read.append(name) or original(self, name))
+    lazy = opened.lazy()
+    assert sorted(read) == sorted(map(output.name, KEYS)), "the footers"
+    read.clear()
+    assert lazy.filter(pl.col("partition") == LONG).collect().height == 5
+    assert read == [output.name(LONG)]
+    read.clear()
+    assert opened.dataset().to_table(filter=ds.field("partition") == LONG).num_rows == 5
+    assert set(read) == {output.name(LONG)}
+    read.clear()
+    assert opened.lazy().head(2).collect().height == 2
+    assert len(read) == 1
+
+
+@both_ways
+def test_what_is_published_after_opening_is_not_loaded(output: Output, load: Load) -> None:
+    output.put("a", 2)
+    opened = open_embeddings(output.root)
+    output.put("b", 2)
+    assert set(load(opened)["partition"].to_pylist()) == {"a"}
+    with pytest.raises(ConfigError, match="no embeddings of 'b'"):
+        load(opened, ["b"])
+
+
+@pytest.mark.parametrize("change", ["replaced", "removed", "same facts", "same tag", "another precision"])
+def test_a_file_that_changed_since_it_was_opened_is_an_error(output: Output, change: str) -> None:
+    output.put("a", 2)
+    lazy = open_embeddings(output.root).lazy()
+    before = output.path("a").stat()
+    if change == "removed":
+        output.path("a").unlink()
+    else:
+        changed: dict[str, Any] = {
+            "replaced": {"content": "1"},
+            "same tag": {"content": "1"},
+            "another precision": {"precision": "bf16"},
+        }
+        output.put("a", 2, **changed.get(change, {}))
+        kept = before.st_mtime_ns if change != "same facts" else before.st_mtime_ns + 1
+        if change != "replaced":
+            os.utime(output.path("a"), ns=(kept, kept))
+    with pytest.raises(TransientError, match=r"partition 'a': .* was replaced or removed .* Open them again"):
+        lazy.collect()
+
+
+def test_a_partition_alone_is_loaded_without_a_look_at_the_others(
+    output: Output, vectors: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    original = type(output.store).open
+    monkeypatch.setattr(type(output.store), "open", lambda self, name: read.append(name) or original(self, name))
+    opened = open_embeddings(output.root)
+    assert opened.facts("b").rows == 20_000
+    assert opened.dataset(["b"]).count_rows() == opened.lazy("b").collect().height == 20_000
+    assert {name for name in read if not name.endswith(".json")} == {output.name("b")}
+
+
+@pytest.mark.parametrize("change", ["replaced", "removed"])
+def test_a_file_that_changed_before_its_footer_was_read_is_an_error_too(output: Output, change: str) -> None:
+    output.put("a", 2)
+    output.put("b", 2)
+    opened = open_embeddings(output.root)
+    output.path("a").unlink()
+    if change == "replaced":
+        output.put("a", 3)
+    for partitions in (None, ["a"]):
+        with pytest.raises(TransientError, match=r"partition 'a': .* was replaced or removed .* Open them again"):
+            opened.lazy(partitions)
+    assert (opened.keys(), opened.rows) == (["b"], 2)
+
+
+class TestBucket:
+    """Many small reads, each a request; takes seconds for the server's objects."""
+
+    KEYS = tuple(f"p{number}" for number in range(12))
+
+    @pytest.fixture(params=FILE_FORMATS)
+    def store(self, request: pytest.FixtureRequest, object_server: ObjectServer, tmp_path: Path) -> ObjectStore:
+        store = open_bucket(object_server)
+        output = Output(tmp_path, EncodingSpec("hash://16"), request.param, store)
+        for key in self.KEYS:
+            output.put(key, 2)
+        return store
+
+    @staticmethod
+    def asked_for(server: ObjectServer) -> list[str]:
+        """Partitions' objects that were asked for since the last time."""
+        found = [target.split("?")[0].rpartition("/")[2].partition(".")[0] for target in server.requests("GET")]
+        server.log.clear()
+        return sorted(key for key in found if key.startswith("p"))
+
+    def test_the_footers_of_chosen_partitions_alone_are_asked_for_and_each_once(
+        self, store: ObjectStore, object_server: ObjectServer
+    ) -> None:
+        object_server.log.clear()
+        opened = open_embeddings(store)
+        assert self.asked_for(object_server) == []
+        assert opened.facts("p3").rows == 2
+        assert opened.facts("p4").rows == 2
+        assert opened.lazy(["p3", "p4"]).collect_schema().names() == ["partition", "id", "text", "embedding"]
+        assert self.asked_for(object_server) == ["p3", "p4"]
+        assert opened.lazy(["p3"]).collect().height == 2
+
+    def test_many_footers_are_asked_for_at_a_time(self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        together = threading.Barrier(6)  # a read alone would wait in vain
+        fetch_end = object_reader.fetch_end
+
+        def fetch(*arguments: Any) -> Any:
+            together.wait(60)
+            return fetch_end(*arguments)
+
+        opened = open_embeddings(store)
+        monkeypatch.setattr(object_reader, "fetch_end", fetch)
+        assert opened.keys() == sorted(self.KEYS)
+
+    def test_what_a_bucket_answered_is_not_asked_for_by_the_next_process(
+        self, store: ObjectStore, object_server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path))
+        monkeypatch.setattr(listed_files, "READS_AT_ONCE", 3)  # more than that are worth keeping
+        object_server.log.clear()
+        first = open_embeddings(store).lazy()
+        assert self.asked_for(object_server) == sorted(self.KEYS)
+        again = open_embeddings(store)
+        assert again.keys() == sorted(self.KEYS)
+        assert again.lazy().collect_schema() == first.collect_schema()
+        assert self.asked_for(object_server) == []
+        Output(tmp_path, EncodingSpec("hash://16"), again.space.file_format, store).put("p5", 4, include_text=False)
+        object_server.log.clear()
+        assert open_embeddings(store).rows == 2 * len(self.KEYS) + 2
+        assert self.asked_for(object_server) == ["p5"]
+        assert again.lazy(["p4"]).collect().equals(first.filter(pl.col("partition") == "p4").collect())
+
+
+class TestSpaces:
+    def test_several_spaces_are_listed_and_never_mixed(self, output: Output) -> None:
+        other = Output(output.root, EncodingSpec("hash://8"))
+        output.put("a", 2)
+        other.put("a", 3)
+        with pytest.raises(ConfigError, match=f"several spaces.*{output.space.name}, {other.space.name}. Name one"):
+            open_embeddings(output.root)
+        assert open_embeddings(output.root, other.space.name).lazy().collect().height == 3
+        with pytest.raises(ConfigError, match=f"no space 'x'; it holds {output.space.name}, {other.space.name}"):
+            open_embeddings(str(output.root), "x")
+
+    def test_an_output_without_embeddings_says_what_to_do(self, output: Output, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"holds no embeddings\. Run `surge-dagster embed`"):
+            open_embeddings(tmp_path / "nothing")
+        with pytest.raises(ConfigError, match="is the folder of one space; give the folder above it"):
+            open_embeddings(output.root / output.space.name)
+
+    def test_a_space_without_partitions_is_empty(self, output: Output) -> None:
+        opened = open_embeddings(output.root)
+        assert (opened.keys(), opened.rows) == ([], 0)
+        assert opened.lazy().collect().shape == (0, 3)
+        assert opened.dataset().count_rows() == 0
+
+    @both_ways
+    def test_a_file_of_another_space_is_refused(self, output: Output, load: Load) -> None:
+        output.put("a", 2)
+        output.put("b", 2, space="other-space")
+        opened = open_embeddings(output.root)
+        assert opened.keys() == ["a"]
+        with pytest.raises(DataError, match=r"partition 'b': .*b\.(parquet|arrow).*vectors of the space 'other-space'"):
+            load(opened)
+        with pytest.raises(DataError, match="partition 'b'"):
+            load(opened, ["a", "b"])
+        assert load(opened, ["a"]).num_rows == 2
+
+
+class TestDamage:
+    @pytest.mark.parametrize("damage", ["truncated", "foreign", "another partition's", "another dimension"])
+    def test_a_file_that_is_not_valid_is_named_and_the_others_can_be_loaded(self, output: Output, damage: str) -> None:
+        output.put("a", 2)
+        output.put("b", 2, dimension=8 if damage == "another dimension" else None)
+        if damage == "truncated":
+            output.path("b").write_bytes(output.path("b").read_bytes()[:-9])
+        elif damage == "foreign":
+            pl.DataFrame({"id": ["1"]}).write_parquet(output.path("b"))
+        elif damage == "another partition's":
+            shutil.copy(output.path("a"), output.path("b"))
+        opened = open_embeddings(output.root)
+        with pytest.raises(
+            DataError, match=r"partition 'b': .*b\.(parquet|arrow)' cannot be loaded: .*embed the partition"
+        ):
+            opened.lazy()
+        with pytest.raises(DataError, match="partition 'b'"):
+            opened.dataset(["b"])
+        assert opened.lazy(["a"]).collect().height == 2
+
+    def test_a_flipped_bit_is_noticed_while_reading(self, output: Output) -> None:
+        output.put("a", 200)
+        output.put("b", 200)
+        damaged = bytearray(output.path("b").read_bytes())
+        damaged[5_000] ^= 1
+        output.path("b").write_bytes(damaged)
+        opened = open_embeddings(output.root)
+        for engine in ("in-memory", "streaming"):
+            with pytest.raises(
+                DataError,
+                match=r"partition 'b': .*is damaged: .*checksum verification failed.*embed the partition again",
+            ):
+                opened.lazy().collect(engine=engine)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(OSError, match="checksum verification failed"):
+            opened.dataset().to_table()
+
+    def test_a_file_that_its_disk_does_not_give_is_not_called_damaged(
+        self, output: Output, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        output.put("a", 200)
+        opened = open_embeddings(output.root)
+        looked_at = open_embeddings(output.root)
+        frame = looked_at.lazy()
+
+        def fail(*_: object) -> None:
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+        monkeypatch.setattr(LocalStore, "open_listed", fail)
+        refused = "could not be read: Permission denied. Give whoever runs this the right"
+        with pytest.raises(TransientError, match=refused):
+            opened.lazy()
+        with pytest.raises(TransientError, match=f"partition 'a': .*{refused}"):
+            frame.collect()
+
+    def test_partitions_that_are_missing_are_named(self, output: Output) -> None:
+        output.put("a", 2)
+        opened = open_embeddings(output.root)
+        with pytest.raises(ConfigError, match=r"no embeddings of 'k0', .*'k4' and 2 more. Embed them first"):
+            opened.lazy(["a", *(f"k{number}" for number in range(7))])
+        with pytest.raises(ConfigError, match="no embeddings of 'c'"):
+            opened.facts("c")
+        assert opened.facts("a").rows == 2
+
+    def test_ids_of_two_types_are_refused_together(self, output: Output) -> None:
+        output.put("a", 2)
+        output.put("b", 2, id_type=pa.int64())
+        opened = open_embeddings(output.root)
+        with pytest.raises(DataError, match="partition 'b': its ids are of type int64 and those of 'a' of type string"):
+            opened.lazy()
+        assert opened.dataset(["b"]).to_table()["id"].to_pylist() == [0, 1]
+
+
+def test_loading_needs_no_dagster_and_the_package_loads_nothing_before_it_is_used() -> None:
+    command = (
+        "import sys, surge_dagster; assert not {'polars', 'pyarrow'} & set(sys.modules); "
+        "from surge_dagster import open_embeddings; print('dagster' in sys.modules, 'polars' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", command], check=True, capture_output=True, text=True)
+    assert found.stdout.split() == ["False", "False"]
