@@ -1,0 +1,97 @@
+"""Everything that the project uses of Dagster's private modules, except for the SQLite storage in `event_storage.py`.
+
+Tried with dagster 1.13.20, 1.13.27 and 1.13.29. With a version that lacks what `can_batch` looks for, events are stored
+one by one through public calls, which takes about 10 ms each.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import uuid4
+
+import dagster as dg
+from dagster._core import events as internal
+
+_NEEDED = ("AssetObservationData", "DagsterEventBatchMetadata", "StepMaterializationData")
+# Dagster ignores the marks of a batch unless this variable is above 0; an operator can set it to 0.
+_BATCH_SIZE = "DAGSTER_EVENT_BATCH_SIZE"
+_NO_RUN = ""  # Dagster's run id and job name of events that belong to no run
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The event which says that a run was to materialize a partition."""
+
+    asset_key: dg.AssetKey
+    partition: str
+
+
+Event = dg.AssetMaterialization | dg.AssetObservation | Planned
+
+
+def can_batch() -> bool:
+    """Whether this version of Dagster has what storing events in batches needs."""
+    parameters = inspect.signature(dg.DagsterInstance.report_dagster_event).parameters
+    return "batch_metadata" in parameters and all(hasattr(internal, name) for name in _NEEDED)
+
+
+def store_batch(
+    instance: dg.DagsterInstance, context: dg.OpExecutionContext | None, events: Sequence[Event], batch_events: int
+) -> None:
+    """Store events as Dagster's batches, past the run's loggers: a line on the console costs as much as an event.
+
+    Args:
+        instance: where to store them.
+        context: of the op that reports them; None for events that belong to no run.
+        events: of one kind and one asset.
+        batch_events: how many events one batch holds at most.
+    """
+    os.environ.setdefault(_BATCH_SIZE, str(batch_events))
+    batch = uuid4().hex
+    run_id, level = (_NO_RUN, logging.INFO) if context is None else (context.run_id, logging.DEBUG)
+    made = [_dagster_event(context, event) for event in events]
+    for number, event in enumerate(made, 1):
+        mark = internal.DagsterEventBatchMetadata(batch, is_end=number == len(made))
+        instance.report_dagster_event(event, run_id, level, batch_metadata=mark)
+
+
+def store_planned(context: dg.OpExecutionContext, event: Planned) -> None:
+    """Store one planned event."""
+    context.instance.report_dagster_event(_planned(context, event), context.run_id)
+
+
+def _dagster_event(context: dg.OpExecutionContext | None, event: Event) -> dg.DagsterEvent:
+    """What `context.log_event`, or without a run `instance.report_runless_asset_event`, stores of an event."""
+    message = None
+    match event:
+        case dg.AssetMaterialization():
+            kind, data = dg.DagsterEventType.ASSET_MATERIALIZATION, internal.StepMaterializationData(event)
+            message = event.description or f"Materialized value {event.label}."
+        case dg.AssetObservation():
+            kind, data = dg.DagsterEventType.ASSET_OBSERVATION, internal.AssetObservationData(event)
+        case Planned():
+            assert context is not None, "only a run plans partitions"
+            return _planned(context, event)
+    if context is None:
+        return dg.DagsterEvent(kind.value, _NO_RUN, event_specific_data=data)
+    step = context.get_step_execution_context()
+    return dg.DagsterEvent(
+        kind.value,
+        job_name=step.job_name,
+        step_handle=step.step.handle,
+        node_handle=step.step.node_handle,
+        step_kind_value=step.step.kind.value,
+        logging_tags=step.event_tags,
+        event_specific_data=data,
+        message=message,
+        pid=os.getpid(),
+    )
+
+
+def _planned(context: dg.OpExecutionContext, event: Planned) -> dg.DagsterEvent:
+    data = internal.AssetMaterializationPlannedData(event.asset_key, partition=event.partition)
+    return dg.DagsterEvent.build_asset_materialization_planned_event(context.job_name, str(context.op_handle), data)
