@@ -33,7 +33,7 @@ from surge_dagster.engine.report import Receipt, SuperBatchReport
 from surge_dagster.engine.run import Event
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.engine.superbatch import Thresholds
+from surge_dagster.engine.thresholds import Thresholds
 from surge_dagster.orchestration import event_batches, lineage
 from surge_dagster.orchestration.event_writer import EventWriter
 from surge_dagster.orchestration.names import CatalogNames

@@ -19,10 +19,10 @@ from typing import Any
 
 from benchmarks.output_runs import drawn_partitions, embed, paced_pool
 from benchmarks.rounds import say
-from surge_dagster.engine.report import MemoryGauge
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import Upload
-from surge_dagster.engine.superbatch import Thresholds
+from surge_dagster.engine.support.process_memory import MemoryGauge
+from surge_dagster.engine.thresholds import Thresholds
 
 DIMENSION = 384
 LIMIT = 1024 * 1024 * 1024

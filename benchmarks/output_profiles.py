@@ -31,7 +31,7 @@ from surge_dagster.engine.run import Event
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import StoredObject, Upload
-from surge_dagster.engine.superbatch import Thresholds
+from surge_dagster.engine.thresholds import Thresholds
 
 DIMENSION = 384
 # The paper's encoder does 26,400 texts/s in partitions of 2,500. Here both, and with them the bandwidths, are scaled

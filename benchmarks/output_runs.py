@@ -21,7 +21,7 @@ from surge_dagster.engine.report import RunReport
 from surge_dagster.engine.run import EmbeddingRun, Event
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.superbatch import Thresholds
+from surge_dagster.engine.thresholds import Thresholds
 
 _BATCH_ROWS = 8192
 _BATCH_BYTES = 2 * 1024 * 1024

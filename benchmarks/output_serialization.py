@@ -25,7 +25,7 @@ from surge_dagster.catalogs.synthetic import draw_texts
 from surge_dagster.engine.files.embedding_file import EmbeddingFileWriter, FileFacts, row_group_rows, schema
 from surge_dagster.engine.files.parquet_proof import arrow_writer
 from surge_dagster.engine.files.validation import invalid_row
-from surge_dagster.engine.report import give_back_unused
+from surge_dagster.engine.support.process_memory import give_back_unused
 
 DIMENSION = 384
 SIDES = ("zero copy", "naive")

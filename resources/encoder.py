@@ -13,7 +13,7 @@ from pydantic import Field
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.model_files import DEFAULT_MODEL
 from surge_dagster.engine.model.spec import EncodingSpec, arithmetic_of
-from surge_dagster.engine.superbatch import Thresholds
+from surge_dagster.engine.thresholds import Thresholds
 
 
 class Encoder(dg.ConfigurableResource):

@@ -9,8 +9,8 @@ from surge_dagster.engine.encoder.devices import PRECISIONS, device_kind, device
 from surge_dagster.engine.encoder.pool import BACKENDS
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec
-from surge_dagster.engine.superbatch import Thresholds
 from surge_dagster.engine.support.urls import is_bare, is_object_store, local_path
+from surge_dagster.engine.thresholds import Thresholds
 
 
 def require_place(value: str, *, what: str) -> str:

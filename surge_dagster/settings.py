@@ -52,8 +52,8 @@ from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, ParquetCatalog,
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.storage_options import NO_ENDPOINT
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.superbatch import Thresholds
 from surge_dagster.engine.support.urls import is_bare
+from surge_dagster.engine.thresholds import Thresholds
 from surge_dagster.setting_checks import (
     require_backend,
     require_devices,

@@ -14,7 +14,7 @@ from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import ParquetCatalog, open_source
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.superbatch import Thresholds
+from surge_dagster.engine.thresholds import Thresholds
 from tests.small_catalogs import numbered_rows, write_catalog
 
 KEYS = ("a", "b", "c")

@@ -20,7 +20,7 @@ from benchmarks.output_targets import output_targets
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.report import SuperBatchReport
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.engine.superbatch import Thresholds
+from surge_dagster.engine.thresholds import Thresholds
 from tests.small_catalogs import read_embedded
 
 

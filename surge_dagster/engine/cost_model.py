@@ -24,7 +24,7 @@ from enum import StrEnum
 import numpy as np
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.superbatch import PARTITION_OVERHEAD_BYTES, Bounds, Thresholds, stepped_b_min
+from surge_dagster.engine.thresholds import PARTITION_OVERHEAD_BYTES, Bounds, Thresholds, stepped_b_min
 
 CALL_SECONDS = 0.001  # c_ipc of this engine where nobody has measured it
 

@@ -32,8 +32,9 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.files.embedding_file import STRING_COPIES, levels_bytes, page_window_bytes, piece_bytes
 from surge_dagster.engine.files.parquet_proof import PAGE_BYTES
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.superbatch import PARTITION_OVERHEAD_BYTES, Bounds, Segment, SuperBatch, Thresholds
+from surge_dagster.engine.superbatch import Segment, SuperBatch
 from surge_dagster.engine.support.columns import value_offsets
+from surge_dagster.engine.thresholds import PARTITION_OVERHEAD_BYTES, Bounds, Thresholds
 
 SLOTS = 3  # one filling, one encoding, one whose slices storage still holds
 _READER_BYTES = 32 * 1024 * 1024

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
 import threading
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
-
-import pyarrow as pa
+from typing import Any, Literal
 
 from surge_dagster.engine.support.timeline import Span
-from surge_dagster.engine.support.waiting import wait_for_thread
 
 _SLOW_PACE = 2.0  # times the running average
 _WORTH_A_WARNING_SECONDS = 1.0
 _PACE_NEEDS = 3
-_LAST_SAMPLE_SECONDS = 2.0
 
 
 def is_slow(pace_ratio: float | None, encode_seconds: float) -> bool:
@@ -337,66 +328,3 @@ class InFlight:
     def remove(self, texts: int) -> None:
         with self._lock:
             self.texts -= texts
-
-
-class MemoryGauge:
-    """Samples the memory of this process and its children (PSS: shared pages are split, so the sum is true).
-
-    Before each sample the allocators give back what they hold and do not use: every publishing thread has a heap of its
-    own, and together they would keep the largest pieces that each of them ever saw.
-
-    Args:
-        interval_seconds: between two samples.
-    """
-
-    def __init__(self, interval_seconds: float = 0.5) -> None:
-        self.peak_bytes = 0
-        self._interval = interval_seconds
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="surge-memory-gauge", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        # Of a process that hangs inside it the kernel may say nothing, without end: no run is to wait for that.
-        wait_for_thread(self._thread, _LAST_SAMPLE_SECONDS)
-
-    def _watch(self) -> None:
-        self._sample()
-        while not self._stop.wait(self._interval):
-            give_back_unused()
-            self._sample()
-        self._sample()
-
-    def _sample(self) -> None:
-        self.peak_bytes = max(self.peak_bytes, sum(map(_pss_bytes, _process_tree(os.getpid()))))
-
-
-def give_back_unused() -> None:
-    """Returns free memory of Arrow's allocator and of the C library to the system."""
-    pa.default_memory_pool().release_unused()
-    with contextlib.suppress(OSError, AttributeError):  # another C library has no such function, and needs none
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _process_tree(root: int) -> list[int]:
-    found = [root]
-    for pid in found:  # grows while it is walked
-        with contextlib.suppress(OSError):  # a process may end at any moment, and its threads do
-            for thread in Path(f"/proc/{pid}/task").iterdir():
-                with contextlib.suppress(OSError):
-                    found += map(int, (thread / "children").read_text().split())
-    return found
-
-
-def _pss_bytes(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)

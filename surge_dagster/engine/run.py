@@ -37,7 +37,6 @@ from surge_dagster.engine.reading import Admission
 from surge_dagster.engine.report import (
     Failure,
     InFlight,
-    MemoryGauge,
     Pace,
     Receipt,
     RunReport,
@@ -46,11 +45,12 @@ from surge_dagster.engine.report import (
 )
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.superbatch import Aggregator, SuperBatch, Thresholds
+from surge_dagster.engine.superbatch import Aggregator, SuperBatch
 from surge_dagster.engine.support.ledger import Ledger
-from surge_dagster.engine.support.machine_memory import memory_bytes
+from surge_dagster.engine.support.process_memory import MemoryGauge, memory_bytes
 from surge_dagster.engine.support.timeline import Span
 from surge_dagster.engine.support.waiting import next_item
+from surge_dagster.engine.thresholds import Thresholds
 
 log = logging.getLogger(__name__)
 

@@ -20,96 +20,9 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.encoder.arena import Slot
-from surge_dagster.engine.errors import ConfigError, DataError
+from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources.partition import Partition, RowBatch
-
-_TARGET_SECONDS = 5.0
-_B_MIN_RANGE = (1_000, 100_000)
-_B_MAX_FACTOR = 5
-_RAMP = 16
-_BYTES_PER_TEXT = 512
-_LEAST_B_MAX_BYTES = 32 * 1024 * 1024
-_SCALED_B_MAX_BYTES = 8 * 1024 * 1024  # what is derived is not scaled below it: a text of 4 MiB has to find room
-# What the books of one partition cost beside its rows; counted, so that empty partitions end a SuperBatch too.
-PARTITION_OVERHEAD_BYTES = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Thresholds:
-    """The two thresholds of a SuperBatch, each in texts and in bytes (of ids and texts); None is derived.
-
-    Attributes:
-        b_min: efficiency threshold; flush at the first partition end at or past it.
-        b_max: safety threshold; nothing held in one SuperBatch exceeds it.
-        b_min_bytes, b_max_bytes: the same in bytes.
-    """
-
-    b_min: int | None = None
-    b_max: int | None = None
-    b_min_bytes: int | None = None
-    b_max_bytes: int | None = None
-
-    def resolve(self, texts_per_second: float, scale: float = 1.0) -> Bounds:
-        """Fill in what is not given: B_min is what the pool encodes in about 5 s, B_max five times that.
-
-        Where that takes more memory than there is, `scale` (0 to 1) makes what is derived smaller.
-
-        A derived B_min is reached in steps: the first SuperBatch is due at a sixteenth of it and each later one at
-        twice the one before, so that the first files appear early even where the whole run is short.
-
-        Raises:
-            ConfigError: a threshold is below 1 or a B_min is above its B_max.
-        """
-        for name in ("b_min", "b_max", "b_min_bytes", "b_max_bytes"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1; {value} was given.")
-        if self.b_max_bytes is not None and self.b_max_bytes <= PARTITION_OVERHEAD_BYTES:
-            raise ConfigError(
-                f"b_max_bytes must be over {PARTITION_OVERHEAD_BYTES:,}, which a partition counts for itself; "
-                f"{self.b_max_bytes:,} was given."
-            )
-        low, high = _B_MIN_RANGE
-        b_min = self.b_min or round(min(high, max(low, _TARGET_SECONDS * texts_per_second)))
-        b_max = self.b_max or _B_MAX_FACTOR * b_min
-        b_max_bytes = self.b_max_bytes or max(_LEAST_B_MAX_BYTES, _BYTES_PER_TEXT * b_max)
-        if self.b_max is None:
-            b_max = max(1, self.b_min or 0, int(scale * b_max))
-        if self.b_max_bytes is None:
-            b_max_bytes = max(_SCALED_B_MAX_BYTES, self.b_min_bytes or 0, int(scale * b_max_bytes))
-        if self.b_min is None:
-            b_min = max(1, min(b_min, b_max // _B_MAX_FACTOR))
-        b_min_bytes = self.b_min_bytes or max(1, b_max_bytes // _B_MAX_FACTOR)
-        if b_min > b_max:
-            raise ConfigError(f"b_min ({b_min:,} texts) must not exceed b_max ({b_max:,}). Lower b_min or raise b_max.")
-        if b_min_bytes > b_max_bytes:
-            raise ConfigError(f"b_min_bytes ({b_min_bytes:,}) must not exceed b_max_bytes ({b_max_bytes:,}).")
-        first = b_min if self.b_min is not None else max(1, b_min // _RAMP)
-        return Bounds(b_min, b_max, b_min_bytes, b_max_bytes, first)
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Thresholds with nothing left to derive.
-
-    Attributes:
-        first_b_min: B_min of the first SuperBatch, from which it doubles up to `b_min`; None is `b_min` itself.
-    """
-
-    b_min: int
-    b_max: int
-    b_min_bytes: int
-    b_max_bytes: int
-    first_b_min: int | None = None
-
-    def b_min_of(self, index: int) -> int:
-        """B_min of one SuperBatch, by its index in the run."""
-        return stepped_b_min(self.b_min, self.first_b_min, index)
-
-
-def stepped_b_min(b_min: int, first: int | None, index: int) -> int:
-    """B_min of the `index`-th SuperBatch when the first one's is `first` and doubles; None is no steps."""
-    return b_min if first is None else min(b_min, first << min(index, 32))
+from surge_dagster.engine.thresholds import PARTITION_OVERHEAD_BYTES, Bounds
 
 
 @dataclass(frozen=True, slots=True)

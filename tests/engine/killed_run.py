@@ -40,7 +40,7 @@ from surge_dagster.engine.store.object_store import ObjectStore
 from surge_dagster.engine.store.object_upload import WriteClient
 from surge_dagster.engine.store.store import Store, StoredObject, Upload
 from surge_dagster.engine.store.xml_client import Body, Version
-from surge_dagster.engine.superbatch import Thresholds
+from surge_dagster.engine.thresholds import Thresholds
 from tests.engine.paused_backend import PAUSE_VARIABLE, reached
 from tests.small_catalogs import DIMENSION
 

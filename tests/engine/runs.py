@@ -19,7 +19,7 @@ from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.superbatch import Thresholds
+from surge_dagster.engine.thresholds import Thresholds
 from tests.small_catalogs import Rows, partition_of
 
 SMALL = Thresholds(b_min=50, b_max=100)

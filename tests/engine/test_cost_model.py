@@ -27,7 +27,8 @@ from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.report import overlap_ratio
 from surge_dagster.engine.sources.partition import Partition, RowBatch
-from surge_dagster.engine.superbatch import Aggregator, Bounds, OpenPartition, Thresholds
+from surge_dagster.engine.superbatch import Aggregator, OpenPartition
+from surge_dagster.engine.thresholds import Bounds, Thresholds
 
 TEXTS, PARTITIONS, FLUSHES = 10_000_000, 4_000, 100
 MINILM = CostConstants(call_seconds=0.087, text_seconds=0.149e-3, workers=4)

@@ -30,7 +30,7 @@ from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
 from surge_dagster.engine.store.object_store import open_object_store
 from surge_dagster.engine.store.object_upload import ObjectUpload
 from surge_dagster.engine.store.storage_options import StorageOptions
-from surge_dagster.engine.superbatch import Thresholds
+from surge_dagster.engine.thresholds import Thresholds
 from tests.engine.runs import DoorPool, finish, finish_receipts, in_memory, make_run, smallest_limit
 from tests.small_catalogs import DIMENSION, assert_embedded, keys_of, numbered_rows, partition_of
 
@@ -294,7 +294,7 @@ from pathlib import Path
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
 from tests.engine.runs import in_memory, make_run
-from surge_dagster.engine.superbatch import Thresholds
+from surge_dagster.engine.thresholds import Thresholds
 from tests.small_catalogs import numbered_rows, partition_of
 texts, size = int(sys.argv[1]), 2_500
 partitions = (partition_of(f"p{n:05d}", numbered_rows(f"p{n:05d}", size)) for n in range(texts // size))

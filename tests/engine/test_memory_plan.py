@@ -18,7 +18,8 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.memory import fit_memory, largest_pieces, plan_memory
 from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.superbatch import Bounds, OpenPartition, Segment, SuperBatch, Thresholds
+from surge_dagster.engine.superbatch import OpenPartition, Segment, SuperBatch
+from surge_dagster.engine.thresholds import Bounds, Thresholds
 from tests.engine.runs import finish_receipts, make_run, smallest_limit
 from tests.small_catalogs import DIMENSION, keys_of, numbered_rows, partition_of
 

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import threading
 from dataclasses import fields
 
 import pytest
 
-from surge_dagster.engine import report
 from surge_dagster.engine.report import (
     _ADDED_UP,
     _PEAKS,
     Failure,
-    MemoryGauge,
     RunReport,
     SuperBatchReport,
     overlap_ratio,
@@ -84,38 +79,3 @@ def test_a_run_that_began_again_has_the_sums_the_ratios_of_the_sums_and_the_high
     assert found_all_fresh.after(first) == first, "an attempt without an encoder does not say which there was"
     others = {field.name for field in fields(RunReport)} - {*_ADDED_UP, *_PEAKS}
     assert others == set(NOT_ADDED_UP.split()), "a figure that is new is one or the other"
-
-
-def test_the_gauge_sees_memory_that_is_taken() -> None:
-    with MemoryGauge(interval_seconds=60) as gauge:
-        held = bytearray(b"\1") * (200 << 20)
-    assert gauge.peak_bytes > len(held)
-
-
-def test_a_process_that_ends_while_it_is_looked_at_is_left_out() -> None:
-    with subprocess.Popen(["true"]) as ended:
-        pass
-    assert report._process_tree(ended.pid) == [ended.pid]
-    with MemoryGauge(interval_seconds=60) as gauge, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "_process_tree", lambda _: [os.getpid(), ended.pid])
-        gauge._sample()
-    assert gauge.peak_bytes > 0
-
-
-def test_the_gauge_ends_with_its_block() -> None:
-    with MemoryGauge(interval_seconds=60) as gauge:
-        pass
-    assert not gauge._thread.is_alive()
-
-
-def test_a_process_of_which_the_kernel_says_nothing_holds_up_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = threading.Event()
-    monkeypatch.setattr(report, "_pss_bytes", lambda _: answers.wait())
-    monkeypatch.setattr(report, "_LAST_SAMPLE_SECONDS", 0.1)
-    try:
-        with MemoryGauge(interval_seconds=60) as gauge:
-            pass
-        assert gauge._thread.is_alive()
-    finally:
-        answers.set()
-    gauge._thread.join()

@@ -22,7 +22,7 @@ from surge_dagster.engine.output.freshness import file_name
 from surge_dagster.engine.report import Receipt, SuperBatchReport
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.sources.partition import Partition
-from surge_dagster.engine.superbatch import Thresholds
+from surge_dagster.engine.thresholds import Thresholds
 from tests.engine.runs import HeldCall, failures, finish, finish_receipts, in_memory, make_run, receipts
 from tests.small_catalogs import (
     DIMENSION,

@@ -24,7 +24,7 @@ from surge_dagster.engine.output.staging import STAGING
 from surge_dagster.engine.report import Pace
 from surge_dagster.engine.run import Event
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
-from surge_dagster.engine.superbatch import Thresholds
+from surge_dagster.engine.thresholds import Thresholds
 from tests.engine.runs import failures, finish, in_memory, make_run
 from tests.signals import interrupted_in_another_thread
 from tests.small_catalogs import DIMENSION, Rows, assert_embedded, numbered_rows, published_files

@@ -30,7 +30,7 @@ from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.store.object_store import ObjectStore, open_object_store
 from surge_dagster.engine.store.retries import Retrier
 from surge_dagster.engine.store.storage_options import StorageOptions
-from surge_dagster.engine.superbatch import Thresholds
+from surge_dagster.engine.thresholds import Thresholds
 from surge_dagster.engine.verify import Violation, verify
 from tests.engine.runs import assert_nothing_is_held, failures, finish, make_run, receipts
 from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, RandomFaults, always

@@ -20,8 +20,8 @@ from surge_dagster.engine.output.freshness import file_name
 from surge_dagster.engine.report import Receipt
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.sources.partition import Partition, RowBatch
-from surge_dagster.engine.superbatch import Thresholds
 from surge_dagster.engine.support.keys import encode_key
+from surge_dagster.engine.thresholds import Thresholds
 from tests.engine.runs import failures, finish, in_memory, make_run, receipts
 from tests.small_catalogs import (
     Rows,

@@ -30,7 +30,7 @@ from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
-from surge_dagster.engine.superbatch import Thresholds
+from surge_dagster.engine.thresholds import Thresholds
 from surge_dagster.engine.verify import Violation, verify
 from tests.engine.runs import SMALL, assert_nothing_is_held, failures, finish, make_run, receipts
 from tests.small_catalogs import Rows, assert_embedded, numbered_rows, partition_of, published_files, write_catalog

@@ -13,14 +13,8 @@ from hypothesis import strategies as st
 
 from surge_dagster.engine.encoder.arena import Arena, Slot
 from surge_dagster.engine.errors import ConfigError, DataError
-from surge_dagster.engine.superbatch import (
-    PARTITION_OVERHEAD_BYTES,
-    Aggregator,
-    Bounds,
-    OpenPartition,
-    SuperBatch,
-    Thresholds,
-)
+from surge_dagster.engine.superbatch import Aggregator, OpenPartition, SuperBatch
+from surge_dagster.engine.thresholds import PARTITION_OVERHEAD_BYTES, Bounds, Thresholds
 from tests.small_catalogs import Rows, numbered_rows, partition_of, row_batch_of
 
 

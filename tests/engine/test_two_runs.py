@@ -27,7 +27,7 @@ from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.local_upload import LocalUpload
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.store.temp_files import Locked
-from surge_dagster.engine.superbatch import Thresholds
+from surge_dagster.engine.thresholds import Thresholds
 from tests.engine.runs import failures, make_run, receipts
 from tests.engine.test_run_object_store import open_bucket
 from tests.small_catalogs import (

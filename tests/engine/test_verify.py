@@ -26,7 +26,7 @@ from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.superbatch import Thresholds
+from surge_dagster.engine.thresholds import Thresholds
 from surge_dagster.engine.verify import Verified, Violation, verify
 from tests.small_catalogs import FailingStore, rewrite, with_vectors
 

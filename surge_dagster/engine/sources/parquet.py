@@ -26,8 +26,7 @@ from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.sources.footers import Footer, KnownFooters
 from surge_dagster.engine.sources.partition import KEY_METADATA, SOURCE_VERSION_METADATA, Partition, RowBatch
 from surge_dagster.engine.sources.rows import row_batch, without_dictionary
-from surge_dagster.engine.support.disk_names import is_text, printable
-from surge_dagster.engine.support.keys import decode_key, encode_key, is_hashed
+from surge_dagster.engine.support.keys import decode_key, encode_key, is_hashed, is_text, printable
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given
 
 _PREFIX = "partition="

@@ -31,7 +31,7 @@ from surge_dagster.engine.store.temp_files import (
     remove_if_empty,
     sync_folder,
 )
-from surge_dagster.engine.support.disk_names import is_text
+from surge_dagster.engine.support.keys import is_text
 
 # Far more than the grain of any disk's clock: a file replaced within the grain keeps its modification time.
 _SETTLED_NS = 2_000_000_000

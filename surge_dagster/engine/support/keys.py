@@ -1,8 +1,11 @@
-"""How a partition key becomes a file name, and a name a key.
+"""Partition keys as file names and back, and file names that are not UTF-8.
 
 A key may be any non-empty string; on disk it is percent-encoded so that no key can leave its folder, collide with
-another or be mangled by a shell. Short names can be read back with `decode_key`; names of long keys carry a hash, and
-the key itself stands in the files' metadata.
+another or be changed by a shell. `decode_key` reads short names back; the name of a long key ends in a hash, and the
+files' metadata has the key.
+
+A disk's names are any bytes. Python shows bytes that are not UTF-8 as lone surrogates, which no JSON, Parquet
+metadata, log or database accepts: `is_text` finds such names where they are listed.
 """
 
 from __future__ import annotations
@@ -12,17 +15,26 @@ import re
 from functools import lru_cache
 from urllib.parse import unquote
 
-from surge_dagster.engine.support.disk_names import is_text, printable
-
 _REVERSIBLE_BYTES = 180
 _PREFIX_BYTES = 120
 _PLAIN = re.compile(rf"[A-Za-z0-9_-]{{1,{_REVERSIBLE_BYTES}}}", re.ASCII)
-# Not urllib's `quote`: it leaves "." and "~" alone, and a dot could mean a parent folder, the tilde marks hashed names.
+# Not urllib's `quote`, which keeps "." and "~": dots could name a parent folder, and the tilde marks hashed names.
 _ENCODED = [chr(byte) if _PLAIN.fullmatch(chr(byte)) else f"%{byte:02X}" for byte in range(256)]
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")
 _LONG_NAME = re.compile(r"^.{120}~[0-9a-f]{32}$", re.DOTALL)
 
 
-@lru_cache(maxsize=1 << 16)  # the same keys, listing after listing
+def is_text(name: str) -> bool:
+    """Whether a name or path is UTF-8 on its disk."""
+    return name.isascii() or not _NOT_UTF8.search(name)
+
+
+def printable(name: str) -> str:
+    """The name with each byte that is not UTF-8 percent-encoded."""
+    return _NOT_UTF8.sub(lambda byte: f"%{ord(byte.group()) & 0xFF:02X}", name)
+
+
+@lru_cache(maxsize=1 << 16)  # each listing asks for the same keys
 def encode_key(key: str) -> str:
     """The file or folder name of a key: ASCII, at most 180 bytes, different for different keys.
 
@@ -33,7 +45,7 @@ def encode_key(key: str) -> str:
         ValueError: the key is empty or is not valid Unicode.
     """
     if _PLAIN.fullmatch(key):
-        return key  # most keys, and what follows takes twenty times as long
+        return key  # most keys; encoding takes twenty times as long
     if not key:
         raise ValueError("a partition key must not be empty")
     try:
@@ -47,7 +59,7 @@ def encode_key(key: str) -> str:
 
 
 def is_hashed(name: str) -> bool:
-    """Whether a name made by `encode_key` is one of a long key, which cannot be read back from it."""
+    """Whether a name made by `encode_key` ends in the hash of a long key, which cannot be read back from it."""
     return bool(_LONG_NAME.match(name))
 
 

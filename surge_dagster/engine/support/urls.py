@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.support.disk_names import is_text, printable
+from surge_dagster.engine.support.keys import is_text, printable
 
 # Those that obstore opens by their URL; each has a host that names the bucket.
 OBJECT_STORE_SCHEMES = frozenset({"s3", "s3a", "gs", "gcs", "az", "azure", "adl", "memory"})

@@ -17,8 +17,8 @@ from surge_dagster.engine.output.drift import ALWAYS_COMPARED, SAMPLE_ROWS, Drif
 from surge_dagster.engine.output.freshness import file_name, read_published_file
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.engine.superbatch import Thresholds
 from surge_dagster.engine.support.ledger import Ledger
+from surge_dagster.engine.thresholds import Thresholds
 from tests.engine.runs import finish_receipts, make_run
 from tests.small_catalogs import DIMENSION, Rows, numbered_rows, partition_of, rewrite, row_batch_of, with_vectors
 

@@ -15,7 +15,7 @@ from surge_dagster.engine.files.embedding_file import page_bytes
 from surge_dagster.engine.output.freshness import read_published_file
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.engine.superbatch import Thresholds
+from surge_dagster.engine.thresholds import Thresholds
 from tests.engine.runs import failures, finish, make_run, receipts
 from tests.small_catalogs import FailingStore, Rows, assert_embedded, partition_of, read_embedded, rewrite
 

@@ -1,13 +1,17 @@
-"""How much memory this process may use: what the machine has, or a container allows."""
+"""Memory that this process may use, and the samples of what it uses."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import threading
 from pathlib import Path
 
 import psutil
 import pytest
 
-from surge_dagster.engine.support.machine_memory import memory_bytes
+from surge_dagster.engine.support import process_memory
+from surge_dagster.engine.support.process_memory import MemoryGauge, memory_bytes
 
 
 def cgroups(root: Path, membership: str, limits: dict[str, str]) -> int:
@@ -39,3 +43,38 @@ def test_without_a_limit_it_is_the_machine_s(tmp_path: Path) -> None:
 )
 def test_the_lowest_limit_of_the_groups_above_counts(tmp_path: Path, membership: str, limits: dict[str, str]) -> None:
     assert cgroups(tmp_path, membership, limits) == 1000
+
+
+def test_the_gauge_sees_memory_that_is_taken() -> None:
+    with MemoryGauge(interval_seconds=60) as gauge:
+        held = bytearray(b"\1") * (200 << 20)
+    assert gauge.peak_bytes > len(held)
+
+
+def test_a_process_that_ends_while_it_is_looked_at_is_left_out() -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    assert process_memory._process_tree(ended.pid) == [ended.pid]
+    with MemoryGauge(interval_seconds=60) as gauge, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process_memory, "_process_tree", lambda _: [os.getpid(), ended.pid])
+        gauge._sample()
+    assert gauge.peak_bytes > 0
+
+
+def test_the_gauge_ends_with_its_block() -> None:
+    with MemoryGauge(interval_seconds=60) as gauge:
+        pass
+    assert not gauge._thread.is_alive()
+
+
+def test_a_process_of_which_the_kernel_says_nothing_holds_up_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(process_memory, "_pss_bytes", lambda _: answers.wait())
+    monkeypatch.setattr(process_memory, "_LAST_SAMPLE_SECONDS", 0.1)
+    try:
+        with MemoryGauge(interval_seconds=60) as gauge:
+            pass
+        assert gauge._thread.is_alive()
+    finally:
+        answers.set()
+    gauge._thread.join()

@@ -1,0 +1,117 @@
+"""Memory of this process: how much it may use, and how much it and its children use."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+import pyarrow as pa
+
+from surge_dagster.engine.support.waiting import wait_for_thread
+
+_MEMBERSHIP = Path("/proc/self/cgroup")
+_MOUNT = Path("/sys/fs/cgroup")
+_LAST_SAMPLE_SECONDS = 2.0
+
+
+def memory_bytes(membership: Path = _MEMBERSHIP, mount: Path = _MOUNT) -> int:
+    """The machine's memory, or the lowest limit among this process's cgroups (version 1 or 2), whichever is less.
+
+    Args:
+        membership: lists the process's cgroups, a line each.
+        mount: where their hierarchies are mounted.
+    """
+    return min([psutil.virtual_memory().total, *_limits(membership, mount)])
+
+
+def _limits(membership: Path, mount: Path) -> Iterator[int]:
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if not controllers:
+            hierarchy, name = mount, "memory.max"
+        elif "memory" in controllers.split(","):
+            hierarchy, name = mount / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        # Every parent group limits this one too. In a container the path may be the host's, where only the folder of
+        # the mount itself is visible.
+        inner = Path(group.lstrip("/"))
+        for folder in (inner, *inner.parents):
+            try:
+                yield int((hierarchy / folder / name).read_text())
+            except (OSError, ValueError):  # not there, or "max"
+                continue
+
+
+class MemoryGauge:
+    """Samples the memory of this process and its children (PSS: shared pages are split, so the sum is true).
+
+    Before each sample the allocators return free memory to the system: every publishing thread has a heap of its own,
+    and together the heaps would keep the largest pieces that each thread ever wrote.
+
+    Args:
+        interval_seconds: between two samples.
+    """
+
+    def __init__(self, interval_seconds: float = 0.5) -> None:
+        self.peak_bytes = 0
+        self._interval = interval_seconds
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="surge-memory-gauge", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        # The kernel may never answer for a process that hangs inside it; a run does not wait for that.
+        wait_for_thread(self._thread, _LAST_SAMPLE_SECONDS)
+
+    def _watch(self) -> None:
+        self._sample()
+        while not self._stop.wait(self._interval):
+            give_back_unused()
+            self._sample()
+        self._sample()
+
+    def _sample(self) -> None:
+        self.peak_bytes = max(self.peak_bytes, sum(map(_pss_bytes, _process_tree(os.getpid()))))
+
+
+def give_back_unused() -> None:
+    """Return free memory of Arrow's allocator and of the C library to the system."""
+    pa.default_memory_pool().release_unused()
+    with contextlib.suppress(OSError, AttributeError):  # only glibc has this function
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _process_tree(root: int) -> list[int]:
+    found = [root]
+    for pid in found:  # grows while it is walked
+        with contextlib.suppress(OSError):  # a process or one of its threads may end at any moment
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                with contextlib.suppress(OSError):
+                    found += map(int, (thread / "children").read_text().split())
+    return found
+
+
+def _pss_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
