@@ -6,7 +6,7 @@ catalog costs time and no memory.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
@@ -14,9 +14,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 from surge_dagster.assets.checks import check_result
 from surge_dagster.check_policy import CheckName, CheckPolicy
-from surge_dagster.engine.distinct_texts import DistinctTexts
 from surge_dagster.engine.errors import ConfigError, SurgeError
-from surge_dagster.engine.sources.partition import Partition, RowBatch, Source
 from surge_dagster.engine.verify import Kind, Verified, Violation, verify
 from surge_dagster.orchestration.heartbeats import signed
 from surge_dagster.orchestration.names import CatalogNames
@@ -51,9 +49,6 @@ _GROUPS: dict[CheckName, _Group] = {
     ),
     "few_texts_are_truncated": _Group(
         (), "In no partition are more texts than `max_truncated_share` longer than the model reads."
-    ),
-    "few_texts_are_duplicates": _Group(
-        (), "Neither in a partition nor in the whole catalog do more texts than `max_duplicate_share` come again."
     ),
 }
 
@@ -116,11 +111,11 @@ def _compare(
     wanted = {name for name in _GROUPS if _key(names, name) in context.selected_asset_check_keys}
     listed = {name: Listed() for name in _GROUPS}
     group_of = {kind: name for name, group in _GROUPS.items() for kind in group.kinds}
-    truncation, duplicates = Truncation(policy), _Duplicates(source, policy)
+    truncation = Truncation(policy)
     unread = Listed()
     partitions = violations = 0
     try:
-        for found in verify(duplicates if "few_texts_are_duplicates" in wanted else source, store, space):
+        for found in verify(source, store, space):
             match found:
                 case Violation():
                     violations += 1
@@ -129,7 +124,6 @@ def _compare(
                 case Verified():
                     partitions += 1
                     truncation.add(found.key, found.rows, found.truncated)
-                    duplicates.end(found.key)
     except SurgeError as error:
         raise dg.Failure(
             f"no check was evaluated: the reading ended after {partitions:,} partitions. {error} Launch "
@@ -138,7 +132,6 @@ def _compare(
         ) from error
     context.log.info(f"{partitions:,} partitions with {truncation.rows:,} rows were read; {violations:,} violations")
     listed["few_texts_are_truncated"] = truncation.above
-    listed["few_texts_are_duplicates"] = duplicates.listed()
     # Of what was not read no check can tell; one is enough to say so, whichever are made.
     listed[next(name for name in ("files_are_whole", *_GROUPS) if name in wanted)].join(unread)
     common = {"space": space.name, "partitions": partitions, "rows": truncation.rows}
@@ -148,7 +141,6 @@ def _compare(
             "truncated_share": round(truncation.share, 4),
             "allowed_share": policy.max_truncated_share,
         },
-        "few_texts_are_duplicates": duplicates.figures(),
     }
     for name in _GROUPS:
         if name in wanted:
@@ -164,56 +156,3 @@ def _reason(names: CatalogNames, found: Violation) -> str:
 
 def _key(names: CatalogNames, name: CheckName) -> dg.AssetCheckKey:
     return dg.AssetCheckKey(names.source_partitions, name)
-
-
-class _Duplicates:
-    """A source that counts the texts of its partitions while they are read.
-
-    A partition may be read twice, to name an id that repeats, so what counts is the last reading.
-    """
-
-    def __init__(self, source: Source, policy: CheckPolicy) -> None:
-        self.url = source.url
-        self._source = source
-        self._most = policy.max_duplicate_share
-        self._catalog = DistinctTexts()
-        self._partition = DistinctTexts()
-        self._above = Listed()
-
-    def __iter__(self) -> Iterator[Partition]:
-        for partition in self._source:
-            yield replace(partition, read=lambda partition=partition: self._read(partition))
-
-    def _read(self, partition: Partition) -> Iterator[RowBatch]:
-        self._partition = texts = DistinctTexts()
-        for batch in partition.read():
-            texts.add(batch.texts)
-            yield batch
-
-    def end(self, key: str) -> None:
-        """The partition was looked at."""
-        texts, self._partition = self._partition, DistinctTexts()
-        self._catalog.join(texts)
-        if texts.duplicate_share > self._most:
-            self._above.add(key, _told(texts))
-
-    def listed(self) -> Listed:
-        """The partitions with too many duplicates, and the catalog as a row of its own if it has."""
-        whole = self._catalog
-        if whole.duplicate_share <= self._most:
-            return self._above
-        return Listed(self._above.count + 1, [("(the whole catalog)", _told(whole)), *self._above.rows])
-
-    def figures(self) -> dict[str, Any]:
-        """Of the whole catalog."""
-        whole = self._catalog
-        return {
-            "distinct_texts": whole.distinct,
-            "duplicate_share": round(whole.duplicate_share, 4),
-            "allowed_share": self._most,
-        }
-
-
-def _told(texts: DistinctTexts) -> str:
-    repeated = texts.texts - texts.distinct
-    return f"{repeated:,} of {texts.texts:,} texts ({texts.duplicate_share:.1%}) repeat another one"

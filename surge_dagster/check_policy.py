@@ -22,7 +22,6 @@ CheckName = Literal[
     "one_space",
     "nothing_is_left_over",
     "few_texts_are_truncated",
-    "few_texts_are_duplicates",
     "vectors_have_not_drifted",
 ]
 CHECK_NAMES: tuple[CheckName, ...] = get_args(CheckName)
@@ -32,11 +31,10 @@ AnyCheckName = Literal[CheckName, "published_partitions_are_valid"]
 
 # What is no fault of the output itself, but worth a look.
 _WARNINGS: frozenset[CheckName] = frozenset(
-    {"nothing_is_left_over", "few_texts_are_truncated", "few_texts_are_duplicates", "vectors_have_not_drifted"}
+    {"nothing_is_left_over", "few_texts_are_truncated", "vectors_have_not_drifted"}
 )
 
 MAX_TRUNCATED_SHARE = 0.2
-MAX_DUPLICATE_SHARE = 0.25
 # fp16 and bf16 vectors may be 0.999 from those of fp32, so 0.996 from each other at worst.
 MIN_PREVIOUS_COSINE = 0.995
 
@@ -48,13 +46,11 @@ class CheckPolicy:
     Attributes:
         severities: by check, where they are not the usual ones.
         max_truncated_share: of a partition's texts.
-        max_duplicate_share: of a partition's texts, and of the catalog's.
         min_previous_cosine: of a text's vector to the one it had, on the mean over a partition's sample.
     """
 
     severities: Mapping[AnyCheckName, Severity] = field(default_factory=dict)
     max_truncated_share: float = MAX_TRUNCATED_SHARE
-    max_duplicate_share: float = MAX_DUPLICATE_SHARE
     min_previous_cosine: float = MIN_PREVIOUS_COSINE
 
     def severity(self, name: AnyCheckName) -> Severity:

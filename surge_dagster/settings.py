@@ -36,7 +36,6 @@ from yaml import MarkedYAMLError, YAMLError
 
 from surge_dagster.check_policy import (
     CHECK_NAMES,
-    MAX_DUPLICATE_SHARE,
     MAX_TRUNCATED_SHARE,
     MIN_PREVIOUS_COSINE,
     RUN_CHECK,
@@ -198,9 +197,6 @@ class Settings(BaseSettings):
     max_truncated_share: float = Field(
         MAX_TRUNCATED_SHARE, ge=0, le=1, description="of a partition's texts; above it few_texts_are_truncated fails"
     )
-    max_duplicate_share: float = Field(
-        MAX_DUPLICATE_SHARE, ge=0, le=1, description="of a partition's or all texts, for few_texts_are_duplicates"
-    )
     min_previous_cosine: float = Field(
         MIN_PREVIOUS_COSINE,
         ge=-1,
@@ -252,7 +248,7 @@ class Settings(BaseSettings):
 
     def check_policy(self) -> CheckPolicy:
         """How the asset checks are made."""
-        return CheckPolicy(self.checks, self.max_truncated_share, self.max_duplicate_share, self.min_previous_cosine)
+        return CheckPolicy(self.checks, self.max_truncated_share, self.min_previous_cosine)
 
     def sharding(self) -> Sharding:
         """How work is divided among runs."""

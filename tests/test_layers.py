@@ -23,7 +23,7 @@ LAYERS = (
     "resources",
     "settings setting_checks shards check_policy termination",
     "engine.run engine.verify engine.loading engine.search engine.switching engine.cost_model engine.up_to_date",
-    "engine.reading engine.output engine.distinct_texts",
+    "engine.reading engine.output",
     "engine.superbatch engine.thresholds engine.memory engine.report",
     "engine.encoder engine.sources",
     "engine.files engine.model",

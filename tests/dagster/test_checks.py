@@ -20,7 +20,7 @@ from surge_dagster.engine.store.store import Store
 from surge_dagster.orchestration import read_back
 from surge_dagster.orchestration.failures import failure_table
 from tests.dagster.conftest import NAMES, Workbench
-from tests.small_catalogs import numbered_rows, rewrite, with_vectors
+from tests.small_catalogs import rewrite, with_vectors
 
 EVERYTHING = {*CHECK_NAMES} - {"vectors_have_not_drifted"}  # which only a run can see
 WARNINGS = {"few_texts_are_truncated", "vectors_have_not_drifted"}
@@ -110,20 +110,6 @@ def test_a_file_that_is_left_over_is_only_a_warning(embedded: Workbench) -> None
     assert (left.check_name, left.severity) == ("nothing_is_left_over", dg.AssetCheckSeverity.WARN)
 
 
-def test_duplicates_are_found_within_a_partition_and_in_the_whole_catalog(embedded: Workbench) -> None:
-    embedded.write("same", [(str(row), f"text {row % 2}") for row in range(10)])
-    for key in "xyz":  # none repeats a text of its own
-        embedded.write(key, numbered_rows("a", 40))
-    embedded.refresh()
-    ran = embedded.run("catalog_check").checks()["few_texts_are_duplicates"]
-    figures = {name: value.value for name, value in ran.metadata.items()}
-    assert (ran.passed, ran.severity, figures["violations"]) == (False, dg.AssetCheckSeverity.WARN, 2)
-    table = str(figures["failed"]).splitlines()
-    assert table[2].startswith("| `(the whole catalog)` | 128 of 250 texts (51.2%) repeat another one |")
-    assert table[3:] == ["| `same` | 8 of 10 texts (80.0%) repeat another one |"]
-    assert (figures["distinct_texts"], figures["rows"], figures["duplicate_share"]) == (122, 250, 0.512)
-
-
 def test_many_truncated_texts_are_a_warning_of_the_run_and_of_the_catalog(bench: Workbench) -> None:
     bench.settings |= {"max_length": 5}  # the hash model takes four bytes for a token
     for key, truncated in (("long", 3), ("some", 2), ("none", 0)):
@@ -160,11 +146,10 @@ def test_severities_are_what_the_settings_say(embedded: Workbench) -> None:
     embedded.settings["checks"] = {
         "every_partition_is_embedded": "warn",
         "few_texts_are_truncated": "off",
-        "few_texts_are_duplicates": "off",
         "vectors_have_not_drifted": "error",
     }
     ran = embedded.run("catalog_check").checks()
-    assert set(ran) == EVERYTHING - {"few_texts_are_truncated", "few_texts_are_duplicates"}
+    assert set(ran) == EVERYTHING - {"few_texts_are_truncated"}
     missing = ran["every_partition_is_embedded"]
     assert (missing.passed, missing.severity) == (False, dg.AssetCheckSeverity.WARN)
     ran = embedded.refresh()
