@@ -9,8 +9,8 @@
     id set        eight bytes per row of the partition being read
 
 Where nobody sets a limit it is what three SuperBatches need, and at most half of the memory that the process may use:
-the other half is for the model, the interpreter and whoever else is there. Thresholds that are derived shrink until
-they fit it.
+the other half is for the model, the interpreter and other processes. Derived thresholds shrink until they fit the
+limit, whether it is set or not.
 
 One SuperBatch needs reader + slot + result at once; that much is always available to it, because everything beyond
 belongs to SuperBatches that are further on, or to a file that is being put together, and comes back without needing
@@ -92,9 +92,7 @@ def fit_memory(
             what works.
     """
     bounds = thresholds.resolve(texts_per_second)
-    if limit is not None:
-        return bounds, plan_memory(bounds, space, threads, limit, upload_bytes)
-    share = int(_MACHINE_SHARE * machine_bytes)
+    share = int(_MACHINE_SHARE * machine_bytes) if limit is None else limit
 
     def least(bounds: Bounds) -> int:
         return _least_and_wanted(bounds, space, threads, upload_bytes)[0]
@@ -105,6 +103,9 @@ def fit_memory(
     def scaled(scale: int) -> Bounds:
         return thresholds.resolve(texts_per_second, scale / _SCALES)
 
+    if limit is not None:
+        bounds = scaled(_most(limit, lambda scale: least(scaled(scale))))
+        return bounds, plan_memory(bounds, space, threads, limit, upload_bytes)
     # Three SuperBatches keep every stage busy. Where only tiny ones fit three times, a large one is better.
     three, one = (_most(share, lambda scale, needed=needed: needed(scaled(scale))) for needed in (wanted, least))
     if three and scaled(three).b_max * _TINY >= scaled(one).b_max:
@@ -164,7 +165,7 @@ def plan_memory(bounds: Bounds, space: Space, threads: int, limit: int | None, u
     if limit < least:
         raise ConfigError(
             f"a memory limit of {limit:,} bytes cannot hold one SuperBatch of {bounds.b_max:,} texts: "
-            f"the smallest that works is {least:,}. Raise the limit, or lower b_max and b_max_bytes."
+            f"the smallest that works is {least:,}. Raise memory_limit_bytes, or lower b_max or max_text_bytes."
         )
     id_set = limit - least + _LEAST_ID_SET_BYTES
     return MemoryPlan(

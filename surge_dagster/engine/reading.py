@@ -194,7 +194,7 @@ class Admission:
         if size + beside > self._memory.beside_superbatch:
             raise _NoRoom(
                 f"reading it takes {size + beside:,} bytes at once and {self._memory.beside_superbatch:,} can be had; "
-                "a higher memory limit or b_max_bytes would spare that"
+                "a higher memory_limit_bytes would avoid that"
             )
         self._ledger.reserve(size, self._stopped)
         try:

@@ -190,8 +190,8 @@ class Aggregator:
             if largest + PARTITION_OVERHEAD_BYTES > self.bounds.b_max_bytes:
                 raise DataError(
                     current.partition.key,
-                    f"the row has {largest:,} bytes and b_max_bytes is {self.bounds.b_max_bytes:,}",
-                    "Raise b_max_bytes, or shorten the row.",
+                    f"the row has {largest:,} bytes and a SuperBatch holds at most {self.bounds.b_max_bytes:,}",
+                    f"Shorten its id or its text, or raise max_text_bytes to {largest:,}.",
                     current.partition.rows + int(costs.argmax()),
                 )
         return self._take(current, batch)

@@ -25,12 +25,14 @@ class Thresholds:
         b_min: efficiency threshold; flush at the first partition end at or past it.
         b_max: safety threshold; a SuperBatch never exceeds it.
         b_min_bytes, b_max_bytes: the same in bytes.
+        max_text_bytes: longest text of the source; a derived `b_max_bytes` has room for a row of twice that.
     """
 
     b_min: int | None = None
     b_max: int | None = None
     b_min_bytes: int | None = None
     b_max_bytes: int | None = None
+    max_text_bytes: int = 0
 
     def resolve(self, texts_per_second: float, scale: float = 1.0) -> Bounds:
         """Derive what is not given: B_min is what the pool encodes in about 5 s, B_max is five times that.
@@ -49,11 +51,12 @@ class Thresholds:
         low, high = _B_MIN_RANGE
         b_min = self.b_min or round(min(high, max(low, _TARGET_SECONDS * texts_per_second)))
         b_max = self.b_max or _B_MAX_FACTOR * b_min
-        b_max_bytes = self.b_max_bytes or max(_LEAST_B_MAX_BYTES, _BYTES_PER_TEXT * b_max)
+        least_b_max_bytes = max(_SCALED_B_MAX_BYTES, 2 * self.max_text_bytes + PARTITION_OVERHEAD_BYTES)
+        b_max_bytes = self.b_max_bytes or max(_LEAST_B_MAX_BYTES, least_b_max_bytes, _BYTES_PER_TEXT * b_max)
         if self.b_max is None:
             b_max = max(1, self.b_min or 0, int(scale * b_max))
         if self.b_max_bytes is None:
-            b_max_bytes = max(_SCALED_B_MAX_BYTES, self.b_min_bytes or 0, int(scale * b_max_bytes))
+            b_max_bytes = max(least_b_max_bytes, self.b_min_bytes or 0, int(scale * b_max_bytes))
         if self.b_min is None:
             b_min = max(1, min(b_min, b_max // _B_MAX_FACTOR))
         b_min_bytes = self.b_min_bytes or max(1, b_max_bytes // _B_MAX_FACTOR)

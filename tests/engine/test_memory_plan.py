@@ -165,6 +165,20 @@ class TestFit:
         assert bounds == Thresholds().resolve(1e6)
         assert plan.limit == 40 * self.GIB
 
+    def test_derived_thresholds_grow_with_the_limit_and_with_the_longest_text(self) -> None:
+        mib = 1024 * 1024
+
+        def b_max_bytes(limit: int, max_text_bytes: int = 4 * mib) -> int:
+            thresholds = Thresholds(max_text_bytes=max_text_bytes)
+            bounds, plan = fit_memory(thresholds, 1e6, self.WIDE, 8, limit, machine_bytes=self.GIB)
+            assert plan.limit == limit and bounds.b_max_bytes > 2 * max_text_bytes
+            return bounds.b_max_bytes
+
+        assert b_max_bytes(self.GIB // 4) < b_max_bytes(self.GIB) < b_max_bytes(4 * self.GIB)
+        assert b_max_bytes(4 * self.GIB, 128 * mib) >= 256 * mib
+        with pytest.raises(ConfigError, match="Raise memory_limit_bytes, or lower b_max or max_text_bytes"):
+            b_max_bytes(self.GIB // 4, 128 * mib)
+
     def test_a_run_asks_how_much_memory_there_is(
         self, hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -232,7 +232,7 @@ def test_a_row_that_fits_no_superbatch_is_named(hash_pool: EncoderPool, tmp_path
         Thresholds(b_min=50, b_max=100, b_max_bytes=8192),
     )
     [failure] = failures(finish(run))
-    assert "row 20: the row has 9,001 bytes and b_max_bytes is 8,192" in failure.reason
+    assert "row 20: the row has 9,001 bytes and a SuperBatch holds at most 8,192" in failure.reason
     assert published_files(tmp_path, run.space.name) == {"good.parquet"}
 
 

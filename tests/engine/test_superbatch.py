@@ -251,7 +251,7 @@ def test_a_row_larger_than_b_max_refuses_its_partition_before_anything_of_its_ba
         aggregator = Aggregator(bounds, arena.acquire)
         aggregator.open(OpenPartition(partition_of("k", [])))
         assert list(aggregator.add(row_batch_of([("0", "short")]))) == []
-        with pytest.raises(DataError, match=r"row 2: the row has 1,001 bytes and b_max_bytes is 2,000"):
+        with pytest.raises(DataError, match=r"row 2: the row has 1,001 bytes and a SuperBatch holds at most 2,000"):
             aggregator.add(row_batch_of([("1", "short"), ("2", "x" * 1000)]))
         assert aggregator.held_texts == 1
 
