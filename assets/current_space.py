@@ -21,9 +21,6 @@ from surge_dagster.orchestration.names import CatalogNames, CatalogResources
 from surge_dagster.orchestration.outputs import known_space
 from surge_dagster.orchestration.run_retries import RUN_TAGS
 
-# On a run that found that the space, as it is, must not become the current one.
-REFUSED_TAG = "surge/refused"
-
 _RETRIES = 2
 _RETRY_SECONDS = 5
 
@@ -59,7 +56,6 @@ def current_space(names: CatalogNames) -> dg.AssetsDefinition:
         except TransientError as error:
             raise dg.RetryRequested(_RETRIES, _RETRY_SECONDS) from error
         except SwitchRefused as refused:
-            context.instance.add_run_tags(context.run_id, {REFUSED_TAG: "true"})
             listed = failure_table([(found.key, found.reason) for found in refused.violations])
             metadata = {"counts": dg.MetadataValue.json(dict(refused.counts)), "failed": listed}
             raise dg.Failure(str(refused), metadata=metadata, allow_retries=False) from refused

@@ -20,7 +20,6 @@ from surge_dagster.assets.source_partitions import source_partitions
 from surge_dagster.assets.superbatches import superbatches
 from surge_dagster.automation import schedules
 from surge_dagster.automation.alert_sensors import alert_sensors
-from surge_dagster.automation.complete_space import complete_space
 from surge_dagster.automation.lost_runs import lost_runs
 from surge_dagster.automation.new_partitions import new_partitions
 from surge_dagster.orchestration.names import CatalogNames
@@ -65,12 +64,10 @@ def embedding_catalog(
         sensors=[
             new_partitions(names, settings, embed),
             lost_runs(names),
-            *complete_space(names, settings, switch),
             *alert_sensors(names, settings, alerts),
         ],
         schedules=[
             schedules.nightly_refresh(names, settings, refresh),
-            *schedules.forced_refresh(names, settings, refresh),
             *schedules.scheduled_check(names, settings, check),
         ],
         resources=_resources(names, settings),

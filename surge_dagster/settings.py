@@ -167,10 +167,8 @@ class Settings(BaseSettings):
     vanished_share: float = Field(0.1, ge=0, le=1, description="nothing is deleted when more of the catalog is away")
     refresh_stale: bool = Field(False, description="whether the sensor also requests partitions that changed")
     nightly_cron: str = "0 2 * * *"
-    forced_cron: str | None = Field(None, description="when everything is encoded again; none: by hand alone")
     check_cron: str | None = Field(None, description="when catalog_check is run; none: by hand alone")
     timezone: str = "UTC"
-    switch_when_complete: bool = Field(False, description="whether a new space becomes current when complete")
 
     alert_webhook: SecretStr | None = Field(None, description="http(s) URL that alerts are posted to; a secret")
     webserver_url: str | None = Field(None, description="of Dagster's UI, for links in alerts")

@@ -113,22 +113,15 @@ def declare_lost(instance: dg.DagsterInstance, run_id: str, why: str) -> None:
         instance.report_run_failed(run, why)
 
 
-def held_by_active_runs(
-    names: CatalogNames, instance: dg.DagsterInstance, *, entirely: bool = False, forced: bool = False
-) -> Held:
+def held_by_active_runs(names: CatalogNames, instance: dg.DagsterInstance, *, entirely: bool = False) -> Held:
     """The partitions that active runs may touch.
 
     Args:
         entirely: only of runs that see to all that they hold; one that selects a state passes others over.
-        forced: only of runs that encode what is fresh, too.
     """
     op_names = (names.embeddings_op, names.refresh_op)
     active = active_runs(instance, partial(embeds, names, instance))
-    runs = [
-        run
-        for run in active
-        if not (entirely and _selects_a_state(run, op_names)) and (not forced or _is_forced(run, op_names))
-    ]
+    runs = [run for run in active if not (entirely and _selects_a_state(run, op_names))]
     registered = dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name)) if runs else {}
     held: set[str] = set()
     all_of_it, some = list[str](), list[str]()
@@ -162,10 +155,6 @@ def held_keys(run: dg.DagsterRun, registered: Mapping[str, None], op_names: Sequ
         return None
     ordered = list(registered)
     return set(ordered[ordered.index(first) : ordered.index(last) + 1])
-
-
-def _is_forced(run: dg.DagsterRun, op_names: Sequence[str]) -> bool:
-    return any(config.get("force") is True for config in _configs(run, op_names))
 
 
 def _selects_a_state(run: dg.DagsterRun, op_names: Sequence[str]) -> bool:

@@ -147,16 +147,6 @@ class CatalogNames:
         return self._prefixed("nightly_refresh")
 
     @property
-    def forced_schedule(self) -> str:
-        """The schedule of the refresh that encodes everything again, where there is one."""
-        return self._prefixed("forced_refresh")
-
-    @property
-    def switch_sensor(self) -> str:
-        """The sensor that switches to a space that has become complete, where there is one."""
-        return self._prefixed("complete_space")
-
-    @property
     def failure_alerts(self) -> str:
         """The sensor that tells of failed runs, where somebody is to be told."""
         return self._prefixed("alerts_of_failed_runs")

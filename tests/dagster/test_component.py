@@ -253,8 +253,8 @@ def test_a_template_that_gives_nothing_is_refused_with_its_attribute(monkeypatch
 
 @pytest.mark.parametrize("written", ["{{ env.NOT_SET or None }}", "None"])
 def test_none_is_what_a_template_gives_that_says_so(monkeypatch: pytest.MonkeyPatch, written: str) -> None:
-    monkeypatch.setenv("SURGE_FORCED_CRON", "0 5 * * 0")
-    assert load(source="c", output="o", forced_cron=written).settings.forced_cron is None
+    monkeypatch.setenv("SURGE_CHECK_CRON", "0 5 * * 0")
+    assert load(source="c", output="o", check_cron=written).settings.check_cron is None
     with pytest.raises(ConfigError, match=r"attribute output: .* gives nothing; set the variable"):
         load(source="c", output=written)
 
@@ -262,9 +262,9 @@ def test_none_is_what_a_template_gives_that_says_so(monkeypatch: pytest.MonkeyPa
 def test_a_null_in_the_file_weighs_more_than_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     Path("surge.yaml").write_text("prompt: 'query: '\nb_min: 7\n")
-    monkeypatch.setenv("SURGE_FORCED_CRON", "0 5 * * 0")
-    settings = load(source="c", output="o", forced_cron=None, prompt=None, name=None).settings
-    assert (settings.forced_cron, settings.prompt, settings.b_min) == (None, None, 7)
+    monkeypatch.setenv("SURGE_CHECK_CRON", "0 5 * * 0")
+    settings = load(source="c", output="o", check_cron=None, prompt=None, name=None).settings
+    assert (settings.check_cron, settings.prompt, settings.b_min) == (None, None, 7)
 
 
 def test_source_and_output_are_not_guessed() -> None:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from typing import Any
-from unittest import mock
 
 import dagster as dg
 import pytest
 
 from surge_dagster import Embeddings
-from surge_dagster.automation import complete_space
 from surge_dagster.engine.output.current_space import CurrentSpace, read_current, write_current
-from surge_dagster.engine.switching import SwitchRefused
-from surge_dagster.orchestration.active_runs import _PROCESS_TAG, _start_of_machine, process_tags
 from tests.dagster.conftest import NAMES, Ran, Workbench
-from tests.small_catalogs import numbered_rows, write_partition
 from tests.spaces import KEYS, Spaces
 
 INS = {"embeddings": dg.AssetIn(key=NAMES.embeddings, input_manager_key="embeddings_input")}
@@ -104,82 +98,3 @@ def test_a_switch_is_refused_with_what_is_missing_and_nothing_is_changed(bench: 
     bench.settings["model"] = "hash://8"
     assert "Launch catalog_refresh, then switch" in switch(bench).failure()
     assert "has no space 'x'; it holds" in switch(bench, "x").failure()
-
-
-def look(bench: Workbench) -> Any:
-    """One tick of the sensor that switches by itself."""
-    repository, resources = bench.definitions.get_repository_def(), bench.definitions.resources
-    with dg.build_sensor_context(bench.instance, repository_def=repository, resources=resources) as context:
-        return repository.get_sensor_def(NAMES.switch_sensor).evaluate_tick(context)
-
-
-def test_with_the_setting_a_space_becomes_current_once_it_is_complete_and_never_begins(
-    bench: Workbench, made: Spaces
-) -> None:
-    assert not bench.definitions.get_repository_def().has_sensor_def(NAMES.switch_sensor)
-    bench.settings["switch_when_complete"] = True
-    write_partition(made.root / "catalog", "a", numbered_rows("a", 3), version="v2")
-    found = look(bench)
-    assert not found.run_requests and "has 2 of 3 partitions" in (found.skip_message or "")
-    assert bench.refresh().success, "the explicit launch"
-    [request] = look(bench).run_requests
-    assert look(bench).run_requests[0].run_key == request.run_key, "Dagster launches it once"
-    assert bench.run(NAMES.switch_job, request.run_config).success
-    current = read_current(made.store)
-    assert current and current.space == made.of("hash://24").name
-    assert "which the settings mean" in (look(bench).skip_message or "")
-    bench.settings["model"] = "hash://8"
-    found = look(bench)
-    assert not found.run_requests and "launch catalog_refresh by hand" in (found.skip_message or "")
-
-
-def test_a_switch_that_ended_without_an_answer_is_asked_for_again_and_a_refused_one_is_not(
-    bench: Workbench, made: Spaces, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.settings["switch_when_complete"] = True
-    [request] = look(bench).run_requests
-
-    def ended(status: dg.DagsterRunStatus) -> None:
-        bench.pretend_run(NAMES.switch_job, status, tags=request.tags, run_config=request.run_config)
-
-    asked = [request.run_key]
-    for status in (dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.FAILURE):
-        ended(status)
-        assert "is asked for again from" in (look(bench).skip_message or "")
-        with monkeypatch.context() as patch:
-            patch.setattr(complete_space, "_now", lambda: datetime.now(UTC) + timedelta(minutes=3))
-            [again] = look(bench).run_requests
-        asked.append(again.run_key)
-    assert len(set(asked)) == 3
-
-    monkeypatch.setattr(complete_space, "_now", lambda: datetime.now(UTC) + timedelta(days=2))
-    [last] = look(bench).run_requests
-    with monkeypatch.context() as patch:
-        refusal = SwitchRefused("the new one", (), 3)
-        patch.setattr("surge_dagster.assets.current_space.switch_space", mock.Mock(side_effect=refusal))
-        assert not bench.run(NAMES.switch_job, last.run_config, last.tags).success
-    assert [found.run_key for found in look(bench).run_requests] == [last.run_key], "which Dagster has launched"
-    made.file("hash://24", "b").touch()
-    assert look(bench).run_requests[0].run_key not in asked, "something has changed"
-
-
-def test_while_a_switch_is_waiting_or_going_on_none_is_asked_for(bench: Workbench, made: Spaces) -> None:
-    """One that was killed goes on in a run that Dagster launches; of two at once the later one would fail."""
-    bench.settings["switch_when_complete"] = True
-    [request] = look(bench).run_requests
-
-    def pretend(status: dg.DagsterRunStatus) -> dg.DagsterRun:
-        return bench.pretend_run(NAMES.switch_job, status, tags=request.tags, run_config=request.run_config)
-
-    killed = pretend(dg.DagsterRunStatus.STARTED)
-    bench.instance.report_run_failed(killed)
-    again = pretend(dg.DagsterRunStatus.QUEUED)
-    with mock.patch.object(complete_space, "_now", return_value=datetime.now(UTC) + timedelta(days=2)):
-        found = look(bench)
-        assert not found.run_requests and f"going on already: run {again.run_id}" in (found.skip_message or "")
-        bench.instance.report_run_canceled(again)
-        by_hand = bench.pretend_run(NAMES.switch_job, dg.DagsterRunStatus.STARTED)
-        assert by_hand.run_id in (look(bench).skip_message or "")
-        nobody = f"0@0/{_start_of_machine()}"
-        bench.instance.add_run_tags(by_hand.run_id, process_tags() | {_PROCESS_TAG: nobody})
-        assert len(look(bench).run_requests) == 1, "and it was declared lost"

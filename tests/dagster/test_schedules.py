@@ -13,7 +13,7 @@ from surge_dagster.engine.errors import Cancelled, StoreUnavailable
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.orchestration import refresh_shards
 from tests.dagster.conftest import NAMES, Workbench
-from tests.spaces import KEYS, ROWS, Spaces
+from tests.spaces import Spaces
 
 
 def tick(bench: Workbench, name: str) -> dg.RunRequest | str | None:
@@ -24,39 +24,16 @@ def tick(bench: Workbench, name: str) -> dg.RunRequest | str | None:
     return found.run_requests[0] if found.run_requests else found.skip_message
 
 
-def test_a_forced_refresh_encodes_everything_again_into_the_space_that_is_there(
-    bench: Workbench, three_spaces: Spaces
-) -> None:
-    three_spaces.copy_to(bench.root, ("hash://16",))
-    assert not bench.definitions.get_repository_def().has_schedule_def(NAMES.forced_schedule)
-    bench.settings |= {"forced_cron": "0 4 1 * *", "timezone": "Europe/Berlin"}
-    schedule = bench.definitions.get_repository_def().get_schedule_def(NAMES.forced_schedule)
-    assert (schedule.cron_schedule, schedule.execution_timezone) == ("0 4 1 * *", "Europe/Berlin")
-    before = bench.file("a").stat().st_ino
-    request = tick(bench, NAMES.forced_schedule)
-    assert isinstance(request, dg.RunRequest)
-    ran = bench.run(NAMES.refresh_job, request.run_config)
-    assert ran.success and ran.figures()["texts_encoded"] == ROWS * len(KEYS)
-    assert len(list(bench.output.glob("hash-16-*"))) == 1 and bench.file("a").stat().st_ino != before
-    bench.settings["model"] = "hash://24"
-    assert "by hand" in str(tick(bench, NAMES.forced_schedule))
-
-
 @pytest.mark.parametrize("asked", ["known_space", "file_states"])
 def test_a_night_whose_store_does_not_answer_is_one_run_that_tries_again_and_begins_no_space(
     bench: Workbench, three_spaces: Spaces, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
     space = three_spaces.copy_to(bench.root, ("hash://16",)).of("hash://16").name
-    bench.settings |= {"max_partitions_per_run": 1, "forced_cron": "0 4 1 * *"}
+    bench.settings["max_partitions_per_run"] = 1
     down = mock.Mock(side_effect=StoreUnavailable("GET failed (503: SlowDown) after 3 attempts."))
     monkeypatch.setattr(f"surge_dagster.orchestration.refresh_shards.{asked}", down)
     expected = {"expected_space": space} if asked == "file_states" else {}
     assert config_of(tick(bench, NAMES.schedule)) == {"unattended": True} | expected
-    if asked == "known_space":  # the other is no question of one that encodes everything
-        assert config_of(tick(bench, NAMES.forced_schedule)) == {"unattended": True, "force": True}
-        forced = {"ops": {"refresh": {"config": {"force": True}}}}
-        bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.QUEUED, run_config=forced)
-        assert "held by active runs" in str(tick(bench, NAMES.forced_schedule)), "one at a time, however long it lasts"
     bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.QUEUED)
     assert "held by active runs" in str(tick(bench, NAMES.schedule)), "there is one that tries again"
 
@@ -117,8 +94,8 @@ def test_a_schedule_whose_time_somebody_set_is_on_and_the_night_of_the_default_i
         return {each.name: each.default_status is dg.DefaultScheduleStatus.RUNNING for each in schedules}
 
     assert on() == {NAMES.schedule: False}
-    bench.settings |= {"forced_cron": "0 4 1 * *", "check_cron": "0 5 * * 0"}
-    assert on() == {NAMES.schedule: False, NAMES.forced_schedule: True, NAMES.check_schedule: True}
+    bench.settings["check_cron"] = "0 5 * * 0"
+    assert on() == {NAMES.schedule: False, NAMES.check_schedule: True}
     monkeypatch.setenv("SURGE_NIGHTLY_CRON", "0 2 * * *")
     bench.settings["b_min"] = 5
     assert on()[NAMES.schedule], "also at the time that it has by default"

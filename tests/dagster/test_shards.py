@@ -154,7 +154,7 @@ def night(bench: Workbench, schedule: str = NAMES.schedule) -> list[list[str] | 
 
 @pytest.mark.parametrize("shards", [1, 3])
 def test_the_night_leaves_to_active_runs_what_they_hold(bench: Workbench, shards: int) -> None:
-    bench.settings |= {"shards": 3, "shard_bytes": 1, "forced_cron": "0 4 * * 0"}
+    bench.settings |= {"shards": 3, "shard_bytes": 1}
     for key in "abcdef":
         bench.write(key)
     first, *others = bench.tick().run_requests or []
@@ -165,13 +165,10 @@ def test_the_night_leaves_to_active_runs_what_they_hold(bench: Workbench, shards
         )
     mine = [["a", "b"]] if shards == 1 else [["a"], ["b"]]
     assert night(bench) == mine
-    all_of_it = [None] if shards == 1 else [["a", "b"], ["c", "d"], ["e", "f"]]
-    assert night(bench, NAMES.forced_schedule) == all_of_it, "others would pass them over as fresh"
     last = bench.pretend_run(
         "embed_partitions", dg.DagsterRunStatus.STARTED, tags=first.tags, run_config=first.run_config
     )
     assert "held by active runs" in str(night(bench))
-    assert night(bench, NAMES.forced_schedule) == all_of_it
     bench.instance.report_run_failed(last)
     everything = bench.pretend_run("catalog_refresh", dg.DagsterRunStatus.STARTED)
     by = f"held by active runs ({everything.run_id}, "
@@ -200,34 +197,8 @@ def test_the_night_waits_behind_a_run_that_selects_a_state_and_leaves_nothing_to
     assert sum(run in said for run in runs) == 3
 
 
-def test_a_forced_night_leaves_out_what_active_runs_encode_by_force(bench: Workbench) -> None:
-    bench.settings |= {"shards": 3, "shard_bytes": 1, "forced_cron": "0 * * * *"}
-    for key in "abcdef":
-        bench.write(key)
-
-    def launched(request: dg.RunRequest) -> dg.DagsterRun:
-        config = request.run_config
-        return bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.QUEUED, run_config=config)
-
-    first, second, third = asked(bench, NAMES.forced_schedule)
-    launched(first)
-    assert night(bench, NAMES.forced_schedule) == [["c", "d"], ["e", "f"]]
-    launched(second)
-    bench.pretend_run(
-        NAMES.embed_job,
-        dg.DagsterRunStatus.QUEUED,
-        run_config={"ops": {"embeddings": {"config": {"force": True, "select": "failed"}}}},
-    )
-    assert night(bench, NAMES.forced_schedule) == [["e"], ["f"]], "that one passes over what has not failed"
-    last = launched(third)
-    assert "held by active runs" in str(night(bench, NAMES.forced_schedule))
-    bench.instance.report_run_failed(last)
-    launched(dg.RunRequest(run_config={"ops": {"refresh": {"config": {"force": True, "select": None}}}}))
-    assert "held by active runs" in str(night(bench, NAMES.forced_schedule)), "that one encodes everything"
-
-
 def test_a_night_for_many_partitions_is_as_many_runs_as_the_settings_ask_for(bench: Workbench) -> None:
-    bench.settings |= {"max_partitions_per_run": 2, "forced_cron": "0 4 * * 0"}
+    bench.settings |= {"max_partitions_per_run": 2}
     assert night(bench) == [None], "without a catalog one run fails, which can be told"
     for key in "abcde":
         bench.write(key)
@@ -236,7 +207,6 @@ def test_a_night_for_many_partitions_is_as_many_runs_as_the_settings_ask_for(ben
     assert night(bench) == [None] and bench.refresh().success
     bench.settings["max_partitions_per_run"] = 2
     assert night(bench) == [None], "one that finds nothing to do"
-    assert night(bench, NAMES.forced_schedule) == [["a", "b"], ["c", "d"], ["e"]]
     bench.instance.wipe_assets([NAMES.embeddings])
     assert night(bench) == [["a", "b"], ["c", "d"], ["e"]], "to be adopted"
 
