@@ -14,7 +14,7 @@ export DAGSTER_HOME
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.bench-installed
-EXTRAS := cpu,demo,dev,int8,postgres,slack
+EXTRAS := cpu,demo,dev,postgres,slack
 SOURCES := surge_dagster assets resources tests benchmarks
 
 # torch's build: PyPI has the CUDA one, PyTorch's own index also the much smaller one for the CPU.

@@ -23,8 +23,6 @@ from benchmarks.arguments import names_of
 from benchmarks.call_cost import call_cost_document
 from benchmarks.environment import library_versions, machine_facts
 from benchmarks.inputs import INPUTS, Workload, demo_workload, load_tokenizer, long_workload, short_workload
-from benchmarks.merge_threshold import merge_document
-from benchmarks.regression import Line
 from benchmarks.rounds import say
 from benchmarks.shapes import SHAPES, write_model
 from benchmarks.start_cost import start_document
@@ -33,7 +31,7 @@ from benchmarks.targets import targets
 from benchmarks.throughput import PEERS, Plan, measure_workload
 from surge_dagster.engine.model.spec import EncodingSpec
 
-PRECISIONS = ("fp32", "fp16", "bf16", "int8")
+PRECISIONS = ("fp32", "fp16", "bf16")
 _LIBRARIES = (
     *("torch", "sentence-transformers", "transformers", "tokenizers", "openvino", "pyarrow", "numpy"),
     *("onnxruntime", "fastembed", "daft", "flash-attn"),
@@ -45,7 +43,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     device, gpu = _device()
     quick: bool = arguments.quick
     texts = arguments.texts or (60 if quick else 600 if device == "cpu" else 200_000)
-    precisions = arguments.precisions or (["fp32", "bf16", "int8"] if device == "cpu" else ["fp16", "bf16", "fp32"])
+    precisions = arguments.precisions or (["fp32", "bf16"] if device == "cpu" else ["fp16", "bf16", "fp32"])
     plan = Plan(
         device=device,
         peers=list(dict.fromkeys(["sentence-transformers", *arguments.peers])),
@@ -63,9 +61,6 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         ]
         say("fixed cost of a call")
         call = call_cost_document(quick)
-        rates = [row["texts_per_second"] for found in workloads for row in _pool_rows(found)]
-        say("merge threshold")
-        merge = merge_document(Line(**call["samples"]["pool"]["line"]), rates[0], quick) if rates else None
         say("start")
         start = start_document(EncodingSpec(), device, 1 if quick else 5)
     finally:
@@ -77,7 +72,6 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "settings": {"texts": texts, "rounds": plan.rounds, "seed": plan.seed, "quick": quick},
         "workloads": workloads,
         "call_cost": call,
-        "merge_threshold": merge,
         "start": start,
     }
     return document | {

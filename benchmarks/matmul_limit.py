@@ -71,7 +71,7 @@ class MatmulLimit:
     Args:
         backend: "openvino", or anything else for torch.
         device: "cpu" or "cuda:N".
-        precision: "fp32", "fp16" or "bf16"; int8 has no limit of its own here.
+        precision: "fp32", "fp16" or "bf16".
     """
 
     def __init__(self, backend: str, device: str, precision: str, shape: ModelShape) -> None:

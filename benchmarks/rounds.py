@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from surge_dagster.engine.encoder.worker.fidelity import compare
+from benchmarks.fidelity import compare
 
 REFERENCE = "sentence-transformers"
 

@@ -78,20 +78,13 @@ def _workload(workload: Document, rounds: int) -> Iterator[str]:
 
 
 def _costs(document: Document) -> Iterator[str]:
-    call, merge, start = (document.get(name) for name in ("call_cost", "merge_threshold", "start"))
+    call, start = document.get("call_cost"), document.get("start")
     yield ""
     if call:
         for name in ("pool", "sentence_transformers_pool"):
             low, high = call[name]["interval_ms"]
             yield f"fixed cost of a call, {name}: {call[name]['c_ipc_ms']:.3f} ms (95 %: {low:.3f} to {high:.3f})"
         yield f"fixed cost of a call, published system: {call['published_ms']:.0f} ms"
-    if merge:
-        yield (
-            f"merge threshold: best {merge['best_threshold_bytes']:,.0f} bytes "
-            f"({merge['partitions_merged_at_best']:,} of {merge['partitions']:,} partitions); it would gain "
-            f"{merge['gain_over_merging_all_share']:.4%} of a run's encode time over merging all, which gains "
-            f"{merge['gain_of_merging_all_share']:.4%} over merging none"
-        )
     if start:
         yield (
             f"start with warm caches: pool {start['pool_start_seconds']:.2f} s, plain sentence-transformers load "

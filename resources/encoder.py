@@ -12,7 +12,7 @@ from pydantic import Field
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.model_files import DEFAULT_MODEL
-from surge_dagster.engine.model.spec import EncodingSpec, arithmetic_of
+from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.thresholds import Thresholds
 
 
@@ -26,7 +26,7 @@ class Encoder(dg.ConfigurableResource):
     dimension: int | None = Field(None, description="leading dimensions kept; none: all")
     dtype: str = Field("float32", description="type of the stored vectors: float32 or float16")
     devices: str = Field("auto", description='"auto", "cpu", "cuda" or a comma-separated list')
-    precision: str = Field("auto", description="arithmetic: auto, fp32, fp16, bf16 or int8")
+    precision: str = Field("auto", description="arithmetic: auto, fp32, fp16 or bf16")
     backend: str = Field("auto", description="auto, torch or openvino")
     check_parity: bool = Field(True, description="refuse to start when vectors differ from sentence-transformers'")
     b_min: int | None = Field(None, description="texts of a SuperBatch, at least; none: from the measured speed")
@@ -46,7 +46,6 @@ class Encoder(dg.ConfigurableResource):
             normalize=self.normalize,
             dimension=self.dimension,
             dtype=self.dtype,
-            arithmetic=arithmetic_of(self.precision),
         )
 
     def thresholds(self) -> Thresholds:

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -21,7 +21,7 @@ from surge_dagster.engine.cost_model import CALL_SECONDS, CostConstants
 from surge_dagster.engine.cost_model import plan as make_plan
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, SurgeError
-from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, Space
+from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space, read_current, space_of_readers
 from surge_dagster.engine.output.orphan_files import sweep_left_overs
 from surge_dagster.engine.output.spaces import find_space, list_spaces
@@ -55,7 +55,7 @@ Normalize = Annotated[bool | None, typer.Option(help="Unit vectors; default: as 
 Dimension = Annotated[int | None, typer.Option(help="Leading dimensions to keep; default: all.")]
 Dtype = Annotated[str | None, typer.Option(help="Type of the stored vectors: float32 or float16.")]
 Devices = Annotated[str | None, typer.Option(help="auto, cpu, cuda, or a list such as cuda:0,cuda:1.")]
-Precision = Annotated[str | None, typer.Option(help="Arithmetic: auto, fp32, fp16, bf16 or int8.")]
+Precision = Annotated[str | None, typer.Option(help="Arithmetic: auto, fp32, fp16 or bf16.")]
 Backend = Annotated[str | None, typer.Option(help="auto, torch or openvino.")]
 BMin = Annotated[int | None, typer.Option(help="Texts of a SuperBatch, at least; default: 5 s of encoding.")]
 BMax = Annotated[int | None, typer.Option(help="Texts of a SuperBatch, at most; default: five times B_min.")]
@@ -153,7 +153,7 @@ def verify(
     settings = load_settings(**_given(locals(), leave_out=("reencode",)))
     catalog, store = settings.open_source(), settings.open_store()
     space = _existing_space(settings, store)
-    pool = _pool(settings, space) if rows != 0 else None
+    pool = _pool(settings) if rows != 0 else None
     partitions, texts, found = 0, 0, list[Violation]()
     try:
         with progress_bar("partitions") as show:
@@ -286,7 +286,7 @@ def search(
     store = settings.open_store()
     if described or read_current(store) is None:
         space = _existing_space(settings, store)
-        pool = _pool(settings, space)
+        pool = _pool(settings)
     else:
         space = space_of_readers(store)
         if find_space(store, settings.encoding_spec()) != space:
@@ -353,48 +353,32 @@ def _given(arguments: dict[str, Any], leave_out: tuple[str, ...] = ()) -> dict[s
     return {name: value for name, value in arguments.items() if name in names and value is not None}
 
 
-def _pool(settings: Settings, space: Space | None = None) -> EncoderPool:
-    """A pool for the settings; with the arithmetic of a space that is there."""
-    spec = settings.encoding_spec()
-    if space is not None:
-        spec = replace(spec, arithmetic=space.requested.arithmetic)
-    with messages.status(f"starting the encoder for {spec.model}"):
-        return settings.start_pool(spec)
+def _pool(settings: Settings) -> EncoderPool:
+    with messages.status(f"starting the encoder for {settings.model}"):
+        return settings.start_pool()
 
 
 def _pool_like(settings: Settings, space: Space) -> EncoderPool:
     """A pool with the model that made a space, whichever the settings mean."""
-    if space.requested.arithmetic != settings.encoding_spec().arithmetic:
-        settings = settings.model_copy(update={"precision": "auto"})
     with messages.status(f"starting the encoder for {space.requested.model}"):
         return settings.start_pool(space.requested)
 
 
 def _existing_space(settings: Settings, store: Store) -> Space:
-    specs = _specs_that_fit(settings)
-    for spec in specs:
-        space = find_space(store, spec)
-        if space is not None:
-            return space
+    spec = settings.encoding_spec()
+    space = find_space(store, spec)
+    if space is not None:
+        return space
     known = list_spaces(store)
-    wanted = [spec.resolve() for spec in specs]
-    for asked in wanted:
-        for space in known:
-            if space.spec_sha256 == asked.spec_sha256:
-                return space
+    expected = spec.resolve()
+    for space in known:
+        if space.spec_sha256 == expected.spec_sha256:
+            return space
     held = f"it holds {', '.join(space.name for space in known)}" if known else "it holds none"
     raise ConfigError(
-        f"the output {store.url!r} has no embeddings of the space {wanted[0].name}: {held}. "
-        "Name the model and precision they were made with (--model, --precision), or run `surge-dagster embed` first."
+        f"the output {store.url!r} has no embeddings of the space {expected.name}: {held}. "
+        "Name the model they were made with (--model), or run `surge-dagster embed` first."
     )
-
-
-def _specs_that_fit(settings: Settings) -> list[EncodingSpec]:
-    """What the settings ask for and, where they name no precision, the same in int8: an output may hold only that."""
-    spec = settings.encoding_spec()
-    if settings.precision != "auto" or spec.model.startswith(HASH_SCHEME):
-        return [spec]
-    return [spec, replace(spec, arithmetic="int8")]
 
 
 def _rows_to_reencode(value: str) -> int | None:

@@ -46,7 +46,7 @@ from surge_dagster.check_policy import (
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.model_files import DEFAULT_MODEL
-from surge_dagster.engine.model.spec import EncodingSpec, FileFormat, arithmetic_of
+from surge_dagster.engine.model.spec import EncodingSpec, FileFormat
 from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, ParquetCatalog, open_source
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.storage_options import NO_ENDPOINT
@@ -144,7 +144,7 @@ class Settings(BaseSettings):
     dtype: Literal["float32", "float16"] = Field("float32", description="type of the stored vectors")
 
     devices: str = Field("auto", description='"auto", "cpu", "cuda" or a comma-separated list such as "cuda:0,cuda:1"')
-    precision: str = Field("auto", description="arithmetic: auto, fp32, fp16, bf16 or int8")
+    precision: str = Field("auto", description="arithmetic: auto, fp32, fp16 or bf16")
     backend: str = Field("auto", description="auto, torch or openvino")
     check_parity: bool = Field(True, description="refuse to start when vectors differ from sentence-transformers'")
     b_min: int | None = Field(None, ge=1, description="texts of a SuperBatch, at least")
@@ -235,7 +235,6 @@ class Settings(BaseSettings):
             normalize=self.normalize,
             dimension=self.dimension,
             dtype=self.dtype,
-            arithmetic=arithmetic_of(self.precision),
         )
 
     def thresholds(self) -> Thresholds:

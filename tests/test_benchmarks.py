@@ -12,15 +12,15 @@ import pytest
 from benchmarks import resume
 from benchmarks.call_cost import BACKEND, measure_calls, pool_call_cost
 from benchmarks.encode import parse, slower
+from benchmarks.fidelity import compare, equal_neighbours
 from benchmarks.inputs import load_tokenizer, long_workload, short_workload, token_lengths
 from benchmarks.matmul_limit import ModelShape, read_shape
-from benchmarks.merge_threshold import merge_document, profits
 from benchmarks.regression import fit_line, student_t
 from benchmarks.table import lines
 from benchmarks.targets import Target, targets
 from benchmarks.throughput import Plan, measure_workload
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.worker.fidelity import compare, cosines, equal_neighbours
+from surge_dagster.engine.encoder.worker.parity import cosines
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.sources import open_source
 
@@ -69,31 +69,6 @@ def test_every_size_gets_its_calls_and_one_to_warm_up() -> None:
     assert sorted(calls) == [1] * 5 + [2] * 5 + [3] * 5
     assert calls[:3] == [1, 2, 3]
     assert len(cost.seconds) == 3
-
-
-def test_the_merge_threshold_spares_the_blocks_whose_copy_costs_more_than_a_call() -> None:
-    """A call costs 10 and a copy one per byte: 2 and 4 are worth merging, 50 is not."""
-    found = profits(np.array([50, 2, 4]), lambda size: 10 + 0.0 * size, lambda size: 1.0 * size)
-    assert found.thresholds.tolist() == [0, 2, 4, 50]
-    # Merged up to 4: one call and 6 bytes copied in the place of two calls. All: 10 + 56 - 30.
-    assert found.seconds.tolist() == [0, 2, 10 + 6 - 20, 10 + 56 - 30]
-    assert found.thresholds[found.best] == 4
-
-
-def test_blocks_of_one_size_are_merged_together() -> None:
-    found = profits(np.array([3, 3, 3]), lambda size: 10 + 0.0 * size, lambda size: 1.0 * size)
-    assert found.thresholds.tolist() == [0, 3]
-    assert found.seconds.tolist() == [0, 10 + 9 - 30]
-
-
-def test_the_merge_document_weighs_the_gain_against_the_encode_time() -> None:
-    call = fit_line([1, 2, 3], [1.0, 1.0, 1.0])
-    slow, fast = (merge_document(call, rate, quick=True) for rate in (1_000.0, 1_000_000.0))
-    # With a call of a second no copy is too dear; of 4,000 calls one is left, beside the copies.
-    assert slow["partitions_merged_at_best"] == slow["partitions"] == 4_000
-    assert slow["gain_over_merging_all_share"] == 0
-    assert slow["gain_of_merging_all_share"] == pytest.approx(3_999 / 10_000, rel=0.01)
-    assert fast["gain_of_merging_all_share"] > 100 * slow["gain_of_merging_all_share"]
 
 
 def test_the_null_backend_reports_every_row_and_touches_no_vector() -> None:

@@ -29,10 +29,10 @@ def test_an_argument_wins_over_the_environment_and_that_over_the_file(monkeypatc
     assert settings.encoding_spec() == EncodingSpec(model="hash://8")
 
 
-def test_the_precision_int8_asks_for_a_space_of_its_own_also_inside_dagster() -> None:
-    for precision, spec in (("int8", EncodingSpec(arithmetic="int8")), ("bf16", EncodingSpec())):
+def test_precision_does_not_change_the_encoding_spec() -> None:
+    for precision in ("auto", "fp32", "fp16", "bf16"):
         inside: dict[str, Any] = {"precision": precision}
-        assert Encoder(**inside).spec() == load_settings(**inside).encoding_spec() == spec
+        assert Encoder(**inside).spec() == load_settings(**inside).encoding_spec() == EncodingSpec()
 
 
 def test_the_file_is_where_surge_config_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,8 @@ class TestWhatNoRunCanDo:
     @pytest.mark.parametrize(
         ("given", "message"),
         [
-            ({"precision": "fp8"}, "setting precision is 'fp8': expected auto or one of fp32, fp16, bf16, int8"),
+            ({"precision": "fp8"}, "setting precision is 'fp8': expected auto or one of fp32, fp16, bf16"),
+            ({"precision": "int8"}, "setting precision is 'int8': expected auto or one of fp32, fp16, bf16"),
             ({"devices": "gpu"}, "setting devices is 'gpu': expected auto, or a list of one kind: cpu, cuda"),
             ({"devices": "cuda:0,cpu"}, "setting devices is 'cuda:0,cpu': expected auto"),
             ({"devices": ""}, "setting devices is '': expected auto"),
@@ -102,7 +103,7 @@ class TestWhatNoRunCanDo:
         [
             {"devices": "cuda:6, CUDA:7", "precision": "fp16"},
             {"devices": "cuda", "backend": "torch"},
-            {"precision": "int8", "backend": "openvino"},
+            {"precision": "bf16", "backend": "openvino"},
             {"precision": "fp16"},
             {"backend": "mine.backends:Fast"},
             {"b_min": 100_000},

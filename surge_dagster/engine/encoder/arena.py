@@ -76,11 +76,6 @@ class Arena:
         self._free = list(range(slots))[::-1]
         self._closed = False
 
-    @property
-    def shared_bytes(self) -> int:
-        """Size of the memory file; what is resident is what was touched."""
-        return self.slots * self.layout.slot_bytes
-
     def acquire(self, cancelled: Callable[[], bool] | None = None) -> Slot:
         """An empty slot; waits until one is free.
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.fingerprint import library_versions, usable_cores
 
-PRECISIONS = ("fp32", "fp16", "bf16", "int8")
+PRECISIONS = ("fp32", "fp16", "bf16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,23 +75,12 @@ def device_kind(name: str) -> str | None:
     return name if name in ("auto", "cpu", "cuda") else None
 
 
-def choose_precision(asked: str, choice: DeviceChoice, *, int8: bool = False) -> str:
-    """fp32 on the CPU and fp16 on GPUs, unless something else is asked for.
-
-    Args:
-        asked: "auto" or a precision.
-        choice: the devices.
-        int8: whether the vectors are those of an int8 space, which no other precision computes.
-    """
+def choose_precision(asked: str, choice: DeviceChoice) -> str:
+    """The requested precision; "auto" is fp32 on the CPU and fp16 on GPUs."""
     if asked == "auto":
-        asked = "int8" if int8 else "fp32" if choice.on_cpu else "fp16"
+        asked = "fp32" if choice.on_cpu else "fp16"
     if asked not in PRECISIONS:
         raise ConfigError(f"precision is auto or one of {', '.join(PRECISIONS)}, not {asked!r}")
-    if int8 != (asked == "int8"):
-        kind, instead = ("an int8", "auto or int8") if int8 else ("a float", "auto, fp32, fp16 or bf16")
-        raise ConfigError(f"precision {asked} does not compute vectors of {kind} space; use {instead}")
-    if asked == "int8" and not choice.on_cpu:
-        raise ConfigError("precision int8 needs the CPU: set devices to cpu, or use fp16 or bf16 on a GPU")
     if choice.on_cpu and asked == "fp16":
         raise ConfigError("precision fp16 needs a GPU; use fp32, or bf16 where the CPU has it")
     return asked

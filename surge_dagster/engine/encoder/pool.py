@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from types import TracebackType
 
 import numpy as np
@@ -37,9 +37,7 @@ from surge_dagster.engine.support.waiting import wait_in_turns
 log = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "torch", "openvino", "hash")
-_SPACE_FIELDS = (
-    *("name", "model_path", "model_digest", "prompt", "max_length", "normalize", "dimension", "dtype", "arithmetic"),
-)
+_SPACE_FIELDS = ("name", "model_path", "model_digest", "prompt", "max_length", "normalize", "dimension", "dtype")
 
 
 class EncoderPool:
@@ -48,8 +46,7 @@ class EncoderPool:
     Args:
         spec: what shapes a vector, or a space that was resolved before.
         devices: "auto", "cpu", "cuda", "cuda:0,cuda:1", or a list; a device named twice gets two workers.
-        precision: "auto" (fp32 on the CPU, fp16 on GPUs, int8 for an int8 space), "fp32", "fp16", "bf16", or "int8",
-            which makes a spec one of an int8 space.
+        precision: "auto" (fp32 on the CPU, fp16 on GPUs), "fp32", "fp16" or "bf16".
         backend: "auto", "torch", "openvino", or "module:Class" for one of your own.
         token_budget: tokens of one forward pass; None is the backend's choice.
         check_parity: compare with sentence-transformers at the start, and refuse to start when the promise is broken.
@@ -81,14 +78,10 @@ class EncoderPool:
             raise ConfigError(f"backend is one of {', '.join(BACKENDS)} or module:Class, not {backend!r}")
         if token_budget is not None and token_budget < 1:
             raise ConfigError(f"token_budget is at least 1, not {token_budget}")
-        if isinstance(spec, EncodingSpec) and precision == "int8":
-            spec = replace(spec, arithmetic="int8")
         self.space = _with_folder(spec)
         choice = choose_devices(devices)
         self.device = ",".join(dict.fromkeys(choice.devices))
-        self.precision = choose_precision(precision, choice, int8=self.space.is_int8)
-        if self.precision == "int8" and backend in ("torch", "hash"):
-            raise ConfigError(f"backend {backend} does not compute in int8: use backend openvino, or another precision")
+        self.precision = choose_precision(precision, choice)
         settings = {"precision": self.precision, "threads": worker_threads(choice), "token_budget": token_budget}
         message = {
             "op": "load",

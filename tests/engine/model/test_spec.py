@@ -86,6 +86,19 @@ def test_hub_name_hub_folder_package_and_copy_are_one_space(
     assert (by_name.max_length, by_name.dimension, by_name.normalize, by_name.prompt) == (256, 384, True, "")
 
 
+def test_space_of_the_demo_model_keeps_its_published_name(demo_folder: Path) -> None:
+    space = EncodingSpec(str(demo_folder)).resolve()
+    assert space.name == "all-MiniLM-L6-v2-6fe268ae336d"
+    assert EncodingSpec("hash://8").resolve().name == "hash-8-1f080a0d6466"
+    assert set(space.to_json()["requested"]) == {"model", "prompt", "max_length", "normalize", "dimension", "dtype"}
+
+
+def test_int8_space_of_an_older_version_is_refused_with_what_to_do(small_model: Path) -> None:
+    document = EncodingSpec(str(small_model)).resolve().to_json() | {"arithmetic": "int8-1"}
+    with pytest.raises(ConfigError, match=r"holds int8-1 vectors.*move its folder out of the output"):
+        space_from_json(document)
+
+
 def test_the_way_a_model_was_saved_does_not_change_its_space(small_model: Path) -> None:
     before = _name(small_model)
     listing = (small_model / "modules.json").read_text()

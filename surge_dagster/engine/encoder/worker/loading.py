@@ -1,8 +1,7 @@
 """A worker's start: from a space and settings to a backend that is known to be right.
 
 "auto" means the fastest backend that is installed and passes its checks: on a CPU OpenVINO, else torch. Whatever makes
-a candidate step aside is said in one line, which travels to the pool with the worker's first message. For an int8 space
-nobody can step in: other backends compute vectors of other spaces.
+a candidate step aside is said in one line, which travels to the pool with the worker's first message.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from pathlib import Path
 
 from surge_dagster.engine.encoder.worker import parity
 from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings
-from surge_dagster.engine.encoder.worker.int8_fidelity import fidelity_note, int8_fidelity
 from surge_dagster.engine.encoder.worker.token_budget import settle_token_budget
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.model_files import describe_model
@@ -51,16 +49,12 @@ def load_backend(space: Space, settings: BackendSettings, backend: str, check_pa
         return Loaded(HashBackend(prompt=space.prompt, max_length=space.max_length), None, [])
     _check_files(space)
     notes: list[str] = []
-    candidates = _candidates(settings) if backend == "auto" or space.is_int8 else [backend]
+    candidates = _candidates(settings) if backend == "auto" else [backend]
     for candidate in candidates:
         try:
             made = _MAKERS[candidate](space, settings)
             lowest = None
-            if check_parity and space.is_int8:
-                fidelity = int8_fidelity(space, made, settings)
-                lowest = fidelity.lowest_cosine
-                notes.append(fidelity_note(fidelity))
-            elif check_parity:
+            if check_parity:
                 lowest = _parity(space, made, settings)
             else:
                 notes.append(_NOT_COMPARED)
@@ -77,10 +71,6 @@ def load_backend(space: Space, settings: BackendSettings, backend: str, check_pa
 
 def _candidates(settings: BackendSettings) -> list[str]:
     installed = importlib.util.find_spec("openvino") is not None
-    if settings.precision == "int8":
-        if not installed:
-            raise ConfigError('precision int8 needs OpenVINO and NNCF: pip install "surge-dagster[cpu,int8]"')
-        return ["openvino"]
     return ["openvino", "torch"] if settings.device == "cpu" and installed else ["torch"]
 
 

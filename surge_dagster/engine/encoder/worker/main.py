@@ -214,7 +214,7 @@ def main(arguments: list[str]) -> int:
     # Where it was when a library crashed it, and where it stands when the pool asks because it seems to hang.
     faulthandler.enable()
     faulthandler.register(protocol.ASK_WHERE, all_threads=True)
-    # OpenVINO and NNCF report their use to their makers through this package, and do without it where it is missing.
+    # OpenVINO reports its use to its makers through this package, and works without it.
     sys.modules["openvino_telemetry"] = None  # pyright: ignore[reportArgumentType]
     threading.Thread(target=_end_with_parent, args=(lifeline, parent), daemon=True).start()
     code = Worker(socket.socket(fileno=connection)).run()

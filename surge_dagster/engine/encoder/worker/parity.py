@@ -4,7 +4,6 @@ A handful of texts that stress what usually goes wrong (the empty text, one word
 many lengths at once) is encoded by the backend and by sentence-transformers' `encode` in fp32; the lowest cosine
 between the two must reach what the precision promises. The answer is kept on disk under the spec, the precision, the
 device and the library versions, because the reference alone costs as much as loading the model a second time.
-int8 promises no cosine; see `int8_fidelity.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import numpy as np
 
 from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings
-from surge_dagster.engine.encoder.worker.fidelity import cosines
 from surge_dagster.engine.model.fingerprint import cache_key, processor
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support import disk_cache
@@ -67,6 +65,14 @@ def backend_vectors(backend: Backend, space: Space, texts: list[str]) -> np.ndar
 def lowest_cosine(one: np.ndarray, other: np.ndarray) -> float:
     """The lowest cosine between rows of equal index; 1 for two rows of zeros."""
     return float(cosines(one, other).min())
+
+
+def cosines(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """Cosine of each row of one matrix to the same row of the other; 1 for two rows of zeros."""
+    ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
+    lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
+    products = np.einsum("ij,ij->i", ours, theirs)
+    return np.where(lengths > 0, products / np.where(lengths > 0, lengths, 1), ours.any(1) == theirs.any(1))
 
 
 def _nothing() -> None:

@@ -21,7 +21,7 @@ class BackendSettings:
 
     Attributes:
         device: "cpu", or "cuda:N" as this process numbers them.
-        precision: "fp32", "fp16", "bf16" or "int8".
+        precision: "fp32", "fp16" or "bf16".
         threads: CPU threads this worker may use.
         token_budget: tokens of one forward pass, None for the backend's own choice.
     """

@@ -1,7 +1,6 @@
 """OpenVINO on the CPU: the same fp32 vectors as torch at a multiple of its speed, and a start without torch.
 
-The model was converted beforehand (see `converted_models.py`), and for an int8 space quantized too (see
-`quantized_models.py`), so a start reads two files and a tokenizer.
+The model was converted beforehand (see `converted_models.py`), so a start reads two files and a tokenizer.
 
 OpenVINO chooses bf16 by itself where the CPU has it, so the precision is set, read back and refused when it differs.
 Several streams share one process: two processes would hold two models and, with OpenVINO's own pinning, the same cores.
@@ -20,20 +19,18 @@ import openvino as ov
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings
 from surge_dagster.engine.encoder.worker.backends.converted_models import converted_model
 from surge_dagster.engine.encoder.worker.backends.kept_models import kept_tokenizer
-from surge_dagster.engine.encoder.worker.backends.quantized_models import quantized_model
 from surge_dagster.engine.encoder.worker.backends.token_backend import ChunkPasses, TokenBackend
 from surge_dagster.engine.encoder.worker.pass_loop import PassLoop
 from surge_dagster.engine.encoder.worker.token_batches import TokenBatch
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, Tokens
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.model.fingerprint import library_version, processor
+from surge_dagster.engine.model.fingerprint import processor
 from surge_dagster.engine.model.spec import Space
 
 _TOKEN_BUDGET = 1_024
 # A pass costs little by itself, but every new shape of one costs about as much as so many tokens.
 _PASS_TOKENS = 48
-# A quantized model says itself which products are in int8; everything between them is fp32.
-_HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
+_HINTS = {"fp32": "f32", "bf16": "bf16"}
 
 
 class OpenvinoBackend(TokenBackend):
@@ -46,7 +43,7 @@ class OpenvinoBackend(TokenBackend):
         core = ov.Core()
         if settings.precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
             raise ConfigError("this CPU has no bf16 arithmetic; use precision fp32")
-        with quantized_model(space) if space.is_int8 else converted_model(space) as folder:
+        with converted_model(space) as folder:
             tokenizer_facts = kept_tokenizer(folder)
             wanted = getattr(ov.Type, _HINTS[settings.precision])
             # One stream per core gives the most texts per second: no core waits for another inside a pass.
@@ -65,8 +62,6 @@ class OpenvinoBackend(TokenBackend):
             raise ConfigError(f"OpenVINO computes in {found} although {wanted} was asked for")
         self.machine = f"{processor()} {settings.threads}"
         self.detail = f"openvino {ov.get_version().split('-')[0]}, {settings.threads} streams"
-        if space.is_int8:
-            self.detail += f", quantized by nncf {library_version('nncf')}"
         # Requests of our own, not OpenVINO's queue of them: there, nobody learns which pass of several has failed.
         self._idle: queue.SimpleQueue[ov.InferRequest] = queue.SimpleQueue()
         for _ in range(settings.threads):

@@ -1,10 +1,12 @@
-"""How near vectors are to those of fp32 sentence-transformers: by their angle, and by what a search would find."""
+"""Compares vectors with those of fp32 sentence-transformers: cosines, and the share of equal nearest neighbours."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
+
+from surge_dagster.engine.encoder.worker.parity import cosines
 
 NEIGHBOURS = 10
 _QUERIES = 1_000
@@ -26,18 +28,10 @@ def compare(vectors: np.ndarray, reference: np.ndarray, texts: list[str]) -> Fid
     return Fidelity(float(close.min()), float(close.mean()), equal_neighbours(vectors, reference, texts))
 
 
-def cosines(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Cosine of each row of one matrix to the same row of the other; 1 for two rows of zeros."""
-    ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
-    lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
-    products = np.einsum("ij,ij->i", ours, theirs)
-    return np.where(lengths > 0, products / np.where(lengths > 0, lengths, 1), ours.any(1) == theirs.any(1))
-
-
 def equal_neighbours(ours: np.ndarray, theirs: np.ndarray, texts: list[str]) -> float | None:
     """Share of the ten nearest other texts that both matrices agree on, over up to 1,000 texts as queries.
 
-    Equal texts have equal vectors, and which of them comes first is nobody's merit, so each text counts once.
+    Equal texts have equal vectors in arbitrary order, so each distinct text counts once.
     """
     _, rows = np.unique(np.array(texts, dtype=object), return_index=True)
     if len(rows) <= NEIGHBOURS:
