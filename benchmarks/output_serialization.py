@@ -1,8 +1,8 @@
-"""From a matrix to Parquet: this engine's writer beside the naive way, a copy of the memory and a bare write.
+"""From a matrix to Parquet: by reference beside the naive way, a copy of the memory and a bare write.
 
-Naive is what one writes without thinking: `matrix.tolist()` into an Arrow list column, written by pyarrow's own writer;
-the file is the same, byte by byte. Each side lives in a process of its own, so that its memory is its
-own: the most that it held while it worked, beyond what it held before, over the bytes of the matrix.
+The naive way is `matrix.tolist()` into an Arrow list column; the same writer then writes the same bytes. Each side has
+a process of its own, so that its memory can be measured: the most that it held while it worked, beyond what it held
+before, over the bytes of the matrix.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ import pyarrow as pa
 
 from benchmarks.rounds import say
 from surge_dagster.catalogs.synthetic import draw_texts
-from surge_dagster.engine.files.embedding_file import EmbeddingFileWriter, FileFacts, row_group_rows, schema
-from surge_dagster.engine.files.parquet_proof import arrow_writer
+from surge_dagster.engine.files.embedding_file import EmbeddingFileWriter, FileFacts, schema
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.support.process_memory import give_back_unused
 
@@ -147,10 +146,9 @@ def _write(side: str, path: Path, ids: pa.Array, texts: pa.Array, matrix: np.nda
 def _write_naively(sink: pa.NativeFile, ids: pa.Array, texts: pa.Array, matrix: np.ndarray, facts: FileFacts) -> None:
     columns = schema(pa.string(), DIMENSION, "float32", include_text=True)
     vectors = pa.array(matrix.tolist(), columns.field("embedding").type)
-    with arrow_writer(sink, columns, compress=True) as writer:
-        table = pa.Table.from_arrays([ids, texts, vectors], schema=columns)
-        writer.write_table(table, row_group_size=row_group_rows(DIMENSION, 4))
-        writer.add_key_value_metadata(facts.to_metadata())
+    with EmbeddingFileWriter(sink, pa.string(), DIMENSION, "float32", include_text=True) as writer:
+        writer.append_table(pa.Table.from_arrays([ids, texts, vectors], schema=columns))
+        writer.close(facts)
 
 
 def _write_raw(path: Path, matrix: np.ndarray) -> None:

@@ -360,20 +360,13 @@ def test_the_thresholds_and_the_limit_are_checked_before_anything_is_written(
     assert not (tmp_path / "o").exists()
 
 
-TINY: dict[str, Rows] = {f"p{n:02}": numbered_rows(f"p{n:02}", 3) for n in range(40)}  # written in groups
+TINY: dict[str, Rows] = {f"p{n:02}": numbered_rows(f"p{n:02}", 3) for n in range(40)}
 
 
 @pytest.mark.parametrize("step", ["create", "write", "publish", "published", "exit"])
-def test_a_disk_that_refuses_one_tiny_partition_of_a_group_fails_that_one_alone(
-    hash_pool: EncoderPool, tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
+def test_disk_that_refuses_two_tiny_partitions_fails_only_these(
+    hash_pool: EncoderPool, tmp_path: Path, step: str
 ) -> None:
-    publish = LocalUpload.publish
-
-    def alone(upload: LocalUpload, still_wanted: Callable[[], None]) -> StoredObject:
-        assert not upload._name.endswith(".parquet"), "it was not published together with its neighbours"
-        return publish(upload, still_wanted)
-
-    monkeypatch.setattr(LocalUpload, "publish", alone)
     store = FaultyStore(tmp_path, {"p07", "p30"}, step, disk_full)
     run = make_run(hash_pool, in_memory(TINY), store, Thresholds(b_min=100_000, b_max=100_000))
     events = finish(run)
@@ -384,7 +377,7 @@ def test_a_disk_that_refuses_one_tiny_partition_of_a_group_fails_that_one_alone(
         assert_embedded(tmp_path, run.space.name, key, TINY[key])
 
 
-def test_a_tiny_partition_whose_source_changed_fails_alone(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_only_the_tiny_partition_whose_source_changed_fails(hash_pool: EncoderPool, tmp_path: Path) -> None:
     def changed(partition: Partition) -> Partition:
         return replace(partition, current_source_version=lambda: "another") if partition.key == "p07" else partition
 
@@ -395,9 +388,7 @@ def test_a_tiny_partition_whose_source_changed_fails_alone(hash_pool: EncoderPoo
     assert published_files(tmp_path, run.space.name) == {f"{key}.parquet" for key in TINY.keys() - {"p07"}}
 
 
-def test_no_tiny_partition_is_told_of_before_the_folder_with_its_name_is_flushed(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
+def test_receipts_are_reported_after_the_folder_was_flushed(hash_pool: EncoderPool, tmp_path: Path) -> None:
     durable: set[str] = set()  # names that survive a power cut
 
     class Recording(LocalStore):
@@ -419,9 +410,7 @@ def test_no_tiny_partition_is_told_of_before_the_folder_with_its_name_is_flushed
     assert told == len(TINY)
 
 
-def test_a_folder_that_cannot_be_flushed_leaves_no_tiny_partition_told_as_published(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
+def test_folder_that_cannot_be_flushed_leaves_no_receipt(hash_pool: EncoderPool, tmp_path: Path) -> None:
     store = FaultyStore(tmp_path, set(), "", disk_full)
     run = make_run(hash_pool, in_memory(TINY), store)
     store._step = "sync"

@@ -1,14 +1,13 @@
 """The output file, format 1: one Parquet file per partition with id, text and embedding, and its facts in the footer.
 
-Embeddings go from the result matrix to the file without passing through Python objects: a contiguous slice becomes a
-fixed-size list by reference, stored plain (they do not compress) and without statistics. Texts are zstd-compressed,
-except in files too small to gain from it.
-Page checksums are on, since an unnoticed bit flip in a vector is a wrong vector; the facts in the footer, which page
-checksums do not cover, carry a digest of their own.
+Embeddings go from the result matrix to pyarrow's writer without becoming Python objects: a contiguous slice becomes a
+fixed-size list by reference, stored plain (vectors do not compress) and without statistics. Texts are compressed with
+zstd, except in files that are too small to gain from it. Page checksums are on, because an unnoticed bit flip in a
+vector is a wrong vector. Page checksums do not cover the facts in the footer; these have a digest of their own.
 
-Parquet stores repetition and definition levels of a list. They are the same in every page, so `page_writer` makes them
-once; where that is not proven, pyarrow builds them for a whole row group at once. So a row group's embeddings are kept
-to 1 MiB to bound what writing costs: 4 MiB are neither written nor read faster and take three times the memory.
+Parquet stores repetition and definition levels of a list, and pyarrow builds them for a whole row group. A row group
+has at most 1 MiB of embeddings, which bounds the memory that writing takes: 4 MiB are neither written nor read faster
+and take three times the memory.
 """
 
 from __future__ import annotations
@@ -26,22 +25,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from surge_dagster import __version__
-from surge_dagster.engine.files.page_writer import table_writer
-from surge_dagster.engine.files.parquet_proof import PAGE_BYTES, WRITE_BATCH_ROWS, FileForm
+from surge_dagster.engine.store.store import Upload
+from surge_dagster.engine.support.columns import value_offsets
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems
 
 FORMAT = "1"
 WRITER = f"surge-dagster {__version__}"
 MAX_ROW_GROUP_ROWS = 65_536
 STRING_COPIES = 3
+WRITE_BATCH_ROWS = 1024
+PAGE_BYTES = 256 * 1024
 _ROW_GROUP_BYTES = 1024 * 1024
 _PIECE_BYTES = 64 * 1024
 READ_BYTES = 1024 * 1024
 _MOST_READ_ROWS = 1024
-# Strings of less are stored as they are: they save no block of a disk, and compressing them takes a quarter of the time
-# that a file of ten texts does.
+# Texts of fewer bytes are not compressed: it would not save a block of a disk, and takes a third of the time that
+# writing a file of ten texts takes.
 LEAST_COMPRESSED_BYTES = 4096
-# By numpy's types, not by their names: asking one for its name takes longer than some columns of a small file.
+_COMPRESSED = {"id": "zstd", "text": "zstd", "embedding.list.item": "none"}
+# Files with less content are put together in memory and written with one system call.
+_HELD_WHOLE_BYTES = 64 * 1024
 _DTYPES = {np.dtype("float32"): pa.float32(), np.dtype("float16"): pa.float16()}
 
 _FORMAT_ENTRY = b"surge.format"
@@ -219,8 +222,7 @@ def piece_bytes(rows: int, dimension: int, itemsize: int, widest_text_bytes: int
 
     Columns are written one after the other. Embeddings need repetition and definition levels, four bytes per value of
     a row group, in buffers that grow by copying; float16, a fixed-size binary to Parquet, needs a pointer per value
-    too. Strings are collected by `WRITE_BATCH_ROWS` and pages of 256 KiB: plain, compressed and on the way. That is
-    what pyarrow takes. `page_writer` takes less, and once in a process some megabytes, when a form of file is proven.
+    too. Strings are collected by `WRITE_BATCH_ROWS` and pages of 256 KiB: plain, compressed and on the way.
 
     Args:
         widest_text_bytes: what `page_window_bytes` gives for the ids or the texts, whichever is more.
@@ -302,8 +304,18 @@ class EmbeddingFileWriter:
     ) -> None:
         self.schema = schema(id_type, dimension, dtype, include_text=include_text)
         self.row_group_rows = row_group_rows(dimension, np.dtype(dtype).itemsize)
-        form = FileForm(id_type, dimension, np.dtype(dtype), include_text, compress)
-        self._writer = table_writer(sink, form, self.schema, self.row_group_rows)
+        self._writer = pq.ParquetWriter(
+            sink,
+            self.schema,
+            version="2.6",
+            use_dictionary=False,
+            write_statistics=False,
+            compression=_COMPRESSED if compress else "none",  # pyright: ignore[reportArgumentType]
+            write_page_checksum=True,
+            write_batch_size=WRITE_BATCH_ROWS,
+            data_page_size=PAGE_BYTES,
+            use_compliant_nested_type=False,  # the list's values are called "item", as Arrow calls them
+        )
         self.rows = 0
 
     def __enter__(self) -> Self:
@@ -331,6 +343,27 @@ class EmbeddingFileWriter:
         """Write the footer, with the facts that are known only now."""
         self._writer.add_key_value_metadata(facts.to_metadata())
         self._writer.close()
+
+
+def write_parquet_file(upload: Upload, rows: FileRows, facts: FileFacts) -> None:
+    """Write a whole output file."""
+    texts, matrix = rows.texts, rows.matrix
+    text_bytes = 0 if texts is None else _string_bytes(texts)
+    content_bytes = matrix.nbytes + text_bytes + sum(part.nbytes for part in rows.ids)
+    is_small = content_bytes <= _HELD_WHOLE_BYTES
+    sink: Any = pa.BufferOutputStream() if is_small else upload.sink
+    with EmbeddingFileWriter(
+        sink,
+        rows.id_type,
+        matrix.shape[1],
+        str(matrix.dtype),
+        include_text=texts is not None,
+        compress=texts is None or text_bytes >= LEAST_COMPRESSED_BYTES,
+    ) as writer:
+        writer.append(pa.chunked_array(list(rows.ids), type=rows.id_type), texts, matrix)
+        writer.close(facts)
+    if is_small:
+        upload.write(sink.getvalue().to_pybytes())
 
 
 def read_rows(
@@ -362,6 +395,11 @@ def matrix_of(batch: pa.RecordBatch) -> np.ndarray:
 
 def _arrow_type(matrix: np.ndarray) -> pa.DataType:
     return _DTYPES[matrix.dtype]
+
+
+def _string_bytes(column: pa.Array) -> int:
+    offsets = value_offsets(column)
+    return int(offsets[-1]) - int(offsets[0])
 
 
 def _flat(found: pa.Schema) -> str:

@@ -23,8 +23,8 @@ from surge_dagster.engine.files.embedding_file import (
     page_bytes,
     read_facts,
     read_rows,
+    write_parquet_file,
 )
-from surge_dagster.engine.files.small_file import write_file as write_parquet_file
 from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.store.store import Upload
 from surge_dagster.engine.support.keys import encode_key

@@ -1,7 +1,6 @@
 """One piece of an encoded SuperBatch becomes a file: looked at, compared with what it replaces, serialized, published.
 
-A piece is a partition, or a segment of a split one, which is staged as an object of its own. Tiny partitions that are
-neighbours are written together where that is faster: see `group_writer`.
+A piece is a partition, or a segment of a split one, which is staged as an object of its own.
 """
 
 from __future__ import annotations

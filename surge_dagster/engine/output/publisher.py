@@ -18,7 +18,6 @@ from functools import partial
 
 from surge_dagster.engine.errors import Cancelled, DataError, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.output.assembly import assemble
-from surge_dagster.engine.output.group_writer import GroupWriter
 from surge_dagster.engine.output.piece_writer import PieceWriter
 from surge_dagster.engine.output.publication import EncodedSuperBatch, Publication, PublishedSuperBatch
 from surge_dagster.engine.output.publishing_threads import PublishingThreads
@@ -80,7 +79,6 @@ class Publisher:
         self._files = PublishingThreads(1, "surge-publish-split")
         self._split = SplitPartitions()
         self._writer = PieceWriter(target, staging, ledger)
-        self._groups = GroupWriter(target, threads)
         self._fatal: BaseException | None = None
         self._down = False  # the store, found so before the run was over
         self._unfinished = 0  # SuperBatches
@@ -102,7 +100,7 @@ class Publisher:
         for segment in batch.segments:
             if not segment.is_whole:
                 self._split.begin(segment.partition)
-        waiting = self._groups.pieces(batch)
+        waiting = deque(batch.segments)
         for _ in range(min(self._threads, len(waiting))):
             self._pieces.submit(partial(self._write_waiting, publication, waiting))
 
@@ -145,42 +143,17 @@ class Publisher:
         if self._fatal is not None:
             raise self._fatal
 
-    def _write_waiting(self, publication: Publication, waiting: deque[tuple[Segment, ...]]) -> None:
+    def _write_waiting(self, publication: Publication, waiting: deque[Segment]) -> None:
         """One thread's share of a SuperBatch: a task for each of thousands of tiny partitions would cost as they do."""
         while self._down or not self._over.is_set():
             try:
-                piece = waiting.popleft()
+                segment = waiting.popleft()
             except IndexError:
                 return
             # No piece is begun for a store that is down, but what was published before is still reported.
-            if not self._down and (len(piece) == 1 or not self._write_group(publication, piece)):
-                for segment in piece:
-                    self._write_one(publication, segment)
-            self._count_down(publication, len(piece))
-
-    def _write_group(self, publication: Publication, segments: tuple[Segment, ...]) -> bool:
-        """Whether the partitions were dealt with together."""
-        if any(segment.partition.refused for segment in segments):
-            return False
-        try:
-            written = self._groups.publish(publication, segments)
-        except BaseException as error:  # not of one partition: each of them failed of it
-            written = [error for _ in segments], None
-        if written is None:
-            return False
-        outcomes, spent = written
-        receipts = [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
-        failures = [
-            self._failure(segment.partition, outcome)
-            for segment, outcome in zip(segments, outcomes, strict=True)
-            if not isinstance(outcome, Receipt)
-        ]
-        with self._lock:
-            publication.receipts += receipts
-            publication.failures += [failure for failure in failures if failure is not None]
-            if spent is not None:
-                publication.count(spent)
-        return True
+            if not self._down:
+                self._write_one(publication, segment)
+            self._count_down(publication)
 
     def _write_one(self, publication: Publication, segment: Segment) -> None:
         if segment.partition.refused:
@@ -202,9 +175,9 @@ class Publisher:
                 with self._lock:
                     publication.failures.append(failure)
 
-    def _count_down(self, publication: Publication, written: int) -> None:
+    def _count_down(self, publication: Publication) -> None:
         with self._lock:
-            publication.remaining -= written
+            publication.remaining -= 1
             last = publication.remaining == 0
         if last:
             try:

@@ -256,19 +256,24 @@ class TestSchemaCheck:
 WRITE_IN_A_FRESH_PROCESS = """
 import os, sys
 import numpy as np, pyarrow as pa
-from surge_dagster.engine.files.embedding_file import EmbeddingFileWriter
+from surge_dagster.engine.files.embedding_file import FileFacts, FileRows, write_parquet_file
+
+class Upload:
+    # Drops what is written, and counts the copy that is written with one call.
+    sink, copied = pa.OSFile("/dev/null", "wb"), 0
+    def write(self, data):
+        self.copied = len(data)
 
 rows, dimension, text_bytes, dtype = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 noise = np.random.default_rng(1).bytes(text_bytes).hex()[:text_bytes]  # zstd cannot make it much smaller
 texts, ids = pa.array([noise] * rows, pa.large_string()), pa.array([str(row) for row in range(rows)])
 matrix = np.random.default_rng(2).standard_normal((rows, dimension)).astype(dtype)
-# what proving the form takes, once in a process, is not what writing takes
-EmbeddingFileWriter(pa.OSFile("/dev/null", "wb"), pa.string(), dimension, dtype, include_text=True)
 watched = pa.proxy_memory_pool(pa.default_memory_pool())
 pa.set_memory_pool(watched)
-writer = EmbeddingFileWriter(pa.OSFile("/dev/null", "wb"), pa.string(), dimension, dtype, include_text=True)
-writer.append(ids, texts, matrix)
-print(watched.max_memory(), flush=True)
+upload = Upload()
+facts = FileFacts("k", "s-1", "m", "fp32", "v1", "0" * 32, "1" * 32, rows, dimension, 0)
+write_parquet_file(upload, FileRows([ids], pa.string(), texts, matrix), facts)
+print(watched.max_memory() + upload.copied, flush=True)
 os._exit(0)  # the pool must not go before what it gave out
 """
 
@@ -280,7 +285,10 @@ class TestMemoryOfWriting:
             (30_000, 384, 46, "float32"),
             (30_000, 384, 46, "float16"),
             (1_000, 16, 30_000, "float32"),
+            (1, 384, 46, "float32"),
             (10, 384, 46, "float32"),
+            (35, 384, 46, "float32"),
+            (20, 16, 3_000, "float32"),
             (10_000, 14, 200, "float32"),
         ],
     )

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surge_dagster.engine.files.embedding_file import FORMAT, FileFacts, entry_names, facts_of
-from surge_dagster.engine.files.fact_values import SharedValues, facts_of_values, shared_facts, values_of
+from surge_dagster.engine.files.fact_values import facts_of_values, values_of
 
 FACTS = FileFacts("shoes", "space", "model", "fp32", "v1", "0" * 32, "1" * 32, 10, 384, 2)
 
@@ -23,23 +20,6 @@ def test_values_are_those_of_the_metadata_and_read_back(key: str, version: str, 
     values = values_of(facts)
     assert values == list(facts.to_metadata().values())
     assert facts_of_values(values) == facts
-
-
-@settings(derandomize=True, deadline=None)
-@given(key=words, version=words, space=words, truncated=st.integers(0, 100))
-def test_shared_values_and_own_ones_are_all_values(key: str, version: str, space: str, truncated: int) -> None:
-    first = FileFacts("shoes", space, "mod%b", "fp32", "v1", "0" * 32, "1" * 32, 10, 384, 2)
-    other = FileFacts(key, space, "mod%b", "fp32", version, "2" * 32, "3" * 32, 10, 384, truncated)
-    assert shared_facts(first) == shared_facts(other)
-    shared = SharedValues(first)
-    own = iter(shared.own(other))
-    assert [next(own) if value is None else value for value in shared.values] == values_of(other)
-    assert next(own, None) is None
-
-
-@pytest.mark.parametrize("name", ["space", "model", "precision", "rows", "dimension", "writer"])
-def test_facts_that_differ_in_what_is_shared_are_told_apart(name: str) -> None:
-    assert shared_facts(FACTS) != shared_facts(replace(FACTS, **{name: 7}))  # pyright: ignore[reportArgumentType]
 
 
 def test_values_that_are_not_text_are_read_as_the_whole_footer_is() -> None:
