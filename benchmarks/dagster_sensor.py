@@ -33,7 +33,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.files.embedding_file import EmbeddingFileWriter, matrix_of
 from surge_dagster.engine.output.freshness import OutputState, file_name
 from surge_dagster.engine.run import EmbeddingRun
-from surge_dagster.engine.sources import footers
+from surge_dagster.engine.sources import parquet_files
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.settings import Settings, load_settings
 
@@ -56,7 +56,7 @@ def sensor_document(partitions: int = 40_000, ticks: int = 3) -> dict[str, Any]:
         _link_catalog(Path(settings.source), partitions)
         _put_on_record(instance, Path(folder) / "home", partitions)
         # The files were changed a moment ago; a catalog that stays as it is has settled.
-        with mock.patch.object(footers, "_SETTLED_NS", 0):
+        with mock.patch.object(parquet_files, "_SETTLED_NS", 0):
             first = sensor.tick()
             idle = [sensor.tick() for _ in range(ticks)]
             message = sensor.found.skip_message

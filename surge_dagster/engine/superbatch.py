@@ -211,7 +211,7 @@ class Aggregator:
             fitting = int(np.searchsorted(ends, before + room_bytes, side="right")) - done
             take = min(fitting, self.bounds.b_max - self.held_texts, len(batch) - done)
             if take > 0:
-                rows = RowBatch(batch.ids[done : done + take], batch.texts[done : done + take])  # pyright: ignore[reportArgumentType]
+                rows = batch.rows(done, done + take)
                 self._append(current, rows, int(ends[done + take - 1]) - before)
                 done += take
             elif self._pending:

@@ -23,7 +23,7 @@ from dagster_postgres.event_log import PostgresEventLogStorage
 from benchmarks.postgres_server import PostgresServer
 from surge_dagster.assets.source_partitions import DATA_VERSION_TAG, observation
 from surge_dagster.engine.report import Receipt
-from surge_dagster.engine.sources.parquet import _VERSION_BYTES
+from surge_dagster.engine.sources.parquet_files import _VERSION_BYTES
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration import event_batches, event_rows, event_texts, event_writer, lineage
 from surge_dagster.orchestration.event_batches import Store, event_store

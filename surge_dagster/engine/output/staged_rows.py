@@ -39,7 +39,7 @@ class StagedRowsCheck:
             inside = next_one if next_one is not None and next_one.start <= self._row else None
             border = inside.stop if inside else next_one.start if next_one else self._row + len(batch)
             stop = min(len(batch), done + border - self._row)
-            piece = RowBatch(batch.ids[done:stop], batch.texts[done:stop])  # pyright: ignore[reportArgumentType]
+            piece = batch.rows(done, stop)
             self._row += stop - done
             done = stop
             if inside is not None:

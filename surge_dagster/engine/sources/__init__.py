@@ -1,4 +1,4 @@
-"""Where partitions come from. One opener for every kind of source; today a folder of Parquet files."""
+"""Sources of partitions: one opener for every kind; today a folder of Parquet files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What a catalog is: ordered partitions of (id, text) rows, each read as a stream of row batches, never whole."""
+"""What every source offers: ordered partitions of (id, text) rows, each streamed as row batches in bounded memory.
+
+A new kind of source implements `Source`: it lists `Partition` objects, cheaply and in a stable order, and each of them
+can open its rows. `sources.rows.row_batch` checks and converts raw columns; `tests/engine/sources` has the examples.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,41 @@ SOURCE_VERSION_METADATA = b"surge.source_version"
 _INT64 = pa.int64()
 
 
+class Source(Protocol):
+    """Where partitions come from. Each iteration lists them anew, in a stable order, and reads no rows.
+
+    Raises:
+        ConfigError: from iterating, where the source cannot be listed.
+    """
+
+    @property
+    def url(self) -> str: ...
+
+    def __iter__(self) -> Iterator[Partition]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One partition of a source, as it was listed.
+
+    Attributes:
+        key: any non-empty string.
+        source_version: a cheap token that changes when the content may have changed.
+        read: opens the partition and yields its rows, a few megabytes at a time; raises `DataError` at the first row
+            that is refused, and `TransientError` where the storage does not answer.
+        current_source_version: looks the token up again, None when the source no longer has the partition.
+        rows: number of rows where the source knows it without reading them.
+        text_bytes: bytes of text, estimated, where the source knows them.
+    """
+
+    key: str
+    source_version: str
+    read: Callable[[], Iterator[RowBatch]]
+    current_source_version: Callable[[], str | None]
+    rows: int | None = None
+    text_bytes: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class RowBatch:
     """Consecutive rows of one partition, in the source's order.
@@ -31,7 +70,7 @@ class RowBatch:
 
     ids: pa.Array
     texts: pa.LargeStringArray
-    # Found once: every stage that the rows pass asks for them, and a batch may have ten rows.
+    # Computed once: every stage needs them, and a batch may have only ten rows.
     id_offsets: np.ndarray | None = field(init=False, repr=False, compare=False)
     id_values: memoryview = field(init=False, repr=False, compare=False)
     text_offsets: np.ndarray = field(init=False, repr=False, compare=False)
@@ -60,35 +99,9 @@ class RowBatch:
 
     @property
     def value_bytes(self) -> int:
-        """Bytes of all ids and texts; Arrow's own `nbytes` lets other threads go first, which takes its time."""
+        """Bytes of all ids and texts; Arrow's own `nbytes` releases the GIL, and taking it again costs time."""
         return len(self.id_values) + len(self.text_values)
 
-
-@dataclass(frozen=True, slots=True)
-class Partition:
-    """One partition of a source.
-
-    Attributes:
-        key: any non-empty string.
-        source_version: a cheap token that changes when the content may have changed.
-        read: opens the partition anew and yields its rows; raises `DataError` at the first row that is refused.
-        current_source_version: looks the token up again, None when the partition has gone.
-        rows: number of rows where the source knows it without reading them.
-        text_bytes: bytes of text, estimated, where the source knows them.
-    """
-
-    key: str
-    source_version: str
-    read: Callable[[], Iterator[RowBatch]]
-    current_source_version: Callable[[], str | None]
-    rows: int | None = None
-    text_bytes: int | None = None
-
-
-class Source(Protocol):
-    """Where partitions come from. Iterating yields them in a stable order."""
-
-    @property
-    def url(self) -> str: ...
-
-    def __iter__(self) -> Iterator[Partition]: ...
+    def rows(self, start: int, stop: int) -> RowBatch:
+        """Rows start..stop as a batch of their own, without a copy."""
+        return RowBatch(self.ids[start:stop], self.texts[start:stop])  # pyright: ignore[reportArgumentType]

@@ -1,7 +1,7 @@
-"""From whatever columns a file has to the two that are embedded, refusing what would corrupt them later.
+"""The check and conversion of raw columns to row batches: every row that would cause harm later is refused here.
 
-A null, a text that is not UTF-8 or one beyond the stated maximum is found here, on the way in, where its row number is
-still known. Arrow trusts Parquet's strings to be UTF-8 and a tokenizer does not: an unchecked byte would end a worker.
+A null, a text that is not UTF-8 or one beyond the maximum is found on the way in, where its row number is still known.
+Arrow does not check that Parquet's strings are UTF-8, and a byte that is not would end a worker in its tokenizer.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def row_batch(key: str, raw_ids: pa.Array, raw_texts: pa.Array, first_row: int, 
 
 
 def without_dictionary(column: pa.Array) -> pa.Array:
-    """The column's values themselves, where a dictionary stands for them."""
+    """The column, decoded where it is dictionary-encoded."""
     return column.dictionary_decode() if isinstance(column, pa.DictionaryArray) else column
 
 

@@ -1,4 +1,4 @@
-"""Looking into Arrow's string and binary columns through their offsets, without making Python objects of the values."""
+"""Offsets and bytes of Arrow's string and binary columns, without Python objects for the values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _OFFSETS |= {kind.id: np.dtype("<i8") for kind in (pa.large_string(), pa.large_b
 
 
 def value_parts(column: pa.Array) -> tuple[np.ndarray, memoryview]:
-    """`value_offsets` of a column and its `value_bytes`."""
+    """`value_offsets` of a column, and the bytes of its values, one behind the other."""
     width, count = _OFFSETS[column.type.id], len(column)
     if not count:
         return np.zeros(1, width), memoryview(b"")
@@ -21,19 +21,10 @@ def value_parts(column: pa.Array) -> tuple[np.ndarray, memoryview]:
 
 def value_offsets(column: pa.Array) -> np.ndarray:
     """Where each value starts in the column's data buffer, one entry more than values; int32 or int64."""
-    width, count = _OFFSETS[column.type.id], len(column)
-    if not count:
-        return np.zeros(1, width)
-    return np.frombuffer(column.buffers()[1], width, count + 1, column.offset * width.itemsize)
+    return value_parts(column)[0]
 
 
 def value_lengths(column: pa.Array) -> np.ndarray:
     """Bytes of each value, int64."""
     offsets = value_offsets(column)
     return np.subtract(offsets[1:], offsets[:-1], dtype=np.int64)
-
-
-def value_bytes(column: pa.Array, offsets: np.ndarray) -> memoryview:
-    """The values' bytes, one behind the other, as they lie; `offsets` are the column's."""
-    data = column.buffers()[2]
-    return memoryview(b"" if data is None else data)[int(offsets[0]) : int(offsets[-1])]

@@ -1,0 +1,215 @@
+"""The Parquet files of one partition folder: what their footers declare, their version tokens, and their rows.
+
+A process that lists the same catalog again and again, as a sensor does, would spend most of its time on footers that
+have not changed. Footers are therefore kept by path, size, times and inode: a file that was written in place, replaced
+by a rename or given its old modification time again differs in one of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from surge_dagster.engine.errors import DataError
+from surge_dagster.engine.sources.partition import KEY_METADATA, SOURCE_VERSION_METADATA
+from surge_dagster.engine.sources.rows import without_dictionary
+from surge_dagster.engine.support.unreadable import UNREADABLE, is_systems
+
+_BATCH_BYTES = 2 * 1024 * 1024
+_BATCH_ROWS = 8192
+_READ_ROWS = 256  # per read of the file: half as fast as thousands, and bounds what the footer does not tell
+_VERSION_BYTES = 250  # a database index has room for little
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # some databases refuse NUL
+_SETTLED_NS = 2_000_000_000  # longer than the grain of any disk's clock: a younger file may change unnoticed
+_KNOWN_FOOTERS = 1 << 17
+_Columns = tuple[pa.Array, pa.Array]  # ids and texts
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """Facts from a file's footer that a listing needs.
+
+    Attributes:
+        version, key: as the file declares them, None where it does not.
+        rows: of the file.
+        row_bytes: of all columns, decoded.
+    """
+
+    version: str | None
+    key: str | None
+    rows: int
+    row_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFile:
+    """One file of a partition, as a listing showed it.
+
+    Attributes:
+        relative: name relative to the partition's folder.
+        path: full path; neither is valid text where a name on the disk is not UTF-8.
+        token: the source version that the file declares, or its size and modification time.
+        declared_key: the partition key that the file declares.
+        rows: None where the footer cannot be read.
+        text_bytes: estimated; the file's own size where the footer cannot be read.
+    """
+
+    relative: str
+    path: str
+    token: str
+    declared_key: str | None
+    rows: int | None
+    text_bytes: int
+
+
+def partition_files(folder: str) -> list[PartitionFile]:
+    """The Parquet files below a partition's folder, in bytewise order of their relative names.
+
+    Raises:
+        OSError: the system does not show them.
+    """
+    return [_partition_file(name, f"{folder}/{name}") for name in sorted(_parquet_names(folder), key=os.fsencode)]
+
+
+def source_version(files: Sequence[PartitionFile], columns: str) -> str:
+    """The source version of a partition with these files; `columns` names columns that are not the usual ones."""
+    if len(files) == 1:
+        return files[0].token + columns
+    lines = "".join(f"{file.relative}\0{file.token}\n" for file in files)
+    return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()[:32] + columns
+
+
+def read_columns(key: str, file: PartitionFile, id_column: str, text_column: str) -> Iterator[_Columns]:
+    """The two columns of a file as batches of about two megabytes; a file without rows gives one empty batch.
+
+    Args:
+        key: the partition, for messages.
+
+    Raises:
+        DataError: a column is missing or there twice.
+        OSError, pa.ArrowException, UnicodeError: the file cannot be read.
+    """
+    with pq.ParquetFile(file.path, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True) as reader:
+        schema = reader.schema_arrow
+        _require_columns(key, file, schema.names, (id_column, text_column))
+        if reader.metadata.num_rows == 0:
+            empty = schema.empty_table()
+            yield empty.column(id_column).combine_chunks(), empty.column(text_column).combine_chunks()
+            return
+        columns = list(dict.fromkeys((id_column, text_column)))
+        read = reader.iter_batches(_rows_per_read(reader.metadata), columns=columns, use_threads=False)
+        yield from _gathered(read, id_column, text_column)
+
+
+def _parquet_names(folder: str, prefix: str = "") -> Iterator[str]:
+    try:
+        entries = list(os.scandir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return  # a folder without files is refused when it is read
+    for entry in entries:
+        name = entry.name
+        if name.startswith(("_", ".")):
+            continue
+        if entry.is_dir():
+            if not entry.is_symlink():
+                yield from _parquet_names(entry.path, f"{prefix}{name}/")
+        elif name.endswith(".parquet"):
+            yield prefix + name
+
+
+def _partition_file(relative: str, path: str) -> PartitionFile:
+    try:
+        status = os.stat(path)  # noqa: PTH116, a Path for each file costs more than looking at it
+        token = f"{status.st_size}-{status.st_mtime_ns}"
+        try:
+            footer = _footer_of(path, status)
+        except UNREADABLE as error:
+            if is_systems(error):
+                raise
+            return PartitionFile(relative, path, token, None, None, status.st_size)
+    except (FileNotFoundError, NotADirectoryError):
+        return PartitionFile(relative, path, "removed", None, None, 0)
+    return PartitionFile(relative, path, footer.version or token, footer.key, footer.rows, footer.row_bytes)
+
+
+def _footer_of(path: str, status: os.stat_result) -> Footer:
+    changed_ns = max(status.st_mtime_ns, status.st_ctime_ns)
+    read = _known_footer if time.time_ns() - changed_ns > _SETTLED_NS else _known_footer.__wrapped__
+    return read(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+
+
+@lru_cache(maxsize=_KNOWN_FOOTERS)
+def _known_footer(path: str, size: int, mtime_ns: int, ctime_ns: int, inode: int) -> Footer:
+    return _footer(path)
+
+
+def _footer(path: str) -> Footer:
+    with pa.OSFile(path) as file:  # given a path, pyarrow looks for its file system first, which takes longer
+        footer = pq.read_metadata(file)
+    declared = footer.metadata or {}
+    # Of all columns, as an estimate of the texts: see `unreadable` for why not of the text column alone.
+    row_bytes = sum(footer.row_group(group).total_byte_size for group in range(footer.num_row_groups))
+    version, key = (
+        declared[name].decode("utf-8", "replace") if name in declared else None
+        for name in (SOURCE_VERSION_METADATA, KEY_METADATA)
+    )
+    return Footer(version and _recordable(version), key, footer.num_rows, row_bytes)
+
+
+def _recordable(version: str) -> str:
+    """A declared version as any database can keep it: one that is long or has control characters ends in a digest."""
+    raw = version.encode()
+    if len(raw) <= _VERSION_BYTES and not _CONTROL.search(version):
+        return version
+    return f"{_CONTROL.sub('?', version[:40])}~{hashlib.sha256(raw).hexdigest()[:32]}"
+
+
+def _require_columns(key: str, file: PartitionFile, names: list[str], needed: tuple[str, str]) -> None:
+    missing = [name for name in needed if name not in names]
+    if missing:
+        raise DataError(
+            key,
+            f"{file.relative} has no column {' and no column '.join(map(repr, missing))}; "
+            f"its columns are {', '.join(map(repr, names))}",
+            "Name the right ones with id_column and text_column.",
+        )
+    twice = [name for name in needed if names.count(name) > 1]
+    if twice:
+        raise DataError(key, f"{file.relative} has two columns {twice[0]!r}", "Rename one of them.")
+
+
+def _rows_per_read(footer: pq.FileMetaData) -> int:
+    # The mean can deceive: long texts may stand together, or many rows share one entry of a dictionary.
+    groups = map(footer.row_group, range(footer.num_row_groups))
+    heaviest = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=1.0)
+    return max(1, min(_READ_ROWS, int(_BATCH_BYTES / max(1.0, heaviest))))
+
+
+def _gathered(read: Iterator[pa.RecordBatch], id_column: str, text_column: str) -> Iterator[_Columns]:
+    """The two columns without dictionaries, in batches that are large enough to be worth the later steps."""
+    held: list[_Columns] = []
+    rows = size = 0
+    for raw in read:
+        ids, texts = without_dictionary(raw.column(id_column)), without_dictionary(raw.column(text_column))
+        weight = ids.nbytes + texts.nbytes
+        if held and (rows + len(raw) > _BATCH_ROWS or size + weight > _BATCH_BYTES):
+            yield _joined(held)
+            held, rows, size = [], 0, 0
+        held.append((ids, texts))
+        rows, size = rows + len(raw), size + weight
+    if held:
+        yield _joined(held)
+
+
+def _joined(held: list[_Columns]) -> tuple[pa.Array, pa.Array]:
+    if len(held) == 1:
+        return held[0]
+    return pa.concat_arrays([ids for ids, _ in held]), pa.concat_arrays([texts for _, texts in held])
