@@ -6,12 +6,10 @@ location is the one catalog of `surge.yaml` and the `SURGE_…` variables.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import dagster as dg
 
-from surge_dagster.alerts import AlertHook
 from surge_dagster.assets.catalog_check import catalog_check, catalog_checks
 from surge_dagster.assets.current_space import current_space, switch_current_space
 from surge_dagster.assets.embeddings import embedding_jobs, embeddings
@@ -19,7 +17,7 @@ from surge_dagster.assets.embeddings_input import EmbeddingsInput
 from surge_dagster.assets.source_partitions import source_partitions
 from surge_dagster.assets.superbatches import superbatches
 from surge_dagster.automation import schedules
-from surge_dagster.automation.alert_sensors import alert_sensors
+from surge_dagster.automation.alerts import webhook_alerts
 from surge_dagster.automation.lost_runs import lost_runs
 from surge_dagster.automation.new_partitions import new_partitions
 from surge_dagster.orchestration.names import CatalogNames
@@ -27,17 +25,13 @@ from surge_dagster.resources import CatalogSource, Encoder, OutputStore
 from surge_dagster.settings import Settings, load_settings
 
 
-def embedding_catalog(
-    settings: Settings | None = None, *, name: str | None = None, alerts: Sequence[AlertHook] = (), **arguments: Any
-) -> dg.Definitions:
+def embedding_catalog(settings: Settings | None = None, *, name: str | None = None, **arguments: Any) -> dg.Definitions:
     """Everything Dagster needs to know of one catalog and one output; neither needs to exist yet.
 
     Args:
         settings: all of them. Without, they are read as everywhere: `arguments`, then the environment, then the file.
         name: tells catalogs of one code location apart: `shop` has the assets `shop/embeddings` and so on, the job
             `shop_catalog_refresh`, the resource `shop_output`. None is for plain names.
-        alerts: called when a run has failed or a SuperBatch was slow, beside the setting `alert_webhook`; see
-            `surge_dagster.alerts`.
         arguments: settings by name, such as `source=` and `output=`.
 
     Raises:
@@ -64,7 +58,7 @@ def embedding_catalog(
         sensors=[
             new_partitions(names, settings, embed),
             lost_runs(names),
-            *alert_sensors(names, settings, alerts),
+            *webhook_alerts(names, settings),
         ],
         schedules=[
             schedules.nightly_refresh(names, settings, refresh),

@@ -170,8 +170,9 @@ class Settings(BaseSettings):
     check_cron: str | None = Field(None, description="when catalog_check is run; none: by hand alone")
     timezone: str = "UTC"
 
-    alert_webhook: SecretStr | None = Field(None, description="http(s) URL that alerts are posted to; a secret")
-    webserver_url: str | None = Field(None, description="of Dagster's UI, for links in alerts")
+    alert_webhook: SecretStr | None = Field(
+        None, description="http(s) URL that alerts of failed runs are posted to; a secret"
+    )
 
     _require_devices = field_validator("devices")(require_devices)
     _require_precision = field_validator("precision")(require_precision)

@@ -19,7 +19,7 @@ LAYERS = (
     "definitions catalog_commands in_process terminal catalogs",
     "automation",
     "assets",
-    "orchestration alerts slack_alerts event_storage",
+    "orchestration event_storage",
     "resources",
     "settings setting_checks shards check_policy termination",
     "engine.run engine.verify engine.loading engine.search engine.switching engine.cost_model engine.up_to_date",

@@ -148,13 +148,8 @@ class CatalogNames:
 
     @property
     def failure_alerts(self) -> str:
-        """The sensor that tells of failed runs, where somebody is to be told."""
+        """The sensor that posts alerts of failed runs, where the settings name a webhook."""
         return self._prefixed("alerts_of_failed_runs")
-
-    @property
-    def slow_alerts(self) -> str:
-        """The sensor that tells of slow SuperBatches, where somebody is to be told."""
-        return self._prefixed("alerts_of_slow_superbatches")
 
     @property
     def lost_runs_sensor(self) -> str:

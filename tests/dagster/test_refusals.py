@@ -12,7 +12,7 @@ import dagster as dg
 import pytest
 
 from surge_dagster.assets import embeddings
-from surge_dagster.automation.alert_sensors import _failed_partitions
+from surge_dagster.automation.alerts import _failed_partitions
 from surge_dagster.engine.errors import StoreUnavailable
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.report import Failure
@@ -22,7 +22,7 @@ from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.keys import encode_key
 from surge_dagster.orchestration import read_back
 from surge_dagster.orchestration.partition_keys import to_partition_key
-from tests.dagster.conftest import NAMES, Workbench, requested
+from tests.dagster.conftest import Workbench, requested
 from tests.dagster.test_failures import NULL_TEXT, shown
 from tests.small_catalogs import rewrite
 
@@ -112,7 +112,7 @@ def test_what_was_refused_is_told_also_by_a_run_that_ends_by_something_else(
     assert shown(bench)[1] == {"bad"}
     figures = ran.figures()
     assert (figures["texts_encoded"], figures["partitions_written"], figures["partitions_skipped"]) == (3, 1, 0)
-    assert _failed_partitions(NAMES, bench.instance, ran.run_id) == (("bad",), 1)
+    assert _failed_partitions(bench.instance, ran.run_id) == ["bad"]
     whole, bad = str(figures["failed"]).splitlines()[2:]
     assert whole == "| `(the whole run)` | the store is down | Run again. |" and bad.startswith("| `bad` | row 1")
     found = bench.tick()
@@ -135,7 +135,7 @@ def test_what_was_refused_is_told_also_when_the_next_attempt_finds_no_catalog(
         ran = bench.refresh()
     assert not ran.success and "no catalog at" in ran.failure()
     assert shown(bench)[1] == {"bad", "good"}
-    assert _failed_partitions(NAMES, bench.instance, ran.run_id) == (("bad", "good"), 2)
+    assert _failed_partitions(bench.instance, ran.run_id) == ["bad", "good"]
     assert ran.figures()["texts_encoded"] == 3, "of the first attempt"
     (bench.root / "away").rename(bench.catalog)
     assert "1 refused as they are" in (bench.tick().skip_message or "")
