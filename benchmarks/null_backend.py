@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkFigures, Progress
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress
 from surge_dagster.engine.model.spec import Space
 
 
@@ -24,9 +24,9 @@ class NullBackend:
         progress()
         return len(texts)
 
-    def forward(self, prepared: int, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkFigures:
+    def forward(self, prepared: int, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkMetrics:
         truncated[:] = 0
         progress()
-        return ChunkFigures(
+        return ChunkMetrics(
             tokens=prepared, padded_tokens=prepared, truncated=0, tokenize_seconds=0.0, forward_seconds=0.0
         )

@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkFigures, Progress
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress
 from surge_dagster.engine.model.spec import Space
 
 BACKEND = "benchmarks.paced_backend:PacedBackend"
@@ -36,7 +36,7 @@ class PacedBackend:
         progress()
         return len(texts)
 
-    def forward(self, prepared: int, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkFigures:
+    def forward(self, prepared: int, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkMetrics:
         begun = time.perf_counter()
         self._due = max(self._due, begun - _BEHIND_SECONDS) + prepared * self._seconds_per_text
         matrix[:] = self._vector
@@ -44,7 +44,7 @@ class PacedBackend:
         while (left := self._due - time.perf_counter()) > 0:
             time.sleep(min(left, 1.0))
             progress()
-        return ChunkFigures(
+        return ChunkMetrics(
             tokens=prepared,
             padded_tokens=prepared,
             truncated=0,

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.encoder.pool import EncodeFigures, EncoderPool
+from surge_dagster.engine.encoder.calls import EncodeMetrics
+from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.report import SuperBatchReport
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import open_source
@@ -27,7 +28,7 @@ class PoolSide:
 
     def __init__(self, pool: EncoderPool, texts: list[str]) -> None:
         self.pool = pool
-        self.figures = EncodeFigures()
+        self.metrics = EncodeMetrics()
         self.workers = len(pool.worker_pids)
         self._arena = pool.arena(
             slots=1, max_texts=len(texts), max_bytes=max(1, sum(len(text.encode()) for text in texts))
@@ -37,18 +38,18 @@ class PoolSide:
     def encode(self, texts: list[str]) -> np.ndarray:
         self._slot.truncate(0)
         self._slot.append(pa.array(texts, pa.large_string()))  # pyright: ignore[reportArgumentType]
-        self.figures = self.pool.encode(self._slot)
+        self.metrics = self.pool.encode(self._slot)
         return self._slot.matrix(0, len(texts))
 
     @property
     def padding_ratio(self) -> float:
         """Share of the computed tokens that were padding."""
-        return 1 - self.figures.tokens / max(1, self.figures.padded_tokens)
+        return 1 - self.metrics.tokens / max(1, self.metrics.padded_tokens)
 
     @property
     def idle_ratio(self) -> float:
         """Share of the workers' time in the last call in which they computed no vectors."""
-        return _idle(self.figures.forward_seconds, self.workers, self.figures.encode_seconds)
+        return _idle(self.metrics.forward_seconds, self.workers, self.metrics.encode_seconds)
 
     def close(self) -> None:
         self._slot.release()

@@ -21,7 +21,7 @@ from dataclasses import replace
 import numpy as np
 
 from surge_dagster.engine.encoder.arena import Arena, ArenaClosed, Slot
-from surge_dagster.engine.encoder.calls import EncodeCall, EncodeFigures
+from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import Cancelled, EncoderError
 from surge_dagster.engine.memory import fit_memory, largest_pieces
@@ -285,7 +285,7 @@ class EmbeddingRun:
                             calls.append((batch, self._submit(batch)))
                 if calls:
                     batch, call = calls[0]
-                    figures = call.result(_POLL_SECONDS) if call is not None else EncodeFigures()
+                    figures = call.result(_POLL_SECONDS) if call is not None else EncodeMetrics()
                     if figures is not None:
                         calls.popleft()
                         publisher.submit(batch, self._encoded(figures))
@@ -309,7 +309,7 @@ class EmbeddingRun:
             return None
         return self._pool.submit(batch.slot, np.array([segment.start for segment in batch.segments]))
 
-    def _encoded(self, figures: EncodeFigures) -> EncodedSuperBatch:
+    def _encoded(self, figures: EncodeMetrics) -> EncodedSuperBatch:
         now = time.perf_counter()
         since_last, self._encoded_at = now - (self._encoded_at or self._begun), now
         pace = self._pace.ratio(figures.padded_tokens, figures.encode_seconds)
@@ -341,7 +341,7 @@ class EmbeddingRun:
             encoded = call.encoded
             whole = tuple(part for part in batch.segments if _covers(encoded, part.start, part.stop))
             if whole:
-                publisher.submit(replace(batch, segments=whole), EncodedSuperBatch(call.figures))
+                publisher.submit(replace(batch, segments=whole), EncodedSuperBatch(call.metrics))
 
     def _time_left(self) -> float | None:
         """Seconds until a run that was stopped has to end; None: it was not stopped from outside."""

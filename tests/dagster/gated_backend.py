@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkFigures, Progress
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress
 from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
 from surge_dagster.engine.model.spec import Space
 
@@ -29,7 +29,7 @@ class GatedBackend(HashBackend):
         if _broken(mended).exists() and not mended.exists():
             raise RuntimeError("the device is broken")
 
-    def forward(self, prepared: Any, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkFigures:
+    def forward(self, prepared: Any, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkMetrics:
         for text in map(bytes.decode, prepared.encoded):
             if text.startswith("wait for "):
                 gate = Path(text.removeprefix("wait for "))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkFigures, Progress
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress
 from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
 from surge_dagster.engine.model.spec import Space
 
@@ -31,7 +31,7 @@ class PausedBackend(HashBackend):
         self._pause = Path(os.environ[PAUSE_VARIABLE])
         self._parent = os.getppid()
 
-    def forward(self, prepared: Any, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkFigures:
+    def forward(self, prepared: Any, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkMetrics:
         while self._pause.exists() and os.getppid() == self._parent:
             reached(self._pause).touch()
             progress()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from surge_dagster.engine.encoder.arena import Arena, Slot
-from surge_dagster.engine.encoder.calls import EncodeCall, EncodeFigures
+from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.report import Failure, Receipt
@@ -83,7 +83,7 @@ class HeldCall:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._call, name)
 
-    def result(self, timeout_seconds: float | None = None) -> EncodeFigures | None:
+    def result(self, timeout_seconds: float | None = None) -> EncodeMetrics | None:
         """The figures, once the gate is open."""
         return self._call.result() if self._gate.wait(timeout_seconds) else None
 

@@ -6,7 +6,7 @@ the thread that spawned it in the eyes of the kernel's parent-death signals, and
 or, when not even a kill ends it, was given up.
 
 A worker that dies, raises, or shows no progress for too long is replaced by a new process, and its unfinished chunks
-are done again, alone: `isolation` finds the text that is at fault, if one is. A seat that loses more than
+are done again, alone: `quarantine` finds the text that is the cause, if there is one. A seat that loses more than
 `max_respawns` processes in a row for no such reason ends the pool, with the last words of the last one; so does the
 first process of a seat that is not ready in time, or is refused its model.
 """
@@ -28,9 +28,9 @@ from typing import Any
 
 from surge_dagster.engine.encoder import protocol
 from surge_dagster.engine.encoder.arena import Arena
-from surge_dagster.engine.encoder.chunks import SMALLEST_CHUNK_WEIGHT, Chunk, Job
+from surge_dagster.engine.encoder.calls import SMALLEST_CHUNK_WEIGHT, Chunk, Job
 from surge_dagster.engine.encoder.gpu_gauge import GpuGauge
-from surge_dagster.engine.encoder.isolation import MOST_LOSSES
+from surge_dagster.engine.encoder.quarantine import MAX_LOSSES
 from surge_dagster.engine.encoder.worker_process import WorkerProcess, WorkerSeat
 from surge_dagster.engine.errors import ConfigError, EncoderError
 from surge_dagster.engine.support.child_process import how_it_ended
@@ -204,7 +204,7 @@ class Dispatcher:
         elif message["op"] == "returned":
             self._take_back(worker, message["chunk"])
         elif message["op"] == "done":
-            self._finish(worker, message["chunk"], message["figures"])
+            self._finish(worker, message["chunk"], message["metrics"])
         elif message["op"] == "refused":
             if message["config"]:
                 self._fail(ConfigError(message["message"]))
@@ -215,7 +215,7 @@ class Dispatcher:
         elif message["op"] == "failed":
             self._lose(worker, message)
 
-    def _finish(self, worker: WorkerProcess, number: int, figures: dict[str, Any]) -> None:
+    def _finish(self, worker: WorkerProcess, number: int, metrics: dict[str, Any]) -> None:
         """Takes in one of a worker's chunks."""
         seat = worker.seat.index
         self._losses[seat] = 0
@@ -225,10 +225,10 @@ class Dispatcher:
             rate = chunk.weight / max(now - worker.head_since, 1e-6)
             self._rates[seat] = _NEWEST_WEIGHS * rate + (1 - _NEWEST_WEIGHS) * self._rates.get(seat, rate)
         worker.head_since = now
-        budget = figures.pop("token_budget", 0)
+        budget = metrics.pop("token_budget", 0)
         if 0 < budget < self.ready_messages[seat].get("token_budget", 0):
             self._budgets[seat] = budget
-        chunk.job.add(chunk, figures)
+        chunk.job.add(chunk, metrics)
         self._put_down(chunk)
 
     def _lose(self, worker: WorkerProcess, report: protocol.Message | None, reason: str = "") -> None:
@@ -244,7 +244,7 @@ class Dispatcher:
                 chunk.job.slot.unpin()
             return
         ended = reason or how_it_ended(code)
-        alone = len(chunks) == 1 and chunks[0].suspect is not None
+        alone = len(chunks) == 1 and chunks[0].quarantined is not None
         # A worker that has just shown that it can encode, and ends over one chunk, is not to blame.
         self._losses[index] += not alone
         losses = self._losses[index]
@@ -257,8 +257,8 @@ class Dispatcher:
         if losses > self._max_respawns:
             self._fail(EncoderError(worker.with_last_words(f"{why} ({losses} times in a row; giving up){where}")))
             return
-        for job in {chunk.job for chunk in chunks if chunk.job.isolation.losses > MOST_LOSSES}:
-            too_many = f"{why} ({MOST_LOSSES} workers in one SuperBatch)"
+        for job in {chunk.job for chunk in chunks if chunk.job.quarantine.losses > MAX_LOSSES}:
+            too_many = f"{why} ({MAX_LOSSES} workers in one SuperBatch)"
             self._withdraw(job, EncoderError(worker.with_last_words(too_many)))
         again = sum(not chunk.job.abandoned for chunk in chunks)
         self.replays += again
@@ -278,12 +278,12 @@ class Dispatcher:
     def _end(self, job: Job) -> None:
         """A job is over; from now on the time belongs to those that came after it."""
         now = time.monotonic()
-        if job.begun_at is not None:
-            job.encode_seconds = now - job.begun_at
+        if job.started_at is not None:
+            job.encode_seconds = now - job.started_at
         place = self._jobs.index(job)
         for later in itertools.islice(self._jobs, place + 1, None):
-            if later.begun_at is not None:
-                later.begun_at = now
+            if later.started_at is not None:
+                later.started_at = now
         del self._jobs[place]
         job.done.set()
 
@@ -338,11 +338,11 @@ class Dispatcher:
 
     def _next_chunk(self, worker: WorkerProcess) -> Chunk | None:
         """From the oldest job that has work; the next job's rows follow at once, so no worker waits in between."""
-        if worker.assigned and worker.assigned[0].suspect is not None:
+        if worker.assigned and worker.assigned[0].quarantined is not None:
             return None
         for job in list(self._jobs):
-            if not worker.assigned and job.isolation:
-                chunk = job.take_suspect()
+            if not worker.assigned and job.quarantine:
+                chunk = job.take_quarantined()
                 self._complete(job)  # the suspects may all have been rows that are no longer needed
                 if chunk is not None:
                     return chunk
@@ -393,8 +393,8 @@ class Dispatcher:
         if not worker.assigned:
             worker.note_progress()
             worker.head_since = worker.moved_at
-        if chunk.job.begun_at is None:
-            chunk.job.begun_at = time.monotonic()
+        if chunk.job.started_at is None:
+            chunk.job.started_at = time.monotonic()
         chunk.number = next(self._numbers)
         worker.assigned.append(chunk)
         chunk.job.slot.pin()

@@ -3,7 +3,7 @@
     with EncoderPool(EncodingSpec(), devices="auto") as pool, pool.arena(slots=2, max_texts=…, max_bytes=…) as arena:
         slot = arena.acquire()
         slot.append(texts)
-        figures = pool.encode(slot)
+        metrics = pool.encode(slot)
         vectors = slot.matrix(0, len(slot))
 
 `submit` hands a slot in without waiting: with the next SuperBatch already there, no worker waits at a boundary.
@@ -24,8 +24,7 @@ from types import TracebackType
 import numpy as np
 
 from surge_dagster.engine.encoder.arena import Arena, Slot
-from surge_dagster.engine.encoder.calls import EncodeCall, EncodeFigures, as_new
-from surge_dagster.engine.encoder.chunks import Job
+from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics, Job, copy_of
 from surge_dagster.engine.encoder.devices import choose_devices, choose_precision, worker_environment, worker_threads
 from surge_dagster.engine.encoder.dispatcher import Dispatcher
 from surge_dagster.engine.encoder.speed import texts_per_second
@@ -169,9 +168,9 @@ class EncoderPool:
             self._dispatcher.encode(job)
         else:
             job.done.set()
-        return EncodeCall(job, self._dispatcher, self._workers)
+        return EncodeCall(job, self._workers, self._dispatcher.abandon)
 
-    def encode(self, slot: Slot) -> EncodeFigures:
+    def encode(self, slot: Slot) -> EncodeMetrics:
         """Fills the slot's matrix with the vectors of its texts; blocks.
 
         Raises:
@@ -179,15 +178,15 @@ class EncoderPool:
         """
         call = self.submit(slot)
         try:
-            figures = call.result()
+            metrics = call.result()
         except BaseException:
             call.abandon()
             raise
-        assert figures is not None
-        if figures.failed:
-            first = figures.failed[0]
-            raise EncoderError(f"{len(figures.failed)} texts cannot be encoded; row {first.row}: {first.reason}")
-        return figures
+        assert metrics is not None
+        if metrics.failed:
+            first = metrics.failed[0]
+            raise EncoderError(f"{len(metrics.failed)} texts cannot be encoded; row {first.row}: {first.reason}")
+        return metrics
 
     def close(self) -> None:
         """Ends the workers and waits for them; harmless when called twice."""
@@ -195,7 +194,7 @@ class EncoderPool:
 
     def _raise_failure(self) -> None:
         if self._dispatcher.failure is not None:
-            raise as_new(self._dispatcher.failure)
+            raise copy_of(self._dispatcher.failure)
 
     def __enter__(self) -> EncoderPool:
         return self

@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from surge_dagster.engine.encoder import protocol
-from surge_dagster.engine.encoder.chunks import Chunk
+from surge_dagster.engine.encoder.calls import Chunk
 from surge_dagster.engine.support.child_process import module_command, module_environment
 
 log = logging.getLogger(__name__)

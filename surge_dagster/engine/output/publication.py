@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from surge_dagster.engine.encoder.calls import EncodeFigures
-from surge_dagster.engine.encoder.isolation import FailedRow
+from surge_dagster.engine.encoder.calls import EncodeMetrics
+from surge_dagster.engine.encoder.quarantine import FailedRow
 from surge_dagster.engine.report import Failure, Receipt, SuperBatchReport, overlap_ratio, worker_idle_ratio
 from surge_dagster.engine.superbatch import StagedRows, SuperBatch
 from surge_dagster.engine.support.timeline import Lane, Span
@@ -29,7 +29,7 @@ class EncodedSuperBatch:
         duty_cycle, pace_ratio, encode_span: see `SuperBatchReport`.
     """
 
-    figures: EncodeFigures
+    figures: EncodeMetrics
     duty_cycle: float = 1.0
     pace_ratio: float | None = None
     encode_span: Span | None = None

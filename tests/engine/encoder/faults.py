@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkFigures, Progress
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress
 from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
 from surge_dagster.engine.model.spec import Space
 
@@ -53,7 +53,7 @@ class FaultyBackend(HashBackend):
                 Path(path).touch()
         return super().prepare(texts, progress)
 
-    def forward(self, prepared: Any, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkFigures:
+    def forward(self, prepared: Any, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkMetrics:
         for text in prepared.encoded:
             verb, _, path = text.decode().partition(" ")
             if verb == "wait":

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkFigures
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics
 from surge_dagster.engine.encoder.worker.backends.token_backend import ChunkPasses, TokenBackend
 from surge_dagster.engine.encoder.worker.pass_loop import PassLoop
 from surge_dagster.engine.encoder.worker.token_batches import TokenBatch
@@ -105,7 +105,7 @@ class PooledBackend(SmallDeviceBackend):
         super().__init__(Device(limit=100), token_budget=settings.token_budget or 1_000)
 
 
-def encode(backend: SmallDeviceBackend, texts: list[str]) -> tuple[np.ndarray, ChunkFigures]:
+def encode(backend: SmallDeviceBackend, texts: list[str]) -> tuple[np.ndarray, ChunkMetrics]:
     """The vectors of one chunk; rows that were left out are nan."""
     matrix = np.full((len(texts), DIMENSION), np.nan, np.float32)
     flags = np.zeros(len(texts), np.uint8)

@@ -15,7 +15,7 @@ import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker import parity
-from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, ChunkFigures
+from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, ChunkMetrics
 from surge_dagster.engine.encoder.worker.backends.reference_backend import ReferenceBackend
 from surge_dagster.engine.encoder.worker.loading import load_backend
 from surge_dagster.engine.encoder.worker.sentence_model import load_reference
@@ -56,7 +56,7 @@ def _made(architecture: str, folder: Path) -> TinyModel:
     return TinyModel(space, expected)
 
 
-def _vectors(backend: Backend, space: Space) -> tuple[np.ndarray, np.ndarray, ChunkFigures]:
+def _vectors(backend: Backend, space: Space) -> tuple[np.ndarray, np.ndarray, ChunkMetrics]:
     texts = _texts()
     matrix = np.full((len(texts), space.dimension), np.nan, space.dtype)
     flags = np.empty(len(texts), np.uint8)

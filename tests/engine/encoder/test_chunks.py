@@ -1,4 +1,4 @@
-"""Chunks: every row once, shares by speed, and one text found among many."""
+"""Chunks and quarantine: every row is encoded once, workers share rows by speed, failing texts are found."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surge_dagster.engine.encoder.chunks import LARGEST_CHUNK_TEXTS, LARGEST_CHUNK_WEIGHT, ROW_WEIGHT, Job, chunk_end
+from surge_dagster.engine.encoder.calls import LARGEST_CHUNK_TEXTS, LARGEST_CHUNK_WEIGHT, ROW_WEIGHT, Job, chunk_end
 from surge_dagster.engine.encoder.gpu_gauge import GpuGauge
-from surge_dagster.engine.encoder.isolation import Isolation
+from surge_dagster.engine.encoder.quarantine import Quarantine
 
 
 @given(st.lists(st.integers(0, 6_000_000), min_size=1, max_size=50), st.integers(1, 4), st.floats(0.01, 1))
-def test_chunks_cover_all_rows_and_hold_at_most_what_they_may(sizes: list[int], workers: int, share: float) -> None:
+def test_chunks_cover_all_rows_within_their_size_limits(sizes: list[int], workers: int, share: float) -> None:
     ends = np.concatenate([[0], np.cumsum(sizes)])
     start = 0
     while start < len(sizes):
@@ -34,8 +34,8 @@ def _job(rows: int, borders: list[int] | None = None, text_bytes: int = 47) -> J
 
 
 @pytest.mark.parametrize("speeds", [(1, 1), (10, 1), (8, 4, 1, 1), (30, 1)])
-def test_workers_of_different_speed_finish_together(speeds: tuple[int, ...]) -> None:
-    """Pulls chunks as the dispatcher does, on a clock of its own: rows of 79 weighted bytes, speeds in texts a tick."""
+def test_workers_of_different_speeds_finish_together(speeds: tuple[int, ...]) -> None:
+    """Simulates workers that pull chunks: rows of 79 weighted bytes, speeds in texts per tick."""
     job = _job(100_000)
     total = sum(speeds)
     idle_since = [(0.0, worker) for worker in range(len(speeds))]
@@ -60,7 +60,7 @@ def test_chunks_shrink_towards_the_end() -> None:
     assert sizes[-1] <= 512
 
 
-def test_a_chunk_that_was_given_back_is_the_next_to_go_out() -> None:
+def test_returned_chunk_is_assigned_next() -> None:
     job = _job(5_000)
     first, second = job.take(0.5, 2), job.take(0.5, 2)
     assert first is not None
@@ -78,17 +78,17 @@ def test_a_chunk_that_was_given_back_is_the_next_to_go_out() -> None:
     bad=st.lists(st.integers(0, 8_999), max_size=5),
     groups=st.one_of(st.none(), st.lists(st.integers(0, 8_999), max_size=30)),
 )
-def test_exactly_the_groups_of_texts_that_end_workers_fail_and_every_other_row_is_encoded(
+def test_only_groups_with_failing_texts_fail_and_every_other_row_is_encoded(
     rows: int, bad: list[int], groups: list[int] | None
 ) -> None:
     harmful = {row for row in bad if row < rows}
     borders = None if groups is None else sorted({0, *(row for row in groups if row < rows)})
     job = _job(rows, borders)
-    job.isolation.accuse(0, rows)
+    job.quarantine.add(0, rows)
     job.next_row = rows
     encoded = np.zeros(rows, bool)
     losses = 0
-    while (chunk := job.take_suspect()) is not None:
+    while (chunk := job.take_quarantined()) is not None:
         if any(chunk.start <= row < chunk.stop for row in harmful):
             job.lose(chunk, "ended")
             losses += 1
@@ -102,36 +102,36 @@ def test_exactly_the_groups_of_texts_that_end_workers_fail_and_every_other_row_i
         return row if borders is None else int(np.searchsorted(borders, row, side="right"))
 
     failed_groups = {group(row) for row in harmful}
-    assert {group(failed.row) for failed in job.failed} == failed_groups
-    assert {failed.row for failed in job.failed} <= harmful
-    assert len(job.failed) == len(failed_groups)
+    assert {group(failed.row) for failed in job.quarantine.failed} == failed_groups
+    assert {failed.row for failed in job.quarantine.failed} <= harmful
+    assert len(job.quarantine.failed) == len(failed_groups)
     assert all(encoded[row] or group(row) in failed_groups for row in range(rows))
     assert losses <= 6 * len(failed_groups)
 
 
-def test_a_worker_lost_once_convicts_nobody() -> None:
-    isolation = Isolation(None, 10)
-    isolation.accuse(3, 4)
-    suspect, _ = isolation.next()
-    assert suspect is not None
-    assert isolation.convict(suspect, "killed from outside") == 0
-    assert isolation.failed == []
-    assert isolation.next() == (suspect, 0)
+def test_text_that_loses_one_worker_has_not_failed() -> None:
+    quarantine = Quarantine(None, 10)
+    quarantine.add(3, 4)
+    rows, _ = quarantine.next()
+    assert rows is not None
+    assert quarantine.bisect(rows, "killed from outside") == 0
+    assert quarantine.failed == []
+    assert quarantine.next() == (rows, 0)
 
 
-def test_a_group_in_which_two_workers_find_a_text_each_fails_once() -> None:
-    isolation = Isolation(np.array([0, 4]), 10)
+def test_group_with_two_failing_texts_fails_once() -> None:
+    quarantine = Quarantine(np.array([0, 4]), 10)
     for row in (1, 3, 5):
-        isolation.accuse(row, row + 1)
+        quarantine.add(row, row + 1)
     for loss in (1, 2):
-        suspects = [suspect for suspect, _ in (isolation.next() for _ in range(3)) if suspect is not None]
-        assert sorted(suspect.start for suspect in suspects) == [1, 3, 5]
-        assert [isolation.convict(suspect, f"loss {loss}") for suspect in suspects] == [loss - 1] * 3
-    assert isolation.next() == (None, 0)
-    assert sorted(failed.row for failed in isolation.failed) in ([1, 5], [3, 5])
+        waiting = [rows for rows, _ in (quarantine.next() for _ in range(3)) if rows is not None]
+        assert sorted(rows.start for rows in waiting) == [1, 3, 5]
+        assert [quarantine.bisect(rows, f"loss {loss}") for rows in waiting] == [loss - 1] * 3
+    assert quarantine.next() == (None, 0)
+    assert sorted(failed.row for failed in quarantine.failed) in ([1, 5], [3, 5])
 
 
-def test_a_rows_weight_counts_its_bytes_and_a_constant() -> None:
+def test_weight_of_a_row_is_its_bytes_and_a_constant() -> None:
     chunk = _job(8_000, text_bytes=10).take(1.0, 1)
     assert chunk is not None
     assert chunk.weight == 8_000 * (10 + ROW_WEIGHT)

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from surge_dagster.engine.encoder import chunks
-from surge_dagster.engine.encoder.calls import EncodeFigures
+from surge_dagster.engine.encoder import calls
+from surge_dagster.engine.encoder.calls import EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.errors import EncoderError
@@ -29,8 +29,8 @@ def _texts(count: int, seed: int = 0) -> list[str]:
 def test_rows_get_their_own_vectors_with_any_chunks_and_any_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = _texts(3_000)
     expected = hash_vectors(["say: " + text for text in texts], 24)
-    monkeypatch.setattr(chunks, "LARGEST_CHUNK_TEXTS", 97)
-    monkeypatch.setattr(chunks, "SMALLEST_CHUNK_WEIGHT", 800)
+    monkeypatch.setattr(calls, "LARGEST_CHUNK_TEXTS", 97)
+    monkeypatch.setattr(calls, "SMALLEST_CHUNK_WEIGHT", 800)
     for workers in ("cpu", "cpu,cpu,cpu"):
         with (
             EncoderPool(EncodingSpec("hash://24", prompt="say: "), devices=workers) as pool,
@@ -94,7 +94,7 @@ def test_two_threads_encode_at_once_and_get_their_own_results(hash_pool: Encoder
 def test_an_empty_slot_costs_nothing_and_a_slot_can_be_filled_again(hash_pool: EncoderPool) -> None:
     with hash_pool.arena(slots=1, max_texts=10, max_bytes=100) as arena:
         slot = arena.acquire()
-        assert hash_pool.encode(slot) == EncodeFigures()
+        assert hash_pool.encode(slot) == EncodeMetrics()
         slot.append(column(["a"]))
         hash_pool.encode(slot)
         slot.append(column(["b", ""]))

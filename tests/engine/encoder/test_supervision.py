@@ -19,8 +19,7 @@ import numpy as np
 import pytest
 
 from surge_dagster.engine.encoder import dispatcher, worker_process
-from surge_dagster.engine.encoder.calls import EncodeFigures
-from surge_dagster.engine.encoder.chunks import LARGEST_CHUNK_TEXTS
+from surge_dagster.engine.encoder.calls import LARGEST_CHUNK_TEXTS, EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.errors import EncoderError
@@ -145,7 +144,7 @@ def test_an_exception_is_tried_again_on_a_fresh_worker(tmp_path: Path) -> None:
         assert np.array_equal(encode(pool, texts), hash_vectors(texts, 16))
 
 
-def _submit(pool: EncoderPool, texts: list[str], borders: list[int] | None = None) -> tuple[EncodeFigures, np.ndarray]:
+def _submit(pool: EncoderPool, texts: list[str], borders: list[int] | None = None) -> tuple[EncodeMetrics, np.ndarray]:
     """The figures of a call in which texts may fail, and the matrix."""
     with pool.arena(slots=1, max_texts=len(texts), max_bytes=sum(len(t.encode()) for t in texts)) as arena:
         slot = arena.acquire()
@@ -214,7 +213,7 @@ def test_workers_that_run_out_of_memory_go_on_with_less_and_lose_nothing() -> No
 def test_a_superbatch_that_ends_too_many_workers_is_an_error_and_the_pool_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dispatcher, "MOST_LOSSES", 2)
+    monkeypatch.setattr(dispatcher, "MAX_LOSSES", 2)
     with _faulty_pool() as pool:
         with pytest.raises(EncoderError, match=r"(?s)SIGKILL.*2 workers in one SuperBatch.*the device is on fire"):
             encode(pool, ["die always"] * 2_000)
@@ -283,7 +282,7 @@ def test_no_worker_waits_for_the_end_of_a_superbatch_when_the_next_one_is_there(
         assert calls[0].result(60) is not None
         assert np.array_equal(slots[0].matrix(0, 1_000), hash_vectors(first, 16))
         # The first one began earlier and ended later.
-        assert 0 < calls[1].figures.encode_seconds < calls[0].figures.encode_seconds
+        assert 0 < calls[1].metrics.encode_seconds < calls[0].metrics.encode_seconds
 
 
 def test_an_abandoned_call_says_which_rows_it_has(tmp_path: Path) -> None:
@@ -316,7 +315,7 @@ def test_an_arena_may_be_closed_while_workers_hold_chunks_of_an_abandoned_call(t
                 assert call.result(0.01) is None
             call.abandon()
             assert call.encoded == []
-            assert call.figures.encode_seconds > 0
+            assert call.metrics.encode_seconds > 0
         gate.touch()
         assert np.array_equal(encode(pool, ["harmless"]), hash_vectors(["harmless"], 16))
         assert (pool.worker_pids, pool.replays) == (pids, 0)

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from surge_dagster.engine.encoder import chunks
-from surge_dagster.engine.encoder.pool import EncodeFigures, EncoderPool
+from surge_dagster.engine.encoder import calls
+from surge_dagster.engine.encoder.calls import EncodeMetrics
+from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker import parity
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec
@@ -50,7 +51,7 @@ def reference(demo_folder: Path) -> SentenceTransformer:
     return SentenceTransformer(str(demo_folder), device="cpu")
 
 
-def _encode(pool: EncoderPool, texts: list[str]) -> tuple[np.ndarray, EncodeFigures, list[int]]:
+def _encode(pool: EncoderPool, texts: list[str]) -> tuple[np.ndarray, EncodeMetrics, list[int]]:
     with pool.arena(slots=1, max_texts=len(texts), max_bytes=sum(len(t.encode()) for t in texts)) as arena:
         slot = arena.acquire()
         slot.append(column(texts))
@@ -93,9 +94,9 @@ def test_vectors_do_not_depend_on_workers_chunks_order_or_budget(
     shuffled = [texts[row] for row in order]
     expected = encode(model_pool, texts)
     found = {"order": encode(model_pool, shuffled)[back]}
-    monkeypatch.setattr(chunks, "LARGEST_CHUNK_TEXTS", 7)
+    monkeypatch.setattr(calls, "LARGEST_CHUNK_TEXTS", 7)
     found["chunks"] = encode(model_pool, texts)
-    monkeypatch.setattr(chunks, "LARGEST_CHUNK_TEXTS", 23)
+    monkeypatch.setattr(calls, "LARGEST_CHUNK_TEXTS", 23)
     spec = EncodingSpec(model=str(demo_folder))
     # What a check at the start would compare is compared below, with a pool that was checked.
     with EncoderPool(spec, devices="cpu,cpu", token_budget=300, check_parity=False) as pool:

@@ -81,8 +81,8 @@ class Worker:
                 if isinstance(work, BaseException):
                     raise work
                 if self._begin(work.chunk):
-                    figures = self._forward(backend, work)
-                    self._send({"op": "done", "chunk": work.chunk, "figures": figures})
+                    metrics = self._forward(backend, work)
+                    self._send({"op": "done", "chunk": work.chunk, "metrics": metrics})
                 work = None  # while it waits for more it must not hold an arena that the pool has closed
         except BaseException as failure:
             # What is left of the device's state is unknown: a fresh process takes over.

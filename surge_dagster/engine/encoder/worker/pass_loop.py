@@ -47,7 +47,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class PassFigures:
+class PassMetrics:
     """What the passes of a chunk cost: tokens computed with padding, and the share of the wall time that copied."""
 
     padded_tokens: int
@@ -85,7 +85,7 @@ class PassLoop:
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(streams - 1, "surge-passes") if streams > 1 else None
 
-    def run(self, lengths: np.ndarray, run_pass: RunPass, progress: Progress) -> PassFigures:
+    def run(self, lengths: np.ndarray, run_pass: RunPass, progress: Progress) -> PassMetrics:
         """Runs passes until every row of the given token lengths was in one; calls `progress` after each.
 
         Raises:
@@ -104,7 +104,7 @@ class PassLoop:
         for batch in work.alone:
             self._run_alone(work, batch, run_pass)
             progress()
-        return PassFigures(work.padded_tokens, work.copy_seconds / streams)
+        return PassMetrics(work.padded_tokens, work.copy_seconds / streams)
 
     def _drain(self, work: _Work, run_pass: RunPass, progress: Progress) -> None:
         """Runs passes until none is left, or one fails for another reason than memory."""

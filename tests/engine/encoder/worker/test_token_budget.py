@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkFigures, Progress
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress
 from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
 from surge_dagster.engine.encoder.worker.backends.token_backend import PreparedTokens
 from surge_dagster.engine.encoder.worker.token_budget import measure_rates, saturation_budget, settle_token_budget
@@ -38,7 +38,7 @@ class TimedBackend(SmallDeviceBackend):
 
     def forward(
         self, prepared: PreparedTokens, matrix: np.ndarray, truncated: np.ndarray, progress: Progress
-    ) -> ChunkFigures:
+    ) -> ChunkMetrics:
         before = len(self.device.passes)
         figures = super().forward(prepared, matrix, truncated, progress)
         tokens = sum(self.pass_price + tokens for tokens in self.device.passes[before:])

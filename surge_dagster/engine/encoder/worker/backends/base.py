@@ -33,7 +33,7 @@ class BackendSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkFigures:
+class ChunkMetrics:
     """What a chunk cost.
 
     Attributes:
@@ -70,6 +70,6 @@ class Backend(Protocol):
         """Turns texts into whatever `forward` takes; runs beside a `forward`."""
         ...
 
-    def forward(self, prepared: Any, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkFigures:
+    def forward(self, prepared: Any, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkMetrics:
         """Writes a vector and a truncation flag for every text; calls `progress` after each piece of work."""
         ...

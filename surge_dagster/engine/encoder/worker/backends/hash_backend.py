@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from surge_dagster.engine.encoder.worker.backends.base import ChunkFigures, Progress
+from surge_dagster.engine.encoder.worker.backends.base import ChunkMetrics, Progress
 
 _ROWS_AT_ONCE = 512
 _BYTES_PER_TOKEN = 4
@@ -75,7 +75,7 @@ class HashBackend:
 
     def forward(
         self, prepared: _Prepared, matrix: np.ndarray, truncated: np.ndarray, progress: Progress
-    ) -> ChunkFigures:
+    ) -> ChunkMetrics:
         started = time.perf_counter()
         for start in range(0, len(prepared.encoded), _ROWS_AT_ONCE):
             piece = prepared.encoded[start : start + _ROWS_AT_ONCE]
@@ -85,7 +85,7 @@ class HashBackend:
         tokens = 1 + np.fromiter(map(len, prepared.encoded), np.int64, len(prepared.encoded)) // _BYTES_PER_TOKEN
         truncated[:] = tokens > self._max_length
         kept = int(np.minimum(tokens, self._max_length).sum())
-        return ChunkFigures(
+        return ChunkMetrics(
             tokens=kept,
             padded_tokens=kept,
             truncated=int(np.count_nonzero(truncated)),

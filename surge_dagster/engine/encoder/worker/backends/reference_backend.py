@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from surge_dagster.engine.encoder.worker.backends.base import ChunkFigures, Progress
+from surge_dagster.engine.encoder.worker.backends.base import ChunkMetrics, Progress
 from surge_dagster.engine.encoder.worker.sentence_model import reference_vectors
 from surge_dagster.engine.model.spec import Space
 
@@ -47,7 +47,7 @@ class ReferenceBackend:
 
     def forward(
         self, prepared: PreparedTexts, matrix: np.ndarray, truncated: np.ndarray, progress: Progress
-    ) -> ChunkFigures:
+    ) -> ChunkMetrics:
         started = time.perf_counter()
         tokens = 0
         tokenize_seconds = 0.0
@@ -61,7 +61,7 @@ class ReferenceBackend:
             tokenize_seconds += time.perf_counter() - begun
             matrix[rows] = reference_vectors(self._reference, self._space, piece)
             progress()
-        return ChunkFigures(
+        return ChunkMetrics(
             tokens=tokens,
             padded_tokens=tokens,
             truncated=int(np.count_nonzero(truncated)),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from surge_dagster.engine.encoder.worker.backends.base import ChunkFigures, Progress
+from surge_dagster.engine.encoder.worker.backends.base import ChunkMetrics, Progress
 from surge_dagster.engine.encoder.worker.pass_loop import PassLoop, RunPass
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, Tokens
 
@@ -73,13 +73,13 @@ class TokenBackend(ABC):
 
     def forward(
         self, prepared: PreparedTokens, matrix: np.ndarray, truncated: np.ndarray, progress: Progress
-    ) -> ChunkFigures:
+    ) -> ChunkMetrics:
         started = time.perf_counter()
         tokens = prepared.tokens
         truncated[:] = tokens.truncated
         with self._chunk(tokens, matrix) as passes:
             figures = self._loop.run(tokens.lengths, passes.run_pass, progress)
-        return ChunkFigures(
+        return ChunkMetrics(
             tokens=len(tokens.ids),
             padded_tokens=figures.padded_tokens,
             truncated=int(np.count_nonzero(tokens.truncated)),

@@ -1,0 +1,133 @@
+"""Quarantine: finds the text that ends workers, so that it costs its partition and nothing else.
+
+A lost worker does not say why it ended: it may have been killed from outside, or one of its texts may end every worker
+that encodes it. So its rows go into quarantine, where each chunk is encoded alone: when a worker is lost again, that
+chunk is the cause. It is bisected, into sixteen pieces instead of two, until a single text is left; a text that has
+ended two workers by itself has failed. Sixteen, because a harmless piece costs little and a lost worker costs a model
+load: one text among 8,192 is found after six losses, where halving would take sixteen.
+
+A worker that takes a quarantined chunk has just loaded its model and encoded a text of its own, so these losses count
+against the text and not against the worker's seat. Rows that share a group with a failed text (the caller's
+partitions) are skipped, so a partition full of such texts costs no more than one text.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+PIECES = 16
+# Six or seven losses identify one text; a SuperBatch in which nine partitions end workers has another problem.
+MAX_LOSSES = 64
+_LOSSES_PER_TEXT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRow:
+    """A text that cannot be encoded: its row in the SuperBatch, and how the workers that tried it ended."""
+
+    row: int
+    reason: str
+
+
+@dataclass(slots=True)
+class QuarantinedRows:
+    """Rows of a lost worker; `losses` counts the workers that were lost while encoding these rows alone."""
+
+    start: int
+    stop: int
+    losses: int = 0
+
+
+class Quarantine:
+    """The quarantined rows of one SuperBatch.
+
+    Args:
+        borders: first rows of the groups that fail as a whole, ascending, beginning with 0; None: each row is a group.
+        rows: rows of the SuperBatch.
+
+    Attributes:
+        failed: one text of each failed group, the first that was found.
+        losses: workers lost to quarantined rows so far.
+    """
+
+    def __init__(self, borders: np.ndarray | None, rows: int) -> None:
+        self._borders = borders
+        self._rows = rows
+        self._waiting: deque[QuarantinedRows] = deque()
+        self._failed_groups: list[tuple[int, int]] = []
+        self.failed: list[FailedRow] = []
+        self.losses = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, start: int, stop: int) -> None:
+        """Quarantines rows of a lost worker that had other rows too."""
+        self._waiting.append(QuarantinedRows(start, stop))
+
+    def bisect(self, rows: QuarantinedRows, reason: str) -> int:
+        """Narrows down rows that were encoded alone when their worker was lost.
+
+        Returns:
+            How many rows (0 or 1) have failed for good.
+        """
+        self.losses += 1
+        rows.losses += 1
+        count = rows.stop - rows.start
+        if count > 1:
+            size = -(-count // PIECES)
+            starts = range(rows.start, rows.stop, size)
+            pieces = [QuarantinedRows(start, min(start + size, rows.stop)) for start in starts]
+            self._waiting.extendleft(reversed(pieces))
+            return 0
+        if rows.losses < _LOSSES_PER_TEXT:
+            self._waiting.appendleft(rows)
+            return 0
+        group = self._group(rows.start)
+        # Another worker may have been encoding rows of the same group when it failed.
+        if group not in self._failed_groups:
+            self._failed_groups.append(group)
+            self.failed.append(FailedRow(rows.start, reason))
+        return 1
+
+    def next(self) -> tuple[QuarantinedRows | None, int]:
+        """The next rows to encode alone (None when none wait), and how many rows of failed groups were skipped."""
+        skipped = 0
+        while self._waiting:
+            rows = self._waiting.popleft()
+            needed = self._needed(rows)
+            skipped += rows.stop - rows.start - sum(part.stop - part.start for part in needed)
+            if needed:
+                self._waiting.extendleft(reversed(needed[1:]))
+                return needed[0], skipped
+        return None, skipped
+
+    def clear(self) -> None:
+        """Drops all waiting rows."""
+        self._waiting.clear()
+
+    def _needed(self, rows: QuarantinedRows) -> list[QuarantinedRows]:
+        """The parts of `rows` that belong to no failed group."""
+        parts = [rows]
+        for first, end in self._failed_groups:
+            left = []
+            for part in parts:
+                if end <= part.start or part.stop <= first:
+                    left.append(part)
+                    continue
+                if part.start < first:
+                    left.append(QuarantinedRows(part.start, first))
+                if end < part.stop:
+                    left.append(QuarantinedRows(end, part.stop))
+            parts = left
+        return parts
+
+    def _group(self, row: int) -> tuple[int, int]:
+        if self._borders is None:
+            return row, row + 1
+        place = int(np.searchsorted(self._borders, row, side="right"))
+        end = int(self._borders[place]) if place < len(self._borders) else self._rows
+        return int(self._borders[place - 1]), end
