@@ -1,1 +1,1 @@
-"""Benchmarks: each prints a table and, as its last line, one JSON document; figures are ratios within one run."""
+"""Benchmarks of the encoder, of the output path, of resuming and of the Dagster side; see docs/benchmarks.md."""

@@ -1,14 +1,13 @@
-"""The events of a run: milliseconds per partition, what they take from the encoder, and the memory that they need.
+"""The events of a run: milliseconds per partition, their effect on the encoder, and the memory that they need.
 
-Every measurement is a process of its own, with an instance of its own and an op that logs what a run logs: a SuperBatch
-per hundred partitions, and an observation and a materialization per partition. *Event by event* is the public
-`context.log_event` in Dagster's own storage. A partition's milliseconds are those of its two events together.
+Every measurement is a process with its own instance and an op that reports what a run reports for each partition: an
+observation, and a materialization with the tags of its lineage. *Event by event* is the public `context.log_event`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -17,50 +16,34 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 import psutil
 
-from benchmarks.output_runs import embed, paced_pool, ready_partitions
+from benchmarks.harness import Document, Target, at_most, say
+from benchmarks.paced_runs import embed, paced_pool, ready_partitions
 from benchmarks.postgres_server import postgres_server
-from benchmarks.rounds import say
-from benchmarks.targets import Target
-from surge_dagster.assets import superbatches
-from surge_dagster.assets.source_partitions import observation
-from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.report import Receipt, SuperBatchReport
+from surge_dagster.engine.report import Receipt
 from surge_dagster.engine.run import Event
-from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.thresholds import Thresholds
-from surge_dagster.orchestration import event_batches, lineage
-from surge_dagster.orchestration.event_writer import EventWriter
-from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.events import EventWriter
 
-Document = dict[str, Any]
-
-_NAMES = CatalogNames()
-
+SIDES = ("sqlite event by event", "sqlite batched", "postgres event by event", "postgres batched")
 _BATCHED = "event_log_storage:\n  module: surge_dagster.event_storage\n  class: BatchingSqliteEventLogStorage\n"
-SIDES = ("sqlite stock", "sqlite batched", "postgres stock", "postgres batched")
-_PER_SUPERBATCH = 100
-_TEXTS_PER_SECOND = 10_000.0  # of the paced encoder
-# Texts of a partition, and partitions of a turn per hundred of the batched rounds. The paced encoder leaves the events
-# the processor and does a hundred partitions per second. The model leaves them nothing, and its partitions are tiny.
-_ENCODERS = {"paced": (100, 25), "model": (10, 40)}
+_SOURCE, _EMBEDDINGS = dg.AssetKey("source_partitions"), dg.AssetKey("embeddings")
+_SPACE = "bench-000000000000"
+_TEXTS_PER_SECOND = 10_000.0  # of the encoder beside which events are stored
+_TEXTS = 100  # of its partitions
 
 
-def events_document(events: int, stock_events: int, many: int, rounds: int) -> Document:
-    """Every side by turns; ratios are within a round."""
+def events_document(events: int, single_events: int, many: int, rounds: int) -> Document:
+    """Measure every side by turns, then a run with and without events, then the memory of many events."""
     found: dict[str, list[Document]] = {side: [] for side in SIDES}
     with postgres_server() as server:
 
         def run(kind: str, side: str, count: int, turns: int = 1) -> Document:
-            url = ""
-            if side.startswith("postgres"):
-                name = f"round_{time.monotonic_ns()}"
-                url = server.create_database(name)
+            url = server.create_database(f"round_{time.monotonic_ns()}") if side.startswith("postgres") else ""
             command = [sys.executable, "-m", "benchmarks.dagster_events", kind, side, str(count), str(turns), url]
             ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             return json.loads(ran.stdout.splitlines()[-1])
@@ -68,81 +51,59 @@ def events_document(events: int, stock_events: int, many: int, rounds: int) -> D
         for index in range(rounds):
             say(f"  round {index + 1} of {rounds}")
             for side in SIDES[:: -1 if index % 2 else 1]:
-                found[side].append(run("cost", side, stock_events if side.endswith("stock") else events))
-        encoders = {}
-        for kind, (_, partitions) in _ENCODERS.items():
-            say(f"  {kind} encoder")
-            encoders[kind] = run(kind, SIDES[1], max(20, events * partitions // 100), 2 * rounds + 1)
+                found[side].append(run("cost", side, events if side.endswith("batched") else single_events))
+        say("  beside an encoder")
+        beside = run("beside", SIDES[1], max(20, events // 4), 2 * rounds + 1)
         say("  memory")
         memory = run("cost", SIDES[1], many)
         version = server.version
     return {
         "postgres": version,
-        "sides": [
-            {
-                "side": side,
+        "sides": {
+            side: {
                 "partitions": rows[0]["partitions"],
                 "milliseconds": statistics.median(row["milliseconds"] for row in rows),
                 "cpu_milliseconds": statistics.median(row["cpu_milliseconds"] for row in rows),
             }
             for side, rows in found.items()
-        ],
-        "speedup": {
-            name: statistics.median(
-                slow["milliseconds"] / fast["milliseconds"]
-                for slow, fast in zip(found[f"{name} stock"], found[f"{name} batched"], strict=True)
-            )
-            for name in ("sqlite", "postgres")
         },
-        "encoders": encoders,
+        "beside_encoder": beside,
         "memory": memory,
     }
 
 
 def event_targets(found: Document) -> Iterator[Target]:
-    """The aims of this scenario."""
-    for row in found["sides"]:
-        if row["side"].endswith("batched"):
-            yield Target(f"{row['side']}, ms per partition", 1.0, row["milliseconds"], at_least=False)
-    for kind, measured in found["encoders"].items():
-        yield Target(f"encode throughput with events over without, {kind} encoder", 0.97, measured["ratio"])
-    yield Target(
-        f"memory growth over {found['memory']['partitions']:,} partitions in MB",
-        *(50.0, found["memory"]["growth_bytes"] / 1e6),
-        at_least=False,
-    )
+    """The aims of the scenario."""
+    for side in SIDES[1::2]:
+        yield at_most(f"{side}, ms per partition", 1.5, found["sides"][side]["milliseconds"])
+    yield Target("encode throughput with events over without", 0.97, found["beside_encoder"]["ratio"])
+    memory = found["memory"]
+    name = f"memory growth over {memory['partitions']:,} partitions in MB"
+    yield at_most(name, 50.0, memory["growth_bytes"] / 1e6)
 
 
 def event_lines(found: Document) -> Iterator[str]:
-    """The scenario for people."""
+    """The table."""
     yield ""
-    yield f"{'two events per partition':26}{'partitions':>12}{'ms each':>10}{'CPU ms':>10}"
-    for row in found["sides"]:
-        yield f"{row['side']:26}{row['partitions']:>12,}{row['milliseconds']:>10.2f}{row['cpu_milliseconds']:>10.2f}"
-    yield f"event by event over batched: SQLite {found['speedup']['sqlite']:.1f}, Postgres {found['postgres']} " + (
-        f"{found['speedup']['postgres']:.1f}"
-    )
-    for kind, measured in found["encoders"].items():
-        rates, shares = measured["texts_per_second"], measured["cpu_share"]
-        yield (
-            f"{kind} encoder, texts/s: {rates['off']:,.0f} without events, {rates['on']:,.0f} with; CPU of the run's "
-            f"process, of a core: {shares['off']:.1%} and {shares['on']:.1%}"
-        )
+    title = f"two events, Postgres {found['postgres']}"
+    yield f"{title:26}{'partitions':>12}{'ms each':>10}{'CPU ms':>10}"
+    for side, row in found["sides"].items():
+        yield f"{side:26}{row['partitions']:>12,}{row['milliseconds']:>10.2f}{row['cpu_milliseconds']:>10.2f}"
+    rates = found["beside_encoder"]["texts_per_second"]
+    yield f"encoder of a fixed speed, texts/s: {rates['off']:,.0f} without events, {rates['on']:,.0f} with events"
 
 
 def main() -> None:
-    """One measurement's process."""
+    """The process of one measurement."""
     kind, side, count, turns, url = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
     with tempfile.TemporaryDirectory(prefix="surge-bench-") as folder:
-        settings = f"storage:\n  postgres:\n    postgres_url: {url}\n" if url else _BATCHED
-        (Path(folder) / "dagster.yaml").write_text("" if side == SIDES[0] else settings)
-        if side.endswith("stock"):
-            event_batches.CHECKED_VERSIONS = ()
+        postgres = f"storage:\n  postgres:\n    postgres_url: {url}\n"
+        (Path(folder) / "dagster.yaml").write_text(postgres if url else _BATCHED if side.endswith("batched") else "")
         with dg.DagsterInstance.from_config(folder) as instance:
             if kind == "cost":
-                found = _in_an_op(instance, lambda context: _log_all(context, count))
+                found = _in_an_op(instance, lambda context: _report_all(context, side, count))
             else:
-                found = _in_an_op(instance, lambda context: _beside_encoder(context, kind, count, turns, Path(folder)))
+                found = _in_an_op(instance, lambda context: _beside_encoder(context, count, turns, Path(folder)))
     print(json.dumps({"partitions": count, **found}))
 
 
@@ -162,15 +123,15 @@ def _in_an_op(instance: dg.DagsterInstance, work: Callable[[dg.OpExecutionContex
     return found
 
 
-def _log_all(context: dg.OpExecutionContext, count: int) -> Document:
+def _report_all(context: dg.OpExecutionContext, side: str, count: int) -> Document:
     process = psutil.Process()
     begun, cpu = time.perf_counter(), time.process_time()
     settled = 0
-    with EventWriter(context, grace_seconds=60) as events:
+    with contextlib.ExitStack() as stack:
+        batched = side.endswith("batched")
+        events = stack.enter_context(EventWriter(context, grace_seconds=60)) if batched else None
         for number in range(count):
-            if number % _PER_SUPERBATCH == 0:
-                _tell(events, _superbatch(number), None)
-            _tell(events, _receipt(f"p{number:06}", number), _partition(f"p{number:06}"))
+            _report(context if events is None else events, f"p{number:06}")
             if number == count // 10:  # the code is loaded and the queue is as full as it gets
                 settled = process.memory_info().rss
     seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
@@ -181,69 +142,66 @@ def _log_all(context: dg.OpExecutionContext, count: int) -> Document:
     }
 
 
-def _beside_encoder(context: dg.OpExecutionContext, kind: str, count: int, turns: int, folder: Path) -> Document:
+def _beside_encoder(context: dg.OpExecutionContext, count: int, turns: int, folder: Path) -> Document:
     """Runs with and without events by turns, with one pool; a run's time ends when its last event is stored."""
-    texts, _ = _ENCODERS[kind]
-    work = ready_partitions(count, texts)
+    work = ready_partitions(count, _TEXTS)
     rates: dict[str, list[float]] = {"off": [], "on": []}
-    shares: dict[str, list[float]] = {"off": [], "on": []}
-    with paced_pool(384, _TEXTS_PER_SECOND) if kind == "paced" else EncoderPool() as pool:
-        _run(context, pool, work[: count // 10], folder / "first", with_events=True)  # loads the code
-        for turn in range(turns):
+    with paced_pool(_TEXTS_PER_SECOND) as pool:
+        for turn in range(turns + 1):
             for side in ("off", "on") if turn % 2 else ("on", "off"):
-                begun, cpu = time.perf_counter(), time.process_time()
-                _run(context, pool, work, folder / f"{side}-{turn}", with_events=side == "on")
-                seconds = time.perf_counter() - begun
-                rates[side].append(count * texts / seconds)
-                shares[side].append((time.process_time() - cpu) / seconds)
+                begun = time.perf_counter()
+                with EventWriter(context, grace_seconds=60) as events:
+
+                    def seen(event: Event, report: bool = side == "on", events: EventWriter = events) -> None:
+                        if report and isinstance(event, Receipt):
+                            _report(events, event.key)
+
+                    store = LocalStore(folder / f"{side}-{turn}")
+                    embed(pool, work, store, Thresholds(b_min=1_000, b_max=5_000), seen=seen)
+                if turn:  # the first turn loads the code
+                    rates[side].append(count * _TEXTS / (time.perf_counter() - begun))
                 shutil.rmtree(folder / f"{side}-{turn}")
-    medians = {side: statistics.median(found) for side, found in rates.items()}
     return {
-        "texts_per_second": medians,
+        "texts_per_second": {side: statistics.median(found) for side, found in rates.items()},
         "ratio": statistics.median(on / off for on, off in zip(rates["on"], rates["off"], strict=True)),
-        "cpu_share": {side: statistics.median(found) for side, found in shares.items()},
         "turns": rates,
     }
 
 
-def _run(
-    context: dg.OpExecutionContext, pool: EncoderPool, work: list[Partition], output: Path, *, with_events: bool
-) -> None:
-    thresholds = Thresholds(b_min=1_000, b_max=5_000)
-    with EventWriter(context, grace_seconds=60) as events:
-
-        def seen(event: Event) -> None:
-            if with_events and isinstance(event, SuperBatchReport | Receipt):
-                _tell(events, event, _partition(event.key) if isinstance(event, Receipt) else None)
-
-        embed(pool, work, LocalStore(output), thresholds, seen=seen)
-
-
-def _tell(events: EventWriter, event: SuperBatchReport | Receipt, partition: Partition | None) -> None:
-    if isinstance(event, SuperBatchReport):
-        events.log(superbatches.materialization(_NAMES, event, "bench-000000000000"), lambda storage_id: None)
+def _report(to: EventWriter | dg.OpExecutionContext, key: str) -> None:
+    """Report the two events of a partition."""
+    observation = dg.AssetObservation(
+        _SOURCE, partition=key, metadata={"key": key, "source_version": "v1"}, tags={"dagster/data_version": "v1"}
+    )
+    if isinstance(to, EventWriter):
+        to.log(observation)
+        to.log_after(lambda: _materialization(key))
         return
-    assert partition is not None
-    observed: list[int] = []
-    events.log(observation(_NAMES, partition), observed.append)
-    events.log_after(lambda: lineage.materialization(_NAMES, event, observed[0], observed[0]))
+    to.log_event(observation)
+    to.log_event(_materialization(key))
 
 
-def _partition(key: str) -> Partition:
-    return Partition(key, "v1", lambda: iter(()), lambda: "v1")
-
-
-def _superbatch(index: int) -> SuperBatchReport:
-    figures = dict.fromkeys(("partitions", "texts", "text_bytes", "tokens", "padded_tokens", "truncated"), 100)
-    seconds = ("encode", "tokenize", "forward", "serialize", "upload", "publish")
-    rates = dict.fromkeys((*(f"{name}_seconds" for name in seconds), "fill_ratio", "overlap_ratio"), 1.0)
-    return SuperBatchReport(index=index, texts_per_second=1_000.0, **figures, **rates)  # pyright: ignore[reportArgumentType]
-
-
-def _receipt(key: str, number: int) -> Receipt:
-    space, digest = "bench-000000000000", f"{number:032x}"
-    path = os.path.join("data", "embeddings", space, f"{key}.parquet")  # noqa: PTH118
-    return Receipt(key, "encoded", path, 10, 384, 20_000, digest, 0, "v1", digest, digest, space, 0, 1_000.0)
+def _materialization(key: str) -> dg.AssetMaterialization:
+    upstream = f"{_SOURCE.to_user_string()}"
+    return dg.AssetMaterialization(
+        _EMBEDDINGS,
+        partition=key,
+        metadata={
+            "path": dg.MetadataValue.path(f"data/embeddings/{_SPACE}/{key}.parquet"),
+            "space": _SPACE,
+            "dimension": 384,
+            "dagster/row_count": 10,
+            "bytes": 20_000,
+            "truncated": 0,
+            "texts_per_second": 1_000.0,
+        },
+        tags={
+            "dagster/data_version": "0" * 32,
+            "dagster/code_version": "1",
+            f"dagster/input_data_version/{upstream}": "v1",
+            f"dagster/input_event_pointer/{upstream}": "1",
+        },
+    )
 
 
 if __name__ == "__main__":

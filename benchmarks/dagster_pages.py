@@ -1,8 +1,8 @@
-"""Dagster's UI on a large catalog: the partition page of `embeddings` in a browser, and every question that it asks.
+"""Dagster's UI on a large catalog: the partition page of `embeddings` in a browser, and each of its GraphQL queries.
 
-A real `dagster dev`, webserver and daemon, serves the instance that a refresh has filled. Chromium opens the page and
-is done when the partitions are in it; what it asked by GraphQL is then asked again, one at a time and without a
-browser. Without a Chromium the questions about partitions that this module knows are measured alone.
+A real `dagster dev` serves the instance that a refresh has filled. Chromium opens the page until it shows the partitions;
+the queries that it sent are then sent again, one at a time and without a browser. Without Chromium only the query for the
+statuses of all partitions, which this module knows, is measured.
 """
 
 from __future__ import annotations
@@ -20,16 +20,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from benchmarks.browser import NoBrowser, browser_page
 from benchmarks.dagster_refresh import ROOT, Project
-from benchmarks.rounds import say
-from benchmarks.targets import Target
-
-Document = dict[str, Any]
+from benchmarks.harness import Document, Target, at_most, say
 
 _QUERY_SECONDS = 2.0
 _START_SECONDS = 120
@@ -43,25 +39,25 @@ _KNOWN = """query KnownPartitionQuery { assetNodeOrError(assetKey: {path: ["embe
 
 @dataclass(frozen=True, slots=True)
 class _Webserver:
-    """A webserver that answers, with the daemon and the code server that `dagster dev` starts beside it."""
+    """A running webserver, and the process that started it, its daemon and its code server."""
 
     url: str
     process: psutil.Process
 
     def cpu_seconds(self) -> float:
-        """Of all of them, so far."""
+        """CPU seconds of all these processes so far."""
         times = [each.cpu_times() for each in (self.process, *self.process.children(recursive=True))]
         return sum(each.user + each.system for each in times)
 
 
 def pages_document(project: Project, rounds: int, picture: Path | None = None) -> Document:
-    """Open the page, then ask its questions again.
+    """Open the page, then send its queries again.
 
     Args:
-        picture: where to write what the page looks like.
+        picture: where to write a screenshot of the page.
     """
     with _webserver(project) as server:
-        asked: list[Document] = [{"operationName": "KnownPartitionQuery", "query": _KNOWN, "variables": {}}]
+        queries: list[Document] = [{"operationName": "KnownPartitionQuery", "query": _KNOWN, "variables": {}}]
         found: Document = {"partitions": project.refreshed["partitions"]}
         say("  the page")
         try:
@@ -70,34 +66,25 @@ def pages_document(project: Project, rounds: int, picture: Path | None = None) -
                 for _ in range(rounds)
             ]
             found["page_seconds"] = [seconds for seconds, _ in loads]
-            asked += loads[-1][1]
+            queries += loads[-1][1]
         except NoBrowser as error:
             found["missing"] = str(error)
-        say(f"  its {len(asked)} questions")
-        found["queries"] = [_ask(server, question, rounds) for question in asked]
+        say(f"  its {len(queries)} queries")
+        found["queries"] = [_query(server, query, rounds) for query in queries]
     return found
 
 
-def pages_targets(found: Document) -> list[Target]:
-    """The aims of this scenario."""
-    slowest = max(found["queries"], key=lambda row: row["seconds"])
-    known = found["queries"][0]
+def pages_targets(found: Document) -> Iterator[Target]:
+    """The aims of the scenario."""
     partitions = f"{found['partitions']:,} partitions"
-    measured = None if "missing" in found else slowest["seconds"]
-    return [
-        Target(f"s for all statuses of {partitions}", _QUERY_SECONDS, known["seconds"], at_least=False),
-        Target(
-            f"s for the page's slowest question, {partitions}",
-            _QUERY_SECONDS,
-            measured,
-            at_least=False,
-            note=found.get("missing", ""),
-        ),
-    ]
+    missing = found.get("missing", "")
+    slowest = None if missing else max(row["seconds"] for row in found["queries"])
+    yield at_most(f"s for all statuses of {partitions}", _QUERY_SECONDS, found["queries"][0]["seconds"])
+    yield at_most(f"s for the page's slowest query, {partitions}", _QUERY_SECONDS, slowest, note=missing)
 
 
 def pages_lines(found: Document) -> Iterator[str]:
-    """The scenario for people."""
+    """The table."""
     yield ""
     if "missing" in found:
         yield found["missing"]
@@ -105,7 +92,7 @@ def pages_lines(found: Document) -> Iterator[str]:
         yield f"page with {found['partitions']:,} partitions, seconds until they are shown: " + ", ".join(
             f"{seconds:.1f}" for seconds in found["page_seconds"]
         )
-    yield f"{'asked by the page':40}{'s':>8}{'CPU s':>8}{'kB':>10}"
+    yield f"{'query of the page':40}{'s':>8}{'CPU s':>8}{'kB':>10}"
     for row in sorted(found["queries"], key=lambda row: -row["seconds"]):
         yield f"{row['name']:40}{row['seconds']:>8.2f}{row['cpu_seconds']:>8.2f}{row['bytes'] / 1e3:>10,.1f}"
 
@@ -132,7 +119,7 @@ def _webserver(project: Project) -> Iterator[_Webserver]:
             process.send_signal(signal.SIGINT)
             try:
                 process.wait(20)
-            except subprocess.TimeoutExpired:  # as where whoever began all this has interrupts ignored
+            except subprocess.TimeoutExpired:  # where the parent process ignores interrupts
                 process.kill()
                 process.wait()
             for left in psutil.wait_procs(below, timeout=20)[1]:
@@ -148,12 +135,10 @@ def _answers(url: str) -> bool:
 
 
 def _load(url: str, partitions: int, picture: Path | None) -> tuple[float, list[Document]]:
-    """Seconds until the partitions are in the page, and what it has asked by then."""
-    asked: dict[str, Document] = {}
+    """Seconds until the page shows the partitions, and the queries that it has sent by then."""
+    sent: dict[str, Document] = {}
     with browser_page() as page:
-        page.on(
-            "request", lambda request: asked.update(_questions(request.post_data) if "/graphql" in request.url else {})
-        )
+        page.on("request", lambda request: sent.update(_named(request.post_data) if "/graphql" in request.url else {}))
         begun = time.perf_counter()
         page.goto(url, wait_until="commit")
         page.get_by_text(f"{partitions:,}").first.wait_for(timeout=_LOAD_MILLISECONDS)
@@ -161,16 +146,16 @@ def _load(url: str, partitions: int, picture: Path | None) -> tuple[float, list[
         page.wait_for_load_state("networkidle", timeout=_LOAD_MILLISECONDS)
         if picture is not None:
             page.screenshot(path=picture)
-    return seconds, list(asked.values())
+    return seconds, list(sent.values())
 
 
-def _questions(body: str | None) -> dict[str, Document]:
-    question = json.loads(body or "{}")
-    return {question["operationName"]: question} if "operationName" in question else {}
+def _named(body: str | None) -> dict[str, Document]:
+    query = json.loads(body or "{}")
+    return {query["operationName"]: query} if "operationName" in query else {}
 
 
-def _ask(server: _Webserver, question: Document, rounds: int) -> Document:
-    body = json.dumps(question).encode()
+def _query(server: _Webserver, query: Document, rounds: int) -> Document:
+    name, body = query["operationName"], json.dumps(query).encode()
     seconds, cpu, size = list[float](), list[float](), 0
     for _ in range(rounds):
         request = urllib.request.Request(f"{server.url}/graphql", body, {"Content-Type": "application/json"})
@@ -181,6 +166,5 @@ def _ask(server: _Webserver, question: Document, rounds: int) -> Document:
         cpu.append(server.cpu_seconds() - cpu_begun)
         size = len(content)
         if b'"errors"' in content[:200]:
-            raise RuntimeError(f"{question['operationName']}: {content[:500].decode(errors='replace')}")
-    name = question["operationName"]
+            raise RuntimeError(f"{name}: {content[:500].decode(errors='replace')}")
     return {"name": name, "seconds": statistics.median(seconds), "cpu_seconds": statistics.median(cpu), "bytes": size}

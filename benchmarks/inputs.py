@@ -1,15 +1,14 @@
-"""What is encoded: real short texts, synthetic short texts, and a mix of long ones.
+"""Texts of the encode benchmark.
 
-- demo: docstrings of the Python packages that are installed here, in their partitions.
-- short: the synthetic catalog's texts, 47 bytes on average, in partitions by the papers' law.
-- long: the same words in texts of 16 to 512 tokens; the logarithm of the length is uniform, so there are as many from
-  16 to 32 as from 256 to 512. Models that read fewer tokens by default are told to read 512, on every side.
+- demo: docstrings of the installed Python packages, in their partitions.
+- short: the synthetic catalog's texts, 47 bytes on average, in partitions of log-normal sizes.
+- long: the same words in texts of 16 to 512 tokens, uniform in the logarithm of the length. Every side is set to read
+  512 tokens, also for models that read fewer by default.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from tokenizers import Tokenizer
 
 from surge_dagster.catalogs.demo import build_demo_catalog
 from surge_dagster.catalogs.synthetic import draw_texts, partition_sizes
-from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.support.keys import encode_key
 
@@ -28,15 +27,15 @@ INPUTS = ("demo", "short", "long")
 LONG_TOKENS = (16, 512)
 
 _TEXTS_PER_PARTITION = 2_500  # of the papers' workload: 10M texts in 4,000 partitions
-# A capped catalog is drawn from, not the whole: parsing every package takes longer than measuring.
+# Parsing every installed package takes longer than measuring, so the demo catalog is capped.
 _LEAST_DEMO_TEXTS = 10_000
-# A long text is cut from so many drawn ones of so many bytes: over 550 words, each at least a token.
+# A long text is cut from eight drawn ones of 1,000 bytes: over 550 words, each at least a token.
 _PIECES, _PIECE_BYTES = 8, 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Texts and the partitions they are in; `max_length` is in tokens, None for the model's own."""
+    """Texts and the sizes of their partitions; `max_length` is in tokens, None for the model's own."""
 
     name: str
     texts: list[str]
@@ -48,7 +47,7 @@ class Workload:
         return sum(len(text.encode()) for text in self.texts) / len(self.texts)
 
     def write_catalog(self, folder: Path) -> Path:
-        """These texts as a catalog on disk, for a whole run to read."""
+        """Write these texts as a catalog for a whole run to read."""
         start = 0
         for key, size in self.partitions:
             path = folder / f"partition={encode_key(key)}" / "part-0.parquet"
@@ -59,10 +58,18 @@ class Workload:
         return folder
 
 
+def draw_workload(name: str, texts: int, seed: int, spec: EncodingSpec, scratch: Path) -> Workload:
+    """The workload of this name; `long` gets a tenth of the texts."""
+    if name == "demo":
+        return demo_workload(scratch / "catalog", texts, seed)
+    if name == "short":
+        return short_workload(texts, seed)
+    return long_workload(max(20, texts // 10), seed, load_tokenizer(spec.resolve()))
+
+
 def demo_workload(folder: Path, texts: int, seed: int) -> Workload:
-    """Docstrings drawn at random; each stays in its partition."""
-    least = max(_LEAST_DEMO_TEXTS, texts) if texts >= 1_000 else 2 * texts
-    build_demo_catalog(folder, limit=least)
+    """Docstrings drawn at random from a demo catalog; each stays in its partition."""
+    build_demo_catalog(folder, limit=max(_LEAST_DEMO_TEXTS, texts) if texts >= 1_000 else 2 * texts)
     rows = [
         (partition.key, text)
         for partition in open_source(folder)
@@ -77,14 +84,14 @@ def demo_workload(folder: Path, texts: int, seed: int) -> Workload:
 
 
 def short_workload(texts: int, seed: int) -> Workload:
-    """Synthetic texts of 47 bytes, by the log-normal law of the partition sizes, scaled to their number."""
+    """Synthetic texts of 47 bytes in partitions of log-normal sizes."""
     sizes = partition_sizes(texts, max(1, texts // _TEXTS_PER_PARTITION), seed=seed)
-    drawn = draw_texts(seed, 1, np.arange(texts, dtype=np.uint64))
-    return Workload("short", drawn.to_pylist(), _keyed(sizes.tolist()))
+    drawn = draw_texts(seed, 1, np.arange(texts, dtype=np.uint64)).to_pylist()
+    return Workload("short", drawn, [(f"part-{number}", size) for number, size in enumerate(sizes.tolist())])
 
 
 def long_workload(texts: int, seed: int, tokenizer: Tokenizer) -> Workload:
-    """Texts of 16 to 512 tokens, special ones included; each is cut from a longer one at the token it ends with."""
+    """Texts of 16 to 512 tokens, special ones included, each cut from a longer one at a token's end."""
     low, high = LONG_TOKENS
     targets = np.exp(np.random.default_rng(seed).uniform(np.log(low), np.log(high + 1), texts)).astype(np.int64)
     pieces = draw_texts(seed, 2, np.arange(_PIECES * texts, dtype=np.uint64), _PIECE_BYTES).to_pylist()
@@ -93,17 +100,13 @@ def long_workload(texts: int, seed: int, tokenizer: Tokenizer) -> Workload:
     cut = []
     for text, target in zip(drawn, np.clip(targets, low, high).tolist(), strict=True):
         enough = " ".join(text.split(" ", target)[:target])
-        found = tokenizer.encode(enough, add_special_tokens=False).offsets
-        cut.append(enough[: found[target - special - 1][1]])
-    return Workload("long", cut, _keyed([texts]), max_length=high)
-
-
-def _keyed(sizes: Sequence[int]) -> list[tuple[str, int]]:
-    return [(f"part-{number}", size) for number, size in enumerate(sizes)]
+        offsets = tokenizer.encode(enough, add_special_tokens=False).offsets
+        cut.append(enough[: offsets[target - special - 1][1]])
+    return Workload("long", cut, [("part-0", texts)], max_length=high)
 
 
 def load_tokenizer(space: Space) -> Tokenizer:
-    """The model's tokenizer as it is on disk, without its settings for padding and truncation."""
+    """The model's tokenizer without padding and truncation."""
     tokenizer = Tokenizer.from_file(str(Path(space.model_path) / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -111,6 +114,6 @@ def load_tokenizer(space: Space) -> Tokenizer:
 
 
 def token_lengths(space: Space, texts: list[str]) -> np.ndarray:
-    """Tokens of each text, special ones included, as far as the model reads."""
+    """Tokens of each text, special ones included, at most as many as the model reads."""
     encoded = load_tokenizer(space).encode_batch_fast(texts)
     return np.minimum([len(tokens) for tokens in encoded], space.max_length)

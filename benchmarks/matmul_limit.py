@@ -1,13 +1,12 @@
-"""The machine's own limit: multiplying the model's matrices and doing nothing else, with the library that encodes.
+"""The machine's own limit: multiplying matrices of the model's shapes with the library that encodes.
 
-A transformer is mostly linear layers, so no encoder can be faster than the machine multiplies matrices of these
-shapes. The limit is measured in the same run, before and after the rounds, and the best of all counts: a machine that
-was slowed down by others during the measurement must not look easy to saturate. The work of a text of L tokens is
+A transformer is mostly linear layers, so no encoder is faster than the machine multiplies such matrices. The limit is
+measured before and after the rounds, and the best measurement counts. The work of a text of L tokens is
 
     2 · L · (parameters of the linear layers) + 4 · L² · hidden size · layers        floating-point operations
 
-with the parameters read from the model's own files; embeddings are looked up, not multiplied, and do not count. The
-second term, attention's products, is 0.5 % of the work at 11 tokens and 18 % at 512 for the demo model's shape.
+Embeddings are looked up, not multiplied, and do not count. The second term, attention's products, is 0.5 % of the work at
+11 tokens and 18 % at 512 for the demo model's shape.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _NOT_LINEAR = ("embeddings", "pooler")
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What decides about the work of a token."""
+    """The shape of a transformer, which decides the work per token."""
 
     linear_parameters: int
     hidden: int
@@ -66,7 +65,7 @@ def read_shape(model_path: str) -> ModelShape:
 
 
 class MatmulLimit:
-    """Floating-point operations per second of the feed-forward layers' products, best of all measurements.
+    """Floating-point operations per second of the feed-forward layers' products, the best of all measurements.
 
     Args:
         backend: "openvino", or anything else for torch.
@@ -76,43 +75,37 @@ class MatmulLimit:
 
     def __init__(self, backend: str, device: str, precision: str, shape: ModelShape) -> None:
         self.library = "openvino" if backend == "openvino" else "torch"
-        self.flops_per_second: float | None = None
+        self.flops_per_second = 0.0
         self._runs: list[tuple[float, Callable[[], None]]] = []
-        if precision not in ("fp32", "fp16", "bf16"):
-            return
-        rows = _ROWS if device == "cpu" else _GPU_ROWS
-        for count in rows:
+        for rows in _ROWS if device == "cpu" else _GPU_ROWS:
             if self.library == "openvino":
-                run, passes = _openvino_products(shape, count, precision)
+                run, passes = _openvino_products(shape, rows, precision)
             else:
-                run, passes = _torch_products(shape, count, precision, device)
-            self._runs.append((passes * 2.0 * 2 * _PAIRS * count * shape.hidden * shape.intermediate, run))
-        for _, run in self._runs:
+                run, passes = _torch_products(shape, rows, precision, device), 1
+            self._runs.append((passes * 2.0 * 2 * _PAIRS * rows * shape.hidden * shape.intermediate, run))
             run()
 
     def measure(self, seconds: float = _SECONDS) -> None:
-        """Measures once more; the best so far stays."""
+        """Measure again and keep the best rate."""
         for flops, run in self._runs:
             ended = time.perf_counter() + seconds
             while (begun := time.perf_counter()) < ended:
                 run()
-                rate = flops / (time.perf_counter() - begun)
-                self.flops_per_second = max(rate, self.flops_per_second or 0.0)
+                self.flops_per_second = max(self.flops_per_second, flops / (time.perf_counter() - begun))
 
 
 def _openvino_products(shape: ModelShape, rows: int, precision: str) -> tuple[Callable[[], None], int]:
-    """Products on every stream at once, with the streams and threads of the pool's worker; passes of one call."""
+    """A chain of products with the streams and threads of the pool's worker, and how many times a call runs it."""
     import openvino as ov
     from openvino import opset13 as ops
 
     random = np.random.default_rng(0)
     entry = ops.parameter([rows, shape.hidden], np.float32)
     node = entry
-    for _ in range(_PAIRS):
-        for size in ((shape.hidden, shape.intermediate), (shape.intermediate, shape.hidden)):
-            # Scaled so that values neither vanish nor explode on their way through the chain.
-            weights = (random.standard_normal(size) / size[0] ** 0.5).astype(np.float32)
-            node = ops.matmul(node, ops.constant(weights), False, False)
+    for size in _PAIRS * ((shape.hidden, shape.intermediate), (shape.intermediate, shape.hidden)):
+        # Scaled so that values neither vanish nor explode on their way through the chain.
+        weights = (random.standard_normal(size) / size[0] ** 0.5).astype(np.float32)
+        node = ops.matmul(node, ops.constant(weights), False, False)
     threads = usable_cores()
     compiled = ov.Core().compile_model(
         ov.Model([node], [entry], "products"),  # pyright: ignore[reportGeneralTypeIssues]
@@ -126,25 +119,22 @@ def _openvino_products(shape: ModelShape, rows: int, precision: str) -> tuple[Ca
     )
     queue = ov.AsyncInferQueue(compiled, threads)
     given = random.standard_normal((rows, shape.hidden)).astype(np.float32)
-    passes = 2 * threads
 
     def run() -> None:
-        for _ in range(passes):
+        for _ in range(2 * threads):
             queue.start_async([given], share_inputs=True)
         queue.wait_all()
 
-    return run, passes
+    return run, 2 * threads
 
 
-def _torch_products(shape: ModelShape, rows: int, precision: str, device: str) -> tuple[Callable[[], None], int]:
-    """The same with torch; passes of one call."""
+def _torch_products(shape: ModelShape, rows: int, precision: str, device: str) -> Callable[[], None]:
+    """The same chain with torch."""
     import torch
 
     kind = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
-    layers = []
-    for _ in range(_PAIRS):
-        for size in ((shape.hidden, shape.intermediate), (shape.intermediate, shape.hidden)):
-            layers.append((torch.randn(size[1], size[0]) / size[0] ** 0.5).to(device, kind))
+    sizes = _PAIRS * ((shape.hidden, shape.intermediate), (shape.intermediate, shape.hidden))
+    layers = [(torch.randn(size[1], size[0]) / size[0] ** 0.5).to(device, kind) for size in sizes]
     given = torch.randn(rows, shape.hidden).to(device, kind)
 
     @torch.inference_mode()
@@ -155,4 +145,4 @@ def _torch_products(shape: ModelShape, rows: int, precision: str, device: str) -
         if device != "cpu":
             torch.cuda.synchronize()
 
-    return run, 1
+    return run

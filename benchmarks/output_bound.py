@@ -1,9 +1,9 @@
-"""The unconditional bound: whatever comes, the account stays within its limit, and the memory follows the account.
+"""The bound on memory: the ledger stays within its limit for any input, and the process's memory follows the ledger.
 
-Each case is a run in a process of its own, with a fixed memory limit: one huge partition before, amid and after
-thousands of small ones, texts of 1 MB, and a store that stands still for half a minute. Two figures count: the most
-that the ledger ever held, and the most memory of the process and its worker beyond what they held before the run
-(shared pages counted once). The ledger counts data, not Python's own objects, hence 300 MB of allowance.
+Each case is a run in its own process with a fixed memory limit: one huge partition before, amid and after thousands of
+small ones, texts of 1 MB, and a store that stalls for half a minute. It reports the maximum of the ledger, and the
+maximum of the memory of the process and its worker beyond what they held before the run (shared pages counted once). The
+ledger counts data, not Python's own objects; hence the allowance of 300 MB.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from benchmarks.output_runs import drawn_partitions, embed, paced_pool
-from benchmarks.rounds import say
+from benchmarks.harness import Document, Target, at_most, say
+from benchmarks.paced_runs import drawn_partitions, embed, paced_pool
+from surge_dagster.engine.support.process_memory import MemoryGauge
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import Upload
-from surge_dagster.engine.support.process_memory import MemoryGauge
 from surge_dagster.engine.thresholds import Thresholds
 
-DIMENSION = 384
 LIMIT = 1024 * 1024 * 1024
 ALLOWANCE = 300_000_000
 CASES = ("largest first", "largest in the middle", "largest last", "texts of 1 MB", "a store that stalls")
@@ -34,7 +33,7 @@ _THRESHOLDS = Thresholds(b_min=20_000, b_max=100_000, b_max_bytes=64_000_000)
 
 
 class StallingStore(LocalStore):
-    """A local store in which nothing moves for some time, once, from its hundredth object on."""
+    """A local store that stalls once, at its hundredth object."""
 
     def __init__(self, root: Path, seconds: float) -> None:
         super().__init__(root)
@@ -61,8 +60,8 @@ def sizes_of(case: str, texts: int, partitions: int) -> tuple[list[int], int]:
     return [*small[:place], texts, *small[place:]], 47
 
 
-def bound_document(cases: list[str], texts: int, partitions: int, stall_seconds: float, disk: Path) -> dict[str, Any]:
-    """Every case's peaks in bytes."""
+def bound_document(cases: list[str], texts: int, partitions: int, stall_seconds: float, disk: Path) -> Document:
+    """Peaks of every case, in bytes."""
     rows = []
     for case in cases:
         say(f"  {case}")
@@ -80,30 +79,47 @@ def bound_document(cases: list[str], texts: int, partitions: int, stall_seconds:
     }
 
 
+def bound_lines(found: Document) -> Iterator[str]:
+    """The table."""
+    yield ""
+    yield f"memory under a limit of {found['limit_bytes'] / 1e6:,.0f} MB"
+    yield f"{'':26}{'partitions':>12}{'texts':>12}{'ledger MB':>12}{'above start MB':>16}{'seconds':>10}"
+    for case in found["cases"]:
+        yield (
+            f"{case['case']:26}{case['partitions']:>12,}{case['texts']:>12,}{case['ledger_peak_bytes'] / 1e6:>12,.0f}"
+            f"{case['above_start_bytes'] / 1e6:>16,.0f}{case['wall_seconds']:>10,.1f}"
+        )
+
+
+def bound_targets(found: Document) -> Iterator[Target]:
+    """The aims of the scenario."""
+    limit = found["limit_bytes"] / 1e6
+    above = limit + found["allowance_bytes"] / 1e6
+    for case in found["cases"]:
+        yield at_most(f"{case['case']}, maximum of the ledger in MB", limit, case["ledger_peak_bytes"] / 1e6)
+        yield at_most(f"{case['case']}, MB above the start", above, case["above_start_bytes"] / 1e6)
+
+
 def main() -> None:
-    """One case's process."""
+    """The process of one case."""
     case, texts, partitions, stall_seconds, output = sys.argv[1], *map(float, sys.argv[2:5]), Path(sys.argv[5])
     sizes, mean_bytes = sizes_of(case, int(texts), int(partitions))
     store = StallingStore(output, stall_seconds) if case == "a store that stalls" else LocalStore(output)
     try:
-        with paced_pool(DIMENSION) as pool:
+        with paced_pool() as pool:
             with MemoryGauge() as gauge:
                 pass
             report = embed(pool, drawn_partitions(sizes, mean_bytes), store, _THRESHOLDS, memory_limit=LIMIT)
     finally:
         shutil.rmtree(output, ignore_errors=True)
-    print(
-        json.dumps(
-            {
-                "partitions": len(sizes),
-                "texts": sum(sizes),
-                "ledger_peak_bytes": report.peak_resident_bytes,
-                "start_bytes": gauge.peak_bytes,
-                "above_start_bytes": report.peak_rss_bytes - gauge.peak_bytes,
-                "wall_seconds": report.wall_seconds,
-            }
-        )
-    )
+    measured = {
+        "partitions": len(sizes),
+        "texts": sum(sizes),
+        "ledger_peak_bytes": report.peak_resident_bytes,
+        "above_start_bytes": report.peak_rss_bytes - gauge.peak_bytes,
+        "wall_seconds": report.wall_seconds,
+    }
+    print(json.dumps(measured))
 
 
 if __name__ == "__main__":

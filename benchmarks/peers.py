@@ -1,17 +1,20 @@
-"""The others, on the same texts, each with the best of three batch sizes.
+"""Other libraries on the same texts, each with the best of three batch sizes.
 
-A peer that is not installed, or cannot run here, is a row with the reason and never an error. Every peer loads one
-folder: the pool's model with the same maximum length in the files, so that all of them read equally much of a text.
+A peer that is not installed or cannot run here raises `Unavailable`, which the table shows. All peers load one folder: the
+pool's model with the workload's maximum length in its files, so that they read equally many tokens of a text.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import logging
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,6 +23,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from benchmarks.harness import first_line
+from benchmarks.inputs import load_tokenizer
 from surge_dagster.engine.model.fingerprint import usable_cores
 from surge_dagster.engine.model.spec import Space
 
@@ -29,13 +34,13 @@ GPU_BATCH_SIZES = (128, 512, 2_048)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What every peer is given.
+    """The input of every peer.
 
     Attributes:
         folder: the model, with the space's maximum length in its files.
-        onnx_file: where the model's ONNX export is, or is to be: all workloads of a model share it.
+        onnx_file: path of the model's ONNX export, which all workloads of a model share.
         device: "cpu" or "cuda:0".
-        pilot: texts to find the batch size with.
+        pilot: texts with which the batch size is found.
     """
 
     space: Space
@@ -50,7 +55,7 @@ class Setting:
 
 
 class Unavailable(Exception):
-    """A peer cannot take part; the message is one line that says why."""
+    """A peer cannot take part; the message says why in one line."""
 
 
 class Peer(Protocol):
@@ -74,25 +79,6 @@ def peer_folder(space: Space, folder: Path) -> Path:
     return folder
 
 
-def require(*modules: str) -> None:
-    """Raises `Unavailable` when a module is not installed."""
-    for module in modules:
-        if find_spec(module) is None:
-            raise Unavailable(f"{module} is not installed")
-
-
-def best_batch_size(setting: Setting, encode: Callable[[int], object]) -> int:
-    """The batch size that takes the least time on the pilot texts."""
-
-    def seconds(size: int) -> float:
-        begun = time.perf_counter()
-        encode(size)
-        return time.perf_counter() - begun
-
-    encode(setting.batch_sizes[0])
-    return min(setting.batch_sizes, key=seconds)
-
-
 class SentenceTransformers:
     """`SentenceTransformer.encode`: in fp32, or on a GPU in fp16 with the fastest attention that is installed."""
 
@@ -107,9 +93,9 @@ class SentenceTransformers:
             options = {"torch_dtype": torch.float16, "attn_implementation": attention}
         self.attention: str = options.get("attn_implementation", "default")
         self.precision = precision
-        self._model = load_model(setting.folder, setting.device, options)
+        self._model = _load_model(setting.folder, setting.device, options)
         self.batch_size = 0
-        self.batch_size = best_batch_size(setting, lambda size: self.encode(setting.pilot, size))
+        self.batch_size = _best_batch_size(setting, lambda size: self.encode(setting.pilot, size))
 
     def encode(self, texts: list[str], batch_size: int | None = None) -> np.ndarray:
         return self._model.encode(texts, batch_size=batch_size or self.batch_size, show_progress_bar=False)
@@ -119,7 +105,7 @@ class SentenceTransformers:
 
 
 class SentenceTransformersPool:
-    """Its multi-process pool: a process per GPU, or per CPU core, each with its share of the cores."""
+    """sentence-transformers' multi-process pool: a process per GPU, or per CPU core with its share of the cores."""
 
     precision = "fp32"
 
@@ -129,12 +115,12 @@ class SentenceTransformersPool:
         cores = usable_cores()
         gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if setting.device != "cpu" else []
         devices = gpus or ["cpu"] * cores
-        self._model = load_model(setting.folder, "cpu", {"torch_dtype": torch.float32})
+        self._model = _load_model(setting.folder, "cpu", {"torch_dtype": torch.float32})
         with _environment(OMP_NUM_THREADS=str(max(1, cores // len(devices)))):
             self._pool = self._model.start_multi_process_pool(devices)
         for _ in devices:
             self._model.encode(setting.pilot[: 4 * len(devices)], pool=self._pool, chunk_size=1)
-        self.batch_size = best_batch_size(setting, lambda size: self.encode(setting.pilot, size))
+        self.batch_size = _best_batch_size(setting, lambda size: self.encode(setting.pilot, size))
 
     def encode(self, texts: list[str], batch_size: int | None = None) -> np.ndarray:
         return self._model.encode(texts, pool=self._pool, batch_size=batch_size or self.batch_size)
@@ -143,14 +129,51 @@ class SentenceTransformersPool:
         self._model.stop_multi_process_pool(self._pool)
 
 
+class OnnxRuntime:
+    """onnxruntime on texts sorted by length, as sentence-transformers does it, with all cores in one pass."""
+
+    precision = "fp32"
+
+    def __init__(self, setting: Setting) -> None:
+        path = _exported(setting)
+        onnxruntime = import_module("onnxruntime")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = usable_cores()
+        options.log_severity_level = 3
+        self._session = onnxruntime.InferenceSession(path, options, providers=_providers(setting.device))
+        self._tokenizer = load_tokenizer(setting.space)
+        self._tokenizer.enable_truncation(setting.space.max_length)
+        self._tokenizer.enable_padding(pad_id=self._tokenizer.token_to_id("[PAD]") or 0)
+        self._dimension = setting.space.dimension
+        self.batch_size = 0
+        self.batch_size = _best_batch_size(setting, lambda size: self.encode(setting.pilot, size))
+
+    def encode(self, texts: list[str], batch_size: int | None = None) -> np.ndarray:
+        step = batch_size or self.batch_size
+        order = np.argsort([-len(text) for text in texts], kind="stable")
+        vectors = np.empty((len(texts), self._dimension), np.float32)
+        for start in range(0, len(texts), step):
+            rows = order[start : start + step]
+            tokens = self._tokenizer.encode_batch_fast([texts[row] for row in rows])
+            given = {
+                "input_ids": np.array([text.ids for text in tokens], np.int64),
+                "attention_mask": np.array([text.attention_mask for text in tokens], np.int64),
+            }
+            vectors[rows] = self._session.run(None, given)[0]
+        return vectors
+
+    def close(self) -> None:
+        del self._session
+
+
 class Daft:
-    """Daft's `embed_text` with its provider "transformers", over a table in memory; it offers no batch size."""
+    """Daft's `embed_text` with its provider "transformers", over a table in memory, without a choice of the batch size."""
 
     precision = "fp32"
     batch_size = 0
 
     def __init__(self, setting: Setting) -> None:
-        require("daft")
+        _require("daft")
         self._folder = str(setting.folder)
         self.encode(setting.pilot[:8])
 
@@ -168,8 +191,8 @@ class Daft:
         pass
 
 
-def load_model(folder: Path, device: str, options: dict[str, Any]) -> Any:
-    """sentence-transformers' model from a folder, without a look at any hub."""
+def _load_model(folder: Path, device: str, options: dict[str, Any]) -> Any:
+    """Load a sentence-transformers model from a folder, without any network."""
     from sentence_transformers import SentenceTransformer
     from transformers.utils import logging as transformers_logging
 
@@ -177,7 +200,7 @@ def load_model(folder: Path, device: str, options: dict[str, Any]) -> Any:
     return SentenceTransformer(str(folder), device=device, local_files_only=True, model_kwargs=options)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _environment(**values: str) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
@@ -189,3 +212,77 @@ def _environment(**values: str) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def _exported(setting: Setting) -> Path:
+    """Export the model as one ONNX file (transformer, pooling, normalization), unless it exists already."""
+    _require("onnxruntime", "onnx", "onnxscript")
+    path = setting.onnx_file
+    if not path.exists():
+        try:
+            _export(setting, path)
+        except Exception as error:
+            raise Unavailable(f"the model does not export to ONNX: {first_line(error)}") from error
+    return path
+
+
+def _export(setting: Setting, path: Path) -> None:
+    import torch
+
+    model = _load_model(setting.folder, "cpu", {"torch_dtype": torch.float32}).eval()
+
+    class Whole(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            return self.model({"input_ids": input_ids, "attention_mask": attention_mask})["sentence_embedding"]
+
+    ids = torch.arange(14).reshape(2, 7)
+    mask = torch.ones_like(ids)
+    mask[0, 5:] = 0
+    axes = {0: "batch", 1: "length"}
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    # The exporter prints to standard output, whose last line is the benchmark's document.
+    with torch.inference_mode(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            Whole().eval(),
+            (ids, mask),
+            dynamo=True,
+            verbose=False,
+            input_names=["input_ids", "attention_mask"],
+            output_names=["sentence_embedding"],
+            dynamic_shapes={"input_ids": axes, "attention_mask": axes},
+        )
+        assert program is not None
+        program.save(path)
+
+
+def _providers(device: str) -> list[str]:
+    onnxruntime = import_module("onnxruntime")
+    if device == "cpu":
+        return ["CPUExecutionProvider"]
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        raise Unavailable("this onnxruntime is a build without CUDA")
+    return ["CUDAExecutionProvider", "CPUExecutionProvider"]
+
+
+def _require(*modules: str) -> None:
+    """Raises `Unavailable` when a module is not installed."""
+    for module in modules:
+        if find_spec(module) is None:
+            raise Unavailable(f"{module} is not installed")
+
+
+def _best_batch_size(setting: Setting, encode: Callable[[int], object]) -> int:
+    """The batch size that takes the least time on the pilot texts."""
+
+    def seconds(size: int) -> float:
+        begun = time.perf_counter()
+        encode(size)
+        return time.perf_counter() - begun
+
+    encode(setting.batch_sizes[0])
+    return min(setting.batch_sizes, key=seconds)

@@ -1,4 +1,4 @@
-"""A Postgres server of our own, for as long as it is needed: a free port on 127.0.0.1, a temporary data folder."""
+"""A temporary Postgres server on a free port of 127.0.0.1, for benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _START_SECONDS = 60
 
 @dataclass(frozen=True, slots=True)
 class PostgresServer:
-    """A running server; everybody on this machine may connect to it as `postgres`."""
+    """A running server that accepts connections as `postgres` without a password."""
 
     port: int
     version: str
 
     def url(self, database: str = "postgres") -> str:
-        """Where a database is. The driver is named: dagster-postgres brings another one than SQLAlchemy's default."""
+        """URL of a database. It names the driver, because dagster-postgres does not install SQLAlchemy's default one."""
         return f"postgresql+psycopg2://{_USER}@127.0.0.1:{self.port}/{database}"
 
     def create_database(self, name: str, like: str = "template1") -> str:
-        """Make a database as a copy of another one that nobody is connected to; gives its URL."""
+        """Create a database as a copy of one without connections; gives its URL."""
         with contextlib.closing(_connect(self.port)) as connection:
             connection.autocommit = True
             connection.cursor().execute(f'CREATE DATABASE "{name}" TEMPLATE "{like}"')
@@ -46,7 +46,7 @@ def postgres_programs() -> Path:
     """The folder of the newest Postgres that Debian's packages have installed.
 
     Raises:
-        FileNotFoundError: there is none; the text says what to install.
+        FileNotFoundError: Postgres is not installed; the message names the package.
     """
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: float(path.parts[4]))
     if not folders:
@@ -58,26 +58,26 @@ def postgres_programs() -> Path:
 
 @contextlib.contextmanager
 def postgres_server(*, durable: bool = True) -> Iterator[PostgresServer]:
-    """Start a server and stop it in the end.
+    """Start a server and stop it at the end.
 
     Args:
-        durable: wait for the disk at each commit, as a server that is in use does.
+        durable: wait for the disk at each commit, as production servers do.
 
     Raises:
         FileNotFoundError: Postgres is not installed.
-        RuntimeError: it does not start; with its log.
+        RuntimeError: the server does not start; the message has its log.
     """
     programs = postgres_programs()
     folder = Path(tempfile.mkdtemp(prefix="surge-postgres-"))
-    # It refuses to run as root, and Debian's package has made a user for it.
+    # Postgres refuses to run as root; Debian's package has created a user for it.
     account: dict[str, Any] = {"user": _USER, "group": _USER, "extra_groups": []} if os.geteuid() == 0 else {}
     if account:
         owner = pwd.getpwnam(_USER)
         os.chown(folder, owner.pw_uid, owner.pw_gid)
     try:
         data, log = folder / "data", folder / "log"
-        made = [programs / "initdb", "-D", data, "-U", _USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
-        subprocess.run(list(map(str, made)), cwd=folder, check=True, capture_output=True, **account)
+        initdb = [programs / "initdb", "-D", data, "-U", _USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
+        subprocess.run(list(map(str, initdb)), cwd=folder, check=True, capture_output=True, **account)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -93,7 +93,7 @@ def postgres_server(*, durable: bool = True) -> Iterator[PostgresServer]:
         try:
             yield PostgresServer(port, _wait_for(process, port, log))
         finally:
-            process.send_signal(signal.SIGINT)  # ends it without waiting for its clients
+            process.send_signal(signal.SIGINT)  # does not wait for clients
             process.wait(_START_SECONDS)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,204 +1,156 @@
-"""How long a run takes to find out that there is nothing to do: every output decided by its footer.
+"""How long a run takes to find out that there is nothing to do.
 
-    python -m benchmarks.resume [--outputs 40000] [--objects 2000] [--rounds 5] [--quick]
+    python -m benchmarks.resume [--outputs 40000] [--rounds 5] [--quick]
 
-Writes that many small output files into a temporary folder, then lets fresh processes list them and decide for each
-partition whether it is fresh; nothing is remembered from one process to the next. Beside it stands the same with
-pyarrow reading every footer in full. Then a bucket, served by a test server on this machine: the requests that a
-process makes cold, without anything kept on disk, and warm, after another one. Prints a table and, as the last line of
-standard output, one JSON document; docs/benchmarks.md says what the figures mean. The exit code is 1 when an output was
-decided wrongly, and for nothing else.
+Writes small output files into a temporary folder and lets fresh processes list them and decide for each partition
+whether it is fresh, by the facts in the file's footer. Exits with 1 when a decision was wrong.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
-from importlib.metadata import version
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-import pyarrow.parquet as pq
+import numpy as np
+import pyarrow as pa
 
-from benchmarks.resume_bucket import measure_bucket
-from benchmarks.resume_outputs import SPACE, Decided, decide_in, partition_key, partitions_of, write_outputs
-from benchmarks.rounds import say
-from benchmarks.targets import Target
-from surge_dagster.engine.files.embedding_file import read_facts
-from surge_dagster.engine.model.fingerprint import usable_cores
-from surge_dagster.engine.output.freshness import file_name
+from benchmarks.harness import Document, Target, at_most, print_document, say, start_document
+from surge_dagster.engine.files.embedding_file import EmbeddingFileWriter, FileFacts, desired_version
+from surge_dagster.engine.output.freshness import OutputState, file_name
+from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store
 
 TARGET_OUTPUTS, TARGET_SECONDS = 40_000, 5.0
-SIDES = ("footer's end", "whole footer")
+_SECONDS = ("seconds", "cpu_seconds", "list_seconds")
+SPACE = "bench-000000000000"
+_DIMENSION = 384
 
 
-def decide(folder: Path, outputs: int) -> Decided:
-    """List the folder and decide for each partition, as a run does."""
-    partitions = partitions_of(outputs)
-    return decide_in(open_store(folder), partitions)
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """The decisions of one process; `list_seconds` is the part of `seconds` spent in listing."""
+
+    fresh: int
+    stale: int
+    missing: int
+    list_seconds: float
+    seconds: float
+    cpu_seconds: float
 
 
-def decide_by_whole_footers(folder: Path, outputs: int) -> Decided:
-    """The same with pyarrow reading every footer: what the engine's own way is compared with."""
-    store = open_store(folder)
-    cpu, begun = time.process_time(), time.perf_counter()
-    names = {stored.name for stored in store.list(SPACE)}
-    listed = time.perf_counter()
-    counts = {"fresh": 0, "stale": 0, "missing": 0}
-    for index in range(outputs):
-        name = file_name(SPACE, partition_key(index))
-        wanted = f"v{index}" if index % 10 else "moved"
-        if name not in names:
-            counts["missing"] += 1
-        else:
-            with store.open(name) as source:
-                is_fresh = read_facts(pq.read_metadata(source)).source_version == wanted
-            counts["fresh" if is_fresh else "stale"] += 1
-    seconds = time.perf_counter() - begun
-    return Decided(**counts, list_seconds=listed - begun, seconds=seconds, cpu_seconds=time.process_time() - cpu)
+def measure(arguments: argparse.Namespace) -> Document:
+    """Write outputs, decide in fresh processes, and give the document."""
+    document = start_document("resume", arguments, ("pyarrow",))
+    found = []
+    with tempfile.TemporaryDirectory(prefix="surge-bench-") as folder:
+        say(f"writing {arguments.outputs:,} outputs")
+        write_outputs(Path(folder), arguments.outputs, arguments.seed)
+        for index in range(arguments.rounds):
+            say(f"  round {index + 1} of {arguments.rounds}")
+            found.append(_decide_in_fresh_process(folder, arguments.outputs))
+    medians = {name: statistics.median(one[name] for one in found) for name in _SECONDS}
+    decided = {name: found[0][name] for name in ("fresh", "stale", "missing")}
+    return document | medians | {"outputs": arguments.outputs, "decided": decided, "rounds": found}
 
 
-def measure(outputs: int, objects: int, rounds: int, seed: int) -> dict[str, Any]:
-    """Write, decide in fresh processes, and give the document."""
-    scratch = Path(tempfile.mkdtemp(prefix="surge-bench-"))
-    samples: dict[str, list[Decided]] = {side: [] for side in SIDES}
-    try:
-        say(f"writing {outputs:,} outputs")
-        write_outputs(scratch / "out", outputs, seed)
-        for index in range(rounds):
-            say(f"  round {index + 1} of {rounds}")
-            for side in SIDES[:: -1 if index % 2 else 1]:  # neither always follows the other
-                samples[side].append(_in_a_fresh_process(side, scratch / "out", outputs))
-        write_outputs(scratch / "objects", objects, seed)
-        bucket = measure_bucket(scratch / "objects", objects, rounds)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    document: dict[str, Any] = {
-        "benchmark": "resume",
-        "machine": {"processor": _processor(), "cores": usable_cores(), "load": os.getloadavg()[0]},
-        "versions": {"python": platform.python_version(), "pyarrow": version("pyarrow")},
-        "settings": {"outputs": outputs, "rounds": rounds, "seed": seed},
-        "rows": [_row(side, found, outputs) for side, found in samples.items()],
-        "bucket": bucket,
-    }
-    ours, theirs = ([one.seconds for one in samples[side]] for side in SIDES)
-    document["speedup"] = statistics.median(slow / fast for fast, slow in zip(ours, theirs, strict=True))
-    return document | {"targets": [aim.as_dict() for aim in targets(document)]}
-
-
-def targets(document: dict[str, Any]) -> list[Target]:
+def targets(document: Document) -> list[Target]:
     """The aim beside what was measured."""
-    row, bucket = document["rows"][0], document["bucket"]
-    asked = document["settings"]["outputs"] == TARGET_OUTPUTS
+    seconds = document["seconds"] if document["outputs"] == TARGET_OUTPUTS else None
     name = f"seconds to decide {TARGET_OUTPUTS:,} outputs by their footers"
-    note = f"{document['settings']['outputs']:,} outputs"
-    objects = f"{bucket['objects']:,} objects"
-    return [
-        Target(name, TARGET_SECONDS, row["seconds"] if asked else None, at_least=False, note=note),
-        Target("reads per object of a bucket, cold", 1.0, bucket["cold"]["reads"] / bucket["objects"], False, objects),
-        Target("reads of objects of a bucket, warm", 0.0, bucket["warm"]["reads"], at_least=False, note=objects),
-    ]
+    return [at_most(name, TARGET_SECONDS, seconds, note=f"{document['outputs']:,} outputs")]
 
 
-def decided_wrongly(document: dict[str, Any]) -> bool:
-    """Whether any output counted as what it is not."""
-    bucket = document["bucket"]
-    found = [(row["decided"], document["settings"]["outputs"]) for row in document["rows"]]
-    found += [(bucket[side]["decided"], bucket["objects"]) for side in ("cold", "warm")]
-    return any(
-        decided != {"fresh": outputs - -(-outputs // 10), "stale": -(-outputs // 10), "missing": 0}
-        for decided, outputs in found
+def decided_wrongly(document: Document) -> bool:
+    """Whether the processes counted an output as what it is not; every tenth one is stale."""
+    stale = -(-document["outputs"] // 10)
+    return document["decided"] != {"fresh": document["outputs"] - stale, "stale": stale, "missing": 0}
+
+
+def lines(document: Document) -> Iterator[str]:
+    """The table."""
+    seconds = [one["seconds"] for one in document["rounds"]]
+    yield f"{document['outputs']:,} outputs on local disk, a fresh process each"
+    yield f"{'seconds':>9}{'rounds':>16}{'CPU seconds':>13}{'listing':>9}"
+    spread = f"{min(seconds):.2f}-{max(seconds):.2f}"
+    yield (
+        f"{document['seconds']:>9.2f}{spread:>16}{document['cpu_seconds']:>13.2f}{document['list_seconds']:>9.2f}"
     )
 
 
-def lines(document: dict[str, Any]) -> Iterator[str]:
-    """The document for people."""
-    machine, chosen = document["machine"], document["settings"]
-    yield f"{machine['processor']}, {machine['cores']} cores, load {machine['load']:.1f}"
-    yield f"{chosen['outputs']:,} outputs on local disk, a fresh process each, median of {chosen['rounds']} rounds"
-    yield f"{'':24}{'seconds':>9}{'rounds':>16}{'CPU seconds':>13}{'listing':>9}{'µs each':>9}"
-    for row in document["rows"]:
-        spread = f"{min(row['all_seconds']):.2f}-{max(row['all_seconds']):.2f}"
-        yield (
-            f"{row['side']:24}{row['seconds']:>9.2f}{spread:>16}{row['cpu_seconds']:>13.2f}"
-            f"{row['list_seconds']:>9.2f}{row['microseconds_each']:>9.1f}"
-        )
-    yield f"the footer's end alone is {document['speedup']:.2f} times as fast"
-    bucket = document["bucket"]
-    yield f"{bucket['objects']:,} objects in a bucket on this machine, a fresh process each"
-    yield f"{'':24}{'seconds':>9}{'CPU seconds':>13}{'listings':>10}{'reads':>8}"
-    for side in ("cold", "warm"):
-        row = bucket[side]
-        yield f"{side:24}{row['seconds']:>9.2f}{row['cpu_seconds']:>13.2f}{row['listings']:>10}{row['reads']:>8,}"
-    for aim in targets(document):
-        measured = "-" if aim.measured is None else f"{aim.measured:,.2f}"
-        verdict = {True: "met", False: "missed", None: f"not measured here: {aim.note}"}[aim.met]
-        yield f"{aim.name:58}{f'<= {aim.target:,g}':>12}{measured:>12}  {verdict}"
+def write_outputs(folder: Path, outputs: int, seed: int) -> None:
+    """Write valid output files of one to eight rows."""
+    random = np.random.default_rng(seed)
+    rows = random.integers(1, 9, outputs)
+    matrix = random.standard_normal((8, _DIMENSION)).astype(np.float32)
+    ids = pa.array([f"id-{row}" for row in range(8)])
+    texts = pa.array([f"a short text, number {row} of this partition" for row in range(8)], pa.large_string())
+    (folder / SPACE).mkdir(parents=True)
+    for index, count in enumerate(rows.tolist()):
+        key, digest = _key(index), f"{index:032x}"
+        version = desired_version(digest, SPACE)
+        facts = FileFacts(key, SPACE, "bench", "fp32", f"v{index}", digest, version, count, _DIMENSION, 0)
+        with (
+            pa.OSFile(str(folder / file_name(SPACE, key)), "wb") as sink,
+            EmbeddingFileWriter(sink, ids.type, _DIMENSION, "float32", include_text=True) as writer,
+        ):
+            writer.append(ids[:count], texts[:count], matrix[:count])  # pyright: ignore[reportArgumentType]
+            writer.close(facts)
 
 
-def _row(side: str, found: list[Decided], outputs: int) -> dict[str, Any]:
-    seconds = statistics.median(one.seconds for one in found)
-    return {
-        "side": side,
-        "seconds": seconds,
-        "all_seconds": [one.seconds for one in found],
-        "cpu_seconds": statistics.median(one.cpu_seconds for one in found),
-        "list_seconds": statistics.median(one.list_seconds for one in found),
-        "microseconds_each": seconds / outputs * 1e6,
-        "decided": {name: getattr(found[0], name) for name in ("fresh", "stale", "missing")},
-    }
+def decide(folder: str, outputs: int) -> Decided:
+    """List an output and decide for each partition, as a run does; every tenth source has changed."""
+    store = open_store(folder)
+    partitions = [
+        Partition(_key(index), f"v{index}" if index % 10 else "moved", lambda: iter(()), lambda: None)
+        for index in range(outputs)
+    ]
+    cpu, begun = time.process_time(), time.perf_counter()
+    state = OutputState(store, SPACE)
+    listed = time.perf_counter()
+    found = [state.status(partition) for partition in state.looked_at(partitions)]
+    ended = time.perf_counter()
+    counts = {name: found.count(name) for name in ("fresh", "stale", "missing")}
+    return Decided(**counts, list_seconds=listed - begun, seconds=ended - begun, cpu_seconds=time.process_time() - cpu)
 
 
-def _processor() -> str:
-    facts = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.split(":", 1)[1].strip() for line in facts if line.startswith("model name")), "unknown")
+def _decide_in_fresh_process(folder: str, outputs: int) -> Document:
+    command = [sys.executable, "-m", "benchmarks.resume", "--outputs", str(outputs), "--decide", folder]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
-def _in_a_fresh_process(side: str, folder: Path, outputs: int) -> Decided:
-    command = [sys.executable, "-m", "benchmarks.resume", "--outputs", str(outputs), "--decide", side, str(folder)]
-    found = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return Decided(**json.loads(found.stdout))
+def _key(index: int) -> str:
+    return f"category {index:05d}"
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--outputs", type=int, help=f"files to decide ({TARGET_OUTPUTS:,})")
-    add("--objects", type=int, help="objects in the bucket (2,000)")
-    add("--rounds", type=int, help="fresh processes per side (5)")
-    add("--seed", type=int, default=0, help="of the files' sizes")
     add("--quick", action="store_true", help="tiny sizes: shows that everything runs, measures nothing")
-    add("--decide", nargs=2, metavar=("SIDE", "FOLDER"), help=argparse.SUPPRESS)
-    arguments = parser.parse_args(words)
-    arguments.outputs = arguments.outputs or (200 if arguments.quick else TARGET_OUTPUTS)
-    arguments.objects = arguments.objects or (50 if arguments.quick else 2000)
-    arguments.rounds = arguments.rounds or (1 if arguments.quick else 5)
-    return arguments
+    quick = parser.parse_known_args(words)[0].quick
+    add("--outputs", type=int, default=200 if quick else TARGET_OUTPUTS, help=f"files to decide ({TARGET_OUTPUTS:,})")
+    add("--rounds", type=int, default=1 if quick else 5, help="fresh processes (5)")
+    add("--seed", type=int, default=0, help="of the files' sizes")
+    add("--decide", metavar="FOLDER", help=argparse.SUPPRESS)
+    return parser.parse_args(words)
 
 
 def main() -> None:
     """Parse, measure, print."""
     arguments = parse()
     if arguments.decide:
-        side, folder = arguments.decide
-        work = decide if side == SIDES[0] else decide_by_whole_footers
-        print(json.dumps(asdict(work(Path(folder), arguments.outputs))))
+        print(json.dumps(asdict(decide(arguments.decide, arguments.outputs))))
         return
-    document = measure(arguments.outputs, arguments.objects, arguments.rounds, arguments.seed)
-    print("\n".join(lines(document)))
-    print(json.dumps(document))
+    document = measure(arguments)
+    print_document(document, lines(document), targets(document))
     sys.exit(1 if decided_wrongly(document) else 0)
 
 

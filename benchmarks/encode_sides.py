@@ -1,0 +1,159 @@
+"""The sides of the encode benchmark: every peer, this engine's pool, and a whole run around the pool.
+
+The pool's side begins with the list of strings that every peer gets and ends with vectors in host memory, so making the
+Arrow column and filling the slot count. A run's side goes from a Parquet catalog to published files, which no peer does.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.harness import Document, cpu_instructions, first_line, say
+from benchmarks.inputs import Workload
+from benchmarks.peers import Daft, OnnxRuntime, Peer, SentenceTransformers, SentenceTransformersPool, Setting
+from surge_dagster.engine.encoder.pool import EncodeMetrics, EncoderPool
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.report import SuperBatchReport
+from surge_dagster.engine.run import EmbeddingRun
+from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.store import open_store
+
+REFERENCE = "sentence-transformers"
+PEERS: dict[str, Callable[[Setting], Peer]] = {
+    REFERENCE: SentenceTransformers,
+    "sentence-transformers-pool": SentenceTransformersPool,
+    "sentence-transformers-fp16": lambda setting: SentenceTransformers(setting, "fp16"),
+    "onnxruntime": OnnxRuntime,
+    "daft": Daft,
+}
+_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
+
+
+@dataclass(slots=True)
+class Side:
+    """One side: facts from before the rounds, and what the rounds add.
+
+    Attributes:
+        kind: "peer", "pool" or "run".
+        work: encodes the texts; gives vectors, or for a run its seconds.
+        rates: texts per second of each round.
+        missing: why the side cannot take part.
+    """
+
+    name: str
+    kind: str
+    work: Callable[[list[str]], np.ndarray | float] = lambda texts: 0.0
+    facts: Document = field(default_factory=dict)
+    rates: list[float] = field(default_factory=list)
+    vectors: np.ndarray | None = None
+    missing: str | None = None
+
+    def take_turn(self, texts: list[str]) -> None:
+        """Encode the texts once."""
+        begun = time.perf_counter()
+        result = self.work(texts)
+        seconds = result if isinstance(result, float) else time.perf_counter() - begun
+        self.rates.append(len(texts) / seconds)
+        if isinstance(result, np.ndarray):
+            self.vectors = result
+
+
+class PoolCall:
+    """Calls of a pool with one slot that takes all the texts; `figures` are those of the last call."""
+
+    def __init__(self, pool: EncoderPool, texts: list[str]) -> None:
+        self.pool = pool
+        self.figures = EncodeMetrics()
+        self._workers = len(pool.worker_pids)
+        text_bytes = sum(len(text.encode()) for text in texts)
+        self._arena = pool.arena(slots=1, max_texts=len(texts), max_bytes=max(1, text_bytes))
+        self._slot = self._arena.acquire()
+
+    def encode(self, texts: list[str]) -> np.ndarray:
+        self._slot.truncate(0)
+        self._slot.append(pa.array(texts, pa.large_string()))  # pyright: ignore[reportArgumentType]
+        self.figures = self.pool.encode(self._slot)
+        return self._slot.matrix(0, len(texts))
+
+    def ratios(self) -> Document:
+        """Share of computed tokens that were padding, and of the workers' time without a forward pass."""
+        figures = self.figures
+        return {
+            "padding_ratio": 1 - figures.tokens / max(1, figures.padded_tokens),
+            "worker_idle_ratio": _idle(figures.forward_seconds, self._workers, figures.encode_seconds),
+        }
+
+    def close(self) -> None:
+        self._slot.release()
+        self._arena.close()
+
+
+def open_peer(name: str, setting: Setting, stack: ExitStack) -> Side:
+    """A peer that has loaded its model, or a side with the reason why there is none."""
+    say(f"  {name}")
+    try:
+        peer = PEERS[name](setting)
+    except Exception as error:  # a library of others may fail in any way; the remaining sides go on
+        return Side(name, "peer", missing=first_line(error))
+    stack.callback(peer.close)
+    facts: Document = {"precision": peer.precision, "batch_size": peer.batch_size or None}
+    facts |= {"attention": peer.attention} if isinstance(peer, SentenceTransformers) else {}
+    return Side(name, "peer", peer.encode, facts)
+
+
+def open_pool(
+    precision: str, spec: EncodingSpec, device: str, texts: list[str], stack: ExitStack
+) -> tuple[Side, PoolCall | None]:
+    """A started pool after its first, timed pass over the texts; None where the device lacks the precision."""
+    name = f"pool {precision}"
+    say(f"  {name}")
+    if device == "cpu" and precision == "bf16" and not _BF16.intersection(cpu_instructions()):
+        return Side(name, "pool", missing="this CPU has no bf16 arithmetic; libraries emulate it there"), None
+    try:
+        devices = "cpu" if device == "cpu" else "auto"
+        pool = stack.enter_context(EncoderPool(spec, precision=precision, devices=devices))
+    except ConfigError as error:
+        return Side(name, "pool", missing=first_line(error)), None
+    call = PoolCall(pool, texts)
+    stack.callback(call.close)
+    begun = time.perf_counter()
+    call.encode(texts)
+    facts: Document = {
+        "precision": pool.precision,
+        "backend": pool.backend,
+        "device": pool.device,
+        "device_reason": pool.device_reason,
+        "cold_texts_per_second": len(texts) / (time.perf_counter() - begun),
+    }
+    return Side(name, "pool", call.encode, facts), call
+
+
+def run_side(call: PoolCall, workload: Workload, scratch: Path) -> Side:
+    """Whole runs with the pool, each to an empty output; `idle_ratios` in the facts gets a value per run."""
+    catalog, output = workload.write_catalog(scratch / "catalog"), scratch / "output"
+    idle: list[float] = []
+
+    def work(_: list[str]) -> float:
+        run = EmbeddingRun(open_source(catalog), open_store(output), call.pool)
+        forward_seconds = sum(event.forward_seconds for event in run.events() if isinstance(event, SuperBatchReport))
+        shutil.rmtree(output)
+        if run.report.partitions_failed:
+            raise RuntimeError(f"partitions failed in the run: {run.report.partitions_failed[:3]}")
+        idle.append(_idle(forward_seconds, len(call.pool.worker_pids), run.report.wall_seconds))
+        return run.report.wall_seconds
+
+    facts: Document = {"precision": call.pool.precision, "idle_ratios": idle}
+    return Side(f"run {call.pool.precision}", "run", work, facts)
+
+
+def _idle(forward_seconds: float, workers: int, seconds: float) -> float:
+    return max(0.0, 1 - forward_seconds / (workers * seconds)) if seconds > 0 else 0.0

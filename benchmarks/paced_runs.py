@@ -1,0 +1,130 @@
+"""Whole runs with partitions drawn in memory and an encoder of a fixed speed.
+
+The time of such a run shows the path from the aggregator to the store. The encoder sleeps instead of computing, because
+an encoder that computes takes its cores from what is measured, which a GPU does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+
+from surge_dagster.catalogs.synthetic import draw_texts
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress
+from surge_dagster.engine.model.spec import EncodingSpec, Space
+from surge_dagster.engine.report import RunReport
+from surge_dagster.engine.run import EmbeddingRun, Event
+from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.thresholds import Thresholds
+
+BACKEND = "benchmarks.paced_runs:PacedBackend"
+DIMENSION = 384
+# Read by the worker, which inherits the environment of the process that starts the pool.
+_SECONDS_PER_TEXT = "SURGE_BENCH_SECONDS_PER_TEXT"
+_BEHIND_SECONDS = 0.005  # that a late chunk may catch up; more would hide what delayed it
+_BATCH_ROWS, _BATCH_BYTES = 8192, 2 * 1024 * 1024
+
+
+class PacedBackend:
+    """A worker's backend that gives unit vectors at a fixed speed, or without one as fast as memory is written."""
+
+    name = "paced"
+    detail = "unit vectors at a fixed speed"
+    token_budget = 0
+
+    def __init__(self, space: Space, settings: BackendSettings) -> None:
+        self._seconds_per_text = float(os.environ.get(_SECONDS_PER_TEXT, "0"))
+        self._due = 0.0
+        self._vector = np.full(space.dimension, space.dimension**-0.5, space.dtype)
+
+    def prepare(self, texts: list[str], progress: Progress) -> int:
+        progress()
+        return len(texts)
+
+    def forward(self, prepared: int, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkMetrics:
+        begun = time.perf_counter()
+        self._due = max(self._due, begun - _BEHIND_SECONDS) + prepared * self._seconds_per_text
+        matrix[:] = self._vector
+        truncated[:] = 0
+        while (left := self._due - time.perf_counter()) > 0:
+            time.sleep(min(left, 1.0))
+            progress()
+        seconds = time.perf_counter() - begun
+        return ChunkMetrics(prepared, prepared, truncated=0, tokenize_seconds=0.0, forward_seconds=seconds)
+
+
+@contextlib.contextmanager
+def paced_pool(texts_per_second: float | None = None, dimension: int = DIMENSION) -> Iterator[EncoderPool]:
+    """A pool of one worker with the encoder above; without a speed it takes no time."""
+    before = os.environ.get(_SECONDS_PER_TEXT)
+    os.environ[_SECONDS_PER_TEXT] = str(1 / texts_per_second if texts_per_second else 0)
+    try:
+        with EncoderPool(EncodingSpec(f"hash://{dimension}"), backend=BACKEND, devices="cpu") as pool:
+            yield pool
+    finally:
+        if before is None:
+            del os.environ[_SECONDS_PER_TEXT]
+        else:
+            os.environ[_SECONDS_PER_TEXT] = before
+
+
+def drawn_partitions(sizes: Sequence[int], mean_bytes: int = 47) -> Iterator[Partition]:
+    """Partitions of these sizes, drawn while they are read and not kept."""
+    return (_partition(number, partial(_draw, number, size, mean_bytes)) for number, size in enumerate(sizes))
+
+
+def ready_partitions(count: int, texts: int) -> list[Partition]:
+    """Partitions drawn before the run, because drawing a few texts takes longer than embedding them."""
+    ids = pa.array([f"{row}" for row in range(texts)], pa.string())
+    drawn = draw_texts(0, 1, np.arange(count * texts, dtype=np.uint64)).cast(pa.large_string())
+
+    def read(start: int) -> Iterator[RowBatch]:
+        yield RowBatch(ids, drawn.slice(start, texts))  # pyright: ignore[reportArgumentType]
+
+    return [_partition(number, partial(read, number * texts)) for number in range(count)]
+
+
+def embed(
+    pool: EncoderPool,
+    partitions: Iterable[Partition],
+    store: Store,
+    thresholds: Thresholds | None = None,
+    *,
+    seen: Callable[[Event], None] = lambda event: None,
+    publish_threads: int | None = None,
+    memory_limit: int | None = None,
+) -> RunReport:
+    """Execute a run to its end, calling `seen` with every event.
+
+    Raises:
+        RuntimeError: a partition failed.
+    """
+    run = EmbeddingRun(partitions, store, pool, thresholds, publish_threads=publish_threads, memory_limit=memory_limit)
+    for event in run.events():
+        seen(event)
+    if run.failed:
+        raise RuntimeError(f"partitions failed in the run: {run.report.partitions_failed[:3]}")
+    return run.report
+
+
+def _partition(number: int, read: Callable[[], Iterator[RowBatch]]) -> Partition:
+    return Partition(f"category-{number:06d}", "v1", read, lambda: "v1")
+
+
+def _draw(number: int, size: int, mean_bytes: int) -> Iterator[RowBatch]:
+    step = max(1, min(_BATCH_ROWS, _BATCH_BYTES // mean_bytes))
+    for start in range(0, size, step):
+        rows = np.arange(start, min(start + step, size), dtype=np.uint64)
+        if mean_bytes <= 100_000:
+            texts = draw_texts(0, number, rows, mean_bytes).cast(pa.large_string())
+        else:  # drawing word by word would take longer than the run
+            texts = pa.array([f"{number}/{row} ".ljust(mean_bytes, "x") for row in rows.tolist()], pa.large_string())
+        yield RowBatch(pa.array(rows.astype(np.int64)), texts)  # pyright: ignore[reportArgumentType]
