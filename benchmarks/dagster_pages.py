@@ -1,8 +1,8 @@
 """Dagster's UI on a large catalog: the partition page of `embeddings` in a browser, and each of its GraphQL queries.
 
-A real `dagster dev` serves the instance that a refresh has filled. Chromium opens the page until it shows the partitions;
-the queries that it sent are then sent again, one at a time and without a browser. Without Chromium only the query for the
-statuses of all partitions, which this module knows, is measured.
+A real `dagster dev` serves the instance that a refresh has filled. Chromium opens the page until it shows the
+partitions; the queries that it sent are then sent again, one at a time and without a browser. Without Chromium only
+the query for the statuses of all partitions, which this module knows, is measured.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """A refresh of a whole catalog through Dagster with an encoder that takes no time.
 
 A process of its own executes the job `catalog_refresh` on an instance with the settings that this project ships. Every
-partition has two texts; the files of the source are links to one file. Its memory is read from outside whenever another
-quarter of the files exists: what no other process sees, and all that it holds, which includes the slots of SuperBatches.
-The other scenarios (ticks of the sensor, pages of the UI) look at the instance that the refresh has filled.
+partition has two texts; the files of the source are links to one file. Its memory is read from outside whenever
+another quarter of the files exists: what no other process sees, and all that it holds, which includes the slots of
+SuperBatches. The other scenarios (ticks of the sensor, pages of the UI) look at the instance that the refresh has
+filled.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a tick of the sensor costs on a catalog that a refresh has embedded: CPU seconds of the evaluating process.
 
-A fresh process evaluates the sensor as a code server does: a first tick, which knows nothing, then ticks with nothing to
-do. Then it wipes the records from the instance and evaluates until every partition is registered again.
+A fresh process evaluates the sensor as a code server does: a first tick, which knows nothing, then ticks with nothing
+to do. Then it wipes the records from the instance and evaluates until every partition is registered again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The sides of the encode benchmark: every peer, this engine's pool, and a whole run around the pool.
 
-The pool's side begins with the list of strings that every peer gets and ends with vectors in host memory, so making the
-Arrow column and filling the slot count. A run's side goes from a Parquet catalog to published files, which no peer does.
+The pool's side begins with the list of strings that every peer gets and ends with vectors in host memory, so making
+the Arrow column and filling the slot count. A run's side goes from a Parquet catalog to published files, which no peer
+does.
 """
 
 from __future__ import annotations

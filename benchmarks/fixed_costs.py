@@ -1,12 +1,13 @@
 """What the pool costs besides encoding: the fixed cost of a call (c_ipc), and the start.
 
-c_ipc is the intercept of a straight line through the times of calls of 1 to 100,000 texts, with an encoder that computes
-nothing and the texts already in shared memory. Sizes take turns in random order, and the median of a size counts. A
-timing is off by a share of itself, so each point is weighted by 1 / seconds². sentence-transformers' multi-process pool
-goes through the same regression. The published system, which starts its pool around every call, reports 87 ms.
+c_ipc is the intercept of a straight line through the times of calls of 1 to 100,000 texts, with an encoder that
+computes nothing and the texts already in shared memory. Sizes take turns in random order, and the median of a size
+counts. A timing is off by a share of itself, so each point is weighted by 1 / seconds². sentence-transformers'
+multi-process pool goes through the same regression. The published system, which starts its pool around every call,
+reports 87 ms.
 
-The start is compared with loading the same model with sentence-transformers in a fresh process. Both find their files on
-disk, include the imports, and take turns.
+The start is compared with loading the same model with sentence-transformers in a fresh process. Both find their files
+on disk, include the imports, and take turns.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from surge_dagster.engine.model.fingerprint import usable_cores
 from surge_dagster.engine.model.spec import EncodingSpec
 
 SIZES = (1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)
-# sentence-transformers cuts a call into ten chunks per process; smaller calls have fewer chunks and lie on another line.
+# sentence-transformers cuts a call into ten chunks per process; smaller calls have fewer chunks and lie on another
+# line.
 PEER_SIZES = (100, 200, 500, 1_000, 3_000, 10_000)
 PUBLISHED_MS = 87.0
 _LOAD = (

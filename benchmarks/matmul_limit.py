@@ -5,8 +5,8 @@ measured before and after the rounds, and the best measurement counts. The work 
 
     2 · L · (parameters of the linear layers) + 4 · L² · hidden size · layers        floating-point operations
 
-Embeddings are looked up, not multiplied, and do not count. The second term, attention's products, is 0.5 % of the work at
-11 tokens and 18 % at 512 for the demo model's shape.
+Embeddings are looked up, not multiplied, and do not count. The second term, attention's products, is 0.5 % of the work
+at 11 tokens and 18 % at 512 for the demo model's shape.
 """
 
 from __future__ import annotations

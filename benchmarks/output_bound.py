@@ -2,8 +2,8 @@
 
 Each case is a run in its own process with a fixed memory limit: one huge partition before, amid and after thousands of
 small ones, texts of 1 MB, and a store that stalls for half a minute. It reports the maximum of the ledger, and the
-maximum of the memory of the process and its worker beyond what they held before the run (shared pages counted once). The
-ledger counts data, not Python's own objects; hence the allowance of 300 MB.
+maximum of the memory of the process and its worker beyond what they held before the run (shared pages counted once).
+The ledger counts data, not Python's own objects; hence the allowance of 300 MB.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 
 from benchmarks.harness import Document, Target, at_most, say
 from benchmarks.paced_runs import drawn_partitions, embed, paced_pool
-from surge_dagster.engine.support.process_memory import MemoryGauge
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import Upload
+from surge_dagster.engine.support.process_memory import MemoryGauge
 from surge_dagster.engine.thresholds import Thresholds
 
 LIMIT = 1024 * 1024 * 1024

@@ -1,9 +1,9 @@
 """Writing files: one of many rows, and tens of thousands of ten rows each.
 
-*serialization* writes a matrix of 384 columns with ids and texts through the engine's file writer, to tmpfs and to a disk,
-beside a copy of the same bytes in memory and a bare write of them to the same disk. *tiny* embeds partitions of ten texts
-that lie ready in memory with an encoder that takes no time, so what counts is the path from the aggregator to the
-published file. Beside it a loop writes the same bytes under the same names (temp file, write, fsync, rename).
+*serialization* writes a matrix of 384 columns with ids and texts through the engine's file writer, to tmpfs and to a
+disk, beside a copy of the same bytes in memory and a bare write of them to the same disk. *tiny* embeds partitions of
+ten texts that lie ready in memory with an encoder that takes no time, so what counts is the path from the aggregator
+to the published file. Beside it a loop writes the same bytes under the same names (temp file, write, fsync, rename).
 """
 
 from __future__ import annotations

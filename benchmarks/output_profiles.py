@@ -1,8 +1,8 @@
 """Storage profiles: what a slow store costs a run that publishes while it encodes, and one that does not.
 
-The encoder has a fixed speed. An object appears in a store in main memory after its profile's latency plus its bytes over
-the profile's bandwidth. *Synchronous* publishes a SuperBatch, object by object, before the next one is encoded; this
-module builds it around the engine, which has no such mode. The paper's gains stand beside the measured ones.
+The encoder has a fixed speed. An object appears in a store in main memory after its profile's latency plus its bytes
+over the profile's bandwidth. *Synchronous* publishes a SuperBatch, object by object, before the next one is encoded;
+this module builds it around the engine, which has no such mode. The paper's gains stand beside the measured ones.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import StoredObject, Upload
 from surge_dagster.engine.thresholds import Thresholds
 
-# The paper's encoder does 26,413 texts/s in partitions of 2,500. Speed, partitions and bandwidths are scaled down alike,
-# so that two cores keep up with serialization and an object takes as long, beside its encoding, as in the paper.
+# The paper's encoder does 26,413 texts/s in partitions of 2,500. Speed, partitions and bandwidths are scaled down
+# alike, so that two cores keep up with serialization and an object takes as long, beside its encoding, as in the
+# paper.
 PUBLISHED_TEXTS_PER_SECOND = 26_413
 PUBLISHED_TEXTS_PER_PARTITION = 2_500
 PARTITIONS_PER_SUPERBATCH = 4

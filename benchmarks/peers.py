@@ -1,7 +1,7 @@
 """Other libraries on the same texts, each with the best of three batch sizes.
 
-A peer that is not installed or cannot run here raises `Unavailable`, which the table shows. All peers load one folder: the
-pool's model with the workload's maximum length in its files, so that they read equally many tokens of a text.
+A peer that is not installed or cannot run here raises `Unavailable`, which the table shows. All peers load one folder:
+the pool's model with the workload's maximum length in its files, so that they read equally many tokens of a text.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class OnnxRuntime:
 
 
 class Daft:
-    """Daft's `embed_text` with its provider "transformers", over a table in memory, without a choice of the batch size."""
+    """Daft's `embed_text` with its provider "transformers", over a table in memory; its batch size is fixed."""
 
     precision = "fp32"
     batch_size = 0

@@ -31,7 +31,7 @@ class PostgresServer:
     version: str
 
     def url(self, database: str = "postgres") -> str:
-        """URL of a database. It names the driver, because dagster-postgres does not install SQLAlchemy's default one."""
+        """URL of a database. It names the driver, because SQLAlchemy's default is another one."""
         return f"postgresql+psycopg2://{_USER}@127.0.0.1:{self.port}/{database}"
 
     def create_database(self, name: str, like: str = "template1") -> str:

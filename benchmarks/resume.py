@@ -80,9 +80,7 @@ def lines(document: Document) -> Iterator[str]:
     yield f"{document['outputs']:,} outputs on local disk, a fresh process each"
     yield f"{'seconds':>9}{'rounds':>16}{'CPU seconds':>13}{'listing':>9}"
     spread = f"{min(seconds):.2f}-{max(seconds):.2f}"
-    yield (
-        f"{document['seconds']:>9.2f}{spread:>16}{document['cpu_seconds']:>13.2f}{document['list_seconds']:>9.2f}"
-    )
+    yield (f"{document['seconds']:>9.2f}{spread:>16}{document['cpu_seconds']:>13.2f}{document['list_seconds']:>9.2f}")
 
 
 def write_outputs(folder: Path, outputs: int, seed: int) -> None:
