@@ -20,7 +20,8 @@ import pyarrow as pa
 from benchmarks.harness import Document, cpu_instructions, first_line, say
 from benchmarks.inputs import Workload
 from benchmarks.peers import Daft, OnnxRuntime, Peer, SentenceTransformers, SentenceTransformersPool, Setting
-from surge_dagster.engine.encoder.pool import EncodeMetrics, EncoderPool
+from surge_dagster.engine.encoder.calls import EncodeMetrics
+from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.report import SuperBatchReport
@@ -69,11 +70,11 @@ class Side:
 
 
 class PoolCall:
-    """Calls of a pool with one slot that takes all the texts; `figures` are those of the last call."""
+    """Calls of a pool with one slot that takes all the texts; `metrics` are those of the last call."""
 
     def __init__(self, pool: EncoderPool, texts: list[str]) -> None:
         self.pool = pool
-        self.figures = EncodeMetrics()
+        self.metrics = EncodeMetrics()
         self._workers = len(pool.worker_pids)
         text_bytes = sum(len(text.encode()) for text in texts)
         self._arena = pool.arena(slots=1, max_texts=len(texts), max_bytes=max(1, text_bytes))
@@ -82,15 +83,15 @@ class PoolCall:
     def encode(self, texts: list[str]) -> np.ndarray:
         self._slot.truncate(0)
         self._slot.append(pa.array(texts, pa.large_string()))  # pyright: ignore[reportArgumentType]
-        self.figures = self.pool.encode(self._slot)
+        self.metrics = self.pool.encode(self._slot)
         return self._slot.matrix(0, len(texts))
 
     def ratios(self) -> Document:
         """Share of computed tokens that were padding, and of the workers' time without a forward pass."""
-        figures = self.figures
+        metrics = self.metrics
         return {
-            "padding_ratio": 1 - figures.tokens / max(1, figures.padded_tokens),
-            "worker_idle_ratio": _idle(figures.forward_seconds, self._workers, figures.encode_seconds),
+            "padding_ratio": 1 - metrics.tokens / max(1, metrics.padded_tokens),
+            "worker_idle_ratio": _idle(metrics.forward_seconds, self._workers, metrics.encode_seconds),
         }
 
     def close(self) -> None:
