@@ -13,7 +13,7 @@ from typing import Any
 
 import dagster as dg
 
-from surge_dagster.check_policy import RUN_CHECK, CheckName, CheckPolicy
+from surge_dagster.check_policy import MIN_PREVIOUS_COSINE, RUN_CHECK, CheckName, CheckPolicy
 from surge_dagster.orchestration.failures import failure_table, table_of_failures
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
@@ -26,7 +26,7 @@ _DESCRIPTIONS: dict[CheckName, str] = {
     ),
     "vectors_have_not_drifted": (
         "Texts that were encoded again got the vectors that they had: on a sample of each replaced file, the mean "
-        "cosine is at least `min_previous_cosine`. Else the model or a device does not compute what it did."
+        f"cosine is at least {MIN_PREVIOUS_COSINE}. Otherwise the model or a device computes other vectors than before."
     ),
 }
 
@@ -70,7 +70,7 @@ def run_check_results(names: CatalogNames, policy: CheckPolicy, outcome: Outcome
             previous.below,
             {"compared_partitions": previous.partitions, "compared_rows": previous.rows}
             | ({} if mean_cosine is None else {"mean_cosine": round(mean_cosine, 6)})
-            | {"least_cosine_due": policy.min_previous_cosine},
+            | {"least_cosine_due": MIN_PREVIOUS_COSINE},
         ),
     }
     for name, (listed, figures) in found.items():

@@ -1,4 +1,4 @@
-"""What a run needs from outside: a catalog to read, a pool that encodes, a place for the files."""
+"""The resources of a run: a catalog to read, an encoder pool, a place for the files."""
 
 from __future__ import annotations
 

@@ -1,52 +1,42 @@
 """The output as a Dagster resource.
 
-How a bucket is reached is a dependency, not a field: fields are configuration, which Dagster's UI shows and its event
-log keeps, and these options hold secrets. Dagster finds dependencies by looking at annotations while the class is made,
-so they must not be strings here.
+The options of a bucket are a dependency and not a field: fields are configuration, which Dagster's UI shows and its
+event log keeps, and these options hold secrets. Dagster finds dependencies by looking at the annotations while the
+class is created, so the annotations of this module must not be strings.
 """
 
 from dataclasses import replace
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
 import dagster as dg
 from pydantic import Field
 
-from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.model.spec import FILE_FORMATS, FileFormat
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.store import Store
+from surge_dagster.settings import FileSettings
 
 
 class GivesStorageClient(Protocol):
-    """What a `dagster_gcp.GCSResource` does. Its package takes two seconds to import, in every process of Dagster."""
+    """The part of `dagster_gcp.GCSResource` that is used. Importing its package takes two seconds."""
 
     def get_client(self) -> Any:
         """A `google.cloud.storage.Client`."""
         ...
 
 
-class OutputStore(dg.ConfigurableResource):
+class OutputStore(FileSettings, dg.ConfigurableResource):
     """Where embedding files go: `<url>/<space>/<encoded key>.<format>`.
 
-    `storage` holds the options of a bucket. With `gcs`, a `dagster_gcp.GCSResource`, a GCS bucket is reached with its
-    credentials.
+    `storage` holds the options of a bucket. With `gcs`, a `dagster_gcp.GCSResource`, the store uses its credentials
+    for a GCS bucket.
     """
 
-    url: str = Field(description="a path or URL; the folder need not exist yet")
-    include_text: bool = Field(True, description="whether files carry the texts beside the vectors")
-    format: Annotated[str, Field(description="of files that are written: parquet or arrow; one per space")] = "parquet"
+    url: str = Field(description="path or URL; the folder need not exist yet")
     storage: dg.ResourceDependency[StorageOptions] = StorageOptions()  # pyright: ignore[reportAssignmentType]
     gcs: dg.ResourceDependency[GivesStorageClient] = None  # pyright: ignore[reportAssignmentType]
 
-    def file_format(self) -> FileFormat:
-        """The format; `ConfigError` when there is none of that name."""
-        for known in FILE_FORMATS:
-            if known == self.format:
-                return known
-        raise ConfigError(f"format is one of {', '.join(FILE_FORMATS)}, not {self.format!r}")
-
     def open(self) -> Store:
-        """The store; `ConfigError` when the place cannot be one."""
+        """Open the store; `ConfigError` when the place cannot be one."""
         options = self.storage
         gcs = self.gcs
         if gcs is not None:

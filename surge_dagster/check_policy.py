@@ -1,6 +1,6 @@
-"""Which of the asset checks are made, how seriously they are taken, and from which values on they fail.
+"""Which asset checks run, how severe they are, and the limits above or below which they fail.
 
-A leaf: the settings read a policy, the assets follow it.
+The settings read a policy and the assets follow it; this module imports neither.
 """
 
 from __future__ import annotations
@@ -25,34 +25,33 @@ CheckName = Literal[
     "vectors_have_not_drifted",
 ]
 CHECK_NAMES: tuple[CheckName, ...] = get_args(CheckName)
-# Ends every run with its figures and the table of what failed, so it has a severity and is never off.
+# Every run ends with this check, which shows the run's metrics and failures; so it is never off.
 RUN_CHECK = "published_partitions_are_valid"
 AnyCheckName = Literal[CheckName, "published_partitions_are_valid"]
 
-# What is no fault of the output itself, but worth a look.
+# Checks of what is no fault of the output itself.
 _WARNINGS: frozenset[CheckName] = frozenset(
     {"nothing_is_left_over", "few_texts_are_truncated", "vectors_have_not_drifted"}
 )
 
 MAX_TRUNCATED_SHARE = 0.2
-# fp16 and bf16 vectors may be 0.999 from those of fp32, so 0.996 from each other at worst.
+# Lowest mean cosine of a partition's re-encoded texts to their old vectors. fp16 and bf16 vectors have a cosine of at
+# least 0.999 to those of fp32, so at least 0.996 to each other.
 MIN_PREVIOUS_COSINE = 0.995
 
 
 @dataclass(frozen=True, slots=True)
 class CheckPolicy:
-    """How the checks are made.
+    """Severities and limits of the checks.
 
     Attributes:
-        severities: by check, where they are not the usual ones.
-        max_truncated_share: of a partition's texts.
-        min_previous_cosine: of a text's vector to the one it had, on the mean over a partition's sample.
+        severities: by check, those that differ from the default.
+        max_truncated_share: share of a partition's texts that may be truncated, 0 to 1.
     """
 
     severities: Mapping[AnyCheckName, Severity] = field(default_factory=dict)
     max_truncated_share: float = MAX_TRUNCATED_SHARE
-    min_previous_cosine: float = MIN_PREVIOUS_COSINE
 
     def severity(self, name: AnyCheckName) -> Severity:
-        """Of one check."""
+        """The severity of one check."""
         return self.severities.get(name, "warn" if name in _WARNINGS else "error")

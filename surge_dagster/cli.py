@@ -1,17 +1,21 @@
-"""The command line: arguments in, one engine call, figures out. Nothing is decided here.
+"""The command line: each command reads settings, makes one engine call and prints the result.
 
 Exit codes: 0 done, 1 something is wrong with the data or the run, 2 wrong usage (a setting, a path, a model). With
-`--json` the last line of standard output is one JSON document; progress and messages go to standard error.
+`--json` the last line of standard output is one JSON document; progress and messages go to standard error. The options
+that set a setting are made from `Settings`.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
-from typing import Annotated, Any
+from functools import wraps
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -34,8 +38,17 @@ from surge_dagster.engine.up_to_date import report_when_fresh
 from surge_dagster.engine.verify import Verified, Violation
 from surge_dagster.engine.verify import verify as verify_output
 from surge_dagster.settings import Settings, load_settings, require_text
-from surge_dagster.terminal import Json, complain, messages, one_line, print_json, progress_bar
-from surge_dagster.termination import EXIT_CODE, Terminated, terminable
+from surge_dagster.terminal import (
+    TERMINATED_CODE,
+    Json,
+    Terminated,
+    complain,
+    messages,
+    one_line,
+    print_json,
+    progress_bar,
+    terminable,
+)
 
 app = typer.Typer(
     name="surge-dagster",
@@ -46,62 +59,58 @@ app = typer.Typer(
 )
 app.add_typer(catalog_app, name="catalog")
 
-Source = Annotated[str | None, typer.Argument(help="Catalog: a path or URL. Default: the setting `source`.")]
-Output = Annotated[str | None, typer.Argument(help="Embeddings: a path or URL. Default: the setting `output`.")]
-Model = Annotated[str | None, typer.Option(help="Hub name or local folder of a sentence-transformers model.")]
-Prompt = Annotated[str | None, typer.Option(help="Text put before each text; default: the model's own.")]
-MaxLength = Annotated[int | None, typer.Option(help="Tokens of a text that are read; default: the model's own.")]
-Normalize = Annotated[bool | None, typer.Option(help="Unit vectors; default: as the model says.")]
-Dimension = Annotated[int | None, typer.Option(help="Leading dimensions to keep; default: all.")]
-Dtype = Annotated[str | None, typer.Option(help="Type of the stored vectors: float32 or float16.")]
-Devices = Annotated[str | None, typer.Option(help="auto, cpu, cuda, or a list such as cuda:0,cuda:1.")]
-Precision = Annotated[str | None, typer.Option(help="Arithmetic: auto, fp32, fp16 or bf16.")]
-Backend = Annotated[str | None, typer.Option(help="auto, torch or openvino.")]
-BMin = Annotated[int | None, typer.Option(help="Texts of a SuperBatch, at least; default: 5 s of encoding.")]
-BMax = Annotated[int | None, typer.Option(help="Texts of a SuperBatch, at most; default: five times B_min.")]
-BMinBytes = Annotated[int | None, typer.Option(help="The same in bytes of ids and texts.")]
-BMaxBytes = Annotated[int | None, typer.Option(help="The same in bytes of ids and texts.")]
-IdColumn = Annotated[str | None, typer.Option(help="Column that identifies a row within its partition.")]
-TextColumn = Annotated[str | None, typer.Option(help="Column to embed.")]
-MaxTextBytes = Annotated[int | None, typer.Option(help="A longer text refuses its partition.")]
-Grace = Annotated[float | None, typer.Option(help="Seconds in which a run that is stopped publishes what it has.")]
-MemoryLimit = Annotated[int | None, typer.Option(help="Bytes of data that may be resident at any time.")]
-IncludeText = Annotated[bool | None, typer.Option(help="Whether files carry the texts beside the vectors.")]
-Format = Annotated[str | None, typer.Option(help="Of the files: parquet, or arrow for readers that map them.")]
+# Settings that commands take, in the order in which their help lists them.
+_CATALOG = ("source", "id_column", "text_column", "max_text_bytes")
+_SPACE = ("model", "prompt", "max_length", "normalize", "dimension", "dtype", "precision")
+_RUN = ("devices", "b_min", "b_max", "memory_limit_bytes", "grace_seconds", "include_text", "format")
+_ARGUMENTS = ("source", "output")
+
+
+def takes_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option (or argument) for each of these settings.
+
+    The command's first parameter is the `Settings` that result; an option that is not given is left to the environment
+    and the file.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(**given: Any) -> None:
+            settings = load_settings(**{name: given.pop(name) for name in names})
+            command(settings, **given)
+
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        made = [inspect.Parameter(name, keyword, default=None, annotation=_option(name)) for name in names]
+        signature = inspect.Signature([*made, *(parameter.replace(kind=keyword) for parameter in own)])
+        run.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]
+        return run
+
+    return decorate
+
+
+def _option(name: str) -> Any:
+    """The annotation from which typer makes the option of a setting; `Settings` validates the value."""
+    field = Settings.model_fields[name]
+    kinds = {field.annotation, *get_args(field.annotation)}
+    kind = next((kind for kind in (bool, int, float) if kind in kinds), str)
+    described = field.description or name
+    default = "" if field.default is None else f" Default: {field.default}."
+    text = f"{described[0].upper()}{described[1:]}.{default}"
+    info = typer.Argument(help=text) if name in _ARGUMENTS else typer.Option(help=text)
+    return Annotated[kind | None, info]
 
 
 @app.command()
+@takes_settings("source", "output", *_SPACE, *_RUN, *_CATALOG[1:])
 def embed(
-    source: Source = None,
-    output: Output = None,
-    model: Model = None,
-    prompt: Prompt = None,
-    max_length: MaxLength = None,
-    normalize: Normalize = None,
-    dimension: Dimension = None,
-    dtype: Dtype = None,
-    devices: Devices = None,
-    precision: Precision = None,
-    backend: Backend = None,
-    b_min: BMin = None,
-    b_max: BMax = None,
-    b_min_bytes: BMinBytes = None,
-    b_max_bytes: BMaxBytes = None,
-    memory_limit_bytes: MemoryLimit = None,
-    grace_seconds: Grace = None,
-    id_column: IdColumn = None,
-    text_column: TextColumn = None,
-    max_text_bytes: MaxTextBytes = None,
-    include_text: IncludeText = None,
-    format: Format = None,
-    force: Annotated[bool, typer.Option(help="Encode what is fresh too.")] = False,
+    settings: Settings,
+    force: Annotated[bool, typer.Option("--force", help="Encode fresh partitions again.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Embed what is missing or stale, without Dagster. Run it again after a crash: it goes on where it was."""
-    settings = load_settings(**_given(locals()))
+    """Embed what is missing or stale, without Dagster. After a crash, run it again: it continues."""
     catalog, store = settings.open_source(), settings.open_store()
     total = sum(partition.rows or 0 for partition in catalog)
-    settings.thresholds().resolve(1.0)  # refuses what cannot work, whether or not there is something to do
     if not force and (report := report_when_fresh(catalog, store, settings.encoding_spec(), settings.format)):
         sweep_left_overs(store)
         _print_report(report, store, as_json)
@@ -121,28 +130,16 @@ def embed(
         try:
             _follow(run, total)
         except (KeyboardInterrupt, Terminated) as stopped:
-            complain("stopped; what was published stays, run the command again to go on")
-            raise typer.Exit(EXIT_CODE if isinstance(stopped, Terminated) else 130) from None
+            complain("stopped; what was published stays, run the command again to continue")
+            raise typer.Exit(TERMINATED_CODE if isinstance(stopped, Terminated) else 130) from None
     _print_report(run.report, store, as_json)
     raise typer.Exit(1 if run.failed else 0)
 
 
 @app.command()
+@takes_settings("source", "output", *_SPACE, "devices", *_CATALOG[1:])
 def verify(
-    source: Source = None,
-    output: Output = None,
-    model: Model = None,
-    prompt: Prompt = None,
-    max_length: MaxLength = None,
-    normalize: Normalize = None,
-    dimension: Dimension = None,
-    dtype: Dtype = None,
-    devices: Devices = None,
-    precision: Precision = None,
-    backend: Backend = None,
-    id_column: IdColumn = None,
-    text_column: TextColumn = None,
-    max_text_bytes: MaxTextBytes = None,
+    settings: Settings,
     reencode: Annotated[
         str, typer.Option(help="Rows of each partition to encode again: a number, or `all`.", metavar="N|all")
     ] = "3",
@@ -150,7 +147,6 @@ def verify(
 ) -> None:
     """Prove that every file holds its partition's rows, in order, each with its own vector. Changes nothing."""
     rows = _rows_to_reencode(reencode)
-    settings = load_settings(**_given(locals(), leave_out=("reencode",)))
     catalog, store = settings.open_source(), settings.open_store()
     space = _existing_space(settings, store)
     pool = _pool(settings) if rows != 0 else None
@@ -182,26 +178,15 @@ def verify(
 
 
 @app.command()
+@takes_settings("source", "output", *_SPACE, *_CATALOG[1:])
 def switch(
-    source: Source = None,
-    output: Output = None,
-    model: Model = None,
-    prompt: Prompt = None,
-    max_length: MaxLength = None,
-    normalize: Normalize = None,
-    dimension: Dimension = None,
-    dtype: Dtype = None,
-    precision: Precision = None,
-    id_column: IdColumn = None,
-    text_column: TextColumn = None,
-    max_text_bytes: MaxTextBytes = None,
+    settings: Settings,
     space_name: Annotated[
-        str | None, typer.Option("--space", help="Name of the space; default: the one that the settings mean.")
+        str | None, typer.Option("--space", help="Name of the space. Default: the one that the settings describe.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make another space the one that readers use, if it is complete and every file in it is right."""
-    settings = load_settings(**_given(locals()))
+    """Make another space the one that readers use, if it is complete and every file in it is valid."""
     catalog, store = settings.open_source(), settings.open_store()
     space = named_space(store, space_name) if space_name else _existing_space(settings, store)
     switched = switch_space(catalog, store, space)
@@ -212,31 +197,22 @@ def switch(
 
 
 @app.command()
+@takes_settings("source", "model", "devices", "precision", "dimension", "b_min", "b_max", *_CATALOG[1:])
 def plan(
-    source: Source = None,
-    model: Model = None,
-    devices: Devices = None,
-    precision: Precision = None,
-    backend: Backend = None,
+    settings: Settings,
     texts_per_second: Annotated[
-        float | None, typer.Option(help="Throughput of one worker; default: measured with --model.", min=0.001)
+        float | None, typer.Option(help="Throughput of one worker. Default: measured with --model.", min=0.001)
     ] = None,
     call_seconds: Annotated[
-        float, typer.Option(help="c_ipc, the fixed cost of one encode call.", min=0)
+        float, typer.Option(help="c_ipc, the fixed cost of one encode call in seconds.", min=0)
     ] = CALL_SECONDS,
     workers: Annotated[int, typer.Option(help="Encoder workers, with --texts-per-second.", min=1)] = 1,
-    dimension: Dimension = None,
-    b_min: BMin = None,
-    b_max: BMax = None,
-    id_column: IdColumn = None,
-    text_column: TextColumn = None,
     as_json: Json = False,
 ) -> None:
     """Predict what a run costs from the sizes of the partitions, by the SURGE cost model."""
-    settings = load_settings(**_given(locals()))
     sizes = [(partition.rows or 0, partition.text_bytes or 0) for partition in settings.open_source()]
     texts = sum(rows for rows, _ in sizes)
-    vector = dimension or 384
+    vector = settings.dimension or 384
     if texts_per_second is None:
         with _pool(settings) as pool:
             workers = len(pool.worker_pids)
@@ -264,33 +240,25 @@ def plan(
 
 
 @app.command()
+@takes_settings("output", *_SPACE, "devices")
 def search(
-    output: Annotated[str, typer.Argument(help="Embeddings: a path or URL.")],
-    text: Annotated[str, typer.Argument(help="What to look for.")],
-    model: Model = None,
-    prompt: Prompt = None,
-    max_length: MaxLength = None,
-    normalize: Normalize = None,
-    dimension: Dimension = None,
-    dtype: Dtype = None,
-    devices: Devices = None,
-    precision: Precision = None,
-    backend: Backend = None,
-    k: Annotated[int, typer.Option("-k", help="How many.", min=1)] = 5,
+    settings: Settings,
+    context: typer.Context,
+    text: Annotated[str, typer.Argument(help="The text to search for.")],
+    k: Annotated[int, typer.Option("-k", help="Number of results.", min=1)] = 5,
     as_json: Json = False,
 ) -> None:
-    """Print the nearest texts of an output, to look at a result: of the current space, if none is described here."""
-    require_text("the text to look for", text)
-    described = (model, prompt, max_length, normalize, dimension, dtype, precision) != (None,) * 7
-    settings = load_settings(**_given(locals(), leave_out=("text", "k")))
+    """Print the texts whose vectors are nearest. Searches the current space, or the one that the options describe."""
+    require_text("the text to search for", text)
     store = settings.open_store()
+    described = any(context.params[name] is not None for name in _SPACE)
     if described or read_current(store) is None:
         space = _existing_space(settings, store)
         pool = _pool(settings)
     else:
         space = space_of_readers(store)
         if find_space(store, settings.encoding_spec()) != space:
-            complain(f"searching the current space {space.name}, which is not the one that the settings mean")
+            complain(f"searching the current space {space.name}, which differs from the one that the settings describe")
         pool = _pool_like(settings, space)
     with pool:
         hits = search_space(store, pool, [text], k)[0]
@@ -303,11 +271,11 @@ def search(
 @app.command()
 def demo(
     limit: Annotated[int | None, typer.Option(help="Texts of the demo catalog, about.", min=1)] = None,
-    catalog: Annotated[str | None, typer.Option(help="Where the demo catalog goes.")] = None,
-    output: Annotated[str | None, typer.Option(help="Where the embeddings go.")] = None,
+    catalog: Annotated[str | None, typer.Option(help="Folder of the demo catalog.")] = None,
+    output: Annotated[str | None, typer.Option(help="Folder or bucket of the embeddings.")] = None,
 ) -> None:
     """Embed the docstrings of the installed Python packages through Dagster, and search them."""
-    from surge_dagster.demo import run_demo  # Dagster takes a second to import, and no other command needs it
+    from surge_dagster.demo import run_demo  # importing Dagster takes a second, and only this command needs it
 
     raise typer.Exit(run_demo(catalog=catalog, output=output, limit=limit))
 
@@ -316,7 +284,7 @@ def demo(
 def _global(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say what the pool does.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what the encoder pool does.")] = False,
 ) -> None:
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s", stream=sys.stderr)
     if version:
@@ -327,7 +295,7 @@ def _global(
 
 
 def main() -> None:
-    """Run the command line and turn what goes wrong into a message and an exit code."""
+    """Run the command line and turn errors into a message and an exit code."""
     try:
         app(prog_name="surge-dagster")
     except ConfigError as error:
@@ -337,20 +305,15 @@ def main() -> None:
         complain(f"error: {error}")
         sys.exit(1)
     except Terminated:  # before there was anything to publish
-        sys.exit(EXIT_CODE)
+        sys.exit(TERMINATED_CODE)
     except SystemExit as end:
-        if end.code in (130, EXIT_CODE):  # a store that does not answer must not keep a stopped process alive
+        if end.code in (130, TERMINATED_CODE):  # a store that does not answer must not keep a stopped process alive
             sys.stdout.flush()
             os._exit(int(end.code))
         raise
-    except BrokenPipeError:  # whoever read our output went away: `… | head`
+    except BrokenPipeError:  # the reader of our output has ended: `… | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-
-
-def _given(arguments: dict[str, Any], leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
-    names = set(Settings.model_fields) - set(leave_out)
-    return {name: value for name, value in arguments.items() if name in names and value is not None}
 
 
 def _pool(settings: Settings) -> EncoderPool:
@@ -359,7 +322,7 @@ def _pool(settings: Settings) -> EncoderPool:
 
 
 def _pool_like(settings: Settings, space: Space) -> EncoderPool:
-    """A pool with the model that made a space, whichever the settings mean."""
+    """Start a pool with the model that made a space, whatever the settings describe."""
     with messages.status(f"starting the encoder for {space.requested.model}"):
         return settings.start_pool(space.requested)
 

@@ -1,4 +1,4 @@
-"""One catalog as a Dagster Component: its settings in a `defs.yaml`, under the names that they have everywhere.
+"""One catalog as a Dagster component: its settings in a `defs.yaml`, under the names that they have everywhere.
 
     type: surge_dagster.EmbeddingCatalog
     attributes:
@@ -6,35 +6,30 @@
       source: /data/shop/catalog
       output: gs://vectors/shop
 
-The attributes are made from `Settings`, so a new setting is an attribute at once. What the file does not say comes from
-the environment and from `surge.yaml`; a null is none, whatever those say. A value may be a template such as
-`{{ env.SHOP_OUTPUT }}`, which has to give something.
+The attributes are made from `Settings`. An attribute that is left out, null, or a template of an unset variable such as
+`{{ env.SHOP_PROMPT }}` counts as not given: its value comes from the environment, from `surge.yaml` or is the default.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Self, Union
 
 import dagster as dg
-from jinja2.nativetypes import NativeEnvironment
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, create_model
-from pydantic_core import PydanticUndefined
 
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.settings import Settings, StorageSettings, settings_of
+from surge_dagster.settings import Settings, StorageSettings, load_settings
 
 _REQUIRED = ("source", "output")  # two catalogs that both took the defaults would share them
-_VARIABLE = re.compile(r"""\s*\{\{\s*env\s*(\.\s*\w+|[\[(]\s*(['"])\w+\2\s*[\])])\s*\}\}\s*""")
 _Template = Annotated[str, Field(pattern=r"\{\{.*\}\}")]
 
 
 class _Scaffolder(dg.Scaffolder):
-    """Begins a `defs.yaml`: the catalog is called as its folder."""
+    """Creates a `defs.yaml` whose catalog has the name of its folder."""
 
     def scaffold(self, request: dg.ScaffoldRequest) -> None:
         name = re.sub(r"\W", "_", request.target_path.name, flags=re.ASCII)
@@ -44,41 +39,23 @@ class _Scaffolder(dg.Scaffolder):
 
 
 class _Attributes(dg.Model):
-    """What every set of attributes has; the settings are added to it."""
-
     model_config = ConfigDict(hide_input_in_errors=True)
 
-    name: str | None = Field(
-        None, description="of the catalog in its code location: put before its assets, jobs and resources"
-    )
+    name: str | None = Field(None, description="name of the catalog, the prefix of its assets, jobs and resources")
 
 
 @cache
 def _attributes() -> type[BaseModel]:
-    """The model of the attributes; each is a setting's value or a template that gives one."""
+    """The model of the attributes: the name, and each setting as a value or a template."""
     fields: dict[str, Any] = {}
     for name, setting in Settings.model_fields.items():
-        shape = None
-        default = ... if name in _REQUIRED else None if setting.default is PydanticUndefined else setting.default
-        annotation = setting.rebuild_annotation()
-        if annotation not in (str, StorageSettings):  # text takes a template as it is, storage options take one each
-            # Written as a call: the parts are known here only, and `|` is not defined for all of them.
-            annotation = Union[annotation, _Template]  # noqa: UP007
-            shape = _name_choices
-        fields[name] = (
-            annotation,
-            Field(default, description=setting.description, examples=setting.examples, json_schema_extra=shape),
-        )
+        annotation: Any = setting.rebuild_annotation()
+        default = ... if name in _REQUIRED else None
+        # Written as a call: `|` is not defined for all of these types.
+        if annotation is not StorageSettings and name not in _REQUIRED:
+            annotation = Union[annotation, _Template, None]  # noqa: UP007
+        fields[name] = (annotation, Field(default, description=setting.description, examples=setting.examples))
     return create_model("EmbeddingCatalogAttributes", __base__=_Attributes, **fields)
-
-
-def _name_choices(schema: dict[str, Any]) -> None:
-    """Have `dg check yaml` name the values that there are: of alternatives it says that none is met, and no more."""
-    value, template, *_ = schema["anyOf"]
-    if "enum" in value or "propertyNames" in value:
-        del schema["anyOf"]
-        types = sorted({value.pop("type"), "string"})
-        schema |= {"type": types if len(types) > 1 else "string", "if": template, "else": value}
 
 
 @dg.scaffold_with(_Scaffolder)
@@ -87,8 +64,8 @@ class EmbeddingCatalog(dg.Component, dg.Resolvable):
     """Embeddings of one partitioned catalog: its assets, jobs, sensor, schedules and checks.
 
     Attributes:
-        settings: of the catalog.
-        name: tells catalogs of one code location apart; see `embedding_catalog`.
+        settings: settings of the catalog.
+        name: prefix that separates catalogs of one code location; see `embedding_catalog`.
     """
 
     settings: Settings
@@ -96,66 +73,32 @@ class EmbeddingCatalog(dg.Component, dg.Resolvable):
 
     @classmethod
     def model(cls) -> type[BaseModel]:
-        """What `attributes` may hold."""
+        """What `attributes` may contain."""
         return _attributes()
 
     @classmethod
     def resolve_from_model(cls, context: dg.ResolutionContext, model: BaseModel) -> Self:
-        """Read the settings from attributes whose templates are filled in first.
+        """Resolve the templates with Dagster's resolver and read the settings.
 
         Raises:
-            ConfigError: a template gives nothing, or what cannot be a setting's value.
+            ConfigError: a resolved value cannot be used, or source or output resolves to nothing.
         """
-        written = [name for name in type(model).model_fields if name in model.model_fields_set]
-        given = {name: _plain(getattr(model, name)) for name in written}
-        resolved: Mapping[str, Any] = context.resolve_value(given)
-        if problems := list(_templates_of_nothing(context, given, resolved)):
-            raise ConfigError("\n".join(problems))
-        return cls(settings_of({key: resolved[key] for key in resolved if key != "name"}), resolved.get("name"))
+        written = {name: _plain(getattr(model, name)) for name in model.model_fields_set}
+        given = dict(context.resolve_value(written))
+        if missing := [name for name in _REQUIRED if given[name] is None]:
+            raise ConfigError(f"attribute {missing[0]}: {written[missing[0]]!r} resolves to nothing; set the variable")
+        name = given.pop("name", None)
+        return cls(load_settings(**given), name)
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """The same definitions that `embedding_catalog` gives."""
+        """The definitions that `embedding_catalog` returns."""
         return embedding_catalog(self.settings, name=self.name)
 
 
-def _templates_of_nothing(
-    context: dg.ResolutionContext, given: Mapping[str, Any], resolved: Mapping[str, Any], place: str = ""
-) -> Iterator[str]:
-    """What is wrong with templates that are a variable which is not set, or that write None into a text.
-
-    Nobody asked for what would come of them: the default in place of the value, a folder that is called None. Who
-    writes `{{ env.X or None }}` has asked.
-    """
-    for name, value in given.items():
-        if isinstance(value, Mapping):
-            yield from _templates_of_nothing(context, value, resolved[name], f"{place}{name}.")
-        elif isinstance(value, str) and _gives_nothing(context, name, value, resolved[name]):
-            # Of a text with templates in it those alone: the rest may be a secret.
-            shown = " ".join(re.findall(r"(?s)\{[{%].*?[%}]\}", value)) or value
-            remedy = "set the variable" if name in _REQUIRED else "set the variable, or leave the attribute out"
-            yield f"attribute {place}{name}: {shown!r} gives nothing; {remedy}"
-
-
-def _gives_nothing(context: dg.ResolutionContext, name: str, template: str, value: Any) -> bool:
-    if value is None:
-        return name in _REQUIRED or _VARIABLE.fullmatch(template) is not None
-    return _has_nothing(context, template)
-
-
-def _has_nothing(context: dg.ResolutionContext, text: str) -> bool:
-    """Whether an expression in a text is None."""
-    found: list[Any] = []
-
-    def look(value: Any) -> Any:
-        found.append(value)
-        return value
-
-    NativeEnvironment(finalize=look).from_string(text).render(**context.scope)
-    return any(value is None for value in found)
-
-
 def _plain(value: Any) -> Any:
-    """An attribute as the settings take it, and as templates in it can be filled in."""
+    """A value in which Dagster's resolver finds the templates: secrets as text, models as dicts."""
     if isinstance(value, SecretStr):
         return value.get_secret_value()
-    return value.revealed() if isinstance(value, StorageSettings) else value
+    if isinstance(value, StorageSettings):
+        return {name: each for name, each in value.revealed().items() if name in value.model_fields_set}
+    return value

@@ -37,29 +37,22 @@ from yaml import MarkedYAMLError, YAMLError
 from surge_dagster.check_policy import (
     CHECK_NAMES,
     MAX_TRUNCATED_SHARE,
-    MIN_PREVIOUS_COSINE,
     RUN_CHECK,
     AnyCheckName,
     CheckPolicy,
     Severity,
 )
+from surge_dagster.engine.encoder.devices import PRECISIONS, device_kind, device_names
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.model_files import DEFAULT_MODEL
-from surge_dagster.engine.model.spec import EncodingSpec, FileFormat
+from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, FileFormat
 from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, ParquetCatalog, open_source
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.storage_options import NO_ENDPOINT
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.support.urls import is_bare
+from surge_dagster.engine.support.urls import is_bare, is_object_store, local_path
 from surge_dagster.engine.thresholds import Thresholds
-from surge_dagster.setting_checks import (
-    require_backend,
-    require_devices,
-    require_encoding,
-    require_place,
-    require_precision,
-)
 from surge_dagster.shards import Sharding
 
 log = logging.getLogger(__name__)
@@ -68,16 +61,85 @@ VanishedPolicy = Literal["keep", "report", "delete"]
 
 CONFIG_VARIABLE = "SURGE_CONFIG"
 CONFIG_FILE = "surge.yaml"
+# Values that no error message quotes: secrets, and URLs that may contain one.
 _NOT_SHOWN = ("alert_webhook", "source", "output")
 
 
 def _unquoted_off(value: Any) -> Any:
-    return "off" if value is False else value  # what YAML makes of a plain off
+    return "off" if value is False else value  # YAML reads a plain off as false
 
 
 _Severity = Annotated[
     Severity, BeforeValidator(_unquoted_off), WithJsonSchema({"enum": [*get_args(Severity), False]}, mode="validation")
 ]
+
+
+class CatalogSettings(BaseModel):
+    """How partitions are read; part of `Settings` and of the resource `CatalogSource`."""
+
+    id_column: str = Field("id", description="column that identifies a row within its partition")
+    text_column: str = Field("text", description="column that is embedded")
+    max_text_bytes: int = Field(
+        DEFAULT_MAX_TEXT_BYTES, ge=1, description="bytes of a text; a longer one refuses its partition"
+    )
+
+    def open_catalog(self, place: str) -> ParquetCatalog:
+        """Open the catalog at a path or URL; `ConfigError` when there is none."""
+        return open_source(
+            place, id_column=self.id_column, text_column=self.text_column, max_text_bytes=self.max_text_bytes
+        )
+
+
+class EncoderSettings(BaseModel):
+    """Which vectors are computed, on which devices; part of `Settings` and of the resource `Encoder`."""
+
+    model: str = Field(
+        DEFAULT_MODEL, min_length=1, description="sentence-transformers model: hub name, local folder, or hash://D"
+    )
+    prompt: str | None = Field(None, description="text put before each text (unset: the model's own prompt)")
+    max_length: int | None = Field(None, ge=1, description="tokens read of a text (unset: the model's own limit)")
+    normalize: bool | None = Field(None, description="scale vectors to length 1 (unset: as the model's modules say)")
+    dimension: int | None = Field(None, ge=1, description="leading dimensions that are kept (unset: all)")
+    dtype: Literal["float32", "float16"] = Field(
+        "float32", description="type of the stored vectors: float32 or float16"
+    )
+    devices: str = Field("auto", description="devices to encode on: auto, cpu, cuda, or a list such as cuda:0,cuda:1")
+    precision: str = Field("auto", description=f"arithmetic: auto, {', '.join(PRECISIONS)}")
+    b_min: int | None = Field(None, ge=1, description="fewest texts of a SuperBatch (unset: about 5 s of encoding)")
+    b_max: int | None = Field(None, ge=1, description="most texts of a SuperBatch (unset: five times b_min)")
+    memory_limit_bytes: int | None = Field(
+        None, ge=1, description="bytes of data that a run may hold at any time (unset: derived)"
+    )
+    grace_seconds: float = Field(8.0, ge=0, description="seconds in which a stopped run may publish what is encoded")
+
+    def encoding_spec(self) -> EncodingSpec:
+        """Everything that shapes a vector."""
+        return EncodingSpec(
+            model=self.model,
+            prompt=self.prompt,
+            max_length=self.max_length,
+            normalize=self.normalize,
+            dimension=self.dimension,
+            dtype=self.dtype,
+        )
+
+    def superbatch_thresholds(self, max_text_bytes: int) -> Thresholds:
+        """The bounds of a SuperBatch, those that are set, for texts of at most so many bytes."""
+        return Thresholds(b_min=self.b_min, b_max=self.b_max, max_text_bytes=max_text_bytes)
+
+    def start_pool(self, spec: EncodingSpec | None = None) -> EncoderPool:
+        """Start an encoder pool for this spec or another one; close it, or use `with`."""
+        return EncoderPool(spec or self.encoding_spec(), devices=self.devices, precision=self.precision)
+
+
+class FileSettings(BaseModel):
+    """What output files contain; part of `Settings` and of the resource `OutputStore`."""
+
+    # The defaults stand outside of `Field`: type checkers see them so in a resource, too.
+    include_text: Annotated[bool, Field(description="whether output files contain the texts beside the vectors")] = True
+    format: Annotated[
+        FileFormat, Field(description="format of new output files: parquet, or arrow for readers that map them")
+    ] = "parquet"
 
 
 class StorageSettings(BaseModel):
@@ -105,11 +167,11 @@ class StorageSettings(BaseModel):
         return value
 
     def options(self) -> StorageOptions:
-        """The same for the engine."""
+        """The engine's form of these settings."""
         return StorageOptions(**self.revealed())
 
     def revealed(self) -> dict[str, Any]:
-        """The values by name, secrets as they are: for the engine, and for nothing that shows them."""
+        """The values by name with secrets in clear text; never show or log them."""
         values: dict[str, Any] = {name: getattr(self, name) for name in type(self).model_fields}
         for name, value in values.items():
             if isinstance(value, SecretStr):
@@ -117,71 +179,76 @@ class StorageSettings(BaseModel):
         return values
 
 
-class Settings(BaseSettings):
-    """What a run is asked to do; use `load_settings` to get one with errors written for people."""
+class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  # pyright: ignore[reportIncompatibleVariableOverride]
+    """All settings of one catalog; `load_settings` reads them and explains what is wrong with them."""
 
     model_config = SettingsConfigDict(
         env_prefix="SURGE_", extra="forbid", frozen=True, protected_namespaces=(), hide_input_in_errors=True
     )
 
-    source: str = Field("data/catalog", description="the catalog: a path or URL")
-    output: str = Field("data/embeddings", description="where embedding files go: a path or URL")
+    source: str = Field("data/catalog", description="catalog: a path or URL")
+    output: str = Field("data/embeddings", description="folder or bucket of the embedding files: a path or URL")
     storage_options: StorageSettings = Field(
         default_factory=StorageSettings,  # pyright: ignore[reportArgumentType]
-        description="how a bucket is reached, where the cloud's own environment variables do not say",
-    )
-    id_column: str = "id"
-    text_column: str = "text"
-    max_text_bytes: int = Field(DEFAULT_MAX_TEXT_BYTES, ge=1, description="a longer text refuses its partition")
-    include_text: bool = Field(True, description="whether output files carry the texts beside the vectors")
-    format: FileFormat = Field("parquet", description="of output files: parquet, or arrow for readers that map them")
-
-    model: str = Field(DEFAULT_MODEL, min_length=1, description="hub name, local folder, or hash://D")
-    prompt: str | None = Field(None, description="put before each text; none: the model's own default")
-    max_length: int | None = Field(None, ge=1, description="tokens; none: the model's own limit")
-    normalize: bool | None = Field(None, description="unit vectors; none: as the model's modules say")
-    dimension: int | None = Field(None, ge=1, description="leading dimensions kept; none: all")
-    dtype: Literal["float32", "float16"] = Field("float32", description="type of the stored vectors")
-
-    devices: str = Field("auto", description='"auto", "cpu", "cuda" or a comma-separated list such as "cuda:0,cuda:1"')
-    precision: str = Field("auto", description="arithmetic: auto, fp32, fp16 or bf16")
-    backend: str = Field("auto", description="auto, torch or openvino")
-    check_parity: bool = Field(True, description="refuse to start when vectors differ from sentence-transformers'")
-    b_min: int | None = Field(None, ge=1, description="texts of a SuperBatch, at least")
-    b_max: int | None = Field(None, ge=1, description="texts of a SuperBatch, at most")
-    b_min_bytes: int | None = Field(None, ge=1)
-    b_max_bytes: int | None = Field(None, ge=1)
-    memory_limit_bytes: int | None = Field(None, ge=1, description="budget of all data a run holds; none: derived")
-
-    grace_seconds: float = Field(
-        8.0, ge=0, description="how long a run that is stopped may take to publish and to tell"
+        description="how a bucket is reached, where the cloud's own environment variables do not say it",
     )
 
     max_partitions_per_run: int = Field(10_000, ge=1, description="keys in one run of sensor or schedule, at most")
-    shards: int = Field(1, ge=1, description="runs that sensor and schedule divide their work among, at most")
+    shards: int = Field(1, ge=1, description="most runs that a sensor or schedule divides its work among")
     shard_bytes: int = Field(16 * 1024 * 1024, ge=1, description="text that is worth a run of its own")
     vanished: VanishedPolicy = Field(
-        "report", description="what the sensor does about partitions that the source no longer lists"
+        "report", description="what happens to partitions that were removed from the source: keep, report or delete"
     )
     vanished_grace_seconds: float = Field(24 * 3600.0, ge=0, description="how long they must be away to be deleted")
     vanished_share: float = Field(0.1, ge=0, le=1, description="nothing is deleted when more of the catalog is away")
     refresh_stale: bool = Field(False, description="whether the sensor also requests partitions that changed")
-    nightly_cron: str = "0 2 * * *"
-    check_cron: str | None = Field(None, description="when catalog_check is run; none: by hand alone")
-    timezone: str = "UTC"
+    nightly_cron: str = Field("0 2 * * *", description="when the nightly refresh runs")
+    check_cron: str | None = Field(None, description="when catalog_check runs (unset: only when it is launched)")
+    timezone: str = Field("UTC", description="time zone of the schedules")
 
+    checks: dict[AnyCheckName, _Severity] = Field(
+        {}, description="severity of asset checks, by name: error, warn or off", examples=[{"texts_match": "warn"}]
+    )
+    max_truncated_share: float = Field(
+        MAX_TRUNCATED_SHARE,
+        ge=0,
+        le=1,
+        description="share of a partition's texts that may be truncated before few_texts_are_truncated fails",
+    )
     alert_webhook: SecretStr | None = Field(
         None, description="http(s) URL that alerts of failed runs are posted to; a secret"
     )
 
-    _require_devices = field_validator("devices")(require_devices)
-    _require_precision = field_validator("precision")(require_precision)
-    _require_backend = field_validator("backend")(require_backend)
-
     @field_validator("source", "output")
     @classmethod
     def _require_place(cls, value: str, info: ValidationInfo) -> str:
-        return require_place(value, what="catalog" if info.field_name == "source" else "output")
+        what = "catalog" if info.field_name == "source" else "output"
+        if not is_bare(value):
+            raise ValueError(
+                "expected a path, or a URL of a bucket and a path alone; credentials belong into the environment or "
+                "into storage_options"
+            )
+        if what == "catalog" or not is_object_store(value):
+            try:
+                local_path(value, what=what)
+            except ConfigError as error:
+                raise ValueError(str(error)) from None
+        return value
+
+    @field_validator("devices")
+    @classmethod
+    def _require_devices(cls, value: str) -> str:
+        kinds = set(map(device_kind, device_names(value)))
+        if len(kinds) != 1 or None in kinds:
+            raise ValueError('expected auto, or a list of one kind: cpu, cuda, or cuda:N as in "cuda:0,cuda:1"')
+        return value
+
+    @field_validator("precision")
+    @classmethod
+    def _require_precision(cls, value: str) -> str:
+        if value not in ("auto", *PRECISIONS):
+            raise ValueError(f"expected auto or one of {', '.join(PRECISIONS)}")
+        return value
 
     @field_validator("alert_webhook")
     @classmethod
@@ -189,19 +256,6 @@ class Settings(BaseSettings):
         if value is not None and not value.get_secret_value().startswith(("http://", "https://")):
             raise ValueError("expected a URL that begins with https:// or http://")
         return value
-
-    checks: dict[AnyCheckName, _Severity] = Field(
-        {}, description="severity of asset checks, by name: error, warn or off", examples=[{"texts_match": "warn"}]
-    )
-    max_truncated_share: float = Field(
-        MAX_TRUNCATED_SHARE, ge=0, le=1, description="of a partition's texts; above it few_texts_are_truncated fails"
-    )
-    min_previous_cosine: float = Field(
-        MIN_PREVIOUS_COSINE,
-        ge=-1,
-        le=1,
-        description="mean cosine of texts encoded again to their old vectors, for vectors_have_not_drifted",
-    )
 
     @field_validator("checks")
     @classmethod
@@ -212,7 +266,11 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _require_agreement(self) -> Self:
-        require_encoding(self.encoding_spec(), self.thresholds())
+        """Refuse thresholds that contradict each other, and options that a `hash://` model does not have."""
+        spec = self.encoding_spec()
+        if spec.model.startswith(HASH_SCHEME):
+            spec.resolve()
+        self.thresholds().resolve(texts_per_second=1.0)  # the speed matters only to derived values
         return self
 
     @classmethod
@@ -224,52 +282,27 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments over environment over file; nothing else is looked at."""
+        """Arguments over environment over file; there is no other source."""
         return init_settings, env_settings, YamlConfigSettingsSource(settings_cls, yaml_file=_config_file())
 
-    def encoding_spec(self) -> EncodingSpec:
-        """Everything that shapes a vector."""
-        return EncodingSpec(
-            model=self.model,
-            prompt=self.prompt,
-            max_length=self.max_length,
-            normalize=self.normalize,
-            dimension=self.dimension,
-            dtype=self.dtype,
-        )
-
     def thresholds(self) -> Thresholds:
-        """The bounds of a SuperBatch, as far as they are given."""
-        return Thresholds(
-            b_min=self.b_min, b_max=self.b_max, b_min_bytes=self.b_min_bytes, b_max_bytes=self.b_max_bytes
-        )
+        """The bounds of a SuperBatch, those that are set."""
+        return self.superbatch_thresholds(self.max_text_bytes)
 
     def check_policy(self) -> CheckPolicy:
-        """How the asset checks are made."""
-        return CheckPolicy(self.checks, self.max_truncated_share, self.min_previous_cosine)
+        """Severities and limits of the asset checks."""
+        return CheckPolicy(self.checks, self.max_truncated_share)
 
     def sharding(self) -> Sharding:
         """How work is divided among runs."""
         return Sharding(self.shards, self.shard_bytes, self.max_partitions_per_run)
 
-    def start_pool(self, spec: EncodingSpec | None = None) -> EncoderPool:
-        """A pool for these settings, or for another spec on the same devices; close it, or use `with`."""
-        return EncoderPool(
-            spec or self.encoding_spec(),
-            devices=self.devices,
-            precision=self.precision,
-            backend=self.backend,
-            check_parity=self.check_parity,
-        )
-
     def open_source(self) -> ParquetCatalog:
-        """The catalog; `ConfigError` when there is none."""
-        return open_source(
-            self.source, id_column=self.id_column, text_column=self.text_column, max_text_bytes=self.max_text_bytes
-        )
+        """Open the catalog; `ConfigError` when there is none."""
+        return self.open_catalog(self.source)
 
     def open_store(self) -> Store:
-        """The output; it need not exist yet."""
+        """Open the output; it need not exist yet."""
         return open_store(self.output, self.storage_options.options())
 
 
@@ -279,15 +312,7 @@ def load_settings(**arguments: Any) -> Settings:
     Raises:
         ConfigError: a value is of the wrong kind, a name is unknown, or the file cannot be read.
     """
-    return settings_of({name: value for name, value in arguments.items() if value is not None})
-
-
-def settings_of(given: Mapping[str, Any]) -> Settings:
-    """The settings with these values; one that is None is none, whatever the environment and the file say.
-
-    Raises:
-        ConfigError: as for `load_settings`.
-    """
+    given = {name: value for name, value in arguments.items() if value is not None}
     for name, value in given.items():
         if isinstance(value, str):
             require_text(name, value)
@@ -357,7 +382,7 @@ def _problem(detail: Any, given: Mapping[str, Any]) -> str:
             return f"setting {origin} names {place[1]!r}, which is no check that can be set; there are {known}"
         return f"setting {origin}.{place[1]} is {detail['input']!r}: {message}"
     if detail["type"] == "extra_forbidden":
-        known = ", ".join(Settings.model_fields)
+        known = ", ".join(sorted(Settings.model_fields))
         return f"setting {origin} is unknown; there are {known}"
     if name in _NOT_SHOWN:  # a secret, or a URL that one was written into
         return f"setting {origin}: {message}"

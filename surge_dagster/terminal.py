@@ -1,10 +1,13 @@
-"""What a person sees while a command runs: a progress bar on a terminal, messages and figures."""
+"""What commands share: a progress bar, messages, JSON output, and SIGTERM as an exception."""
 
 from __future__ import annotations
 
 import json
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -13,11 +16,38 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document as the last line.")]
 messages = Console(stderr=True, highlight=False, soft_wrap=True)
+TERMINATED_CODE = 128 + signal.SIGTERM
+
+
+class Terminated(BaseException):
+    """The process got SIGTERM."""
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Raise `Terminated` in the main thread on SIGTERM; further ones are ignored.
+
+    SIGTERM (a spot machine ends, `kill`, a service stops) would end Python at once with nothing published. As an
+    exception it takes the same way out as Ctrl-C: the run publishes what is encoded within its grace time.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
 def progress_bar(unit: str, total: int | None = None) -> Iterator[Callable[[int, int | None], None]]:
-    """A bar, where standard error is a terminal; gives a function that takes how much is done, and of how much."""
+    """Show a bar if standard error is a terminal; yields a function that takes the amount done and the total."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=messages, disable=not messages.is_terminal) as bar:
         task = bar.add_task(unit, total=total)
@@ -25,16 +55,16 @@ def progress_bar(unit: str, total: int | None = None) -> Iterator[Callable[[int,
 
 
 def complain(text: str) -> None:
-    """Say on standard error what is wrong; the text is taken as it is."""
+    """Print an error or a warning on standard error; markup in the text has no effect."""
     messages.print(text, style="red", markup=False)
 
 
 def print_json(document: dict[str, Any]) -> None:
-    """One JSON document as one line."""
+    """Print one JSON document as one line."""
     print(json.dumps(document, default=str), flush=True)
 
 
 def one_line(text: str, width: int = 110) -> str:
-    """A text without line breaks, cut where it is long."""
+    """A text without line breaks, cut to a width."""
     flat = " ".join(text.split())
     return flat if len(flat) <= width else f"{flat[: width - 1]}…"

@@ -189,7 +189,7 @@ class Refresh:
                 f"Launch {self._names.refresh_job} by hand to go on with that."
             )
         if space is not None:
-            require_format(self._store, space, self._output.file_format())
+            require_format(self._store, space, self._output.format)
         return space
 
     def _guard_pool(self, pool: EncoderPool, space: Space | None) -> None:
@@ -248,11 +248,11 @@ class Refresh:
             todo,
             self._store,
             pool,
-            self._encoder.thresholds(),
+            self._encoder.superbatch_thresholds(self._catalog.max_text_bytes),
             force=self._config.force,
             again=self._survey.damaged,
             include_text=self._output.include_text,
-            file_format=self._output.file_format(),
+            file_format=self._output.format,
             memory_limit=self._encoder.memory_limit_bytes,
             grace_seconds=_PUBLISH_SHARE * self._encoder.grace_seconds,
         )

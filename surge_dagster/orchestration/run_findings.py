@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from surge_dagster.check_policy import CheckPolicy
+from surge_dagster.check_policy import MIN_PREVIOUS_COSINE, CheckPolicy
 from surge_dagster.engine.report import Failure, Receipt, SuperBatchReport
 from surge_dagster.engine.support.timeline import Entry, Timeline
 
@@ -68,10 +68,9 @@ class PreviousVectors:
 
     Attributes:
         partitions, rows: that were compared.
-        below: partitions whose mean cosine is lower than the policy allows.
+        below: partitions whose mean cosine is below `MIN_PREVIOUS_COSINE`.
     """
 
-    policy: CheckPolicy
     partitions: int = 0
     rows: int = 0
     below: Listed = field(default_factory=Listed)
@@ -82,10 +81,9 @@ class PreviousVectors:
         self.partitions += 1
         self.rows += rows
         self._cosines += rows * mean_cosine
-        least = self.policy.min_previous_cosine
-        if mean_cosine < least:
+        if mean_cosine < MIN_PREVIOUS_COSINE:
             reason = f"{rows:,} unchanged texts have a mean cosine of {mean_cosine:.4f} to their old vectors"
-            self.below.add(key, f"{reason}; expected at least {least}")
+            self.below.add(key, f"{reason}; expected at least {MIN_PREVIOUS_COSINE}")
 
     @property
     def mean_cosine(self) -> float | None:
@@ -109,7 +107,7 @@ class RunFindings:
         self.timeline = Timeline()
         self.sizes: Counter[int] = Counter()  # partitions by the bits that their number of rows takes
         self.truncation = before.truncation if before else Truncation(policy)
-        self.previous = before.previous if before else PreviousVectors(policy)
+        self.previous = before.previous if before else PreviousVectors()
         self.counted = before.counted if before else set[str]()
 
     def see(self, event: SuperBatchReport | Receipt | Failure) -> None:

@@ -22,9 +22,11 @@ from sqlalchemy import Engine, event
 from benchmarks.postgres_server import PostgresServer, postgres_server
 from surge_dagster.assets.superbatches import figures_of
 from surge_dagster.definitions import embedding_catalog
+from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.in_process import origin_of
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.settings import load_settings
+from tests.dagster.dev_server import CHILD_PATH
 from tests.small_catalogs import DIMENSION, Rows, numbered_rows, write_partition
 
 HERE = Path(__file__).parent
@@ -255,7 +257,7 @@ def bench(tmp_path: Path, empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("SURGE_CONFIG", "SURGE_SOURCE", "SURGE_OUTPUT", "SURGE_MODEL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("DAGSTER_EMIT_PARTITION_SUBSET_IN_PLANNED_EVENTS", "true")
-    monkeypatch.setenv("PYTHONPATH", str(HERE))  # lets workers find the backend of gated_backend.py
+    monkeypatch.setenv("PYTHONPATH", CHILD_PATH)
     monkeypatch.chdir(tmp_path)
     home = tmp_path / "home"
     shutil.copytree(empty_home, home)
@@ -263,6 +265,15 @@ def bench(tmp_path: Path, empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> 
         workbench = Workbench(tmp_path, instance)
         monkeypatch.setattr("surge_dagster.automation.new_partitions._now", lambda: workbench.now)
         yield workbench
+
+
+@pytest.fixture
+def gated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Encoder pools of this process and of its children use the backend of `gated_backend`."""
+    defaults = EncoderPool.__init__.__kwdefaults__
+    assert defaults
+    monkeypatch.setitem(defaults, "backend", "gated_backend:GatedBackend")
+    monkeypatch.setenv("GATED_BACKEND", "1")
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,10 @@ from typing import Any, TypeVar
 import psutil
 import yaml
 
-ROOT = Path(__file__).parent.parent.parent
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+# Processes that tests start find the backend of gated_backend.py and child_hooks/sitecustomize.py.
+CHILD_PATH = f"{HERE}{os.pathsep}{HERE / 'child_hooks'}"
 FINISHED = ("SUCCESS", "FAILURE", "CANCELED")
 _SELECTOR = {"repositoryLocationName": "surge", "repositoryName": "__repository__"}
 _MARK = "SURGE_TEST_SERVER"
@@ -265,12 +268,13 @@ class DevServer:
 
 
 @contextmanager
-def dev_server(folder: Path, pool_limit: int = 1, /, **settings: str) -> Iterator[DevServer]:
+def dev_server(folder: Path, pool_limit: int = 1, gated: bool = False, /, **settings: str) -> Iterator[DevServer]:
     """Start `dagster dev` in a project folder of its own and stop it in the end.
 
     Args:
         folder: gets workspace.yaml, .env and DAGSTER_HOME as the project has them.
-        pool_limit: runs that encode at once.
+        pool_limit: runs that encode concurrently.
+        gated: whether encoders use the backend of `gated_backend`.
         settings: of the project, without `SURGE_`.
     """
     for name in ("workspace.yaml", ".env"):
@@ -284,9 +288,9 @@ def dev_server(folder: Path, pool_limit: int = 1, /, **settings: str) -> Iterato
         port = free.getsockname()[1]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DAGSTER_")}
     environment |= {f"SURGE_{name.upper()}": value for name, value in settings.items()}
-    here = Path(__file__).parent
-    found = f"{here}{os.pathsep}{here / 'quick_daemon'}"
-    environment |= {"DAGSTER_HOME": str(folder / "home"), _MARK: str(folder), "PYTHONPATH": found}
+    environment |= {"DAGSTER_HOME": str(folder / "home"), _MARK: str(folder), "PYTHONPATH": CHILD_PATH}
+    if gated:
+        environment["GATED_BACKEND"] = "1"
     command = [sys.executable, "-m", "dagster", "dev", "-w", "workspace.yaml", "--port", str(port)]
     server = DevServer(port, folder)
     with (folder / "dev.log").open("wb") as log:

@@ -17,9 +17,16 @@ from typing import Any
 
 import numpy as np
 
+from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress
 from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
 from surge_dagster.engine.model.spec import Space
+
+
+def use_gated_backend() -> None:
+    """Make this backend the default of the encoder pools of this process."""
+    assert EncoderPool.__init__.__kwdefaults__
+    EncoderPool.__init__.__kwdefaults__["backend"] = "gated_backend:GatedBackend"
 
 
 class GatedBackend(HashBackend):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 
 import pytest
+from pydantic import ValidationError
 
 from surge_dagster import open_embeddings
-from surge_dagster.engine.errors import ConfigError
 from surge_dagster.resources import OutputStore
 from tests.dagster.conftest import Workbench
 from tests.small_catalogs import partition_folder
@@ -42,5 +42,5 @@ def test_runs_sensor_and_checks_see_the_files_of_the_space_whatever_their_format
 
 
 def test_a_format_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ConfigError, match="format is one of parquet, arrow, not 'csv'"):
-        OutputStore(url="out", include_text=True, format="csv").file_format()
+    with pytest.raises(ValidationError, match=r"format\n.*'parquet' or 'arrow'"):
+        OutputStore(url="out", format="csv")  # pyright: ignore[reportArgumentType]

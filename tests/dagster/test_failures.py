@@ -182,9 +182,10 @@ def test_partitions_that_somebody_added_to_dagster_alone_fail_by_themselves(benc
     assert bench.embed("a", "b").success and requested(bench.look()) == []
 
 
+@pytest.mark.usefixtures("gated")
 def test_an_encoder_that_cannot_go_on_is_tried_again_and_what_was_published_is_kept(bench: Workbench) -> None:
     gate = bench.root / "gate"
-    bench.settings |= {"backend": "gated_backend:GatedBackend", "b_min": 1, "b_max": 50}
+    bench.settings |= {"b_min": 1, "b_max": 50}
     bench.write("a", 20)
     bench.write("b", [("x", f"break before {gate}")])
     with pytest.MonkeyPatch.context() as patch:

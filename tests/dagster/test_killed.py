@@ -74,7 +74,7 @@ def test_a_run_in_the_terminal_ends_with_ctrl_c_and_leaves_no_process(bench: Wor
         "SURGE_SOURCE": str(bench.catalog),
         "SURGE_OUTPUT": str(bench.output),
         "SURGE_MODEL": "hash://16",
-        "SURGE_BACKEND": "gated_backend:GatedBackend",
+        "GATED_BACKEND": "1",
     }
     process = subprocess.Popen([sys.executable, "-c", program], env=environment, cwd=ROOT)
     workers = "surge_dagster.engine.encoder.worker.main"

@@ -34,10 +34,11 @@ def server(folder: Path, cache_folder: Path) -> Iterator[DevServer]:
     write_partition(folder / "catalog", "p06", [("x", f"wait for {folder / 'gate'}"), *numbered_rows("p06", ROWS - 1)])
     with dev_server(
         folder,
+        1,
+        True,
         source=str(folder / "catalog"),
         output=str(folder / "output"),
         model="hash://16",
-        backend="gated_backend:GatedBackend",
         b_min=str(ROWS),
         b_max=str(ROWS),
     ) as started:

@@ -40,10 +40,11 @@ def server(tmp_path: Path, cache_folder: Path) -> Iterator[DevServer]:
     write_partition(tmp_path / "catalog", key(HELD), held)
     with dev_server(
         tmp_path,
+        1,
+        True,
         source=str(tmp_path / "catalog"),
         output=str(tmp_path / "output"),
         model="hash://16",
-        backend="gated_backend:GatedBackend",
         b_min="60",
         b_max="120",
     ) as started:

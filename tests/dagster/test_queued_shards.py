@@ -80,10 +80,10 @@ def test_the_queue_spreads_shards_over_processes_steals_work_and_survives_a_kill
     with dev_server(
         tmp_path,
         SLOTS,
+        True,
         source=str(tmp_path / "catalog"),
         output=str(tmp_path / "output"),
         model="hash://16",
-        backend="gated_backend:GatedBackend",
         shards=str(SHARDS),
         shard_bytes="1",
         max_partitions_per_run=str(MOST_EACH),

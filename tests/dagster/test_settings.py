@@ -49,7 +49,7 @@ def test_the_file_is_where_surge_config_says(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("bmin: 1", "setting bmin in surge.yaml is unknown; there are source"),
+        ("bmin: 1", "setting bmin in surge.yaml is unknown; there are alert_webhook, b_max, b_min, check_cron,"),
         ("b_min: many", "setting b_min in surge.yaml is 'many'"),
         ("dtype: int8", "'float32' or 'float16'"),
         ("- 1", "surge.yaml cannot be read"),
@@ -80,7 +80,6 @@ class TestWhatNoRunCanDo:
             ({"devices": "gpu"}, "setting devices is 'gpu': expected auto, or a list of one kind: cpu, cuda"),
             ({"devices": "cuda:0,cpu"}, "setting devices is 'cuda:0,cpu': expected auto"),
             ({"devices": ""}, "setting devices is '': expected auto"),
-            ({"backend": "tensorrt"}, "setting backend is 'tensorrt': expected one of auto, torch, openvino, hash"),
             ({"model": "hash://abc"}, "'hash://abc': hash:// is followed by a dimension, as in hash://384"),
             ({"model": "hash://8", "dimension": 16}, "hash://8 makes unit vectors of dimension 8 and no others"),
             ({"max_length": 2}, "max_length counts tokens, special ones included, and is at least 3, not 2"),
@@ -102,13 +101,12 @@ class TestWhatNoRunCanDo:
         "given",
         [
             {"devices": "cuda:6, CUDA:7", "precision": "fp16"},
-            {"devices": "cuda", "backend": "torch"},
-            {"precision": "bf16", "backend": "openvino"},
+            {"devices": "cuda"},
+            {"precision": "bf16"},
             {"precision": "fp16"},
-            {"backend": "mine.backends:Fast"},
             {"b_min": 100_000},
             {"b_max": 1},
-            {"b_min_bytes": 2**40},
+            {"memory_limit_bytes": 1},
             {"output": "./s3:/bucket"},
             {"source": "data", "output": "data/vectors"},
             {"source": "data", "output": "data"},

@@ -277,8 +277,8 @@ def test_shards_in_processes_at_once_begin_one_space_and_encode_everything_once(
     assert requested(quiet) == [] and not quiet.asset_events
 
 
+@pytest.mark.usefixtures("gated")
 def test_a_run_that_was_declared_dead_and_lives_does_no_harm(bench: Workbench) -> None:
-    bench.settings |= {"backend": "gated_backend:GatedBackend"}
     first = {"same": [("x", "wait for gate"), ("y", "text")], "moves": [("x", "wait for gate")]}
     for key, rows in first.items():
         bench.write(key, rows)
