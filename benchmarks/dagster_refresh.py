@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.harness import Document, Target, at_most, say
-from benchmarks.paced_runs import BACKEND, DIMENSION
+from benchmarks.paced_runs import DIMENSION
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.orchestration.names import CatalogNames
 
@@ -149,8 +149,6 @@ def _environment(folder: Path) -> dict[str, str]:
         "SURGE_SOURCE": str(folder / "catalog"),
         "SURGE_OUTPUT": str(folder / "output"),
         "SURGE_MODEL": f"hash://{DIMENSION}",
-        "SURGE_BACKEND": BACKEND,
-        "SURGE_CHECK_PARITY": "false",
     }
 
 
