@@ -143,7 +143,7 @@ class FileSettings(BaseModel):
 
 
 class StorageSettings(BaseModel):
-    """How a bucket is reached; see `StorageOptions`. Secrets are never shown, not even in errors about them."""
+    """Settings of an object store; see `StorageOptions`. Secrets are never shown, not even in errors about them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -152,12 +152,7 @@ class StorageSettings(BaseModel):
     access_key_id: SecretStr | None = None
     secret_access_key: SecretStr | None = None
     session_token: SecretStr | None = None
-    token: SecretStr | None = None
     service_account: str | None = None
-    timeout_seconds: float = Field(60.0, gt=0)
-    connect_timeout_seconds: float = Field(10.0, gt=0)
-    part_bytes: int = Field(16 * 1024 * 1024, ge=5 * 1024 * 1024)
-    abandoned_after_seconds: float = Field(24 * 3600.0, ge=0)
 
     @field_validator("endpoint")
     @classmethod

@@ -49,7 +49,7 @@ ATTRIBUTES: dict[str, Any] = {
     "nightly_cron": "30 3 * * *",
     "check_cron": "0 5 * * 0",
     "timezone": "Europe/Berlin",
-    "storage_options": {"secret_access_key": "{{ env.DOCS_SECRET }}", "part_bytes": 6_000_000},
+    "storage_options": {"secret_access_key": "{{ env.DOCS_SECRET }}", "region": "eu-west-1"},
 }
 
 
@@ -157,12 +157,12 @@ def test_attributes_weigh_more_than_the_environment_and_templates_are_filled_in(
     monkeypatch.chdir(tmp_path)
     for name, value in {"SURGE_MODEL": "hash://8", "SURGE_DTYPE": "float16", "B": "7", "SECRET": "hunter2"}.items():
         monkeypatch.setenv(name, value)
-    storage = {"secret_access_key": "{{ env.SECRET }}", "timeout_seconds": 5}
+    storage = {"secret_access_key": "{{ env.SECRET }}", "region": "eu-west-1"}
     made = load(source="c", output="o", model="hash://24", b_min="{{ env.B }}", storage_options=storage)
     settings = made.settings
     assert (settings.model, settings.dtype, settings.b_min, made.name) == ("hash://24", "float16", 7, None)
     assert settings.storage_options.options().secret_access_key == "hunter2" and "hunter2" not in repr(made)
-    assert settings.storage_options.timeout_seconds == 5
+    assert settings.storage_options.region == "eu-west-1"
 
 
 @pytest.mark.parametrize("given", ["https://chat/hunter2", "{{ env.WEBHOOK }}"])

@@ -296,7 +296,6 @@ def require_nothing_left_behind(production: Production) -> None:
     """No process, no upload, no staged segment, no slot and no run that is going on."""
     instance = production.bench.instance
     assert not production.living() and not production.temporary_files()
-    assert not production.server.unfinished()
     names = {name.removeprefix("out/") for name in production.server.objects()}
     strange = {name for name in names if not name.startswith(tuple(production.spaces)) and name != "current_space.json"}
     assert not strange

@@ -182,7 +182,7 @@ class TestStorageOptions:
         monkeypatch.setenv("SURGE_STORAGE_OPTIONS", '{"endpoint": "http://h:1", "secret_access_key": "hunter2"}')
         settings = load_settings()
         options = settings.storage_options.options()
-        assert (options.endpoint, options.secret_access_key, options.token) == ("http://h:1", "hunter2", None)
+        assert (options.endpoint, options.secret_access_key, options.region) == ("http://h:1", "hunter2", None)
         for shown in (repr(settings), str(settings), repr(options), str(settings.model_dump())):
             assert "hunter2" not in shown
 
@@ -192,9 +192,9 @@ class TestStorageOptions:
             "storage_options: {secret_access_key: [hunter2]}",
             "storage_options: {secret: hunter2}",
             "storage_options: hunter2",
-            "storage_options: {token: hunter2, part_bytes: 5}",
-            "storage_options: {token: hunter2",
-            "storage_options:\n  token: 'hunter2\n",
+            "storage_options: {session_token: hunter2, region: [5]}",
+            "storage_options: {session_token: hunter2",
+            "storage_options:\n  session_token: 'hunter2\n",
         ],
     )
     def test_a_mistake_in_them_is_told_without_what_they_say(self, document: str) -> None:

@@ -36,10 +36,10 @@ from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.local_upload import LocalUpload
-from surge_dagster.engine.store.object_store import ObjectStore
-from surge_dagster.engine.store.object_upload import WriteClient
+from surge_dagster.engine.store.object_client import ClientLimits
+from surge_dagster.engine.store.object_store import open_object_store
+from surge_dagster.engine.store.object_upload import ObjectUpload
 from surge_dagster.engine.store.store import Store, StoredObject, Upload
-from surge_dagster.engine.store.xml_client import Body, Version
 from surge_dagster.engine.thresholds import Thresholds
 from tests.engine.paused_backend import PAUSE_VARIABLE, reached
 from tests.small_catalogs import DIMENSION
@@ -221,30 +221,22 @@ class MortalUpload:
         return stored
 
 
-class MortalClient:
-    """A client of an object store to which every step of an upload in parts is a point."""
+def mark_parts(reaper: Reaper) -> None:
+    """Make every step of an upload in parts a point."""
 
-    def __init__(self, client: WriteClient, reaper: Reaper) -> None:
-        self._client = client
-        self._reaper = reaper
+    def passing(method: Callable[..., Any], before: str | None, after: str) -> Callable[..., Any]:
+        def step(*given: Any) -> Any:
+            if before is not None:
+                reaper(before)
+            result = method(*given)
+            reaper(after)
+            return result
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
+        return step
 
-    def begin(self, key: str, mark: str) -> str:
-        upload_id = self._client.begin(key, mark)
-        self._reaper("begun")
-        return upload_id
-
-    def put_part(self, key: str, upload_id: str, number: int, body: Body) -> str:
-        etag = self._client.put_part(key, upload_id, number, body)
-        self._reaper("part")
-        return etag
-
-    def complete(self, key: str, upload_id: str, parts: list[str], replacing: Version | None) -> None:
-        self._reaper("complete")
-        self._client.complete(key, upload_id, parts, replacing)
-        self._reaper("completed")
+    ObjectUpload._begin = passing(ObjectUpload._begin, None, "begun")
+    ObjectUpload._append = staticmethod(passing(ObjectUpload._append, None, "part"))
+    ObjectUpload._complete = passing(ObjectUpload._complete, "complete", "completed")
 
 
 def in_the_thread_for_split_files() -> bool:
@@ -252,17 +244,11 @@ def in_the_thread_for_split_files() -> bool:
 
 
 def open_output(url: str, endpoint: str) -> Store:
-    """A folder, or a bucket in which whoever began an upload before now is dead."""
+    """A folder, or a bucket."""
     if not endpoint:
         return open_store(url)
-    options = StorageOptions(
-        endpoint=endpoint,
-        access_key_id="AKIATESTKEY",
-        secret_access_key="secret-of-the-test",
-        part_bytes=PART_BYTES,
-        abandoned_after_seconds=-1.0,  # a server's Date is that of the second that has begun
-    )
-    return open_store(url, options)
+    options = StorageOptions(endpoint=endpoint, access_key_id="AKIATESTKEY", secret_access_key="secret-of-the-test")
+    return open_object_store(url, options, limits=ClientLimits(part_bytes=PART_BYTES))
 
 
 def main(catalog: str, output: str, endpoint: str, file_format: FileFormat, log: str, point: str, count: str) -> None:
@@ -274,9 +260,7 @@ def main(catalog: str, output: str, endpoint: str, file_format: FileFormat, log:
     with EncoderPool(EncodingSpec(model=f"hash://{DIMENSION}"), backend=backend) as pool:
         reaper.say("workers", *pool.worker_pids)
         opened = open_output(output, endpoint)
-        if isinstance(opened, ObjectStore):
-            client: Any = MortalClient(opened._client, reaper)
-            opened._client = client
+        mark_parts(reaper)
         store: Any = MortalStore(opened, reaper)
         front: Any = MortalPool(pool, reaper, pause)
         reaper.run = EmbeddingRun(open_source(catalog), store, front, THRESHOLDS, file_format=file_format)

@@ -25,8 +25,7 @@ from surge_dagster.engine.thresholds import Thresholds
 from surge_dagster.engine.up_to_date import report_when_fresh
 from surge_dagster.engine.verify import Verified, Violation, verify
 from tests.engine.runs import failures, finish, in_memory, make_run, receipts
-from tests.engine.store.object_server import ObjectServer
-from tests.engine.test_run_object_store import open_bucket
+from tests.engine.store.object_server import ObjectServer, open_bucket
 from tests.small_catalogs import (
     Rows,
     assert_embedded,

@@ -29,8 +29,7 @@ from surge_dagster.engine.store import object_reader, open_store
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.object_store import ObjectStore
 from surge_dagster.engine.store.store import Store
-from tests.engine.store.object_server import ObjectServer
-from tests.engine.test_run_object_store import open_bucket
+from tests.engine.store.object_server import ObjectServer, open_bucket
 
 LONG = "shoes/" + "x" * 300
 KEYS = ["Köln, 50%", "b", LONG]

@@ -27,9 +27,9 @@ from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.report import InFlight
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
+from surge_dagster.engine.store.object_client import ClientLimits
 from surge_dagster.engine.store.object_store import open_object_store
 from surge_dagster.engine.store.object_upload import ObjectUpload
-from surge_dagster.engine.store.storage_options import StorageOptions
 from surge_dagster.engine.thresholds import Thresholds
 from tests.engine.runs import DoorPool, finish, finish_receipts, in_memory, make_run, smallest_limit
 from tests.small_catalogs import DIMENSION, assert_embedded, keys_of, numbered_rows, partition_of
@@ -205,7 +205,7 @@ class TestRuns:
     ) -> None:
         rows = [[(f"{row}", f"{n}/{row}".ljust(text_bytes)) for row in range(size)] for n, size in enumerate(sizes)]
         thresholds = Thresholds(b_min=max(1, b_max // 2), b_max=b_max, b_max_bytes=20_000)
-        store = open_object_store("memory://m/out", StorageOptions(part_bytes=part_bytes))
+        store = open_object_store("memory://m/out", limits=ClientLimits(part_bytes=part_bytes))
         held = HeldByUploads()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(memory, "_READER_BYTES", 2 * batch_rows * 2_100)

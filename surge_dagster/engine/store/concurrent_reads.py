@@ -1,57 +1,40 @@
-"""Many small reads from a bucket: each waits for its answer, so many are on their way together."""
+"""Many small reads from a store, several of them concurrently."""
 
 from __future__ import annotations
 
-import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.support.waiting import next_item
 
 READS_AT_ONCE = 32
+_POLL_SECONDS = 0.1
 T = TypeVar("T")
 
 
 def read_at_once(
     store: Store, names: Sequence[str], read: Callable[[Store, str], T], keep: Callable[[str, T], None]
 ) -> None:
-    """Read each name in one of `READS_AT_ONCE` threads, and keep in this one what comes of it.
+    """Read each name in one of `READS_AT_ONCE` threads, and keep the results in this one, in the order of the names.
 
-    An error, or an interrupt, waits for no read that is under way; nothing is kept after it.
+    An error, or an interrupt, does not wait for reads under way; nothing is kept after it.
 
     Args:
-        read: from any thread; of the store it is given, which waits for nothing once nobody waits for the answer.
+        read: called in any thread, with a store whose waits end when the results are no longer needed.
 
     Raises:
-        BaseException: what a read raised first; those that have not begun by then are left out.
+        BaseException: the first error of a read, in the order of the names; reads that have not begun are left out.
     """
     over = threading.Event()
-    asked = store.until(over)
-    left = deque(names)
-    answers: queue.SimpleQueue[tuple[str, T] | BaseException] = queue.SimpleQueue()
-
-    def run() -> None:
-        while left and not over.is_set():
-            try:
-                name = left.popleft()
-            except IndexError:
-                return  # another one took the last
-            try:
-                answers.put((name, read(asked, name)))
-            except BaseException as error:  # the thread would keep it to itself
-                answers.put(error)
-
+    view = store.until(over)
+    pool = ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="surge-footer")
     try:
-        for _ in range(min(READS_AT_ONCE, len(names))):
-            # No process that is to end waits for a daemon's answer from the bucket.
-            threading.Thread(target=run, name="surge-footer", daemon=True).start()
-        for _ in names:
-            answer = next_item(answers)
-            if isinstance(answer, BaseException):
-                raise answer
-            keep(*answer)
+        for name, answer in [(name, pool.submit(read, view, name)) for name in names]:
+            while not wait([answer], _POLL_SECONDS).done:  # in turns, so that any thread's signal interrupts it
+                pass
+            keep(name, answer.result())
     finally:
         over.set()
+        pool.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,7 @@
-"""An object in a store as a file that Arrow can read: its end comes first, in one request, then ranges as asked for."""
+"""An object in a store as a file that Arrow can read: its end comes with the first request, then ranges on request.
+
+obstore's own reader asks for the size first and may mix two versions of an object that is replaced meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ import obstore
 from obstore.exceptions import PreconditionError
 
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.store.obstore_errors import NOT_PARTIAL, UNSUPPORTED, request_errors
-from surge_dagster.engine.store.retries import RequestFailed, Retrier
+from surge_dagster.engine.store.request_errors import NOT_PARTIAL, UNSUPPORTED, RequestFailed, request_errors
+from surge_dagster.engine.store.retries import Retrier
 
 TAIL_BYTES = 64 * 1024
 _READ_AHEAD_BYTES = 1024 * 1024
@@ -77,24 +80,16 @@ class ObjectReader(io.RawIOBase):
         return len(content)
 
     def _fetch(self, start: int, length: int) -> bytes:
-        def attempt() -> bytes:
-            with request_errors():
-                options: Any = {"range": (start, start + length)}
-                if self._etag:
-                    options["if_match"] = self._etag
-                return bytes(obstore.get(self._store, self._key, options=options).bytes())
-
         try:
-            content = self._retrier.call(f"GET {self._key}", attempt)
+            return self._retrier.call(
+                f"GET {self._key}", lambda: _range(self._store, self._key, start, length, self._etag)
+            )
         except (PreconditionError, FileNotFoundError):
             raise _replaced(self._key) from None
-        if len(content) != length:
-            raise TransientError(f"{self._key!r}: {len(content):,} bytes came of {length:,}. Run again.")
-        return content
 
 
 def fetch_end(store: Any, key: str, retrier: Retrier, length: int) -> tuple[int, str | None, bytes]:
-    """Size and etag of an object as it is now, and its last `length` bytes, or all of it; one request where it can be.
+    """Size and etag of an object as it is now, and its last `length` bytes, or all of it; one request where possible.
 
     Raises:
         FileNotFoundError: there is no such object.
@@ -110,18 +105,23 @@ def fetch_end(store: Any, key: str, retrier: Retrier, length: int) -> tuple[int,
         except RequestFailed as failed:
             if failed.cause not in (UNSUPPORTED, NOT_PARTIAL, "416"):
                 raise
-        # Azure knows no ranges from the end, and an empty object has no range at all.
+        # Azure has no ranges from the end, and an empty object has no range at all.
         with request_errors():
             meta = obstore.head(store, key)
-            end, etag = meta["size"], meta["e_tag"]
-            options: Any = {"range": (max(0, end - length), end)} | ({"if_match": etag} if etag else {})
-            content = bytes(obstore.get(store, key, options=options).bytes()) if end else b""
-            return end, etag, _whole(content, min(length, end))
+        size, etag = meta["size"], meta["e_tag"]
+        kept = min(length, size)
+        return size, etag, _range(store, key, size - kept, kept, etag) if kept else b""
 
     try:
         return retrier.call(f"GET {key}", attempt)
     except PreconditionError:
         raise _replaced(key) from None
+
+
+def _range(store: Any, key: str, start: int, length: int, etag: str | None) -> bytes:
+    options: Any = {"range": (start, start + length)} | ({"if_match": etag} if etag else {})
+    with request_errors():
+        return _whole(bytes(obstore.get(store, key, options=options).bytes()), length)
 
 
 def _whole(content: bytes, length: int) -> bytes:

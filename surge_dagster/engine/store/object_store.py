@@ -1,40 +1,32 @@
-"""Output files in an object store: one conditional PUT each, or a multipart upload that is completed at the end.
+"""Output files in an object store, through obstore.
 
-Nothing is visible before it is complete, so there are no temp files. What dead writers leave are unfinished multipart
-uploads, which no listing shows but which are paid for; `sweep` aborts those that are too old to be a living writer's.
+No object is visible before it is complete, so there are no temp files. See `object_upload` for how two writers of one
+object are told apart.
 """
 
 from __future__ import annotations
 
 import copy
 import errno
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
 import obstore
 import pyarrow as pa
 from obstore.exceptions import BaseError
-from obstore.store import GCSStore, S3Store, from_url
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.store.credentials import AwsCredentials, GoogleCredentials
+from surge_dagster.engine.store.object_client import ClientLimits, connect
 from surge_dagster.engine.store.object_reader import ObjectReader, fetch_end
-from surge_dagster.engine.store.object_upload import ObjectUpload, WriteClient
-from surge_dagster.engine.store.obstore_client import ObstoreClient
-from surge_dagster.engine.store.obstore_errors import request_errors
+from surge_dagster.engine.store.object_upload import PIECE_BYTES, ObjectUpload
+from surge_dagster.engine.store.request_errors import request_errors
 from surge_dagster.engine.store.retries import Retrier
 from surge_dagster.engine.store.storage_options import StorageOptions
 from surge_dagster.engine.store.store import ObjectEnd, StoredObject
-from surge_dagster.engine.store.xml_client import XmlClient
 from surge_dagster.engine.support.urls import is_bare, split_url
 
-log = logging.getLogger(__name__)
-
-_GCS_ENDPOINT = "https://storage.googleapis.com"
 _HIDDEN = "."
 
 
@@ -43,11 +35,9 @@ class ObjectStore:
 
     Args:
         url: without a slash at the end.
-        identity: the URL and where it is served, without secrets; None where tags may come again with other content.
+        identity: the URL and the URL of its service, without secrets; None where two contents may share a tag.
         prefix: of every key, empty or with a slash at the end.
-        store: an obstore store of the whole bucket, which retries nothing by itself.
-        client: writes to the same bucket.
-        retrier: counts for both.
+        store: an obstore store of the whole bucket.
     """
 
     def __init__(
@@ -56,18 +46,16 @@ class ObjectStore:
         identity: str | None,
         prefix: str,
         store: Any,
-        client: WriteClient,
         retrier: Retrier,
-        options: StorageOptions,
+        part_bytes: int,
     ) -> None:
         self._url = url
         self._identity = identity
         self._prefix = prefix
         self._store = store
-        self._client = client
         self._retrier = retrier
-        self._options = options
-        self._names: set[str] = set()  # seen in a listing: an object to be replaced is looked at first
+        self._part_bytes = part_bytes
+        self._names: set[str] = set()  # seen in a listing: a look at these before a PUT saves a PUT in vain
 
     @property
     def url(self) -> str:
@@ -83,47 +71,29 @@ class ObjectStore:
 
     @property
     def retries(self) -> Mapping[str, int]:
-        """Requests that were sent again so far, by cause."""
+        """Operations that were attempted again so far, by cause; retries within obstore are not counted."""
         return self._retrier.counts
 
     @property
     def upload_bytes(self) -> int:
-        """Memory that an upload may hold."""
-        return self._options.part_bytes
+        """Memory that an upload may hold: what a part holds, here and in obstore, and the pieces between the two."""
+        return 2 * (self._part_bytes + min(PIECE_BYTES, self._part_bytes))
 
     def until(self, over: threading.Event) -> ObjectStore:
-        """The same store, which waits for nothing once `over` is set: what it would try again raises `Cancelled`."""
+        """The same store; once `over` is set, its operations raise `Cancelled` instead of waiting."""
         same = copy.copy(self)
         same._retrier = self._retrier.until(over)
         return same
 
     def location(self, name: str) -> str:
-        """Where a person finds the object."""
+        """The URL of an object."""
         return f"{self._url}/{name}"
 
     def prepare(self, folder: str) -> None:
         """Nothing: a bucket has no folders."""
 
     def sweep(self, folder: str) -> None:
-        """Abort the unfinished uploads of dead writers in a folder and below it.
-
-        One that is younger than `abandoned_after_seconds` by the store's own clock, or whose age the store does not
-        say, may be a living writer's and stays.
-
-        Raises:
-            TransientError: the store does not answer.
-        """
-        prefix = f"{self._prefix}{folder}/"
-        found = self._retrier.call(f"list the uploads of {prefix}", lambda: list(self._client.unfinished(prefix)))
-        for upload in found:
-            if upload.age_seconds is None or upload.age_seconds < self._options.abandoned_after_seconds:
-                continue
-            log.info("removing an unfinished upload of %s, %.0f s old", upload.key, upload.age_seconds)
-            self._retrier.call(
-                f"abort the upload of {upload.key}",
-                lambda u=upload: self._client.abort(u.key, u.upload_id),
-                kind="remove",
-            )
+        """Nothing: a lifecycle rule of the bucket removes the parts that dead writers left."""
 
     def list(self, folder: str, *, deep: bool = False) -> Iterator[StoredObject]:
         """Yield the objects of a folder in no particular order; hidden ones are left out.
@@ -195,7 +165,7 @@ class ObjectStore:
         """Open an object as a listing showed it.
 
         Raises:
-            FileNotFoundError: it has gone, or another one stands at its name now.
+            FileNotFoundError: it was removed or replaced since.
             TransientError: the store does not answer.
         """
         reader = ObjectReader(self._store, self._key(listed.name), self._retrier)
@@ -207,14 +177,8 @@ class ObjectStore:
 
     def create(self, name: str) -> ObjectUpload:
         """Begin an object."""
-        return ObjectUpload(
-            self._client,
-            self._retrier,
-            name,
-            self._key(name),
-            self._options.part_bytes,
-            known=name in self._names,
-        )
+        known = name in self._names
+        return ObjectUpload(self._store, self._retrier, name, self._key(name), self._part_bytes, known=known)
 
     def delete(self, name: str) -> None:
         """Remove an object; harmless when there is none."""
@@ -236,17 +200,21 @@ class ObjectStore:
 
 
 def open_object_store(
-    url: str, options: StorageOptions | None = None, *, retrier: Callable[[str], Retrier] = Retrier
+    url: str,
+    options: StorageOptions | None = None,
+    *,
+    limits: ClientLimits | None = None,
+    retrier: Callable[[str], Retrier] = Retrier,
 ) -> ObjectStore:
     """Open an output in an object store: `s3://bucket/prefix`, `gs://…`, or another scheme that obstore knows.
 
     Args:
-        retrier: makes what repeats requests, given the store's URL.
+        limits, retrier: replaced by tests; `retrier` is called with the store's URL.
 
     Raises:
         ConfigError: the URL or the options cannot be used, or there are no credentials.
     """
-    options = options or StorageOptions()
+    options, limits = options or StorageOptions(), limits or ClientLimits()
     parts = split_url(url, what="output")
     if not is_bare(url):  # not shown
         raise ConfigError(
@@ -259,59 +227,18 @@ def open_object_store(
     path = parts.path.strip("/")
     prefix = f"{path}/" if path else ""
     try:
-        store, client, served_at = _connect(parts.scheme, parts.netloc, options)
+        store, service = connect(parts.scheme, parts.netloc, options, limits)
     except ConfigError as error:
         raise ConfigError(f"cannot open the output {clean!r}: {error}") from error
     except (BaseError, ValueError, TypeError) as error:
-        # Its text may quote what it was given.
+        # Its text may quote the options.
         raise ConfigError(
             f"the output {clean!r} cannot be opened with these options ({type(error).__name__})."
         ) from None
-    identity = None if parts.scheme == "memory" else f"{clean} at {_without_user(served_at)}"
-    return ObjectStore(clean, identity, prefix, store, client, retrier(clean), options)
+    identity = None if parts.scheme == "memory" else f"{clean} at {_without_user(service)}"
+    return ObjectStore(clean, identity, prefix, store, retrier(clean), limits.part_bytes)
 
 
 def _without_user(endpoint: str) -> str:
     parts = urlsplit(endpoint)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-
-def _connect(scheme: str, bucket: str, options: StorageOptions) -> tuple[Any, WriteClient, str]:
-    """Both clients of a bucket, and the base URL of its service, empty where obstore alone knows it."""
-    common: dict[str, Any] = {
-        "client_options": {
-            "timeout": timedelta(seconds=options.timeout_seconds),
-            "connect_timeout": timedelta(seconds=options.connect_timeout_seconds),
-            "allow_http": bool(options.endpoint and options.endpoint.startswith("http://")),
-        },
-        "retry_config": {"max_retries": 0},
-    }
-    timeouts = {
-        "timeout_seconds": options.timeout_seconds,
-        "connect_timeout_seconds": options.connect_timeout_seconds,
-    }
-    endpoint = (options.endpoint or "").rstrip("/")
-    if scheme in ("s3", "s3a"):
-        aws = AwsCredentials(options)
-        endpoint = endpoint or aws.endpoint
-        common["client_options"]["allow_http"] = endpoint.startswith("http://")
-        bucket_url = f"{endpoint}/{bucket}"
-        store: Any = S3Store(
-            bucket,
-            config={"endpoint": endpoint, "region": aws.region, "virtual_hosted_style_request": False},
-            credential_provider=aws,  # pyright: ignore[reportArgumentType]
-            **common,
-        )
-        return store, XmlClient(bucket_url, "s3", aws.sign, **timeouts), endpoint
-    if scheme in ("gs", "gcs"):
-        google = GoogleCredentials(options)
-        config: Any = {"base_url": endpoint} if endpoint else {}
-        store = GCSStore(bucket, config=config, credential_provider=google, **common)  # pyright: ignore[reportArgumentType]
-        endpoint = endpoint or _GCS_ENDPOINT
-        return store, XmlClient(f"{endpoint}/{bucket}", "gcs", google.sign, **timeouts), endpoint
-    if scheme == "memory":
-        store = from_url("memory://")
-    else:
-        config = {"endpoint": endpoint} if endpoint else {}
-        store = from_url(f"{scheme}://{bucket}", config=config, **common)
-    return store, ObstoreClient(store, options.part_bytes), endpoint

@@ -21,6 +21,7 @@ from surge_dagster.engine.files.embedding_file import EmbeddingFileWriter, FileF
 from surge_dagster.engine.output import freshness
 from surge_dagster.engine.output.footer_cache import FooterCache
 from surge_dagster.engine.output.freshness import OutputState, file_name
+from surge_dagster.engine.store.object_client import ClientLimits
 from surge_dagster.engine.store.object_store import ObjectStore, open_object_store
 from surge_dagster.engine.store.retries import Retrier
 from surge_dagster.engine.store.storage_options import StorageOptions
@@ -57,10 +58,12 @@ def open_bucket(server: ObjectServer, path: str = "out") -> ObjectStore:
         access_key_id="AKIATESTKEY",
         secret_access_key=SECRETS[0],
         session_token=SECRETS[1],
-        timeout_seconds=5.0,
     )
     return open_object_store(
-        f"s3://{BUCKET}/{path}", options, retrier=lambda where: Retrier(where, sleep=lambda _: None)
+        f"s3://{BUCKET}/{path}",
+        options,
+        limits=ClientLimits(timeout_seconds=5.0, first_backoff_seconds=0.001),
+        retrier=lambda where: Retrier(where, sleep=lambda _: None),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +17,6 @@ from surge_dagster.engine.output.staging import STAGING
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
 from tests.engine.runs import finish_receipts, make_run
-from tests.engine.store.object_server import ObjectServer
-from tests.engine.test_run_object_store import open_bucket
 from tests.small_catalogs import numbered_rows, partition_of
 
 DEAD = ".tmp-1-0123456789ab0"
@@ -49,20 +46,6 @@ def test_on_a_disk_it_goes_from_every_space_and_from_what_is_staged(tmp_path: Pa
         assert not any(path.exists() for path in left)
         upload.publish(lambda: None)
     assert (tmp_path / spaces[0] / "alive.parquet").exists()
-
-
-def test_of_a_bucket_old_uploads_go_from_every_space_and_young_ones_stay(object_server: ObjectServer) -> None:
-    store = open_bucket(object_server)
-    names = [
-        name for space in two_spaces(store) for name in (f"{space}/a.parquet", f"{STAGING}/{space}/k/v/0-9.parquet")
-    ]
-    with contextlib.ExitStack() as uploads:
-        for name in names:
-            uploads.enter_context(store.create(name)).sink.write(b"x" * 40_000)  # more than a part
-        sweep_left_overs(store)
-        assert len(object_server.unfinished()) == 4, "they are young, and their writers may live"
-        sweep_left_overs(open_bucket(object_server, abandoned_after_seconds=-1.0))
-        assert object_server.unfinished() == []
 
 
 def test_a_run_with_work_in_its_own_space_takes_what_lies_in_another(hash_pool: EncoderPool, tmp_path: Path) -> None:

@@ -125,15 +125,15 @@ class TestSegments:
         staging_of(LocalStore(tmp_path), self.SPACE)
         assert not (tmp_path / STAGING).exists()
 
-    def test_a_run_asks_a_bucket_twice_before_it_stages_and_segments_are_one_request_each(
+    def test_a_run_lists_a_bucket_before_it_stages_and_each_segment_is_one_request(
         self, object_server: ObjectServer
     ) -> None:
         store = open_object_store(f"s3://{BUCKET}/out", replace(OPTIONS, endpoint=object_server.url))
         staging, opened = Staging(target_of(store, self.SPACE)), opened_of(self.ROWS)
-        assert [method for method, _, _ in object_server.log] == ["GET", "GET"], "a sweep and a listing"
+        assert [method for method, _, _ in object_server.log] == ["GET"], "a listing"
         for start in (0, 20):
             stage(staging, opened, self.ROWS, start, vectors(20, self.SPACE))
-        assert [method for method, _, _ in object_server.log[2:]] == ["PUT", "PUT"]
+        assert [method for method, _, _ in object_server.log[1:]] == ["PUT", "PUT"]
 
     def test_a_folder_that_another_run_removed_is_made_again(self, tmp_path: Path) -> None:
         store, opened = LocalStore(tmp_path), opened_of(self.ROWS)

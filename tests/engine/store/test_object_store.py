@@ -1,8 +1,7 @@
-"""Files in an object store: real clients, a real server, and a front that breaks requests between them."""
+"""Objects in an object store: real clients, a real server, and a proxy between them that breaks requests."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import threading
@@ -14,14 +13,13 @@ import pytest
 
 from surge_dagster.engine.errors import ConfigError, StoreUnavailable, TransientError
 from surge_dagster.engine.store import open_store
+from surge_dagster.engine.store.object_client import ClientLimits
 from surge_dagster.engine.store.object_store import ObjectStore, open_object_store
-from surge_dagster.engine.store.retries import Retrier
 from surge_dagster.engine.store.storage_options import StorageOptions
-from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, always, on
+from tests.engine.store.object_server import Fault, ObjectServer, always, on, open_bucket
 
 PART = 64 * 1024
 NAME = "space/a%20b~0.parquet"
-Opener = Callable[..., ObjectStore]
 
 
 @pytest.fixture(params=["s3", "gs"])
@@ -29,30 +27,13 @@ def scheme(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def options_for(server: ObjectServer, **changes: Any) -> StorageOptions:
-    given = {
-        "endpoint": server.url,
-        "access_key_id": "AKIATESTKEY",
-        "secret_access_key": "secret-of-the-test",
-        "token": "token-of-the-test",
-        "timeout_seconds": 5.0,
-        "part_bytes": PART,
-    }
-    return StorageOptions(**(given | changes))
-
-
-def open_bucket(server: ObjectServer, scheme: str = "s3", **changes: Any) -> ObjectStore:
-    """The store; it never waits before it tries again."""
-    return open_object_store(
-        f"{scheme}://{BUCKET}/some/out",
-        options_for(server, **changes),
-        retrier=lambda where: Retrier(where, sleep=lambda _: None),
-    )
+def open_store_of(server: ObjectServer, scheme: str = "s3", **limits: Any) -> ObjectStore:
+    return open_bucket(server, scheme, "some/out", part_bytes=PART, **limits)
 
 
 @pytest.fixture
 def store(object_server: ObjectServer, scheme: str) -> ObjectStore:
-    return open_bucket(object_server, scheme)
+    return open_store_of(object_server, scheme)
 
 
 def put(store: ObjectStore, name: str, content: bytes, still_wanted: Callable[[], None] = lambda: None) -> Any:
@@ -68,7 +49,7 @@ def read(store: ObjectStore, name: str) -> bytes:
 
 class TestObjects:
     @pytest.mark.parametrize("size", [0, 1, PART, PART + 1, 3 * PART, 5 * PART + 7])
-    def test_what_is_published_is_listed_with_the_tag_of_its_receipt_and_read_back(
+    def test_published_object_is_listed_with_the_etag_of_its_receipt_and_read_back(
         self, store: ObjectStore, object_server: ObjectServer, size: int
     ) -> None:
         content = bytes(range(256)) * (size // 256 + 1)
@@ -77,14 +58,13 @@ class TestObjects:
         assert stored.size == size
         assert read(store, NAME) == content[:size]
         assert list(object_server.objects()) == [f"some/out/{NAME}"]
-        assert object_server.unfinished() == []
         assert store.retries == {}
 
-    def test_what_fits_in_a_part_is_one_request(self, store: ObjectStore, object_server: ObjectServer) -> None:
+    def test_object_that_fits_in_a_part_is_one_request(self, store: ObjectStore, object_server: ObjectServer) -> None:
         put(store, NAME, b"x" * PART)
         assert [method for method, _, _ in object_server.log] == ["PUT"]
 
-    def test_nothing_is_visible_before_it_is_published(self, store: ObjectStore, object_server: ObjectServer) -> None:
+    def test_object_is_invisible_before_it_is_published(self, store: ObjectStore, object_server: ObjectServer) -> None:
         with store.create(NAME) as upload:
             for _ in range(20):
                 upload.sink.write(b"x" * (PART // 3))
@@ -94,18 +74,16 @@ class TestObjects:
         assert list(object_server.objects()) == [f"some/out/{NAME}"]
 
     @pytest.mark.parametrize("size", [10, 3 * PART])
-    def test_leaving_without_publishing_leaves_nothing(
+    def test_writer_that_fails_half_way_publishes_nothing(
         self, store: ObjectStore, object_server: ObjectServer, size: int
     ) -> None:
         with pytest.raises(RuntimeError, match="midway"), store.create(NAME) as upload:
             upload.sink.write(b"x" * size)
             raise RuntimeError("midway")
-        assert (object_server.objects(), object_server.unfinished()) == ({}, [])
+        assert object_server.objects() == {}
 
     @pytest.mark.parametrize("size", [10, 3 * PART])
-    def test_a_result_that_is_no_longer_wanted_is_thrown_away(
-        self, store: ObjectStore, object_server: ObjectServer, size: int
-    ) -> None:
+    def test_result_that_is_no_longer_wanted_is_discarded(self, store: ObjectStore, size: int) -> None:
         def object_to() -> None:
             raise TransientError("the source changed")
 
@@ -113,9 +91,8 @@ class TestObjects:
         with pytest.raises(TransientError, match="source changed"):
             put(store, NAME, b"x" * size, object_to)
         assert read(store, NAME) == b"old"
-        assert object_server.unfinished() == []
 
-    def test_a_footer_costs_one_request(self, store: ObjectStore, object_server: ObjectServer) -> None:
+    def test_reading_a_footer_costs_one_request(self, store: ObjectStore, object_server: ObjectServer) -> None:
         put(store, NAME, b"x" * PART * 4 + b"footer")
         object_server.log.clear()
         with store.open(NAME) as file:
@@ -123,14 +100,14 @@ class TestObjects:
             assert file.read(6) == b"footer"
         assert [method for method, _, _ in object_server.log] == ["GET"]
 
-    def test_an_object_that_is_replaced_while_it_is_read_is_not_mixed(self, store: ObjectStore) -> None:
+    def test_object_replaced_while_it_is_read_is_not_mixed(self, store: ObjectStore) -> None:
         put(store, NAME, b"old" * PART)
         with store.open(NAME) as file:
             put(store, NAME, b"new" * PART)
             with pytest.raises(TransientError, match="replaced or removed while it was read"):
                 file.read()
 
-    def test_an_object_is_opened_as_it_was_listed_or_not_at_all(self, store: ObjectStore) -> None:
+    def test_object_is_opened_as_it_was_listed_or_not_at_all(self, store: ObjectStore) -> None:
         put(store, NAME, b"old")
         [listed] = store.list("space")
         with store.open_listed(listed) as file:
@@ -143,7 +120,7 @@ class TestObjects:
         with pytest.raises(FileNotFoundError):
             store.open_listed(listed)
 
-    def test_folders_hidden_names_and_depth(self, store: ObjectStore) -> None:
+    def test_listing_leaves_hidden_names_out_at_any_depth(self, store: ObjectStore) -> None:
         for name in ("space/a", "space/in/b", "space/.hidden/c", "space/.d", ".staged/e/f", "other/g", "top"):
             put(store, name, b"x")
 
@@ -157,7 +134,7 @@ class TestObjects:
         assert names(".staged", deep=True) == [".staged/e/f"]
         assert names("sp", deep=True) == names("none") == []
 
-    def test_a_missing_object_cannot_be_opened_and_can_be_deleted(self, store: ObjectStore) -> None:
+    def test_missing_object_cannot_be_opened_and_can_be_deleted(self, store: ObjectStore) -> None:
         put(store, NAME, b"x")
         store.delete(NAME)
         store.delete(NAME)
@@ -165,9 +142,9 @@ class TestObjects:
             store.open(NAME)
         assert list(store.list("space")) == []
 
-    def test_stores_that_only_obstore_speaks_to(self) -> None:
-        """Its store in memory stands for Azure's: whole objects on a condition, large ones through its own writer."""
-        opened = open_object_store("memory://m/some/out", StorageOptions(part_bytes=PART))
+    def test_azure_protocol_works_against_the_memory_store(self) -> None:
+        """Conditions of the memory store are etags, as Azure's are."""
+        opened = open_object_store("memory://m/some/out", limits=ClientLimits(part_bytes=PART))
         for content in (b"", b"first", b"large" * PART, b"second"):
             stored = put(opened, NAME, content)
             assert list(opened.list("space")) == [stored]
@@ -183,115 +160,124 @@ class TestObjects:
 EACH_FAULT = [
     Fault("status", 503),
     Fault("status", 500),
-    Fault("status", 429, {"Retry-After": "3"}),
+    Fault("status", 429),
     Fault("reset_before"),
     Fault("reset_after"),
-    Fault("truncate_up"),  # what arrives is not what its MD5 says
-    Fault("status", 400, code="IncompleteBody"),
+    Fault("truncate_up"),
 ]
 IN_PARTS = 3 * PART + 1
 
 
 class TestFaults:
-    @pytest.mark.parametrize("fault", EACH_FAULT, ids=lambda fault: f"{fault.action}-{fault.status}-{fault.code}")
-    def test_a_whole_object_survives_two_in_a_row(
+    @pytest.mark.parametrize("fault", EACH_FAULT, ids=lambda fault: f"{fault.action}-{fault.status}")
+    def test_whole_object_survives_two_faults_in_a_row(
         self, store: ObjectStore, object_server: ObjectServer, fault: Fault
     ) -> None:
-        object_server.plan = on("PUT", NAME.split("%")[0], fault, fault)
+        object_server.plan = on("PUT", "space", fault, fault)
         stored = put(store, NAME, b"content")
         assert list(store.list("space")) == [stored]
         assert object_server.content(f"some/out/{NAME}") == b"content"
-        # What was stored although its answer was lost is found to be there, and is not refused as another's.
-        assert sum(store.retries.values()) == object_server.injected.total() == 2
+        assert object_server.injected.total() == 2
+        # obstore repeats statuses by itself; a conditional PUT whose connection broke is repeated here.
+        assert sum(store.retries.values()) == (0 if fault.action == "status" else 2)
 
-    @pytest.mark.parametrize("fault", EACH_FAULT, ids=lambda fault: f"{fault.action}-{fault.status}-{fault.code}")
+    @pytest.mark.parametrize("fault", EACH_FAULT[:-1], ids=lambda fault: f"{fault.action}-{fault.status}")
     @pytest.mark.parametrize("request_", [("POST", "uploads"), ("PUT", "partNumber=2"), ("POST", "uploadId")])
-    def test_an_upload_in_parts_survives_one_in_each_of_its_steps(
+    def test_multipart_upload_survives_a_fault_in_each_of_its_steps(
         self, store: ObjectStore, object_server: ObjectServer, fault: Fault, request_: tuple[str, str]
     ) -> None:
         object_server.plan = on(*request_, fault)
         content = bytes(range(256)) * (IN_PARTS // 256)
         stored = put(store, NAME, content)
+        assert object_server.injected.total() == 1
         assert list(store.list("space")) == [stored]
         assert object_server.content(f"some/out/{NAME}") == content
-        assert object_server.unfinished() == [], "an upload whose id was lost on the way is found and aborted"
-        assert sum(store.retries.values()) == object_server.injected.total() == 1
 
-    @pytest.mark.parametrize("method", ["GET", "PUT"])
-    def test_a_store_that_stalls_is_not_waited_for(self, object_server: ObjectServer, scheme: str, method: str) -> None:
-        """The front holds the request until the client has gone, and then lets the store have it."""
-        store = open_bucket(object_server, scheme, timeout_seconds=0.5)
+    def test_fault_that_outlasts_the_retries_of_obstore_is_retried_and_counted(
+        self, store: ObjectStore, object_server: ObjectServer
+    ) -> None:
+        requests = 1 + ClientLimits().retries
+        object_server.plan = on("PUT", "space", *[Fault("status", 503)] * (2 * requests))
+        put(store, NAME, b"content")
+        assert read(store, NAME) == b"content"
+        assert store.retries == {"503": 2}
+
+    @pytest.mark.parametrize(("method", "counted"), [("GET", {}), ("PUT", {"timeout": 1})])
+    def test_store_that_stalls_is_given_up_and_tried_again(
+        self, object_server: ObjectServer, scheme: str, method: str, counted: dict[str, int]
+    ) -> None:
+        """The proxy holds the request until the client has gone, and then passes it to the store."""
+        store = open_store_of(object_server, scheme, timeout_seconds=0.5)
         object_server.plan = on(method, "", Fault("stall"))
         put(store, NAME, b"content")
         assert read(store, NAME) == b"content"
-        assert store.retries == {"timeout": 1}
+        assert store.retries == counted
 
     @pytest.mark.parametrize("action", ["truncate_down", "reset_before", "status"])
-    def test_reading_survives_two_in_a_row(self, store: ObjectStore, object_server: ObjectServer, action: Any) -> None:
+    def test_reading_survives_two_faults_in_a_row(
+        self, store: ObjectStore, object_server: ObjectServer, action: Any
+    ) -> None:
         content = bytes(range(256)) * 8192
         put(store, NAME, content)
         object_server.plan = on("GET", "space", *[Fault(action)] * 2)
         assert len(list(store.list("space"))) == 1
         object_server.plan = on("GET", "0", *[Fault(action)] * 2)
         assert read(store, NAME) == content
-        assert sum(store.retries.values()) == object_server.injected.total() == 4
-
-    def test_the_wait_that_the_store_asks_for_is_kept(self, object_server: ObjectServer, scheme: str) -> None:
-        waits: list[float] = []
-        store = open_object_store(
-            f"{scheme}://{BUCKET}/out",
-            options_for(object_server),
-            retrier=lambda where: Retrier(where, sleep=waits.append, jitter=lambda: 0.0),
-        )
-        object_server.plan = on("PUT", "", Fault("status", 429, {"Retry-After": "11"}))
-        put(store, NAME, b"content")
-        assert waits == [11.0]
-        assert store.retries == {"429": 1}
+        assert object_server.injected.total() == 4
 
     @pytest.mark.parametrize("request_", [("PUT", "partNumber=2"), ("POST", "uploadId")])
-    def test_an_upload_that_fails_for_good_leaves_nothing(
+    def test_upload_that_fails_for_good_leaves_no_object(
         self, store: ObjectStore, object_server: ObjectServer, request_: tuple[str, str]
     ) -> None:
         object_server.plan = always(Fault("status", 503), *request_)
-        with pytest.raises(TransientError, match=r"failed \(503: SlowDown\) after 3 attempts"):
+        with pytest.raises(TransientError, match=r"failed \(503: SlowDown\) after one attempt"):
             put(store, NAME, b"x" * IN_PARTS)
-        assert (object_server.objects(), object_server.unfinished()) == ({}, [])
+        assert object_server.objects() == {}
 
-    def test_a_store_that_is_down_says_so(self, store: ObjectStore, object_server: ObjectServer) -> None:
+    def test_store_that_is_down_is_reported_as_down(self, store: ObjectStore, object_server: ObjectServer) -> None:
         object_server.plan = always(Fault("reset_before"))
         for _ in range(3):
-            with pytest.raises(TransientError):
+            with pytest.raises(TransientError) as failed:
                 put(store, NAME, b"x")
-        with pytest.raises(StoreUnavailable, match="4 requests in a row came to nothing"):
+            assert not isinstance(failed.value, StoreUnavailable)
+        with pytest.raises(StoreUnavailable, match="4 operations in a row failed"):
             put(store, NAME, b"x")
 
     @pytest.mark.parametrize("size", [10, IN_PARTS], ids=["whole", "in parts"])
-    def test_a_store_that_stores_nothing_is_down_whatever_else_it_answers(
+    def test_store_that_takes_no_write_is_down_although_it_answers_reads(
         self, store: ObjectStore, object_server: ObjectServer, size: int
     ) -> None:
         put(store, NAME, b"old")
-        assert len(list(store.list("space"))) == 1, "it is known, and is looked at before it is replaced"
+        assert len(list(store.list("space"))) == 1, "from now on a writer looks at it before replacing it"
         object_server.plan = always(Fault("status", 403), "PUT")
         for _ in range(3):
             with pytest.raises(TransientError) as refused:
                 put(store, NAME, b"x" * size)
             assert not isinstance(refused.value, StoreUnavailable)
-        with pytest.raises(StoreUnavailable, match="4 requests in a row came to nothing"):
+        with pytest.raises(StoreUnavailable, match="4 operations in a row failed"):
             put(store, NAME, b"x" * size)
         assert read(store, NAME) == b"old"
-        assert object_server.unfinished() == []
 
-    def test_what_is_not_allowed_is_asked_once(self, store: ObjectStore, object_server: ObjectServer) -> None:
-        object_server.plan = always(Fault("status", 403))
-        with pytest.raises(TransientError, match=r"403.*credentials"):
-            put(store, NAME, b"x")
-        with pytest.raises(TransientError, match=r"403.*credentials"):
-            list(store.list("space"))
-        assert (len(object_server.log), store.retries) == (2, {})
+    def test_killed_upload_leaves_no_object(self, object_server: ObjectServer, scheme: str) -> None:
+        command = [sys.executable, "-c", DIE_IN_AN_UPLOAD, object_server.url, scheme]
+        assert subprocess.run(command, timeout=60, cwd=Path(__file__).parents[3]).returncode == -9
+        assert len(object_server.unfinished()) == 1, "the bucket's lifecycle rule removes it"
+        assert object_server.objects() == {}
+
+
+DIE_IN_AN_UPLOAD = """
+import os, signal, sys
+from types import SimpleNamespace
+from tests.engine.store.object_server import open_bucket
+upload = open_bucket(SimpleNamespace(url=sys.argv[1]), sys.argv[2]).create("space/a.parquet")
+upload.sink.write(b"x" * 200_000)
+upload.sink.write(b"x" * 200_000)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 class TestTwoWriters:
-    """One has read the old source, the other the new one; whoever finishes first, the new one's file stays."""
+    """One has read the old source, the other the new one; the new one's object stays, whoever finishes first."""
 
     @pytest.mark.parametrize("size", [10, IN_PARTS], ids=["whole", "in parts"])
     @pytest.mark.parametrize("first", ["old", "new"])
@@ -299,7 +285,7 @@ class TestTwoWriters:
     def test_the_newer_source_wins(
         self, object_server: ObjectServer, scheme: str, size: int, first: str, before: bytes | None
     ) -> None:
-        setter = open_bucket(object_server, scheme)
+        setter = open_store_of(object_server, scheme)
         if before is not None:
             put(setter, NAME, before)
         version = "old"
@@ -311,7 +297,7 @@ class TestTwoWriters:
 
             return still_wanted
 
-        old, new = open_bucket(object_server, scheme), open_bucket(object_server, scheme)
+        old, new = open_store_of(object_server, scheme), open_store_of(object_server, scheme)
         list(old.list("space"))
         content = b"n" * size
         if first == "old":
@@ -324,7 +310,7 @@ class TestTwoWriters:
 
                 def overtaken() -> None:
                     nonlocal version
-                    if version == "old":  # the last look was good, and what it saw is no longer so
+                    if version == "old":  # the other writer publishes right after the last check
                         version = "new"
                         put(new, NAME, content, require("new"))
                         return
@@ -332,14 +318,13 @@ class TestTwoWriters:
 
                 late.publish(overtaken)
         assert object_server.content(f"some/out/{NAME}") == content
-        assert object_server.unfinished() == []
 
-    def test_many_writers_at_once_leave_one_whole_object(self, object_server: ObjectServer, scheme: str) -> None:
+    def test_concurrent_writers_leave_one_whole_object(self, object_server: ObjectServer, scheme: str) -> None:
         outcomes: list[Any] = []
 
         def write(number: int) -> None:
             try:
-                outcomes.append(put(open_bucket(object_server, scheme), NAME, bytes([number]) * 1000))
+                outcomes.append(put(open_store_of(object_server, scheme), NAME, bytes([number]) * 1000))
             except TransientError as error:
                 outcomes.append(error)
 
@@ -354,108 +339,30 @@ class TestTwoWriters:
         assert len(outcomes) == 4
 
 
-DIE_IN_AN_UPLOAD = """
-import os, signal, sys
-from surge_dagster.engine.store import StorageOptions, open_store
-store = open_store(sys.argv[1], StorageOptions(endpoint=sys.argv[2], token="t", part_bytes=65536))
-upload = store.create("space/a.parquet")
-upload.sink.write(b"x" * 200_000)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-class TestUnfinishedUploads:
-    def test_those_of_dead_writers_are_removed_and_young_ones_kept(
-        self, object_server: ObjectServer, scheme: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
-        command = [sys.executable, "-c", DIE_IN_AN_UPLOAD, f"{scheme}://{BUCKET}/some/out", object_server.url]
-        assert subprocess.run(command, timeout=60).returncode == -9
-        assert object_server.unfinished() == ["some/out/space/a.parquet"]
-        open_bucket(object_server, scheme).sweep("space")
-        assert len(object_server.unfinished()) == 1, "it is young, and its writer may live"
-        patient = open_bucket(object_server, scheme, abandoned_after_seconds=-1.0)
-        patient.sweep("other")
-        assert len(object_server.unfinished()) == 1, "it is another folder's"
-        patient.sweep("space")
-        assert object_server.unfinished() == []
-
-    def test_below_a_folder_too(self, object_server: ObjectServer, scheme: str) -> None:
-        store = open_bucket(object_server, scheme, abandoned_after_seconds=-1.0)
-        with store.create(".hidden/a/b/c.parquet") as upload:
-            upload.sink.write(b"x" * IN_PARTS)
-            store.sweep(".hidden/a")
-            assert object_server.unfinished() == []
-
-    @pytest.mark.parametrize("date", ["", "soon", "Sat, 21 Nov 2026 09:32:44 -0000"])
-    def test_those_whose_age_the_store_does_not_say_are_left_alone(
-        self, object_server: ObjectServer, date: str
-    ) -> None:
-        object_server.listing_of_uploads = lambda headers, content: (headers | {"Date": date}, content)
-        self._is_left_alone(object_server)
-
-    @pytest.mark.parametrize("began", ["", "soon", "2011-11-10T20:48:33", "9999-12-31T23:59:59Z"])
-    def test_nor_are_those_that_began_nobody_knows_when(self, object_server: ObjectServer, began: str) -> None:
-        object_server.listing_of_uploads = lambda headers, content: (
-            headers,
-            re.sub(rb"<Initiated>[^<]*", b"<Initiated>" + began.encode(), content),
-        )
-        self._is_left_alone(object_server)
-
-    @pytest.mark.parametrize("key", ["", "some/other/a.parquet"])
-    def test_a_store_that_names_other_uploads_than_were_asked_for_is_not_believed(
-        self, object_server: ObjectServer, key: str
-    ) -> None:
-        object_server.listing_of_uploads = lambda headers, content: (
-            headers,
-            re.sub(rb"<Key>[^<]*", b"<Key>" + key.encode(), content),
-        )
-        self._is_left_alone(object_server)
-
-    @pytest.mark.parametrize("markers", [b"", b"<NextKeyMarker>a</NextKeyMarker>"])
-    def test_a_listing_that_never_ends_ends(self, object_server: ObjectServer, markers: bytes) -> None:
-        object_server.listing_of_uploads = lambda headers, content: (
-            headers,
-            content.replace(b"<IsTruncated>false</IsTruncated>", b"<IsTruncated>true</IsTruncated>" + markers),
-        )
-        open_bucket(object_server).sweep("space")
-        assert len(object_server.requests("GET")) == (2 if markers else 1)
-
-    @staticmethod
-    def _is_left_alone(server: ObjectServer) -> None:
-        store = open_bucket(server, abandoned_after_seconds=-1.0)
-        with store.create("space/a.parquet") as upload:
-            upload.sink.write(b"x" * IN_PARTS)
-            store.sweep("space")
-            assert server.unfinished() == ["some/out/space/a.parquet"]
-            upload.publish(lambda: None)
-
-
 class TestOpening:
     @pytest.mark.parametrize(
         "url", ["s3://key:hunter2@bucket/out", "az://c/out?sig=hunter2", "https://user:hunter2@host/out?sig=hunter2"]
     )
-    def test_a_secret_in_a_url_is_refused_and_not_shown(self, url: str) -> None:
+    def test_secret_in_a_url_is_refused_and_not_shown(self, url: str) -> None:
         with pytest.raises(ConfigError) as caught:
             open_store(url)
         assert "hunter2" not in str(caught.value)
 
-    def test_a_bucket_must_be_named(self) -> None:
+    def test_url_without_a_bucket_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="names no bucket"):
             open_store("s3:///out")
 
     @pytest.mark.parametrize("url", ["s3://[bad/x", "file://[bad/x"])
-    def test_what_is_no_url_is_refused(self, url: str) -> None:
+    def test_malformed_url_is_refused(self, url: str) -> None:
         with pytest.raises(ConfigError, match="is no URL"):
             open_store(url)
 
-    def test_half_of_a_pair_of_keys_is_refused(self) -> None:
+    def test_access_key_without_its_secret_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="give both or neither"):
             open_store("s3://bucket/out", StorageOptions(access_key_id="mine"))
 
     @pytest.mark.parametrize(("scheme", "remedy"), [("s3", "AWS_ACCESS_KEY_ID"), ("gs", "GOOGLE_APPLICATION")])
-    def test_missing_credentials_are_told_before_work_starts(
+    def test_missing_credentials_are_reported_before_work_starts(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scheme: str, remedy: str
     ) -> None:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
@@ -466,10 +373,10 @@ class TestOpening:
         with pytest.raises(ConfigError, match=remedy):
             open_store(f"{scheme}://bucket/out")
 
-    def test_a_local_output_loads_no_client_of_a_cloud(self) -> None:
+    def test_local_output_imports_no_cloud_client(self) -> None:
         code = (
             "import sys; from surge_dagster.engine.store import open_store; open_store('/tmp'); "
             "import surge_dagster.engine.run; "
-            "sys.exit(any(name.split('.')[0] in ('obstore', 'botocore') for name in sys.modules))"
+            "sys.exit(any(name.split('.')[0] in ('obstore', 'boto3', 'google') for name in sys.modules))"
         )
         assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

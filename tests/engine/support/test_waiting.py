@@ -13,7 +13,8 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store.concurrent_reads import read_at_once
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.engine.store.retries import RequestFailed, Retrier
+from surge_dagster.engine.store.request_errors import RequestFailed
+from surge_dagster.engine.store.retries import Retrier
 from surge_dagster.engine.support.waiting import next_item, rest, wait_for_thread, wait_in_turns
 from tests.engine.runs import make_run
 from tests.signals import interrupted_in_another_thread
@@ -87,7 +88,7 @@ def test_who_reads_many_names_at_once_is_interrupted(opened: threading.Event, tm
 
 def test_a_request_that_is_to_be_tried_again_is_interrupted() -> None:
     def busy() -> None:
-        raise RequestFailed("503", "SlowDown", retryable=True, status=503, retry_after_seconds=TEN_MINUTES)
+        raise RequestFailed("503", "SlowDown", retryable=True)
 
     with interrupted_in_another_thread():
-        Retrier("s3://b").call("PUT a", busy)
+        Retrier("s3://b").call("PUT a", busy, attempts=9)

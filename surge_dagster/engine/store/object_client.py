@@ -1,0 +1,153 @@
+"""Connections to object stores: the obstore client of a bucket, with its credentials, timeouts and retries.
+
+Credentials come from where each cloud's own tools find them: boto3 for S3, google-auth for GCS, obstore itself for
+Azure. Explicit options win. Errors of credentials name their type alone: their text may quote a key file, or what a
+program that provides credentials has printed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from obstore.store import GCSStore, S3Store, from_url
+
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.store.storage_options import StorageOptions
+
+MIB = 1024 * 1024
+_GCS_ENDPOINT = "https://storage.googleapis.com"
+_GCS_SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
+_DEFAULT_REGION = "us-east-1"
+# boto3 renews credentials ten minutes or more before they expire.
+_ASK_BOTO3_AGAIN = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """Constants of a client, which tests make smaller.
+
+    Attributes:
+        timeout_seconds: how long one request may take, with its body and its answer.
+        part_bytes: size from which an object is uploaded in parts, and of a part. S3 and GCS take 10,000 parts of an
+            object, so this also limits an object to 78 GiB.
+        retries: how often obstore sends one request again; not counted in a run's report.
+        first_backoff_seconds: before the first of these; doubles each time.
+    """
+
+    timeout_seconds: float = 60.0
+    connect_timeout_seconds: float = 10.0
+    part_bytes: int = 8 * MIB
+    retries: int = 3
+    first_backoff_seconds: float = 0.2
+
+
+def connect(scheme: str, bucket: str, options: StorageOptions, limits: ClientLimits) -> tuple[Any, str]:
+    """The obstore client of a whole bucket, and the base URL of its service, empty where obstore alone knows it.
+
+    Raises:
+        ConfigError: there are no credentials.
+        BaseError, ValueError, TypeError: obstore refuses the options; the text may quote them.
+    """
+    endpoint = (options.endpoint or "").rstrip("/")
+    if scheme == "memory":
+        return from_url("memory://"), ""
+    if scheme in ("s3", "s3a"):
+        return _connect_s3(bucket, endpoint, options, limits)
+    if scheme in ("gs", "gcs"):
+        return _connect_gcs(bucket, endpoint, options, limits)
+    config: Any = {"endpoint": endpoint} if endpoint else {}
+    return from_url(f"{scheme}://{bucket}", config=config, **_common(endpoint, limits)), endpoint
+
+
+def _common(endpoint: str, limits: ClientLimits) -> dict[str, Any]:
+    backoff = timedelta(seconds=limits.first_backoff_seconds)
+    return {
+        "client_options": {
+            "timeout": timedelta(seconds=limits.timeout_seconds),
+            "connect_timeout": timedelta(seconds=limits.connect_timeout_seconds),
+            "allow_http": endpoint.startswith("http://"),
+        },
+        "retry_config": {
+            "max_retries": limits.retries,
+            "retry_timeout": timedelta(seconds=2 * limits.timeout_seconds),
+            "backoff": {"init_backoff": backoff, "max_backoff": 8 * backoff, "base": 2},
+        },
+    }
+
+
+def _connect_s3(bucket: str, endpoint: str, options: StorageOptions, limits: ClientLimits) -> tuple[Any, str]:
+    if bool(options.access_key_id) != bool(options.secret_access_key):
+        raise ConfigError("only one of access_key_id and secret_access_key was given; give both or neither")
+    import boto3
+    from obstore.auth.boto3 import Boto3CredentialProvider
+
+    logging.getLogger("botocore.credentials").addFilter(_without_traceback)
+    try:
+        session = boto3.Session(
+            aws_access_key_id=options.access_key_id,
+            aws_secret_access_key=options.secret_access_key,
+            aws_session_token=options.session_token,
+        )
+        found = session.get_credentials() is not None
+        provider = Boto3CredentialProvider(session, ttl=_ASK_BOTO3_AGAIN) if found else None
+    except Exception as error:  # of a program, a service or a file: no type covers what they raise
+        raise ConfigError(
+            f"the S3 credentials cannot be read ({type(error).__name__}): check AWS_PROFILE, both of "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and where the profile says that they come from."
+        ) from None
+    if provider is None:
+        raise ConfigError(
+            "no credentials for S3: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or run where "
+            "the machine has a role."
+        )
+    region = options.region or os.environ.get("AWS_REGION") or session.region_name or _DEFAULT_REGION
+    endpoint = (
+        endpoint
+        or os.environ.get("AWS_ENDPOINT_URL_S3")
+        or os.environ.get("AWS_ENDPOINT_URL")
+        or f"https://s3.{region}.amazonaws.com"
+    ).rstrip("/")
+    store = S3Store(
+        bucket,
+        config={"endpoint": endpoint, "region": region, "virtual_hosted_style_request": False},
+        credential_provider=provider,
+        **_common(endpoint, limits),
+    )
+    return store, endpoint
+
+
+def _connect_gcs(bucket: str, endpoint: str, options: StorageOptions, limits: ClientLimits) -> tuple[Any, str]:
+    import google.auth
+    from google.auth.exceptions import GoogleAuthError
+    from obstore.auth.google import GoogleCredentialProvider
+
+    credentials: Any
+    try:
+        if options.credentials is not None:
+            credentials = options.credentials()
+        elif options.service_account is not None:
+            credentials, _ = google.auth.load_credentials_from_file(options.service_account, [_GCS_SCOPE])
+        else:
+            credentials, _ = google.auth.default([_GCS_SCOPE])
+    except (GoogleAuthError, OSError, ValueError) as error:
+        raise ConfigError(
+            f"no credentials for GCS ({type(error).__name__}): set GOOGLE_APPLICATION_CREDENTIALS, run `gcloud "
+            "auth application-default login`, or give `service_account` or a GCSResource."
+        ) from None
+    store = GCSStore(
+        bucket,
+        config={"base_url": endpoint} if endpoint else {},
+        credential_provider=GoogleCredentialProvider(credentials),
+        **_common(endpoint, limits),
+    )
+    return store, endpoint or _GCS_ENDPOINT
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """Lets a record pass without its traceback, which quotes the error of what provides the credentials."""
+    record.exc_info = record.exc_text = None
+    return True

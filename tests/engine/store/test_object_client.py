@@ -1,0 +1,122 @@
+"""Credentials of object stores: what provides them may fail, early or late, and its text is never shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import google.auth.credentials
+import pytest
+from google.auth.exceptions import RefreshError, TransportError
+
+from surge_dagster.engine.errors import ConfigError, TransientError
+from surge_dagster.engine.store import open_store
+from surge_dagster.engine.store.object_client import ClientLimits
+from surge_dagster.engine.store.object_store import open_object_store
+from surge_dagster.engine.store.retries import Retrier
+from surge_dagster.engine.store.storage_options import StorageOptions
+from tests.engine.store.object_server import BUCKET, ObjectServer
+
+
+class TestCredentialProcess:
+    """A profile names a program that provides credentials; what it prints when it fails is not shown."""
+
+    SCRIPT = """
+        echo x >> calls
+        if [ $(wc -l < calls) -eq 2 ]; then echo password=hunter2 >&2; exit 1; fi
+        echo '{"Version": 1, "AccessKeyId": "k", "SecretAccessKey": "s", "SessionToken": "t", "Expiration": "'$1'"}'
+    """
+
+    @pytest.fixture
+    def profile(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+        """Writes the profile whose credentials a program provides, with the arguments of that program."""
+        monkeypatch.chdir(tmp_path)
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("AWS_CONFIG_FILE", "aws")
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "none")
+        Path("give").write_text(self.SCRIPT)
+
+        def write(arguments: str) -> None:
+            Path("aws").write_text(f"[default]\ncredential_process = sh give {arguments}\n")
+
+        return write
+
+    @pytest.mark.parametrize("operation", ["PUT", "LIST"])
+    def test_renewal_that_fails_once_is_tried_again(
+        self,
+        object_server: ObjectServer,
+        profile: Callable[[str], None],
+        operation: str,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        profile((datetime.now(UTC) + timedelta(seconds=60)).isoformat())  # so soon that they are renewed immediately
+        store = open_object_store(
+            f"s3://{BUCKET}/out",
+            StorageOptions(endpoint=object_server.url),
+            limits=ClientLimits(retries=0),
+            retrier=lambda where: Retrier(where, sleep=lambda _: None),
+        )
+        if operation == "PUT":
+            with store.create("space/a.parquet") as upload:
+                upload.write(b"content")
+                upload.publish(lambda: None)
+        else:
+            assert list(store.list("space")) == []
+        assert store.retries == {"credentials": 1}
+        assert "they could not be renewed, CredentialRetrievalError" in caplog.text
+        assert "hunter2" not in caplog.text
+
+    def test_program_that_fails_is_reported_without_what_it_prints(self, profile: Callable[[str], None]) -> None:
+        Path("calls").write_text("x\n")
+        profile("")
+        with pytest.raises(ConfigError, match=r"cannot be read \(CredentialRetrievalError\)") as refused:
+            open_store("s3://bucket/out")
+        assert "hunter2" not in str(refused.getrepr(style="native"))
+
+    @pytest.mark.parametrize("variable", ["AWS_PROFILE", "AWS_ACCESS_KEY_ID"])
+    def test_missing_profile_and_half_a_pair_of_keys_are_refused(
+        self, profile: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, variable: str
+    ) -> None:
+        profile("")
+        monkeypatch.setenv(variable, "mine")
+        with pytest.raises(ConfigError, match=r"the S3 credentials cannot be read \(\w+\): check AWS_PROFILE"):
+            open_store("s3://bucket/out")
+
+
+class Failing(google.auth.credentials.Credentials):
+    """Fails to be renewed, the given number of times."""
+
+    def __init__(self, failure: Exception, times: int) -> None:
+        super().__init__()
+        self._failure = failure
+        self._times = times
+
+    def refresh(self, request: object) -> None:
+        self._times -= 1
+        if self._times >= 0:
+            raise self._failure
+        self.token = "token"
+
+
+class TestGoogle:
+    @pytest.mark.parametrize("failure", [TransportError("hunter2"), RefreshError("hunter2")])
+    @pytest.mark.parametrize("times", [2, 9])
+    def test_renewal_that_fails_is_tried_again_and_counted(
+        self, object_server: ObjectServer, failure: Exception, times: int, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        store = open_object_store(
+            f"gs://{BUCKET}/out",
+            StorageOptions(endpoint=object_server.url, credentials=lambda: Failing(failure, times)),
+            limits=ClientLimits(retries=0),
+            retrier=lambda where: Retrier(where, sleep=lambda _: None),
+        )
+        if times == 2:
+            assert list(store.list("space")) == []
+        else:
+            with pytest.raises(TransientError, match=r"could not be renewed, \w+Error.*Check the program") as failed:
+                list(store.list("space"))
+            assert "hunter2" not in str(failed.getrepr(style="native"))
+        assert store.retries == {"credentials": 2}
+        assert "hunter2" not in caplog.text

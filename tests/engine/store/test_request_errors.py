@@ -1,0 +1,166 @@
+"""Errors of a store: an attempt that cannot help is not made, and the error says what to do."""
+
+from __future__ import annotations
+
+import http.server
+import ipaddress
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.store.object_client import ClientLimits
+from surge_dagster.engine.store.object_store import ObjectStore, open_object_store
+from surge_dagster.engine.store.retries import Retrier
+from surge_dagster.engine.store.storage_options import StorageOptions
+from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, always
+
+Operation = Callable[[ObjectStore], object]
+NOWHERE = "http://127.0.0.1:1"
+
+
+def store_at(endpoint: str, bucket: str = BUCKET, limits: ClientLimits | None = None) -> ObjectStore:
+    return open_object_store(
+        f"s3://{bucket}/out",
+        StorageOptions(endpoint=endpoint, access_key_id="k", secret_access_key="s"),
+        limits=limits or ClientLimits(first_backoff_seconds=0.001),
+        retrier=lambda where: Retrier(where, sleep=lambda _: None),
+    )
+
+
+def write(store: ObjectStore) -> object:
+    with store.create("space/a.parquet") as upload:
+        upload.write(b"content")
+        return upload.publish(lambda: None)
+
+
+@pytest.fixture(params=[write, lambda store: list(store.list("space"))], ids=["write", "list"])
+def operation(request: pytest.FixtureRequest) -> Operation:
+    return request.param
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "remedy"),
+    [
+        (301, "PermanentRedirect", "another region: set it"),
+        (400, "AuthorizationHeaderMalformed", "another region: set it"),
+        (400, "ExpiredToken", "expired or lack a right. Provide others"),
+        (403, "AccessDenied", "lack a right. Provide others"),
+        (403, "RequestTimeTooSkewed", "clock is wrong: set it"),
+    ],
+)
+def test_refusal_is_asked_once_and_says_what_fixes_it(
+    object_server: ObjectServer, operation: Operation, status: int, code: str, remedy: str
+) -> None:
+    object_server.plan = always(Fault("status", status, code=code))
+    store = store_at(object_server.url)
+    with pytest.raises(TransientError, match=f"{status}: {code}.*one attempt.*{remedy}"):
+        operation(store)
+    assert (len(object_server.log), store.retries) == (1, {})
+
+
+def test_full_store_says_what_fixes_it(object_server: ObjectServer, operation: Operation) -> None:
+    object_server.plan = always(Fault("status", 507, code="InsufficientStorage"))
+    with pytest.raises(TransientError, match=r"507: InsufficientStorage.*one attempt.*full: make room"):
+        operation(store_at(object_server.url))
+
+
+def test_missing_bucket_is_named_as_the_cause(object_server: ObjectServer, operation: Operation) -> None:
+    with pytest.raises(TransientError, match=r"404: NoSuchBucket.*one attempt.*Is there such a bucket"):
+        operation(store_at(object_server.url, "another"))
+
+
+@pytest.fixture
+def tls_port(tmp_path: Path) -> Iterator[int]:
+    """Of a server whose certificate nobody trusts."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1, now - timedelta(days=1), now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    files = tmp_path / "certificate", tmp_path / "key"
+    files[0].write_bytes(certificate.public_bytes(pem))
+    files[1].write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*files)
+
+    class Quiet(http.server.ThreadingHTTPServer):
+        def handle_error(self, request: object, client_address: object) -> None:
+            pass
+
+    with Quiet(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+def test_untrusted_certificate_is_checked_once(tls_port: int, operation: Operation) -> None:
+    store = store_at(f"https://127.0.0.1:{tls_port}")
+    with pytest.raises(TransientError, match=r"one attempt.*certificate is not valid for it, or is not trusted here"):
+        operation(store)
+    assert store.retries == {}
+
+
+def test_plain_http_behind_an_https_endpoint_is_recognized(object_server: ObjectServer, operation: Operation) -> None:
+    with pytest.raises(TransientError, match=r"tls: no secure connection.*begins with http://"):
+        operation(store_at(object_server.url.replace("http://", "https://")))
+
+
+def test_store_that_reads_no_body_times_out() -> None:
+    """The store reads less than is sent, and connecting may take longer than the test."""
+    limits = ClientLimits(timeout_seconds=0.5, connect_timeout_seconds=3600.0, part_bytes=64 * 1024 * 1024)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
+        store = store_at(f"http://127.0.0.1:{listening.getsockname()[1]}", limits=limits)
+        with (
+            pytest.raises(TransientError, match="timeout: no answer in time"),
+            store.create("space/a.parquet") as upload,
+        ):
+            upload.write(bytes(32 * 1024 * 1024))
+            upload.publish(lambda: None)
+
+
+class TestProxies:
+    """The test server stands for a proxy too: nothing listens at the store's endpoint."""
+
+    @pytest.fixture(autouse=True)
+    def no_proxy(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
+            monkeypatch.delenv(name.upper(), raising=False)
+
+    @pytest.mark.parametrize("variable", ["HTTP_PROXY", "ALL_PROXY"])
+    def test_proxy_of_the_environment_is_used(
+        self, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch, variable: str
+    ) -> None:
+        monkeypatch.setenv(variable, object_server.url)
+        store = store_at(NOWHERE)
+        stored = write(store)
+        assert list(store.list("space")) == [stored]
+        assert store.retries == {}
+
+    def test_no_proxy_is_respected(self, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HTTP_PROXY", NOWHERE)
+        monkeypatch.setenv("NO_PROXY", "localhost,127.0.0.1")
+        store = store_at(object_server.url)
+        write(store)
+        assert len(list(store.list("space"))) == 1
+
+    def test_unreachable_proxy_is_reported_without_its_password(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HTTP_PROXY", NOWHERE.replace("//", "//user:hunter2@"))
+        with pytest.raises(TransientError, match="refused: no connection could be made") as caught:
+            write(store_at("http://store.test"))
+        assert "hunter2" not in str(caught.getrepr(style="native"))
