@@ -23,8 +23,7 @@ import psutil
 from benchmarks.harness import Document, Target, at_most, say
 from benchmarks.paced_runs import embed, paced_pool, ready_partitions
 from benchmarks.postgres_server import postgres_server
-from surge_dagster.engine.report import Receipt
-from surge_dagster.engine.run import Event
+from surge_dagster.engine.report import Event, Receipt
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.thresholds import Thresholds
 from surge_dagster.orchestration.events import EventWriter

@@ -25,8 +25,7 @@ from benchmarks.paced_runs import embed, paced_pool, ready_partitions
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.report import RunReport, SuperBatchReport
-from surge_dagster.engine.run import Event
+from surge_dagster.engine.report import Event, RunReport, SuperBatchReport
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import StoredObject, Upload

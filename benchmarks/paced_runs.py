@@ -19,8 +19,8 @@ from surge_dagster.catalogs.synthetic import draw_texts
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress
 from surge_dagster.engine.model.spec import EncodingSpec, Space
-from surge_dagster.engine.report import RunReport
-from surge_dagster.engine.run import EmbeddingRun, Event
+from surge_dagster.engine.report import Event, RunReport
+from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.thresholds import Thresholds

@@ -27,14 +27,14 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space, read_current, space_of_readers
-from surge_dagster.engine.output.orphan_files import sweep_left_overs
 from surge_dagster.engine.output.spaces import find_space, list_spaces
+from surge_dagster.engine.output.staging import sweep_orphan_files
+from surge_dagster.engine.reading import report_when_fresh
 from surge_dagster.engine.report import Failure, Receipt, RunReport
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.search import search as search_space
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.switching import switch_space
-from surge_dagster.engine.up_to_date import report_when_fresh
 from surge_dagster.engine.verify import Verified, Violation
 from surge_dagster.engine.verify import verify as verify_output
 from surge_dagster.settings import Settings, load_settings, require_text
@@ -112,7 +112,7 @@ def embed(
     catalog, store = settings.open_source(), settings.open_store()
     total = sum(partition.rows or 0 for partition in catalog)
     if not force and (report := report_when_fresh(catalog, store, settings.encoding_spec(), settings.format)):
-        sweep_left_overs(store)
+        sweep_orphan_files(store)
         _print_report(report, store, as_json)
         return
     with terminable(), _pool(settings) as pool:

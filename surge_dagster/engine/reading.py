@@ -1,133 +1,131 @@
-"""The reader's side of a run: decide for each partition whether it needs work, read it, and gather its rows.
+"""The reading stage: decide for each partition whether it needs work, read it, and gather its rows into SuperBatches.
 
-A partition is refused as a whole and before anything of it is published: every check on its rows has passed when its
-last row was read, and only then is it closed. A partition that is fresh is skipped without being opened. One whose
-source version moved is read once for its digest alone: if the content is what it was, its file is rewritten with the
-new version and nothing is encoded. Of one that an earlier run left staged in part, all rows are read and checked, and
-those without vectors are gathered.
+A fresh partition is skipped without being opened. Where the source version moved, one reading computes the content
+digest: if the content is the same, the file is rewritten with the new version and nothing is encoded. Every other
+partition is gathered; rows that an earlier run left staged are read and checked, but not encoded again. A partition is
+refused as a whole, before anything of it is published: it is closed only after every check on its rows has passed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from surge_dagster.engine.errors import Cancelled, DataError, PlaceTaken, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.files.embedding_file import InvalidFile
-from surge_dagster.engine.memory import MemoryPlan
-from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.output.drift import DriftDraw
+from surge_dagster.engine.model.spec import EncodingSpec, FileFormat
+from surge_dagster.engine.output.drift import DriftSample
 from surge_dagster.engine.output.freshness import OutputState, PublishedFile
-from surge_dagster.engine.output.receipts import receipt_of, require_unchanged
-from surge_dagster.engine.output.republish import republish
-from surge_dagster.engine.output.staged_rows import OtherRows, StagedRowsCheck
-from surge_dagster.engine.output.staging import Staging
-from surge_dagster.engine.report import Failure, InFlight, Receipt
+from surge_dagster.engine.output.rewriting import republish
+from surge_dagster.engine.output.run_context import RunContext
+from surge_dagster.engine.output.space_target import receipt_of, require_unchanged
+from surge_dagster.engine.output.spaces import find_space, require_format
+from surge_dagster.engine.output.split_partitions import OtherRows, StagedRowsCheck
+from surge_dagster.engine.report import Failure, Receipt, RunReport
 from surge_dagster.engine.sources.content import ContentDigest, IdSet, refuse_repeated_id
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.superbatch import Aggregator, OpenPartition, StagedRows, SuperBatch, row_bytes
 from surge_dagster.engine.support.keys import encode_key
-from surge_dagster.engine.support.ledger import Ledger
 
 log = logging.getLogger(__name__)
 
 
-class _NoRoom(Exception):
-    """The budget does not allow for reading a file."""
-
-
-class Admission:
-    """Takes partitions one after the other.
+def superbatches(
+    partitions: Iterable[Partition], context: RunContext, *, force: bool = False, again: Collection[str] = ()
+) -> Iterator[SuperBatch | Receipt | Failure]:
+    """Read partitions in their order, and yield what follows from each.
 
     Args:
-        aggregator: gathers the rows.
-        outputs: what was published before this run.
-        staging: what is staged of partitions that were not.
-        store, space: for files that are only rewritten.
-        ledger, memory: the account, and the shares it is divided into.
-        in_flight: counts texts admitted.
-        force: encode what is fresh too.
-        again: keys of partitions to encode though their files look fresh.
-        stopped: becomes true when the run is stopping.
-        hand_over: takes each SuperBatch that became ready.
-        report: takes receipts of partitions that need no encoding, and failures.
-        abandon: told of a partition whose rows were refused, of which parts may be staged or on their way.
-    """
+        context: of the run. The memory of each SuperBatch is booked, and whoever takes it releases it.
+        force: encode fresh partitions too.
+        again: keys of partitions to encode although their files look fresh.
 
-    def __init__(
-        self,
-        *,
-        aggregator: Aggregator,
-        outputs: OutputState,
-        staging: Staging,
-        store: Store,
-        space: Space,
-        ledger: Ledger,
-        memory: MemoryPlan,
-        in_flight: InFlight,
-        force: bool,
-        again: Collection[str],
-        stopped: Callable[[], bool],
-        hand_over: Callable[[SuperBatch], None],
-        report: Callable[[Receipt | Failure], None],
-        abandon: Callable[[OpenPartition], None],
-    ) -> None:
-        self._aggregator = aggregator
+    Yields:
+        SuperBatches to encode, receipts of partitions that need no encoding, failures of partitions that are refused.
+
+    Raises:
+        Cancelled: the run is stopping.
+        StoreUnavailable: the store does not answer.
+        ConfigError: the source cannot be listed.
+    """
+    target = context.target
+    outputs = OutputState(target.store, target.space.name, target.space.file_format)
+    reader = _Reader(context, outputs, force, again)
+    for partition in outputs.looked_at(partitions):
+        context.stop.require_running()
+        yield from reader.read(partition)
+    yield from reader.finish()
+
+
+def report_when_fresh(
+    partitions: Iterable[Partition], store: Store, spec: EncodingSpec, file_format: FileFormat = "parquet"
+) -> RunReport | None:
+    """The report of a run that has nothing to do, without starting a pool; None where there may be work.
+
+    The model's files are digested, not loaded: a model whose content has changed under its name is another space, in
+    which nothing is fresh.
+
+    Raises:
+        ConfigError: the output cannot be read, its model cannot be found, or the space has files of another format.
+    """
+    space = find_space(store, spec)
+    if space is None or space.spec_sha256 != spec.resolve().spec_sha256:
+        return None
+    require_format(store, space, file_format)
+    outputs = OutputState(store, space.name, space.file_format)
+    report = RunReport(space=space.name, dimension=space.dimension)
+    try:
+        for partition in outputs.looked_at(partitions):
+            if outputs.status(partition) != "fresh":
+                return None
+            report.partitions_skipped += 1
+    except (TransientError, ValueError):
+        return None  # a file that cannot be read or an invalid key is its partition's failure: the run reports it
+    return report
+
+
+class _NoRoom(Exception):
+    """The memory limit does not allow reading a file."""
+
+
+class _Reader:
+    """Reads one partition after the other; its generator methods yield what `superbatches` yields."""
+
+    def __init__(self, context: RunContext, outputs: OutputState, force: bool, again: Collection[str]) -> None:
+        self._context = context
         self._outputs = outputs
-        self._staging = staging
-        self._store = store
-        self._space = space
-        self._ledger = ledger
-        self._memory = memory
-        self._in_flight = in_flight
         self._force = force
         self._again = again
-        self._stopped = stopped
-        self._hand_over = hand_over
-        self._report = report
-        self._abandon = abandon
+        self._aggregator = Aggregator(context.bounds, context.acquire, context.reserve)
         self._seen: set[str] = set()
-        self._draw = DriftDraw()
+        self._drift_sample = DriftSample()
 
-    def admit(self, partition: Partition) -> None:
-        """Deal with one partition: skip it, rewrite its file, gather its rows, or refuse it.
-
-        Raises:
-            Cancelled: the run is stopping.
-        """
+    def read(self, partition: Partition) -> Iterator[SuperBatch | Receipt | Failure]:
+        """Deal with one partition: skip it, rewrite its file, gather its rows, or refuse it."""
         try:
             self._require_new(partition)
             published = self._outputs.file(partition.key)
-            if published is not None and self._settled(partition, published):
-                self._staging.remove(partition.key)
+            receipt = None if published is None else self._receipt_without_encoding(partition, published)
+            if receipt is None:
+                yield from self._gather(partition, published)
             else:
-                self._gather(partition, published)
+                self._context.staging.remove(partition.key)
+                yield receipt
         except DataError as error:
-            self._report(self._refusal(partition, error))
+            yield _refusal(partition, error)
         except StoreUnavailable:
             raise
         except SurgeError as error:
-            self._report(Failure(partition.key, str(error), transient=isinstance(error, TransientError)))
+            yield Failure(partition.key, str(error), transient=isinstance(error, TransientError))
         except OSError as error:
             remedy = "Run again when its storage answers."
-            reason = f"partition {partition.key!r}: {error}. {remedy}"
-            self._report(Failure(partition.key, reason, transient=True, remedy=remedy))
+            yield Failure(partition.key, f"partition {partition.key!r}: {error}. {remedy}", True, remedy)
 
-    def finish(self) -> None:
-        """Hand over what is left after the last partition."""
-        for batch in self._aggregator.finish():
-            self._hand_over(batch)
-
-    def _refusal(self, partition: Partition, error: DataError) -> Failure:
-        """What was found wrong may be the trace of a source that was being replaced: then another run can help."""
-        try:
-            require_unchanged(partition)
-        except (SurgeError, OSError):
-            changed = "Its source changed while it was read; run again."
-            return Failure(partition.key, f"{error} {changed}", transient=True, remedy=changed)
-        return Failure(partition.key, str(error), remedy=error.remedy, in_source=not isinstance(error, PlaceTaken))
+    def finish(self) -> Iterator[SuperBatch]:
+        """Yield the rows that are left after the last partition."""
+        yield from map(self._context.booked, self._aggregator.finish())
 
     def _require_new(self, partition: Partition) -> None:
         try:
@@ -142,47 +140,42 @@ class Admission:
             )
         self._seen.add(partition.key)
 
-    def _settled(self, partition: Partition, published: PublishedFile) -> bool:
-        """Whether the partition, of which there is a file, is dealt with without encoding it."""
+    def _receipt_without_encoding(self, partition: Partition, published: PublishedFile) -> Receipt | None:
+        """The receipt of a partition whose file is fresh or could be republished; None where it has to be encoded."""
+        target = self._context.target
         status = self._outputs.status_of(partition, published)
+        location = target.store.location(published.stored.name)
         if status == "foreign":
             raise PlaceTaken(
                 partition.key,
-                f"its place in the output, {self._store.location(published.stored.name)!r}, is taken by a file of the "
-                f"space {published.facts.space!r}; it was left alone",
+                f"its place in the output, {location!r}, is taken by a file of the space {published.facts.space!r}; "
+                "it was left alone",
                 "Move that file to its own space's folder, then run again.",
             )
         if self._force or partition.key in self._again:
-            return False
+            return None
         if status == "fresh":
-            self._report_settled(published, "fresh")
-            return True
+            return receipt_of(published.facts, published.stored, location, action="fresh")
         digest, widest_row = self._content(partition)
         if digest != published.facts.content_digest:
-            return False
-        share = self._memory.reader + self._store.upload_bytes
+            return None
+        share = self._context.memory.reader + target.store.upload_bytes
         try:
             with self._held(share):
                 rewritten = republish(
-                    self._store,
+                    target,
                     published,
                     partition,
-                    self._space,
                     widest_row=widest_row,
                     held=lambda size: self._held(size, beside=share),
                 )
         except (InvalidFile, _NoRoom) as error:
-            log.warning("%s is encoded again: %s", self._store.location(published.stored.name), error)
-            return False
-        self._report_settled(rewritten, "republished")
-        return True
-
-    def _report_settled(self, published: PublishedFile, action: str) -> None:
-        location = self._store.location(published.stored.name)
-        self._report(receipt_of(published.facts, published.stored, location, action=action))
+            log.warning("%s is encoded again: %s", location, error)
+            return None
+        return receipt_of(rewritten.facts, rewritten.stored, location, action="republished")
 
     def _content(self, partition: Partition) -> tuple[str, int]:
-        """The digest of a partition's rows, and the most bytes of id and text that one of them has."""
+        """The content digest of a partition, and its largest row in bytes of id and text."""
         digest, widest = ContentDigest(), 0
         for batch in self._batches(partition):
             digest.update(batch)
@@ -191,69 +184,69 @@ class Admission:
 
     @contextlib.contextmanager
     def _held(self, size: int, beside: int = 0) -> Iterator[None]:
-        if size + beside > self._memory.beside_superbatch:
+        ledger, available = self._context.ledger, self._context.memory.beside_superbatch
+        if size + beside > available:
             raise _NoRoom(
-                f"reading it takes {size + beside:,} bytes at once and {self._memory.beside_superbatch:,} can be had; "
+                f"reading it takes {size + beside:,} bytes at a time and {available:,} are available; "
                 "a higher memory_limit_bytes would avoid that"
             )
-        self._ledger.reserve(size, self._stopped)
+        ledger.reserve(size, self._context.stop.stopping.is_set)
         try:
             yield
         finally:
-            self._ledger.release(size)
+            ledger.release(size)
 
-    def _gather(self, partition: Partition, replaced: PublishedFile | None) -> None:
-        opened = OpenPartition(partition)
-        if replaced is not None and self._draw.takes(partition.key):
-            opened.replaces = replaced.facts.content_digest
+    def _gather(self, partition: Partition, replaced: PublishedFile | None) -> Iterator[SuperBatch]:
+        is_compared = replaced is not None and self._drift_sample.takes(partition.key)
+        replaces = replaced.facts.content_digest if replaced and is_compared else None
         staged = self._staged(partition)
         try:
-            self._gather_unstaged(opened, staged)
+            yield from self._gather_unstaged(OpenPartition(partition, replaces=replaces), staged)
         except OtherRows as error:
-            log.warning("partition %r: what was staged of it is not used: %s", partition.key, error)
-            self._staging.remove(partition.key)
-            self._gather_unstaged(OpenPartition(partition, replaces=opened.replaces), [])
+            log.warning("partition %r: its staged rows are not used: %s", partition.key, error)
+            self._context.staging.remove(partition.key)
+            yield from self._gather_unstaged(OpenPartition(partition, replaces=replaces), [])
 
     def _staged(self, partition: Partition) -> list[StagedRows]:
-        """What an earlier run staged of the partition and can be used; what cannot is removed."""
-        if not self._staging.knows(partition.key):
+        """Rows of the partition that an earlier run staged and that can be used."""
+        context = self._context
+        if not context.staging.knows(partition.key):
             return []
         if self._force:
-            self._staging.remove(partition.key)
+            context.staging.remove(partition.key)
             return []
-        self._ledger.reserve(self._memory.reader, self._stopped)
+        context.ledger.reserve(context.memory.reader, context.stop.stopping.is_set)
         try:
-            return self._staging.usable(partition)
+            return context.staging.usable(partition)
         finally:
-            self._ledger.release(self._memory.reader)
+            context.ledger.release(context.memory.reader)
 
-    def _gather_unstaged(self, opened: OpenPartition, staged: list[StagedRows]) -> None:
+    def _gather_unstaged(self, opened: OpenPartition, staged: list[StagedRows]) -> Iterator[SuperBatch]:
         """Read all rows, and gather those that are not staged.
 
         Raises:
-            OtherRows: what is staged is not what is read; nothing of the partition is held any more.
+            OtherRows: the staged rows are not those that are read; nothing of the partition is held any more.
         """
-        partition = opened.source
+        partition, context = opened.source, self._context
         digest, ids = ContentDigest(), IdSet()
-        seam = StagedRowsCheck(staged) if staged else None
+        check = StagedRowsCheck(staged) if staged else None
         self._aggregator.open(opened)
         try:
             for batch in self._batches(partition):
                 if opened.refused:
-                    return  # it failed further on, where that was reported
+                    return  # a later stage refused and reported it
                 digest.update(batch)
-                self._grow(partition, ids, len(batch))
+                self._book_ids(partition, ids, len(batch))
                 ids.add(batch.ids)
-                for rows, are_staged in seam.cut(batch) if seam is not None else ((batch, False),):
-                    if are_staged:
+                for rows, is_staged in check.cut(batch) if check is not None else ((batch, False),):
+                    if is_staged:
                         self._aggregator.skip(rows)
                         continue
-                    taken = self._aggregator.add(rows)
-                    self._in_flight.add(len(rows))
-                    for ready in taken:
-                        self._hand_over(ready)
-            if seam is not None:
-                seam.finish()
+                    ready = self._aggregator.add(rows)
+                    context.in_flight.add(len(rows))
+                    yield from map(context.booked, ready)
+            if check is not None:
+                check.finish()
             if partition.rows not in (None, opened.rows):
                 raise TransientError(
                     f"partition {partition.key!r}: {partition.rows:,} rows were announced and {opened.rows:,} came. "
@@ -268,40 +261,50 @@ class Admission:
             raise
         except DataError:
             opened.refused = True
-            self._abandon(opened)
+            context.staging.discard(partition.key)
             raise
         finally:
-            self._ledger.release(ids.bytes)
+            context.ledger.release(ids.bytes)
             if opened.content_digest is None:
                 self._drop()
-        for ready in self._aggregator.close():
-            self._hand_over(ready)
+        yield from map(context.booked, self._aggregator.close())
 
     def _drop(self) -> None:
-        """What was handed over already is not lost unless it was refused: its segments are staged."""
+        """Drop gathered rows of the open partition; segments that were yielded before are still staged."""
         texts, size = self._aggregator.discard()
-        self._ledger.release(size)
-        self._in_flight.remove(texts)
+        self._context.ledger.release(size)
+        self._context.in_flight.remove(texts)
 
-    def _grow(self, partition: Partition, ids: IdSet, rows: int) -> None:
-        wanted = ids.bytes_after(rows)
-        if wanted > self._memory.id_set:
+    def _book_ids(self, partition: Partition, ids: IdSet, rows: int) -> None:
+        needed, available = ids.bytes_after(rows), self._context.memory.id_set
+        if needed > available:
             raise DataError(
                 partition.key,
-                f"telling whether its ids repeat takes {wanted:,} bytes and {self._memory.id_set:,} are set aside",
+                f"finding repeated ids takes {needed:,} bytes and {available:,} are set aside",
                 "Raise the memory limit, or split the partition in the source.",
             )
-        self._ledger.reserve(wanted - ids.bytes, self._stopped)
+        self._context.ledger.reserve(needed - ids.bytes, self._context.stop.stopping.is_set)
 
     def _batches(self, partition: Partition) -> Iterator[RowBatch]:
-        """A partition's rows; each batch counts as held while it is looked at."""
+        """A partition's rows; each batch is booked while it is in use."""
+        ledger, stopping = self._context.ledger, self._context.stop.stopping
         for batch in partition.read():
-            if self._stopped():
+            if stopping.is_set():
                 raise Cancelled
-            # As much as Arrow holds: values, and up to eight bytes a row for where each id and each text begins.
-            reading = min(2 * (batch.value_bytes + 16 * (len(batch) + 1)), self._memory.reader)
-            self._ledger.reserve(reading, self._stopped)
+            # What Arrow holds: the values, and up to eight bytes a row for the offsets of each column.
+            reading = min(2 * (batch.value_bytes + 16 * (len(batch) + 1)), self._context.memory.reader)
+            ledger.reserve(reading, stopping.is_set)
             try:
                 yield batch
             finally:
-                self._ledger.release(reading)
+                ledger.release(reading)
+
+
+def _refusal(partition: Partition, error: DataError) -> Failure:
+    """The failure of a partition; transient where its source is being replaced, so that the next run can help."""
+    try:
+        require_unchanged(partition)
+    except (SurgeError, OSError):
+        changed = "Its source changed while it was read; run again."
+        return Failure(partition.key, f"{error} {changed}", transient=True, remedy=changed)
+    return Failure(partition.key, str(error), remedy=error.remedy, in_source=not isinstance(error, PlaceTaken))

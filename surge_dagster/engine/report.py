@@ -1,8 +1,11 @@
-"""What a run reports: one record per SuperBatch, per published partition and per refused one, and a summary of all."""
+"""What a run reports: records of SuperBatches, published partitions and failures, and the metrics of the whole run."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -14,7 +17,7 @@ _PACE_NEEDS = 3
 
 
 def is_slow(pace_ratio: float | None, encode_seconds: float) -> bool:
-    """Whether a SuperBatch took so much longer per token than those before it that a person should know."""
+    """Whether a SuperBatch took so much longer per token than those before it that the operator should know."""
     return pace_ratio is not None and pace_ratio > _SLOW_PACE and encode_seconds > _WORTH_A_WARNING_SECONDS
 
 
@@ -36,15 +39,18 @@ def overlap_ratio(io_seconds: float, encode_seconds: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SuperBatchReport:
-    """Figures of one encode call.
+    """Metrics of one encode call and of publishing it.
 
-    `serialize_seconds` and `upload_seconds` are summed over the publishing threads; `publish_seconds` is what the two
-    took together by the clock, and is what `overlap_ratio` compares with the encoding. `fill_ratio` is texts / B_min.
-    `tokenize_seconds`, `forward_seconds` and its part `copy_seconds` are summed over workers. `duty_cycle` is the share
-    of the time since the SuperBatch before in which the pool was encoding. `pace_ratio` compares seconds per token with
-    the running average of the run, None for the first few. GPU figures are None where nothing measures them.
-    `peak_resident_bytes` is the most that the run held until then. The spans say when the SuperBatch was encoded,
-    serialized and uploaded; None where it was not, or where the run was stopped meanwhile.
+    Attributes:
+        serialize_seconds, upload_seconds: summed over the publishing threads.
+        publish_seconds: both together by the clock; `overlap_ratio` compares it with the encoding.
+        fill_ratio: texts / B_min.
+        tokenize_seconds, forward_seconds: summed over workers; `copy_seconds` is a part of the latter.
+        duty_cycle: share of the time since the previous SuperBatch in which the pool was encoding.
+        pace_ratio: seconds per token over the run's average so far; None for the first few.
+        gpu_utilisation, gpu_memory_bytes: None where nothing measures them.
+        peak_resident_bytes: the most that the run held until then.
+        encode_span, serialize_span, upload_span: None where there was no work, or where the run was stopped meanwhile.
     """
 
     index: int
@@ -91,14 +97,14 @@ class Receipt:
     """What is known of a partition whose file is complete and valid.
 
     Attributes:
-        action: "encoded"; "republished" when only the source version had moved; "fresh" when nothing was to be done.
+        action: "encoded"; "republished" where only the source version had moved; "fresh" where there was nothing to do.
         bytes, etag: of the file, as published.
         truncated: texts of which the model saw only the first tokens.
         superbatch: index of the SuperBatch that completed it, None unless it was encoded.
         texts_per_second: throughput of that SuperBatch.
         texts_reused: rows whose vectors an earlier run had staged.
         compared_rows: rows that were compared with the file that this one replaced.
-        previous_cosine: their mean cosine to the vectors that were there; None where nothing was compared.
+        previous_cosine: their mean cosine to the previous vectors; None where nothing was compared.
     """
 
     key: str
@@ -125,9 +131,9 @@ class Failure:
     """A partition that was not published, and why; `transient` ones may succeed when tried again.
 
     Attributes:
-        reason: for a person, in full: where, what was expected and what came, what to do.
-        remedy: the end of `reason` that says what to do, "" where nothing does.
-        in_source: whether it was found in the partition's own data.
+        reason: the whole text for the operator: where, what was expected and what came, what to do.
+        remedy: the end of `reason` that says what to do; may be empty.
+        in_source: whether the error is in the partition's own data.
     """
 
     key: str
@@ -137,9 +143,12 @@ class Failure:
     in_source: bool = True
 
 
+Event = SuperBatchReport | Receipt | Failure
+
+
 @dataclass(slots=True)
 class RunReport:
-    """Figures of one run, live while it goes on; names and meaning are those of `embed --json`."""
+    """Metrics of one run, live while it goes on; names and meaning are those of `embed --json`."""
 
     space: str = ""
     dimension: int = 0
@@ -209,15 +218,28 @@ class RunReport:
         """Share of the workers' steps that was computing."""
         return compute_intensity(self.tokenize_seconds, self.forward_seconds, self.copy_seconds)
 
-    def count_superbatch(self, figures: SuperBatchReport) -> None:
+    def count_superbatch(self, superbatch: SuperBatchReport) -> None:
         """Add one SuperBatch to the sums."""
         self.superbatches += 1
-        self.texts_encoded += figures.texts
+        self.texts_encoded += superbatch.texts
         for name in _OF_SUPERBATCHES:
-            setattr(self, name, getattr(self, name) + getattr(figures, name))
+            setattr(self, name, getattr(self, name) + getattr(superbatch, name))
+
+    def count_receipt(self, receipt: Receipt, seconds: float) -> None:
+        """Add one partition, `seconds` after the run began."""
+        if receipt.action == "fresh":
+            self.partitions_skipped += 1
+            return
+        self.partitions_written += 1
+        self.partitions_republished += receipt.action == "republished"
+        self.texts_reused += receipt.texts_reused
+        self.truncated += receipt.truncated if receipt.action == "encoded" else 0
+        self.wall_seconds = seconds
+        if self.time_to_first_output_seconds is None:
+            self.time_to_first_output_seconds = seconds
 
     def after(self, before: RunReport) -> RunReport:
-        """The figures of a run that began again: counts and seconds are sums, the ratios follow, peaks are the highest.
+        """The metrics of a run that began again: sums of counts and seconds, ratios of the sums, and the highest peaks.
 
         The encoder, its workers, B_min and B_max are those of the last attempt that had an encoder. Partitions are this
         attempt's, since the same ones may be in both.
@@ -292,7 +314,7 @@ _RATIOS = (
 class Pace:
     """Compares each SuperBatch's seconds per token with the running average of those before it.
 
-    A device that throttles, or that somebody else is using, shows here long before the run is late.
+    A device that throttles, or that another process uses, shows here long before the run is late.
     """
 
     def __init__(self) -> None:
@@ -301,7 +323,7 @@ class Pace:
         self._seen = 0
 
     def ratio(self, tokens: int, encode_seconds: float) -> float | None:
-        """How many times the average this SuperBatch took; None while there is not enough to compare with."""
+        """Seconds per token of this SuperBatch over the average; None for the first few."""
         if not tokens:
             return None
         known = self._seen >= _PACE_NEEDS and self._seconds > 0
@@ -313,7 +335,7 @@ class Pace:
 
 
 class InFlight:
-    """Counts texts that were admitted and are neither published nor staged, and remembers the most there were."""
+    """Counts texts that were admitted and are neither published nor staged, and remembers the highest count."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -328,3 +350,25 @@ class InFlight:
     def remove(self, texts: int) -> None:
         with self._lock:
             self.texts -= texts
+
+
+class ExposedIo:
+    """Adds up the seconds in which the encoder waits for texts while the reader waits for storage."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._lock = threading.Lock()
+        self._waiting: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def waiting(self, stage: Literal["encoder", "reader"]) -> Iterator[None]:
+        """Enter that a stage waits, for as long as the block runs."""
+        with self._lock:
+            self._waiting[stage] = time.perf_counter()
+        try:
+            yield
+        finally:
+            with self._lock:
+                if len(self._waiting) == 2:
+                    self.seconds += time.perf_counter() - max(self._waiting.values())
+                del self._waiting[stage]

@@ -1,14 +1,14 @@
 """SuperBatches: the texts of one encode call, gathered from whole partitions between two thresholds.
 
-How many rows a partition has is unknown while it streams in, so the rule is stated on what is held. Closed partitions
-are *pending*; the one being read is *current*. When pending and current together would pass B_max, pending is flushed
-and current moves to an empty slot. When current alone would pass B_max it is oversized: what is held of it is emitted
-as a segment, and so on until its tail, which is batched with what follows. At a partition's end, pending texts at or
-past B_min are flushed. So a partition that fits is never split, and no SuperBatch ever holds more than B_max.
-Rows whose vectors are there already are passed over (`skip`): the rows on either side are segments of their own.
+How many rows a partition has is unknown while it streams in, so the rule looks at what is held. Closed partitions are
+*pending*; the one being read is *current*. When pending and current together would exceed B_max, pending is flushed and
+current moves to an empty slot. When current alone would exceed B_max it is oversized: what is held of it is emitted as
+a segment, and so on until its tail, which is batched with what follows. At a partition's end, pending texts at or past
+B_min are flushed. So a partition that fits is never split, and no SuperBatch ever holds more than B_max. Rows that have
+vectors already are skipped (`skip`): the rows on either side are segments of their own.
 
-Both thresholds exist in texts and in bytes (SURGE, section 3.2 and lemma 3, counts texts alone, which says nothing
-about memory when texts are long, and gathers a partition whole before it is counted).
+Both thresholds exist in texts and in bytes. SURGE (section 3.2 and lemma 3) counts texts alone, which bounds no memory
+when texts are long, and gathers a partition whole before it is counted.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.encoder.arena import Slot
+from surge_dagster.engine.encoder.calls import EncodeMetrics
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.support.timeline import Span
 from surge_dagster.engine.thresholds import PARTITION_OVERHEAD_BYTES, Bounds
 
 
@@ -44,11 +46,11 @@ class OpenPartition:
 
     Attributes:
         source: the partition as it was listed.
-        rows: rows read so far, those that were passed over included.
-        reused: rows that an earlier run had staged and that were passed over.
+        rows: rows read so far, skipped ones included.
+        reused: rows that an earlier run had staged and that were skipped.
         content_digest: known once the last row was read and every check on the rows has passed.
         refused: set when the partition failed; other stages drop what they hold of it.
-        replaces: content digest of the file that is to be compared with the new vectors before it is replaced.
+        replaces: content digest of the old file, where the new vectors are to be compared with it.
     """
 
     source: Partition
@@ -72,8 +74,8 @@ class Segment:
         start, stop: the rows' places in the SuperBatch.
         first_row: the place of the first one in its partition.
         ids: the rows' ids, in order.
-        last: whether the partition ends here; such a segment has no rows where the partition's last ones were skipped.
-        id_bytes: of ids that are strings, 0 for numbers; None where nobody counted them.
+        last: whether the partition ends here; such a segment is empty where the partition's last rows were skipped.
+        id_bytes: of ids that are strings, 0 for numbers; None where they were not counted.
     """
 
     partition: OpenPartition
@@ -86,7 +88,7 @@ class Segment:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is all of its partition."""
+        """Whether it holds all of its partition."""
         return self.first_row == 0 and self.last
 
 
@@ -97,7 +99,8 @@ class SuperBatch:
     Attributes:
         slot: holds the texts, and the embeddings once they are encoded.
         segments: cover the slot's rows without gap, in order.
-        held_bytes: ids, texts and books, and the texts that moved on to the next slot but still lie in this one.
+        held_bytes: booked until it is released: ids, texts and overhead, and texts that moved on to the next slot but
+            still lie in this one; then also what encoding and writing it take.
     """
 
     index: int
@@ -108,6 +111,32 @@ class SuperBatch:
     @property
     def texts(self) -> int:
         return len(self.slot)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedSuperBatch:
+    """A SuperBatch whose vectors lie in its slot, and what the encode call cost.
+
+    Attributes:
+        duty_cycle, pace_ratio, encode_span: see `SuperBatchReport`.
+    """
+
+    batch: SuperBatch
+    metrics: EncodeMetrics
+    duty_cycle: float = 1.0
+    pace_ratio: float | None = None
+    encode_span: Span | None = None
+
+    @property
+    def published_texts(self) -> int:
+        """Texts of its segments: all of the slot, unless the run was stopped during the call."""
+        return sum(segment.stop - segment.start for segment in self.batch.segments)
+
+    @property
+    def texts_per_second(self) -> float | None:
+        """Of the encode call."""
+        seconds = self.metrics.encode_seconds
+        return len(self.batch.slot) / seconds if seconds > 0 else None
 
 
 @dataclass(slots=True)
@@ -133,13 +162,13 @@ class Aggregator:
 
     Args:
         bounds: the thresholds.
-        acquire: gives an empty slot that takes B_max texts of B_max bytes; it may wait until one is free.
-        reserve: told of bytes before they are held; it may wait until there is room. Whoever receives a SuperBatch
-            releases its `held_bytes`, and whoever discards a partition what `discard` returns.
+        acquire: gives an empty slot for B_max texts of B_max bytes; it may wait until one is free.
+        reserve: books bytes before they are held; it may wait until there is room. The receiver of a SuperBatch
+            releases its `held_bytes`, the caller of `discard` the bytes that it returns.
 
     Call `open`, then `add` (or `skip`) for each row batch, then `close` (or `discard` when the partition is refused),
     and `finish` after the last partition. `add`, `close` and `finish` are generators of the SuperBatches that became
-    ready; each must be run to its end. A SuperBatch's slot belongs to whoever receives it.
+    ready; each must be run to its end. A SuperBatch's slot belongs to its receiver.
     """
 
     def __init__(
@@ -163,7 +192,7 @@ class Aggregator:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of ids, texts and books in the slot being filled."""
+        """Bytes of ids, texts and overhead in the slot being filled."""
         return self._pending_bytes + (self._current.bytes if self._current else 0)
 
     def open(self, partition: OpenPartition) -> None:
@@ -177,7 +206,7 @@ class Aggregator:
         """Take the next rows of the open partition.
 
         Raises:
-            DataError: a single row is larger than B_max in bytes; at once, before any row was taken.
+            DataError: a single row is larger than B_max in bytes; raised by the call, before any row was taken.
         """
         current = self._require_open()
         ids = batch.ids
@@ -220,7 +249,7 @@ class Aggregator:
                 yield self._emit_segment()
 
     def skip(self, batch: RowBatch) -> None:
-        """Pass over the next rows of the open partition: they need no encoding."""
+        """Skip the next rows of the open partition: they need no encoding."""
         current = self._require_open()
         partition = current.partition
         partition.id_type = batch.ids.type
@@ -235,7 +264,7 @@ class Aggregator:
         """End the open partition: all its rows were added and none was refused."""
         current = self._require_open()
         if self._pending and self._pending_bytes + current.bytes > self.bounds.b_max_bytes:
-            yield self._flush_pending()  # only one without rows can get here: its books alone did not fit
+            yield self._flush_pending()  # only an empty partition gets here: its overhead alone did not fit
         current.last = True
         self._set_aside(current)
         self._current = None
@@ -243,7 +272,7 @@ class Aggregator:
             yield self._flush_pending()
 
     def discard(self) -> tuple[int, int]:
-        """Drop the rows of the open partition that were gathered last; what was set aside of it is still emitted.
+        """Drop the rows of the open partition that were gathered last; its earlier segments are still emitted.
 
         Returns:
             Texts and bytes no longer held.
@@ -272,7 +301,7 @@ class Aggregator:
         self._pending_bytes += held.bytes
 
     def _append(self, current: _Held, batch: RowBatch, size: int) -> None:
-        # Only what fits is asked for: a reader that waited with more than a SuperBatch in hand could wait for itself.
+        # Only what fits is booked: a reader that waited while it holds more than a SuperBatch could wait for itself.
         self._reserve(size)
         if self._slot is None:
             self._slot = self._acquire()

@@ -21,8 +21,8 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.output.orphan_files import sweep_left_overs
 from surge_dagster.engine.output.spaces import require_format
+from surge_dagster.engine.output.staging import sweep_orphan_files
 from surge_dagster.engine.report import Failure, Receipt, SuperBatchReport
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources.partition import Partition
@@ -130,7 +130,7 @@ class Refresh:
                 space, fresh = self._embed(pool, surveyed.todo)
                 fresh += surveyed.fresh
         else:
-            sweep_left_overs(self._store)
+            sweep_orphan_files(self._store)
             self._take(surveyed)
             fresh = surveyed.fresh
         self._tell_space(space)

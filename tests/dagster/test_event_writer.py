@@ -29,8 +29,8 @@ def test_publishing_and_storing_the_events_of_that_share_one_grace_time(
     given: list[float | None] = []
 
     def stopped_seven_seconds_ago(run: EmbeddingRun) -> Iterator[None]:
-        run._stopped_at = time.monotonic() - 7
-        given.append(run._grace_seconds)
+        run._stop.requested_at = time.monotonic() - 7
+        given.append(run._stop.grace_seconds)
         raise KeyboardInterrupt
         yield
 

@@ -62,7 +62,7 @@ def test_every_change_of_the_records_is_seen_at_the_next_tick(bench: Workbench) 
     assert told(bench.tick()) == []
 
     resources = NAMES.resources(SimpleNamespace(**bench.definitions.resources or {}))
-    partition = resources.catalog.open().partition("b")
+    partition = next((found for found in resources.catalog.open() if found.key == "b"), None)
     assert partition is not None
     bench.instance.report_runless_asset_event(refusal(NAMES, partition, "odd", refusal_terms(resources)))
     bench.file("b").unlink()

@@ -80,7 +80,7 @@ class Reaper:
             self.passed += point != ENCODING
             self._left -= self._point == point or (self._point == "any" and point != ENCODING)
             if self._left == 0:
-                self.say("died", point, self.run._in_flight.most)
+                self.say("died", point, self.run.in_flight.most)
                 os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -51,9 +51,9 @@ def finish_receipts(run: EmbeddingRun, *actions: str) -> list[Receipt]:
 
 def assert_nothing_is_held(run: EmbeddingRun) -> None:
     """The account is even, no text is in flight and no thread is left."""
-    assert run._ledger.held == 0
-    assert run._in_flight.texts == 0
-    assert run._ledger.peak <= run._ledger.limit
+    assert run.ledger.held == 0
+    assert run.in_flight.texts == 0
+    assert run.ledger.peak <= run.ledger.limit
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("surge-publish")]
     assert not [thread for thread in threading.enumerate() if thread.name in ("surge-run", "surge-read")]
 

@@ -18,11 +18,11 @@ from surge_dagster.engine.output import freshness
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import find_space
 from surge_dagster.engine.output.staging import STAGING
+from surge_dagster.engine.reading import report_when_fresh
 from surge_dagster.engine.search import search
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.thresholds import Thresholds
-from surge_dagster.engine.up_to_date import report_when_fresh
 from surge_dagster.engine.verify import Verified, Violation, verify
 from tests.engine.runs import failures, finish, in_memory, make_run, receipts
 from tests.engine.store.object_server import ObjectServer, open_bucket

@@ -25,6 +25,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.memory import fit_memory, plan_memory
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.report import InFlight
+from surge_dagster.engine.run import publishing_threads
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
 from surge_dagster.engine.store.object_client import ClientLimits
@@ -39,18 +40,18 @@ SPACE = EncodingSpec(model=f"hash://{DIMENSION}").resolve()
 
 
 @pytest.mark.parametrize(("workers", "threads"), [(1, 8), (2, 8), (3, 12), (8, 32)])
-def test_four_pieces_for_each_worker_are_published_at_a_time_and_eight_at_least(
-    hash_pool: EncoderPool, tmp_path: Path, workers: int, threads: int
+def test_bucket_gets_four_concurrent_files_per_worker_and_at_least_eight(workers: int, threads: int) -> None:
+    store = open_object_store("memory://m/out")
+    assert publishing_threads(store, workers) == threads
+
+
+def test_memory_is_planned_for_as_many_files_as_are_written_concurrently(
+    hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
-    class Pool:
-        worker_pids = tuple(range(workers))
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(hash_pool, name)
-
-    chosen = make_run(Pool(), [], tmp_path, memory_limit=2**30)
-    assert chosen._memory == plan_memory(chosen.bounds, SPACE, threads, 2**30)
-    assert chosen._threads == threads
+    local = make_run(hash_pool, [], tmp_path, memory_limit=2**30)
+    assert local.memory == plan_memory(local.bounds, SPACE, publishing_threads(LocalStore(tmp_path), 8), 2**30)
+    chosen = make_run(hash_pool, [], tmp_path, memory_limit=2**30, publish_threads=5)
+    assert chosen.memory == plan_memory(chosen.bounds, SPACE, 5, 2**30)
 
 
 class TestPages:
@@ -184,7 +185,7 @@ class TestRuns:
             store = SlowStore(output, slow)
             run = make_run(hash_pool, partitions, store, thresholds, memory_limit=least)
         assert keys_of(finish_receipts(run)) == sorted(f"p{n}" for n in range(len(rows)))
-        assert run._ledger.peak <= least
+        assert run.ledger.peak <= least
 
     @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
@@ -218,7 +219,7 @@ class TestRuns:
             partitions = [partition_of(f"p{n}", found, batch_rows=batch_rows) for n, found in enumerate(rows)]
             run = make_run(hash_pool, partitions, store, thresholds, memory_limit=least)
             assert keys_of(finish_receipts(run)) == sorted(f"p{n}" for n in range(len(rows)))
-        assert run._ledger.peak <= least
+        assert run.ledger.peak <= least
         assert held.most <= least - on_disk, "what a bucket's limit has beyond a disk's is for them"
 
     @pytest.mark.parametrize("tight", [True, False])
@@ -245,7 +246,7 @@ class TestRuns:
         in_flight: list[int] = []
 
         def waiting() -> None:
-            in_flight.append(run._in_flight.texts)
+            in_flight.append(run.in_flight.texts)
             go_on.set()
 
         catalog = {f"p{n}": numbered_rows(f"p{n}", 100) for n in range(12)}

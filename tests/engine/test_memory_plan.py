@@ -184,5 +184,5 @@ class TestFit:
     ) -> None:
         monkeypatch.setattr(run, "memory_bytes", lambda: self.GIB)
         small = make_run(hash_pool, [partition_of("p", numbered_rows("p", 3))], tmp_path, Thresholds())
-        assert small._ledger.limit <= self.GIB // 2
+        assert small.ledger.limit <= self.GIB // 2
         assert keys_of(finish_receipts(small)) == ["p"]

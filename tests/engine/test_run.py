@@ -314,7 +314,7 @@ class TestTwoWriters:
         gone = Partition("k", "v1", partition_of("k", CATALOG["a"]).read, lambda: None)
         [failure] = failures(finish(make_run(hash_pool, [gone], tmp_path)))
         assert failure.transient
-        assert "it has gone" in failure.reason
+        assert "it was removed" in failure.reason
 
     def test_republishing_loses_against_a_newer_source_too(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         run = make_run(hash_pool, in_memory({"k": CATALOG["a"]}), tmp_path)
@@ -377,7 +377,7 @@ class TestStopping:
                 if self.left:
                     return call
                 self.begun.set()
-                return HeldCall(call, run._stop)  # pyright: ignore[reportReturnType]
+                return HeldCall(call, run._stop.stopping)  # pyright: ignore[reportReturnType]
 
         catalog = {f"p{n}": numbered_rows(f"p{n}", 60) for n in range(10)}
         run = make_run(SlowPool(), in_memory(catalog), tmp_path)
@@ -425,7 +425,7 @@ class TestStopping:
     ) -> None:
         catalog = {f"p{n}": numbered_rows(f"p{n}", 1) for n in range(300)}
         run = make_run(hash_pool, in_memory(catalog), tmp_path, Thresholds(b_min=1, b_max=5))
-        run._events.maxsize = 2
+        run._events._queue.maxsize = 2
         assert keys_of(receipts(finish(run))) == sorted(catalog)
 
     def test_two_runs_share_a_pool(self, hash_pool: EncoderPool, tmp_path: Path) -> None:

@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from surge_dagster.engine import run as engine_run
+from surge_dagster.engine import events as events_module
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.publisher import Publisher
 from surge_dagster.engine.output.staging import STAGING
-from surge_dagster.engine.report import Pace
-from surge_dagster.engine.run import Event
+from surge_dagster.engine.report import Event, Pace
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
 from surge_dagster.engine.thresholds import Thresholds
 from tests.engine.runs import failures, finish, in_memory, make_run
@@ -188,8 +187,8 @@ def test_who_is_interrupted_again_waits_no_longer_and_leaves_nothing_that_goes_o
     hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody takes events then, of which there are more than fit where they wait."""
-    monkeypatch.setattr(engine_run, "_TELLINGS_WAITING", 1)
-    monkeypatch.setattr(engine_run, "_TOLD_AT_ONCE", 1)
+    monkeypatch.setattr(events_module, "_WAITING_GROUPS", 1)
+    monkeypatch.setattr(events_module, "_GROUP_EVENTS", 1)
     go_on = threading.Event()
     store = StuckStore(tmp_path, go_on)
     catalog = {f"p{n}": numbered_rows(f"p{n}", 60) for n in range(6)}

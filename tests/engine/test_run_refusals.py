@@ -150,7 +150,7 @@ def test_a_partition_that_its_disk_does_not_give_is_not_refused_for_its_content(
         return opened(path, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr("surge_dagster.engine.sources.parquet.pq.ParquetFile", fail)
+        patched.setattr("surge_dagster.engine.sources.parquet_files.pq.ParquetFile", fail)
         events = finish(make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out"))
     [failure] = failures(events)
     assert failure.key == "b" and failure.transient and "Stale file handle" in failure.reason

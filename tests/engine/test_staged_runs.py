@@ -367,7 +367,7 @@ class TestTwoRunsAtOnce:
         run = make_run(hash_pool, [partition_of("big", BIG)], OvertakenStore(tmp_path))
         [failure] = failures(finish(run))
         assert failure.transient
-        assert "it has gone; another run may have published the partition" in failure.reason
+        assert "it was removed; another run may have published the partition" in failure.reason
         assert published_files(tmp_path, run.space.name) == {"big.parquet"}
         assert_embedded(tmp_path, run.space.name, "big", BIG)
         assert not (tmp_path / STAGING).exists()

@@ -1,9 +1,9 @@
-"""Whether a text that is encoded again gets the vector that it had: read from the old file before it is replaced.
+"""Drift: the cosine of a text's new vector to the one it had, read from the old file before it is replaced.
 
-Within one space it must, up to rounding, so a lower cosine means that the model or a device has changed its mind. Only
-a sample is looked at: all of the first partitions that are replaced and fewer of those that follow, and of each some
-rows that lie together, which costs one row group. What does not fit into the run's memory at that moment, or cannot be
-read, is left out: no comparison waits for room, and none fails a partition.
+Within one space both are equal up to rounding, so a lower cosine means that the model or a device has changed. Only a
+sample is compared: all of the first replaced partitions and fewer of the later ones, of each some neighbouring rows,
+and no split partition. A sample that does not fit into the run's memory at that moment, or that cannot be read, is left
+out: a comparison never waits and never fails a partition.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
-import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +22,7 @@ from surge_dagster.engine.files.embedding_file import InvalidFile, check_schema,
 from surge_dagster.engine.files.file_formats import file_name, open_output_file
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.superbatch import Segment
 from surge_dagster.engine.support.ledger import Ledger
 from surge_dagster.engine.support.unreadable import UNREADABLE
 
@@ -36,24 +35,17 @@ _COPIES = 2  # a row group as it is read, and decoded
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Rows of one partition whose texts had a vector before, and the mean cosine of both vectors."""
+    """How many rows of one partition had a vector before, and the mean cosine of both vectors."""
 
     rows: int
     mean_cosine: float
 
-    def joined(self, other: Drift | None) -> Drift:
-        """Both, each row counting the same."""
-        if other is None:
-            return self
-        rows = self.rows + other.rows
-        return Drift(rows, (self.rows * self.mean_cosine + other.rows * other.mean_cosine) / rows)
 
-
-class DriftDraw:
-    """Which of the partitions that are replaced are compared: about `ALWAYS_COMPARED` times 1 + log of their number.
+class DriftSample:
+    """Chooses which replaced partitions are compared: about `ALWAYS_COMPARED` times 1 + log of their number.
 
     Args:
-        seed: the same one draws the same partitions of the same catalog.
+        seed: the same seed chooses the same partitions of the same catalog.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -61,69 +53,33 @@ class DriftDraw:
         self._seen = 0
 
     def takes(self, key: str) -> bool:
-        """Draw for the next partition that is replaced."""
+        """Whether the next replaced partition is compared."""
         self._seen += 1
         drawn = hashlib.blake2b(f"{self._seed}:{key}".encode(), digest_size=8).digest()
         return int.from_bytes(drawn) * self._seen < ALWAYS_COMPARED << 64
 
 
-class Comparisons:
-    """What was found of partitions on their way, until their files stand; used by all publishing threads.
-
-    Args:
-        store, space: where the old files lie.
-        ledger: booked with what reading a sample takes.
-    """
-
-    def __init__(self, store: Store, space: Space, ledger: Ledger) -> None:
-        self._store = store
-        self._space = space
-        self._ledger = ledger
-        self._lock = threading.Lock()
-        self._found: dict[str, Drift] = {}
-
-    def add(
-        self, key: str, content_digest: str, ids: Sequence[pa.Array], texts: pa.LargeStringArray, matrix: np.ndarray
-    ) -> None:
-        """Compare rows of a partition: see `compare_with_previous`."""
-        found = compare_with_previous(self._store, self._space, key, content_digest, ids, texts, matrix, self._ledger)
-        if found is not None:
-            with self._lock:
-                self._found[key] = found.joined(self._found.get(key))
-
-    def take(self, key: str) -> Drift | None:
-        """What was found of a partition, whose file is complete; it is forgotten."""
-        with self._lock:
-            return self._found.pop(key, None)
-
-
 def compare_with_previous(
-    store: Store,
-    space: Space,
-    key: str,
-    content_digest: str,
-    ids: Sequence[pa.Array],
-    texts: pa.LargeStringArray,
-    matrix: np.ndarray,
-    ledger: Ledger,
+    store: Store, space: Space, segment: Segment, texts: pa.LargeStringArray, matrix: np.ndarray, ledger: Ledger
 ) -> Drift | None:
-    """Compare rows of a partition with a sample of its file that is still there.
+    """Compare a whole partition with a sample of its old file, which is still there.
 
     Args:
-        content_digest: of the old file when it was listed; another one since means another writer, and no comparison.
-        ids, texts, matrix: the new rows; all of the partition or a segment of it.
-        ledger: booked with what reading the sample takes.
+        segment: its rows; `segment.partition.replaces` is the content digest of the old file when it was listed.
+        texts, matrix: the rows' texts and new vectors, [rows, dimension].
+        ledger: books what reading the sample takes.
 
     Returns:
-        None where no row of the sample is among the new ones with the same text, or where the old file has no texts.
+        None where the old file has no texts, was replaced meanwhile, or has no row with the same id and text.
     """
+    key = segment.partition.key
     try:
         with (
             store.open(file_name(space.name, key, space.file_format)) as file,
             open_output_file(file, space.file_format) as reader,
         ):
             facts = reader.facts
-            if facts.content_digest != content_digest or not facts.rows:
+            if facts.content_digest != segment.partition.replaces or not facts.rows:
                 return None
             check_schema(reader.schema, dimension=space.dimension, dtype=space.dtype)
             if "text" not in reader.schema.names:
@@ -134,7 +90,7 @@ def compare_with_previous(
                 return None
             try:
                 sample = next(reader.read(batch_rows=SAMPLE_ROWS, groups=[group]), None)
-                return None if sample is None else _compared(sample, ids, texts, matrix)
+                return None if sample is None else _compared(sample, segment, texts, matrix)
             finally:
                 ledger.release(booked)
     except FileNotFoundError:
@@ -144,21 +100,19 @@ def compare_with_previous(
         return None
 
 
-def _compared(
-    sample: pa.RecordBatch, ids: Sequence[pa.Array], texts: pa.LargeStringArray, matrix: np.ndarray
-) -> Drift | None:
-    known = {row_id: row for row, row_id in enumerate(sample.column("id").to_pylist())}
+def _compared(sample: pa.RecordBatch, segment: Segment, texts: pa.LargeStringArray, matrix: np.ndarray) -> Drift | None:
+    old_ids = sample.column("id")
+    old_rows = {row_id: row for row, row_id in enumerate(old_ids.to_pylist())}
     old = matrix_of(sample).astype(np.float32)
-    cosines = []
-    first = 0
-    for part in ids:
-        if part.type == sample.column("id").type:
-            found = pc.is_in(part, value_set=sample.column("id"))  # pyright: ignore[reportAttributeAccessIssue]
-            for offset in np.flatnonzero(found.to_numpy(zero_copy_only=False)):
-                new_row, old_row = first + int(offset), known[part[int(offset)].as_py()]
-                if texts[new_row].as_py() == sample.column("text")[old_row].as_py():
-                    cosines.append(_cosine(old[old_row], matrix[new_row].astype(np.float32)))
-        first += len(part)
+    ids = pa.chunked_array(list(segment.ids), type=segment.partition.id_type)
+    if ids.type != old_ids.type:
+        return None
+    cosines: list[float] = []
+    found = pc.is_in(ids, value_set=old_ids)  # pyright: ignore[reportAttributeAccessIssue]
+    for row in np.flatnonzero(found.to_numpy()).tolist():
+        old_row = old_rows[ids[row].as_py()]
+        if texts[row].as_py() == sample.column("text")[old_row].as_py():
+            cosines.append(_cosine(old[old_row], matrix[row].astype(np.float32)))
     return Drift(len(cosines), sum(cosines) / len(cosines)) if cosines else None
 
 

@@ -1,71 +1,37 @@
-"""One SuperBatch on its way out: what is known of it when it comes, what becomes of its pieces, and its report."""
+"""One SuperBatch on its way out: each segment becomes a file or a staged object; then what became of all of them."""
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass, field
 
-from surge_dagster.engine.encoder.calls import EncodeMetrics
-from surge_dagster.engine.encoder.quarantine import FailedRow
+import numpy as np
+
+from surge_dagster.engine.errors import DataError
+from surge_dagster.engine.files.file_formats import write_file
+from surge_dagster.engine.files.validation import invalid_row
+from surge_dagster.engine.output.drift import compare_with_previous
+from surge_dagster.engine.output.run_context import RunContext
+from surge_dagster.engine.output.space_target import receipt_of, require_unchanged
 from surge_dagster.engine.report import Failure, Receipt, SuperBatchReport, overlap_ratio, worker_idle_ratio
-from surge_dagster.engine.superbatch import StagedRows, SuperBatch
-from surge_dagster.engine.support.timeline import Lane, Span
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedSuperBatch:
-    """What became of one SuperBatch."""
-
-    report: SuperBatchReport
-    receipts: tuple[Receipt, ...]
-    failures: tuple[Failure, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedSuperBatch:
-    """What is known of an encode call beside its vectors.
-
-    Attributes:
-        duty_cycle, pace_ratio, encode_span: see `SuperBatchReport`.
-    """
-
-    figures: EncodeMetrics
-    duty_cycle: float = 1.0
-    pace_ratio: float | None = None
-    encode_span: Span | None = None
-
-    def failed_row(self, start: int, stop: int) -> FailedRow | None:
-        """The text among rows start..stop that could not be encoded, if there is one."""
-        return next((failed for failed in self.figures.failed if start <= failed.row < stop), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """What a piece took, by `time.perf_counter`: it was begun, it was serialized, it was out.
-
-    Attributes:
-        truncated: texts of it of which the model saw only the first tokens.
-    """
-
-    begun: float
-    serialized: float
-    ended: float
-    truncated: int
+from surge_dagster.engine.superbatch import EncodedSuperBatch, Segment, StagedRows
+from surge_dagster.engine.support.timeline import Lane
 
 
 @dataclass(slots=True)
 class Publication:
-    """One SuperBatch while its pieces are being written; whoever changes it holds the publisher's lock.
+    """One SuperBatch while its segments are being written, by several threads.
 
     Attributes:
-        remaining: pieces that are not written yet.
-        staged: by the segment's start.
-        serialize, upload: what the publishing threads spent.
+        remaining: segments that are not written yet.
+        staged: staged rows by the segment's start.
+        serialize, upload: seconds of the publishing threads.
     """
 
-    batch: SuperBatch
+    context: RunContext
     encoded: EncodedSuperBatch
-    remaining: int
+    remaining: int = field(init=False)
     started: float = field(default_factory=time.perf_counter)
     receipts: list[Receipt] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
@@ -73,62 +39,136 @@ class Publication:
     serialize: Lane = field(default_factory=Lane)
     upload: Lane = field(default_factory=Lane)
     truncated: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
-    @property
-    def texts_per_second(self) -> float | None:
-        """Of the encode call."""
-        seconds = self.encoded.figures.encode_seconds
-        return len(self.batch.slot) / seconds if seconds > 0 else None
+    def __post_init__(self) -> None:
+        self.remaining = len(self.encoded.batch.segments)
 
-    def count(self, spent: Spent) -> None:
-        """Add what a piece took."""
-        self.truncated += spent.truncated
-        self.serialize.add(spent.begun, spent.serialized)
-        self.upload.add(spent.serialized, spent.ended)
+    def publish(self, segment: Segment) -> None:
+        """Write the file of a partition that lies whole in this SuperBatch.
 
-    def published(self, *, b_min: int, begun: float, peak_resident_bytes: int) -> PublishedSuperBatch:
-        """What became of it, once nothing remains; receipts are in the order of the segments.
-
-        Args:
-            b_min: for the fill ratio.
-            begun: `time.perf_counter()` at the run's begin.
-            peak_resident_bytes: see `SuperBatchReport`.
+        Raises:
+            DataError: a vector of it is not a valid embedding.
+            SurgeError, OSError: it cannot be written, or is no longer wanted.
         """
-        order = {segment.partition.key: place for place, segment in enumerate(self.batch.segments)}
-        receipts = tuple(sorted(self.receipts, key=lambda receipt: order[receipt.key]))
-        return PublishedSuperBatch(self._report(b_min, begun, peak_resident_bytes), receipts, tuple(self.failures))
+        target, batch, partition = self.context.target, self.encoded.batch, segment.partition
+        begun = time.perf_counter()
+        matrix = self._valid_vectors(segment)
+        rows = target.rows(batch, segment, matrix)
+        facts = target.facts(partition, rows=len(matrix), truncated=batch.slot.truncated(segment.start, segment.stop))
+        drift = None
+        if partition.replaces is not None:
+            texts = batch.slot.texts(segment.start, segment.stop)
+            drift = compare_with_previous(target.store, target.space, segment, texts, matrix, self.context.ledger)
+        with target.create(partition.key) as upload:
+            write_file(target.space.file_format, upload, rows, facts)
+            serialized = time.perf_counter()
+            stored = upload.publish(lambda: require_unchanged(partition.source))
+        receipt = receipt_of(
+            facts,
+            stored,
+            target.store.location(stored.name),
+            superbatch=batch.index,
+            texts_per_second=self.encoded.texts_per_second,
+            drift=drift,
+        )
+        with self.lock:
+            self.receipts.append(receipt)
+            self._count(begun, serialized, facts.truncated)
 
-    def _report(self, b_min: int, begun: float, peak_resident_bytes: int) -> SuperBatchReport:
-        batch, encoded = self.batch, self.encoded
-        figures = encoded.figures
+    def stage(self, segment: Segment) -> None:
+        """Stage rows of a split partition as an object of its own.
+
+        Raises:
+            DataError: a vector of it is not a valid embedding.
+            SurgeError, OSError: it cannot be written.
+        """
+        slot = self.encoded.batch.slot
+        begun = time.perf_counter()
+        matrix = self._valid_vectors(segment)
+        truncated = slot.truncated(segment.start, segment.stop)
+        texts = slot.texts(segment.start, segment.stop)
+        checked = time.perf_counter()
+        staged = self.context.staging.write(segment, texts, matrix, truncated=truncated)
+        with self.lock:
+            self.staged[segment.start] = staged
+            self._count(begun, checked, truncated)
+
+    def fail(self, failure: Failure) -> None:
+        """Add the failure of one partition."""
+        with self.lock:
+            self.failures.append(failure)
+
+    def count_down(self) -> bool:
+        """Count a segment as done; whether it was the last one."""
+        with self.lock:
+            self.remaining -= 1
+            return self.remaining == 0
+
+    def events(self) -> tuple[SuperBatchReport | Receipt | Failure, ...]:
+        """What became of the SuperBatch once nothing remains; receipts are in the order of the segments."""
+        order = {segment.partition.key: place for place, segment in enumerate(self.encoded.batch.segments)}
+        receipts = sorted(self.receipts, key=lambda receipt: order[receipt.key])
+        return self._report(), *receipts, *self.failures
+
+    def _count(self, begun: float, serialized: float, truncated: int) -> None:
+        self.truncated += truncated
+        self.serialize.add(begun, serialized)
+        self.upload.add(serialized, time.perf_counter())
+
+    def _valid_vectors(self, segment: Segment) -> np.ndarray:
+        """A segment's vectors, [rows, dimension]; refuses its partition if one of them is not a valid embedding."""
+        encoded = self.encoded
+        failed = next((failed for failed in encoded.metrics.failed if segment.start <= failed.row < segment.stop), None)
+        if failed is not None:
+            raise DataError(
+                segment.partition.key,
+                f"its text ends every worker that encodes it ({failed.reason})",
+                "Look at this text, shorten it or take it out, and run again.",
+                segment.first_row + failed.row - segment.start,
+            )
+        matrix = encoded.batch.slot.matrix(segment.start, segment.stop)
+        wrong = invalid_row(matrix, normalized=self.context.target.space.normalize)
+        if wrong is not None:
+            raise DataError(
+                segment.partition.key,
+                f"{wrong[1]}: the encoder gave what cannot be published",
+                "Look at the text of this row; if it is ordinary, the model or the device is at fault.",
+                segment.first_row + wrong[0],
+            )
+        return matrix
+
+    def _report(self) -> SuperBatchReport:
+        context, encoded, batch = self.context, self.encoded, self.encoded.batch
+        metrics = encoded.metrics
         publish_seconds = time.perf_counter() - self.started
-        texts = sum(segment.stop - segment.start for segment in batch.segments)  # all of it, unless the run was stopped
+        texts = encoded.published_texts
         return SuperBatchReport(
             index=batch.index,
             partitions=len(batch.segments),
             texts=texts,
             text_bytes=batch.slot.text_bytes,
-            tokens=figures.tokens,
-            padded_tokens=figures.padded_tokens,
+            tokens=metrics.tokens,
+            padded_tokens=metrics.padded_tokens,
             truncated=self.truncated,
-            encode_seconds=figures.encode_seconds,
-            tokenize_seconds=figures.tokenize_seconds,
-            forward_seconds=figures.forward_seconds,
+            encode_seconds=metrics.encode_seconds,
+            tokenize_seconds=metrics.tokenize_seconds,
+            forward_seconds=metrics.forward_seconds,
             serialize_seconds=self.serialize.seconds,
             upload_seconds=self.upload.seconds,
             publish_seconds=publish_seconds,
-            fill_ratio=texts / b_min,
-            overlap_ratio=overlap_ratio(publish_seconds, figures.encode_seconds),
-            texts_per_second=texts / figures.encode_seconds if figures.encode_seconds > 0 else 0.0,
-            copy_seconds=figures.copy_seconds,
+            fill_ratio=texts / context.bounds.b_min,
+            overlap_ratio=overlap_ratio(publish_seconds, metrics.encode_seconds),
+            texts_per_second=texts / metrics.encode_seconds if metrics.encode_seconds > 0 else 0.0,
+            copy_seconds=metrics.copy_seconds,
             duty_cycle=encoded.duty_cycle,
-            worker_idle_ratio=worker_idle_ratio(figures.forward_seconds, figures.workers, figures.encode_seconds),
+            worker_idle_ratio=worker_idle_ratio(metrics.forward_seconds, metrics.workers, metrics.encode_seconds),
             pace_ratio=encoded.pace_ratio,
-            replays=figures.replays,
-            gpu_utilisation=figures.gpu_utilisation,
-            gpu_memory_bytes=figures.gpu_memory_bytes,
-            peak_resident_bytes=peak_resident_bytes,
+            replays=metrics.replays,
+            gpu_utilisation=metrics.gpu_utilisation,
+            gpu_memory_bytes=metrics.gpu_memory_bytes,
+            peak_resident_bytes=context.ledger.peak,
             encode_span=encoded.encode_span,
-            serialize_span=self.serialize.span(begun),
-            upload_span=self.upload.span(begun),
+            serialize_span=self.serialize.span(context.begun),
+            upload_span=self.upload.span(context.begun),
         )

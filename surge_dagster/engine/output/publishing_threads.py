@@ -1,7 +1,7 @@
-"""Threads that publish, and that hold up no process that has given them up.
+"""Publishing threads that do not keep a process alive after the run has given them up.
 
-The threads of a `ThreadPoolExecutor` are waited for when the process ends, however long a network mount or another
-process's lock keeps them. Daemons are not.
+A process waits at its end for the threads of a `ThreadPoolExecutor`, however long a network mount or another process's
+lock keeps them. These threads are daemons.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ import threading
 import time
 from collections.abc import Callable
 
-# For taking back what they had begun: a store that lives takes less.
-_LAST_SECONDS = 2.0
+_LAST_SECONDS = 2.0  # to remove unfinished files when the process ends; a store that answers needs less
 _Task = Callable[[], None]
 
 
 class PublishingThreads:
-    """Do tasks in the order in which they are handed over, so many at a time.
+    """Do tasks in the order of their submission, a limited number concurrently.
 
     Args:
-        count: how many there are at most; each begins when it is needed.
-        name: what the name of each begins with.
+        count: largest number of threads; each is started when it is needed.
+        name: prefix of the threads' names.
     """
 
     def __init__(self, count: int, name: str) -> None:
@@ -35,7 +34,7 @@ class PublishingThreads:
         self._given_up = False
 
     def submit(self, task: _Task) -> bool:
-        """Have it done by the next one that is free; gives whether it will be, which after the end it is not."""
+        """Queue a task; returns False after the end, where it is not done."""
         with self._lock:
             if self._ended:
                 return False
@@ -47,13 +46,13 @@ class PublishingThreads:
             return True
 
     def end(self) -> None:
-        """Wait until everything that was handed over is done."""
+        """Wait until every queued task is done."""
         self._close()
         for thread in self._threads:
             thread.join()
 
     def give_up(self) -> None:
-        """Begin nothing more, and wait for nothing; the process waits a moment for them when it ends."""
+        """Begin no further task and do not wait; the process waits a moment for the threads when it ends."""
         self._given_up = True
         self._close()
         atexit.register(self._wait_until, time.monotonic() + _LAST_SECONDS)

@@ -1,16 +1,21 @@
-"""Where the files of a run go, and what all of them have in common."""
+"""Where the files of a run go, what all of them have in common, and the receipt of each."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 
+from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.files.embedding_file import FileFacts, FileRows, desired_version
 from surge_dagster.engine.files.file_formats import file_name
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.store.store import Store, Upload
+from surge_dagster.engine.output.drift import Drift
+from surge_dagster.engine.report import Receipt
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.store.store import Store, StoredObject, Upload
 from surge_dagster.engine.superbatch import OpenPartition, Segment, SuperBatch
 
 
@@ -19,7 +24,7 @@ class SpaceTarget:
     """A space of an output, as one run writes it.
 
     Attributes:
-        store, space: where to.
+        store, space: where files go.
         precision: recorded in each file.
         include_text: whether files have a text column.
     """
@@ -33,17 +38,17 @@ class SpaceTarget:
         """Begin the file of a partition."""
         return self.store.create(file_name(self.space.name, key, self.space.file_format))
 
-    def texts(self, batch: SuperBatch, start: int, stop: int) -> pa.LargeStringArray | None:
-        """The texts of a SuperBatch's rows start..stop where files have them, without a copy."""
-        return batch.slot.texts(start, stop) if self.include_text else None
+    def sync(self) -> None:
+        """Flush the space's folder: files published before are durable afterwards."""
+        self.store.sync(self.space.name)
 
     def rows(self, batch: SuperBatch, segment: Segment, matrix: np.ndarray) -> FileRows:
-        """A segment of a SuperBatch as rows of a file; `matrix` has its vectors, [rows, dimension]."""
-        id_type = segment.partition.id_type or pa.string()
-        return FileRows(segment.ids, id_type, self.texts(batch, segment.start, segment.stop), matrix)
+        """A segment of a SuperBatch as rows of a file, without a copy; `matrix` has its vectors, [rows, dimension]."""
+        texts = batch.slot.texts(segment.start, segment.stop) if self.include_text else None
+        return FileRows(segment.ids, segment.partition.id_type or pa.string(), texts, matrix)
 
     def facts(self, partition: OpenPartition, *, rows: int, truncated: int) -> FileFacts:
-        """What the file of a partition that was read to its end says of itself."""
+        """The facts of the file of a partition that was read to its end."""
         if partition.content_digest is None:
             raise RuntimeError(f"partition {partition.key!r} reached its end without a content digest")
         return FileFacts(
@@ -58,3 +63,52 @@ class SpaceTarget:
             dimension=self.space.dimension,
             truncated=truncated,
         )
+
+
+def require_unchanged(partition: Partition) -> None:
+    """Look the source version up once more, so that of two writers the one with the newer source wins.
+
+    Raises:
+        TransientError: the source has changed, or was removed, since the partition was listed.
+    """
+    current = partition.current_source_version()
+    if current != partition.source_version:
+        came = "it was removed" if current is None else f"it is {current!r} now"
+        raise TransientError(
+            f"partition {partition.key!r}: its source changed while it was encoded (source version "
+            f"{partition.source_version!r} was read, {came}). The result was thrown away; run again.",
+            partition.key,
+        )
+
+
+def receipt_of(
+    facts: FileFacts,
+    stored: StoredObject,
+    location: str,
+    *,
+    superbatch: int | None = None,
+    texts_per_second: float | None = None,
+    action: Literal["encoded", "republished", "fresh"] = "encoded",
+    texts_reused: int = 0,
+    drift: Drift | None = None,
+) -> Receipt:
+    """The receipt of a published file."""
+    return Receipt(
+        key=facts.partition_key,
+        action=action,
+        path=location,
+        rows=facts.rows,
+        dimension=facts.dimension,
+        bytes=stored.size,
+        etag=stored.etag,
+        truncated=facts.truncated,
+        source_version=facts.source_version,
+        content_digest=facts.content_digest,
+        desired_version=facts.desired_version,
+        space=facts.space,
+        superbatch=superbatch,
+        texts_per_second=texts_per_second,
+        texts_reused=texts_reused,
+        compared_rows=drift.rows if drift else 0,
+        previous_cosine=drift.mean_cosine if drift else None,
+    )

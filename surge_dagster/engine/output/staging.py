@@ -1,15 +1,15 @@
-"""Segments of partitions that are larger than a SuperBatch, kept until the whole file can be written.
+"""Staging: segments of partitions that are larger than a SuperBatch, kept until the whole file can be written.
 
     .staging/<space>/<encoded key>/<desired version>/<start>-<stop>.parquet
 
-Each is a complete object that says which rows it holds, in which space and of which source version, with a digest over
-its (id, text) rows. So a run that dies loses the segments that were not staged yet and no other, and a later one,
-whatever its thresholds, encodes only the rows that no segment covers. The content digest is unknown while a partition
-streams in, so the desired version is the one of the source version.
+Each is a complete object that names its rows, its space and its source version, with a digest over its (id, text)
+rows. A run that dies loses only the segments that were not staged yet, and a later run, whatever its thresholds,
+encodes only the rows that no segment covers. The content digest is unknown while a partition streams in, so the desired
+version is the one of the source version.
 
 Two runs may stage the same partition: their objects appear whole and under names that say their rows, so either one's
-will do. Whoever has published the partition removes them all; the other one then finds nothing to write its file from
-and says so.
+can be used. The run that has published the partition removes them all; the other run then finds nothing to write its
+file from and reports that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,9 +40,11 @@ from surge_dagster.engine.files.embedding_file import (
 )
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.output.space_target import SpaceTarget
+from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.sources.content import ContentDigest
 from surge_dagster.engine.sources.partition import Partition, RowBatch
-from surge_dagster.engine.superbatch import OpenPartition, StagedRows, row_bytes
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.superbatch import Segment, StagedRows, row_bytes
 from surge_dagster.engine.support.keys import encode_key
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line
 
@@ -56,13 +58,13 @@ _GROUP_STRING_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class SegmentFacts:
-    """What a staged segment says of itself in its footer.
+    """The facts in the footer of a staged segment.
 
     Attributes:
         source_version: of the partition when it was read.
         content_digest: over the segment's own (id, text) rows.
         first_row: place of its first row in the partition.
-        widest_row: most bytes of id and text that a row has.
+        widest_row: largest row, in bytes of id and text.
     """
 
     partition_key: str
@@ -94,6 +96,7 @@ class Staging:
         self._root = f"{STAGING}/{space.name}"
         self._found: dict[str, list[str]] = {}  # left by earlier runs, names by encoded key
         self._known: set[str] = set()  # encoded keys with anything staged
+        self._discarded: set[str] = set()
         store.sweep(self._root)
         for stored in store.list(self._root, deep=True):
             folder = stored.name.removeprefix(f"{self._root}/").partition("/")[0]
@@ -105,10 +108,9 @@ class Staging:
         return bool(self._known) and encode_key(key) in self._known
 
     def usable(self, partition: Partition) -> list[StagedRows]:
-        """What earlier runs staged of this very source version, read in full and found whole: ascending, no overlap.
+        """Rows that earlier runs staged of this source version, read in full and valid: ascending, no overlap.
 
-        Everything else that is staged of the partition is left alone until the partition is published: it may be the
-        work of another run that lives.
+        Other staged objects of the partition stay until the partition is published: another run may be using them.
         """
         folder = self._folder(partition)
         candidates: list[tuple[int, int, str]] = []
@@ -123,39 +125,30 @@ class Staging:
             try:
                 chosen.append(self._checked(partition, start, stop))
             except (InvalidFile, OSError) as error:
-                # It stays: the disk may answer tomorrow, or another run may be able to use it.
+                # It stays: the disk may answer later, or another run may be able to use it.
                 log.warning("%s is encoded again: %s", self._store.location(name), error)
         return chosen
 
-    def write(
-        self,
-        partition: OpenPartition,
-        start: int,
-        ids: Sequence[pa.Array],
-        texts: pa.LargeStringArray,
-        matrix: np.ndarray,
-        *,
-        truncated: int,
-    ) -> StagedRows:
-        """Stage rows of a partition; they are durable when this returns.
+    def write(self, segment: Segment, texts: pa.LargeStringArray, matrix: np.ndarray, *, truncated: int) -> StagedRows:
+        """Stage a segment's rows; they are durable when this returns.
 
         Args:
-            start: place of the first row in its partition.
-            ids: in as many pieces as they came; together as long as `texts`.
+            texts: as many as the segment has rows.
             matrix: [rows, dimension].
+            truncated: texts that were longer than the model reads.
 
         Raises:
-            TransientError: the store does not take it.
-            OSError: likewise.
+            TransientError, OSError: the store does not take it.
         """
+        partition, start = segment.partition, segment.first_row
         digest = ContentDigest()
         sizes: list[np.ndarray] = []
         row = 0
-        for piece in ids:
-            batch = RowBatch(piece, texts[row : row + len(piece)])  # pyright: ignore[reportArgumentType]
+        for ids in segment.ids:
+            batch = RowBatch(ids, texts[row : row + len(ids)])  # pyright: ignore[reportArgumentType]
             digest.update(batch)
             sizes.append(row_bytes(batch))
-            row += len(piece)
+            row += len(ids)
         source = partition.source
         id_type = partition.id_type or pa.string()
         facts = SegmentFacts(
@@ -173,7 +166,7 @@ class Staging:
         with contextlib.ExitStack() as cleanup:
             upload = cleanup.enter_context(self._store.create(self._name(source, start, start + facts.rows)))
             writer = cleanup.enter_context(self._writer(upload.sink, id_type))
-            column, begun = pa.chunked_array(list(ids), type=id_type), 0
+            column, begun = pa.chunked_array(list(segment.ids), type=id_type), 0
             for end in _borders(np.concatenate(sizes)):
                 part = slice(begun, end)
                 writer.append(column[part], texts[part] if self._target.include_text else None, matrix[part])  # pyright: ignore[reportArgumentType]
@@ -187,12 +180,12 @@ class Staging:
     def open(
         self, partition: Partition, start: int, stop: int
     ) -> Iterator[tuple[SegmentFacts, Iterator[pa.RecordBatch]]]:
-        """A staged segment: what it says of itself, and its rows in batches of about a megabyte.
+        """A staged segment: its facts, and its rows in batches of about a megabyte.
 
         Raises:
             FileNotFoundError: there is none.
             InvalidFile: it is damaged, or is not what its name says; also while its rows are read.
-            OSError: the system did not give it; likewise.
+            OSError: the system does not give it; also while its rows are read.
         """
         with contextlib.ExitStack() as opened:
             source = opened.enter_context(self._store.open(self._name(partition, start, stop)))
@@ -211,8 +204,17 @@ class Staging:
             rows = rows_at_a_time(facts.widest_row, self._space.dimension, np.dtype(self._space.dtype).itemsize)
             yield facts, read_rows(reader, batch_rows=rows)
 
+    def discard(self, key: str) -> None:
+        """Note that a partition was refused: `remove_discarded` removes its staged objects when the run has ended."""
+        self._discarded.add(key)
+
+    def remove_discarded(self) -> None:
+        """Remove everything staged of the partitions that were discarded."""
+        for key in self._discarded:
+            self.remove(key)
+
     def remove(self, key: str) -> None:
-        """Remove whatever is staged of a partition, by this run or another; harmless when that is nothing."""
+        """Remove everything staged of a partition, by this run or another; harmless where nothing is."""
         if not self.knows(key):
             return
         folder = encode_key(key)
@@ -220,7 +222,7 @@ class Staging:
             for stored in list(self._store.list(f"{self._root}/{folder}", deep=True)):
                 self._store.delete(stored.name)
             self._known.discard(folder)
-        except (SurgeError, OSError, Cancelled) as error:  # it is in nobody's way, and the next run tries again
+        except (SurgeError, OSError, Cancelled) as error:  # it does no harm, and the next run tries again
             log.warning("what is staged of partition %r could not be removed: %s", key, error)
 
     def _name(self, partition: Partition, start: int, stop: int) -> str:
@@ -271,3 +273,26 @@ def _borders(sizes: np.ndarray) -> list[int]:
         stop = int(np.searchsorted(ends, before + _GROUP_STRING_BYTES, side="right"))
         borders.append(max(stop, start + 1))
     return borders
+
+
+def sweep_orphan_files(store: Store, claimed: str | None = None) -> None:
+    """Remove temp files and unfinished uploads of dead writers from every space and from what is staged of it.
+
+    They do no harm: where they cannot be removed, the log says so and the next run tries again.
+
+    Args:
+        claimed: name of a space to leave out, because claiming it has swept it.
+    """
+    try:
+        spaces = list_spaces(store)
+    except (SurgeError, OSError) as error:
+        log.warning("orphan files in %s could not be listed: %s", store.url, error)
+        return
+    for space in spaces:
+        if space.name == claimed:
+            continue
+        try:
+            store.sweep(space.name)
+            store.sweep(f"{STAGING}/{space.name}")
+        except (SurgeError, OSError) as error:
+            log.warning("orphan files in %s could not be removed: %s", store.location(space.name), error)

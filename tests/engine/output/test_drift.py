@@ -13,10 +13,11 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.output.drift import ALWAYS_COMPARED, SAMPLE_ROWS, Drift, DriftDraw, compare_with_previous
+from surge_dagster.engine.output.drift import ALWAYS_COMPARED, SAMPLE_ROWS, Drift, DriftSample, compare_with_previous
 from surge_dagster.engine.output.freshness import file_name, read_published_file
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.engine.superbatch import OpenPartition, Segment
 from surge_dagster.engine.support.ledger import Ledger
 from surge_dagster.engine.thresholds import Thresholds
 from tests.engine.runs import finish_receipts, make_run
@@ -42,12 +43,12 @@ def compare(output: Path, pool: EncoderPool, rows: Rows = ROWS, room: int = 1 <<
     store, ledger = open_store(output), Ledger(room)
     facts = None if "digest" in given else read_published_file(store, file_name(pool.space.name, "a")).facts
     batch = row_batch_of(rows)
+    replaces = facts.content_digest if facts else given["digest"]
+    opened = OpenPartition(partition_of("a", rows), id_type=batch.ids.type, replaces=replaces)
     found = compare_with_previous(
         store,
         pool.space,
-        "a",
-        facts.content_digest if facts else given["digest"],
-        [batch.ids[:5], batch.ids[5:]],
+        Segment(opened, 0, len(batch), 0, (batch.ids[:5], batch.ids[5:]), last=True),
         batch.texts,
         hash_vectors([row[1] for row in rows], DIMENSION),
         ledger,
@@ -117,15 +118,15 @@ def test_a_store_that_fails_fails_no_partition(
 
 def test_all_of_the_first_are_drawn_and_few_of_very_many_the_same_ones_each_time() -> None:
     keys = [f"partition {number}" for number in range(40_000)]
-    first, second, other = DriftDraw(), DriftDraw(), DriftDraw(seed=1)
+    first, second, other = DriftSample(), DriftSample(), DriftSample(seed=1)
     drawn = [key for key in keys if first.takes(key)]
     assert drawn[:ALWAYS_COMPARED] == keys[:ALWAYS_COMPARED]
     assert ALWAYS_COMPARED < len(drawn) < 12 * ALWAYS_COMPARED
     assert drawn == [key for key in keys if second.takes(key)] != [key for key in keys if other.takes(key)]
 
 
-@pytest.mark.parametrize("bounds", [Thresholds(b_min=50, b_max=100), Thresholds(b_min=5, b_max=10)])
-def test_a_run_compares_what_it_replaces_whole_or_split(output: Path, pool: EncoderPool, bounds: Thresholds) -> None:
+def test_run_compares_the_partitions_that_it_replaces(output: Path, pool: EncoderPool) -> None:
+    bounds = Thresholds(b_min=50, b_max=100)
     tamper(output, pool)
     changed = [partition_of("a", [*ROWS, ("new", "new")], version="v2"), partition_of("b", numbered_rows("b", 3))]
     old, new = finish_receipts(make_run(pool, changed, output, bounds), "encoded")

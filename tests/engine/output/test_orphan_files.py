@@ -11,9 +11,8 @@ import pytest
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.output.orphan_files import sweep_left_overs
 from surge_dagster.engine.output.spaces import claim_space
-from surge_dagster.engine.output.staging import STAGING
+from surge_dagster.engine.output.staging import STAGING, sweep_orphan_files
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
 from tests.engine.runs import finish_receipts, make_run
@@ -42,7 +41,7 @@ def test_on_a_disk_it_goes_from_every_space_and_from_what_is_staged(tmp_path: Pa
     left = [path for space in spaces for path in leave(tmp_path, space)]
     with store.create(f"{spaces[0]}/alive.parquet") as upload:
         upload.sink.write(b"x")
-        sweep_left_overs(store)
+        sweep_orphan_files(store)
         assert not any(path.exists() for path in left)
         upload.publish(lambda: None)
     assert (tmp_path / spaces[0] / "alive.parquet").exists()
@@ -71,6 +70,6 @@ def test_what_cannot_be_removed_is_told_and_holds_up_nobody(
 
     monkeypatch.setattr(store, "sweep", refuse)
     with caplog.at_level(logging.WARNING):
-        sweep_left_overs(store)
+        sweep_orphan_files(store)
     assert f"{first} could not be removed: the disk refuses" in caplog.text
     assert not any(path.exists() for path in left)

@@ -136,7 +136,7 @@ def test_a_file_whose_content_was_replaced_meanwhile_is_encoded_again(
     run = make_run(hash_pool, [partition_of("wide", rows, version="v2")], store)
     with caplog.at_level(logging.WARNING):
         [receipt] = receipts(finish(run), "encoded")
-    assert "it was replaced by one with other content" in caplog.text
+    assert "it was replaced by a file with other content" in caplog.text
     assert receipt.source_version == "v2"
     facts = assert_embedded(tmp_path, run.space.name, "wide", rows)
     assert (facts.precision, facts.content_digest) == (hash_pool.precision, receipt.content_digest)

@@ -15,8 +15,8 @@ from surge_dagster.engine import memory
 from surge_dagster.engine.errors import Cancelled, TransientError
 from surge_dagster.engine.files.embedding_file import InvalidFile, matrix_of, read_facts, row_group_rows
 from surge_dagster.engine.model.spec import EncodingSpec, Space
-from surge_dagster.engine.output.assembly import assemble
 from surge_dagster.engine.output.freshness import PublishedFile
+from surge_dagster.engine.output.rewriting import assemble
 from surge_dagster.engine.output.space_target import SpaceTarget
 from surge_dagster.engine.output.staging import STAGING, Staging
 from surge_dagster.engine.sources.content import ContentDigest
@@ -24,7 +24,7 @@ from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.object_store import open_object_store
 from surge_dagster.engine.store.storage_options import StorageOptions
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.superbatch import OpenPartition, StagedRows
+from surge_dagster.engine.superbatch import OpenPartition, Segment, StagedRows
 from tests.engine.store.object_server import BUCKET, ObjectServer
 from tests.small_catalogs import Rows, numbered_rows, partition_of, row_batch_of
 
@@ -53,7 +53,8 @@ def vectors(rows: int, space: Space) -> np.ndarray:
 def stage(staging: Staging, opened: OpenPartition, rows: Rows, start: int, matrix: np.ndarray) -> StagedRows:
     batch = row_batch_of(rows[start : start + len(matrix)])
     halves = [batch.ids[: len(batch) // 2], batch.ids[len(batch) // 2 :]]
-    return staging.write(opened, start, halves, batch.texts, matrix, truncated=start // 10)
+    segment = Segment(opened, 0, len(matrix), start, (halves[0], halves[1]), last=False)
+    return staging.write(segment, batch.texts, matrix, truncated=start // 10)
 
 
 def opened_of(rows: Rows) -> OpenPartition:

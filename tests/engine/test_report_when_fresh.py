@@ -11,8 +11,8 @@ import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.reading import report_when_fresh
 from surge_dagster.engine.store import open_store
-from surge_dagster.engine.up_to_date import report_when_fresh
 from tests.engine.runs import finish, make_run
 from tests.small_catalogs import DIMENSION, numbered_rows, partition_of
 

@@ -1,0 +1,188 @@
+"""The encode stage: SuperBatches are read one ahead in a thread of their own, and the pool always has the next one.
+
+While one SuperBatch is being encoded the next one waits in the pool, so that no worker idles where one ends and the
+next begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from surge_dagster.engine.encoder.arena import ArenaClosed
+from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import Cancelled, EncoderError
+from surge_dagster.engine.output.run_context import RunContext
+from surge_dagster.engine.report import Failure, Pace, Receipt, is_slow
+from surge_dagster.engine.superbatch import EncodedSuperBatch, SuperBatch
+from surge_dagster.engine.support.timeline import Span
+
+log = logging.getLogger(__name__)
+
+_CONCURRENT_CALLS = 2
+_POLL_SECONDS = 0.05
+_ENCODE_SHARE = 0.5  # of the grace time, for SuperBatches that are being encoded; most take less
+
+
+class ReadAhead:
+    """Runs the reader in a thread, one SuperBatch ahead; its receipts and failures go to the run's events.
+
+    Args:
+        items: what the reader yields (`reading.superbatches`).
+        context: of the run.
+    """
+
+    def __init__(self, items: Iterator[SuperBatch | Receipt | Failure], context: RunContext) -> None:
+        self._items = items
+        self._context = context
+        self._ready: queue.Queue[SuperBatch | BaseException | None] = queue.Queue(1)
+        self._thread = threading.Thread(target=self._run, name="surge-read", daemon=True)
+        self._thread.start()
+
+    def take(self, *, wait: bool) -> SuperBatch | None:
+        """The next SuperBatch; None after the last one.
+
+        Args:
+            wait: for a moment, where there is none yet.
+
+        Raises:
+            queue.Empty: there is none yet.
+            BaseException: what ended the reader.
+        """
+        if wait:
+            with self._context.exposed_io.waiting("encoder"):
+                item = self._ready.get(timeout=_POLL_SECONDS)
+        else:
+            item = self._ready.get_nowait()
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def close(self) -> None:
+        """Wait for the reader's end, at most until the grace time is over; what it still hands over is dropped."""
+        while self._thread.is_alive() and self._context.stop.seconds_left() != 0:
+            with contextlib.suppress(queue.Empty):
+                self._ready.get(timeout=_POLL_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            for item in self._items:
+                if isinstance(item, SuperBatch):
+                    self._put(item)
+                else:
+                    self._context.events.emit(item)
+            self._put(None)
+        except (Cancelled, ArenaClosed):
+            pass
+        except BaseException as error:
+            with contextlib.suppress(Cancelled):
+                self._put(error)
+
+    def _put(self, item: SuperBatch | BaseException | None) -> None:
+        while True:
+            self._context.stop.require_running()
+            with contextlib.suppress(queue.Full):
+                self._ready.put(item, timeout=_POLL_SECONDS)
+                return
+
+
+def encoded_superbatches(batches: ReadAhead, pool: EncoderPool, context: RunContext) -> Iterator[EncodedSuperBatch]:
+    """Encode SuperBatches in their order, two of them in the pool at a time.
+
+    A run that ends early loses nothing that is encoded: partitions that are whole by then, or within half of the grace
+    time, still come, before the error that ended it.
+
+    Raises:
+        EncoderError: the pool failed for good.
+        BaseException: what ended the reader.
+    """
+    calls: deque[tuple[SuperBatch, EncodeCall | None]] = deque()
+    measures, more, error = _Measures(context), True, None
+    try:
+        while (more or calls) and not context.stop.stopping.is_set():
+            if more and len(calls) < _CONCURRENT_CALLS:
+                with contextlib.suppress(queue.Empty):
+                    batch = batches.take(wait=not calls)
+                    more = batch is not None
+                    if batch is not None:
+                        calls.append((batch, _submit(pool, batch)))
+            if calls:
+                batch, call = calls[0]
+                metrics = call.result(_POLL_SECONDS) if call is not None else EncodeMetrics()
+                if metrics is not None:
+                    calls.popleft()
+                    yield measures.of(batch, metrics)
+    except Exception as caught:
+        error = caught
+    yield from _encoded_so_far(calls, context)
+    if error is not None:
+        raise error
+
+
+def _submit(pool: EncoderPool, batch: SuperBatch) -> EncodeCall | None:
+    if not batch.texts:
+        return None
+    return pool.submit(batch.slot, np.array([segment.start for segment in batch.segments]))
+
+
+def _encoded_so_far(
+    calls: deque[tuple[SuperBatch, EncodeCall | None]], context: RunContext
+) -> Iterator[EncodedSuperBatch]:
+    """The segments of unfinished calls that are encoded by now or soon; none where the store is down."""
+    over = context.stop.over
+    left = context.stop.seconds_left(_ENCODE_SHARE)
+    patience = context.stop.grace_seconds * _ENCODE_SHARE if left is None else left
+    deadline = time.monotonic() + (0.0 if over.is_set() else patience)
+    for batch, call in calls:
+        if call is None:
+            continue
+        # The call that failed first has raised its error; what the pool encoded before is valid.
+        with contextlib.suppress(EncoderError):
+            if call.result(max(0.0, deadline - time.monotonic())) is None:
+                call.abandon()
+        if over.is_set():
+            continue
+        ranges = call.encoded
+        whole = tuple(segment for segment in batch.segments if _covers(ranges, segment.start, segment.stop))
+        if whole:
+            yield EncodedSuperBatch(replace(batch, segments=whole), call.metrics)
+
+
+class _Measures:
+    """Measures each encode call beside those before it."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._begun = self._last = context.begun
+        self._pace = Pace()
+
+    def of(self, batch: SuperBatch, metrics: EncodeMetrics) -> EncodedSuperBatch:
+        """A SuperBatch whose call ended now."""
+        now, seconds = time.perf_counter(), metrics.encode_seconds
+        since_last, self._last = now - self._last, now
+        pace = self._pace.ratio(metrics.padded_tokens, seconds)
+        if pace is not None and is_slow(pace, seconds):
+            log.warning(
+                "a SuperBatch of %d texts took %.1f s, %.1f times as long per token as those before it; check whether "
+                "something else uses the device or slows it down",
+                *(metrics.texts, seconds, pace),
+            )
+        ended = now - self._begun
+        span = Span(max(0.0, ended - seconds), ended, seconds)
+        return EncodedSuperBatch(batch, metrics, min(1.0, seconds / max(since_last, 1e-9)), pace, span)
+
+
+def _covers(ranges: list[tuple[int, int]], start: int, stop: int) -> bool:
+    """Whether ascending ranges hold all rows start..stop."""
+    for first, end in ranges:
+        if first <= start < end:
+            start = end
+    return start >= stop

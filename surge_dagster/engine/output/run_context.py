@@ -1,0 +1,83 @@
+"""The context of a run: what its stages share, and the memory they take from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from surge_dagster.engine.encoder.arena import Arena, Slot
+from surge_dagster.engine.events import EventStream
+from surge_dagster.engine.memory import MemoryPlan, largest_pieces
+from surge_dagster.engine.output.space_target import SpaceTarget
+from surge_dagster.engine.output.staging import Staging
+from surge_dagster.engine.report import ExposedIo, InFlight
+from surge_dagster.engine.superbatch import SuperBatch
+from surge_dagster.engine.support.ledger import Ledger
+from surge_dagster.engine.support.stop_signal import StopSignal
+from surge_dagster.engine.thresholds import Bounds
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """What the stages of one run share.
+
+    Attributes:
+        target: where files go.
+        staging: where segments of split partitions wait for the others.
+        bounds: thresholds of the SuperBatches.
+        memory: how the memory limit is divided.
+        ledger: books every resident byte against the limit.
+        arena: its slots hold the SuperBatches that are alive.
+        in_flight: counts texts that were admitted and are not yet published.
+        exposed_io: counts the time in which the encoder idles because storage holds slots or memory.
+        stop: ends the run early.
+        events: takes what the stages report.
+        begun: `time.perf_counter()` at the beginning of the run.
+    """
+
+    target: SpaceTarget
+    staging: Staging
+    bounds: Bounds
+    memory: MemoryPlan
+    ledger: Ledger
+    arena: Arena
+    in_flight: InFlight
+    exposed_io: ExposedIo
+    stop: StopSignal
+    events: EventStream
+    begun: float
+
+    def acquire(self) -> Slot:
+        """An empty slot; waits until storage has released one.
+
+        Raises:
+            Cancelled: the run is stopping.
+        """
+        with self.exposed_io.waiting("reader"):
+            return self.arena.acquire(self.stop.stopping.is_set)
+
+    def reserve(self, size: int) -> None:
+        """Book bytes that the reader is about to hold; waits until they fit.
+
+        Raises:
+            Cancelled: the run is stopping.
+        """
+        if not self.ledger.try_reserve(size):
+            with self.exposed_io.waiting("reader"):
+                self.ledger.reserve(size, self.stop.stopping.is_set)
+
+    def booked(self, batch: SuperBatch) -> SuperBatch:
+        """The SuperBatch, with what encoding and writing it can take booked beside what it holds.
+
+        Raises:
+            Cancelled: the run is stopping.
+        """
+        pieces = largest_pieces(batch, self.target.space, self.memory.threads)
+        result = self.memory.result_bytes(batch.texts, pieces, batch.held_bytes)
+        self.reserve(result)
+        return replace(batch, held_bytes=batch.held_bytes + result)
+
+    def release(self, batch: SuperBatch, texts: int) -> None:
+        """Give back the slot and the bytes of a SuperBatch that was written, of which `texts` rows were in flight."""
+        batch.slot.release(keep_pages=self.memory.keep_pages)
+        self.ledger.release(batch.held_bytes)
+        self.in_flight.remove(texts)
