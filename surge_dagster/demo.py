@@ -1,7 +1,7 @@
-"""The demo: this machine's docstrings through Dagster, from start to end, in two minutes.
+"""The demo: embeds this machine's docstrings through Dagster, checks the result and searches it, in two minutes.
 
-Everything is real: the catalog is built, `catalog_refresh` and `catalog_check` are executed as runs of the instance
-that `make ui` opens, and the result is searched.
+`catalog_refresh` and `catalog_check` are executed in this process, as runs of the instance that `make ui` opens: no
+daemon has to be running.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
-from dagster._core.events import DagsterEvent
 from rich.console import Console
 
 from surge_dagster.assets.superbatches import figures_of
@@ -23,8 +23,6 @@ from surge_dagster.catalogs.demo import build_demo_catalog
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.engine.search import search
 from surge_dagster.engine.support.urls import local_path
-from surge_dagster.in_process import execute, local_instance
-from surge_dagster.orchestration.active_runs import active_runs
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.settings import Settings, load_settings
 from surge_dagster.terminal import one_line, progress_bar
@@ -33,13 +31,16 @@ DEFAULT_LIMIT = 6_000
 QUERIES = ("parse a date string", "retry after an error")
 _HITS = 3
 _NAMES = CatalogNames()
+_INSTANCE_SETTINGS = Path(__file__).with_name("dagster.yaml")
+_ONE_PLANNED_EVENT = "DAGSTER_EMIT_PARTITION_SUBSET_IN_PLANNED_EVENTS"
 
 
 def run_demo(*, catalog: str | None = None, output: str | None = None, limit: int | None = None) -> int:
     """Build the demo catalog, embed it through Dagster, check the result and search it.
 
     Args:
-        catalog, output: where from and where to; None is the setting.
+        catalog: folder of the catalog; None is the setting `source`.
+        output: folder or bucket of the embeddings; None is the setting `output`.
         limit: texts of the catalog, about; None is what two cores finish in two minutes.
 
     Returns:
@@ -47,94 +48,136 @@ def run_demo(*, catalog: str | None = None, output: str | None = None, limit: in
 
     Raises:
         SurgeError: a setting, the catalog's folder or the model cannot be used.
+        KeyboardInterrupt: a run was interrupted; Dagster shows it as canceled.
     """
     settings = load_settings(source=catalog, output=output)
     begun = time.perf_counter()
     with progress_bar("texts") as report:
         folder = local_path(settings.source, what="catalog")
         summary = build_demo_catalog(folder, limit=limit or DEFAULT_LIMIT, progress=report)
-    with _kept_output() as say, local_instance() as instance:
-        say.print(f"Catalog     {summary.texts:,} docstrings of {summary.partitions:,} packages, in {folder}")
-        return _embed_and_search(instance, settings, say, begun)
+    with _kept_output() as out, local_instance() as instance:
+        out.print(f"Catalog     {summary.texts:,} docstrings of {summary.partitions:,} packages, in {folder}")
+        passed = _embed_and_check(instance, settings, out)
+        if passed is None:
+            return 1
+        _search(settings, out)
+        out.print(f"Done in {time.perf_counter() - begun:.0f} s")
+        return 0 if passed else 1
 
 
-def _embed_and_search(instance: dg.DagsterInstance, settings: Settings, say: Console, begun: float) -> int:
-    for _ in active_runs(instance, lambda run: run.job_name == _NAMES.refresh_job):
-        pass  # declares a run failed that was killed and looks as if it were going on
+@contextmanager
+def local_instance() -> Iterator[dg.DagsterInstance]:
+    """The instance of DAGSTER_HOME, or of `.dagster` in the working folder; it is created when it is missing."""
+    home = Path(os.environ.get("DAGSTER_HOME") or ".dagster").absolute()
+    home.mkdir(parents=True, exist_ok=True)
+    if not (home / "dagster.yaml").exists():
+        (home / "dagster.yaml").write_text(_INSTANCE_SETTINGS.read_text())
+    os.environ["DAGSTER_HOME"] = str(home)
+    os.environ.setdefault(_ONE_PLANNED_EVENT, "true")
+    with dg.DagsterInstance.get() as instance:
+        yield instance
+
+
+def execute(
+    instance: dg.DagsterInstance, job: dg.JobDefinition, on_event: Callable[[dg.DagsterEvent], None] | None = None
+) -> dg.ExecuteInProcessResult:
+    """Execute a job in this process, as a run of the instance.
+
+    Args:
+        instance: where the run is recorded.
+        job: job of this project's definitions.
+        on_event: called with each event as it is logged.
+
+    Raises:
+        KeyboardInterrupt: the run was interrupted; it is recorded as canceled.
+    """
+    run_id = str(uuid.uuid4())
+    if on_event is not None:
+
+        def listen(entry: dg.EventLogEntry) -> None:
+            if entry.dagster_event is not None:
+                on_event(entry.dagster_event)
+
+        instance.add_event_listener(run_id, listen)
+    result = job.execute_in_process(
+        instance=instance,
+        run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
+        run_id=run_id,
+        raise_on_error=False,
+        tags={"dagster/max_retries": "0"},  # the operator decides, not a daemon that starts days later
+    )
+    ended = instance.get_run_by_id(run_id)
+    if ended is not None and ended.tags.get("dagster/failure_reason") == "UNEXPECTED_TERMINATION":
+        instance.report_run_canceled(ended, "Interrupted in the terminal.")
+        raise KeyboardInterrupt
+    return result
+
+
+def _embed_and_check(instance: dg.DagsterInstance, settings: Settings, out: Console) -> bool | None:
+    """Execute both jobs and print their results; whether all checks passed, None when the refresh failed."""
     definitions = embedding_catalog(settings)
-    # The run may be launched again from the UI, whose settings can be others; it shall mean the same folders.
-    resources = {
-        _NAMES.catalog_resource: {"config": {"url": settings.source}},
-        _NAMES.output_resource: {"config": {"url": settings.output}},
-    }
-    progress = _Progress(say)
+    texts = 0
 
-    refresh = definitions.resolve_job_def(_NAMES.refresh_job)
-    refreshed = execute(instance, refresh, {"resources": resources}, progress.hear)
-    figures = {name: value.value for check in refreshed.checks for name, value in check.metadata.items()}
+    def print_superbatch(event: dg.DagsterEvent) -> None:
+        nonlocal texts
+        if not event.is_step_materialization or event.asset_key != _NAMES.superbatches:
+            return
+        metrics = figures_of(event.step_materialization_data.materialization)
+        if metrics is not None:
+            texts += metrics["texts"]
+            out.print(
+                f"  SuperBatch {metrics['superbatch']}: {metrics['texts']:,} texts of {metrics['partitions']:,} "
+                f"partitions, {metrics['texts_per_second']:,.0f} texts/s, {texts:,} so far"
+            )
+
+    refreshed = execute(instance, definitions.resolve_job_def(_NAMES.refresh_job), print_superbatch)
     if not refreshed.success:
-        say.print(f"Failed      Dagster run {refreshed.run_id}:")
-        for error in refreshed.errors:
-            say.print(error, markup=False)
-        return 1
-    _tell_figures(figures, say)
+        out.print(f"Failed      Dagster run {refreshed.run_id}:")
+        for event in refreshed.filter_events(lambda event: event.is_step_failure):
+            data = event.step_failure_data
+            described = data.user_failure_data and data.user_failure_data.description
+            out.print(described or (data.error_display_string or "").strip(), markup=False)
+        return None
+    evaluations = refreshed.get_asset_check_evaluations()
+    metrics = {name: value.value for check in evaluations for name, value in check.metadata.items()}
+    _print_metrics(metrics, out)
 
-    check = definitions.resolve_job_def(_NAMES.check_job)
-    checked = execute(instance, check, {"resources": resources}, lambda event: None)
-    wrong = [result.check_name for result in checked.checks if not result.passed and _is_error(result)]
+    checked = execute(instance, definitions.resolve_job_def(_NAMES.check_job))
+    wrong = [
+        check.check_name
+        for check in checked.get_asset_check_evaluations()
+        if not check.passed and check.severity == dg.AssetCheckSeverity.ERROR
+    ]
     passed = checked.success and not wrong
     verdict = (
         "rows and ids are those of the source, vectors are finite and of length 1"
         if passed
         else f"NOT all right: {', '.join(wrong)}"
     )
-    say.print(f"Checked     {verdict}")
-    store = settings.open_store()
-    say.print(f"Files       {store.location(str(figures['space']))}")
-    say.print(f"Dagster     run {refreshed.run_id}; open it with: make ui")
-    with settings.start_pool() as pool:
-        for query, hits in zip(QUERIES, search(store, pool, QUERIES, _HITS), strict=True):
-            say.print(f"Search      {query!r}", markup=False)
-            for hit in hits:
-                say.print(f"            {hit.score:.2f}  {hit.id}: {one_line(hit.text, 80)}", markup=False)
-    say.print(f"Done in {time.perf_counter() - begun:.0f} s")
-    return 0 if passed else 1
+    out.print(f"Checked     {verdict}")
+    out.print(f"Files       {settings.open_store().location(str(metrics['space']))}")
+    out.print(f"Dagster     run {refreshed.run_id}; open it with: make ui")
+    return passed
 
 
-def _tell_figures(figures: dict[str, Any], say: Console) -> None:
-    if figures["texts_encoded"]:
-        say.print(
-            f"Embedded    {figures['texts_encoded']:,} texts in {figures['partitions_written']:,} partitions in "
-            f"{figures['wall_seconds']:.1f} s: {figures['texts_per_second']:,.0f} texts/s on {figures['device']} "
-            f"({figures['precision']}), the first file after {figures['time_to_first_output_seconds']:.1f} s"
+def _print_metrics(metrics: dict[str, Any], out: Console) -> None:
+    if metrics["texts_encoded"]:
+        out.print(
+            f"Embedded    {metrics['texts_encoded']:,} texts in {metrics['partitions_written']:,} partitions in "
+            f"{metrics['wall_seconds']:.1f} s: {metrics['texts_per_second']:,.0f} texts/s on {metrics['device']} "
+            f"({metrics['precision']}), the first file after {metrics['time_to_first_output_seconds']:.1f} s"
         )
-    if figures["partitions_skipped"]:
-        rest = "" if figures["texts_encoded"] else "; nothing was encoded again"
-        say.print(f"Up to date  {figures['partitions_skipped']:,} partitions were already{rest}")
+    if metrics["partitions_skipped"]:
+        rest = "" if metrics["texts_encoded"] else "; nothing was encoded again"
+        out.print(f"Up to date  {metrics['partitions_skipped']:,} partitions were already{rest}")
 
 
-@dataclass(slots=True)
-class _Progress:
-    """A line per SuperBatch, from the events that Dagster stores."""
-
-    say: Console
-    texts: int = 0
-
-    def hear(self, event: DagsterEvent) -> None:
-        """Take the next event of the run."""
-        if event.is_step_materialization and event.asset_key == _NAMES.superbatches:
-            figures = figures_of(event.step_materialization_data.materialization)
-            if figures is None:
-                return
-            self.texts += figures["texts"]
-            self.say.print(
-                f"  SuperBatch {figures['superbatch']}: {figures['texts']:,} texts of {figures['partitions']:,} "
-                f"partitions, {figures['texts_per_second']:,.0f} texts/s, {self.texts:,} so far"
-            )
-
-
-def _is_error(result: dg.AssetCheckEvaluation) -> bool:
-    return result.severity == dg.AssetCheckSeverity.ERROR
+def _search(settings: Settings, out: Console) -> None:
+    with settings.start_pool() as pool:
+        for query, hits in zip(QUERIES, search(settings.open_store(), pool, QUERIES, _HITS), strict=True):
+            out.print(f"Search      {query!r}", markup=False)
+            for hit in hits:
+                out.print(f"            {hit.score:.2f}  {hit.id}: {one_line(hit.text, 80)}", markup=False)
 
 
 @contextmanager

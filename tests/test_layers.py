@@ -16,7 +16,7 @@ FOLDERS = {ROOT / PACKAGE: PACKAGE, ROOT / "assets": f"{PACKAGE}.assets", ROOT /
 # its own line and those of the lines below it.
 LAYERS = (
     "component cli demo",
-    "definitions catalog_commands in_process terminal catalogs",
+    "definitions catalog_commands terminal catalogs",
     "automation",
     "assets",
     "orchestration event_storage",

@@ -34,7 +34,7 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
 
     @dg.sensor(
         name=names.sensor,
-        job=job,
+        job_name=job.name,
         minimum_interval_seconds=_SENSOR_SECONDS,
         description="Registers new partitions, observes changed ones, adopts files it finds, embeds what is missing.",
         required_resource_keys=names.resource_keys,

@@ -17,13 +17,14 @@ import yaml
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from dagster._core.definitions.sensor_definition import SensorExecutionData
+from dagster._core.remote_origin import ManagedGrpcPythonEnvCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from sqlalchemy import Engine, event
 
 from benchmarks.postgres_server import PostgresServer, postgres_server
 from surge_dagster.assets.superbatches import figures_of
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.in_process import origin_of
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.settings import load_settings
 from tests.dagster.dev_server import CHILD_PATH
@@ -209,6 +210,13 @@ class Workbench:
         """Put a run on record without executing it."""
         definition = self.definitions.resolve_job_def(job)
         return self.instance.create_run_for_job(definition, status=status, remote_job_origin=origin_of(job), **how)
+
+
+def origin_of(job_name: str) -> RemoteJobOrigin:
+    """Where a job comes from, as the code location of workspace.yaml would say it."""
+    target = LoadableTargetOrigin(module_name="surge_dagster.definitions", working_directory=str(Path.cwd()))
+    location = ManagedGrpcPythonEnvCodeLocationOrigin(target, "surge")
+    return RemoteJobOrigin(RemoteRepositoryOrigin(location, "__repository__"), job_name)
 
 
 def requested(found: SensorExecutionData) -> list[list[str]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import dagster as dg
 
 from surge_dagster.definitions import embedding_catalog
-from surge_dagster.in_process import execute, local_instance
+from surge_dagster.demo import execute, local_instance
 from surge_dagster.orchestration import event_writer
 from surge_dagster.orchestration.event_batches import Store, event_store
 from surge_dagster.orchestration.names import CatalogNames
@@ -47,7 +47,7 @@ def main(catalog: str, output: str) -> None:
     event_writer.event_store = store_of
     settings = load_settings(source=catalog, output=output, model="hash://16")
     with local_instance() as instance:
-        execute(instance, embedding_catalog(settings).resolve_job_def("catalog_refresh"), {}, lambda event: None)
+        execute(instance, embedding_catalog(settings).resolve_job_def("catalog_refresh"))
 
 
 if __name__ == "__main__":

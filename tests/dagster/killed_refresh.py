@@ -9,10 +9,10 @@ import os
 import signal
 import sys
 
-from dagster._core.events import DagsterEvent
+import dagster as dg
 
 from surge_dagster.definitions import embedding_catalog
-from surge_dagster.in_process import execute, local_instance
+from surge_dagster.demo import execute, local_instance
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.settings import load_settings
 
@@ -20,7 +20,7 @@ from surge_dagster.settings import load_settings
 def main(catalog: str, output: str, partitions: int) -> None:
     left = partitions
 
-    def hear(event: DagsterEvent) -> None:
+    def hear(event: dg.DagsterEvent) -> None:
         nonlocal left
         if event.is_step_materialization and event.asset_key == CatalogNames().embeddings:
             left -= 1
@@ -29,7 +29,7 @@ def main(catalog: str, output: str, partitions: int) -> None:
 
     settings = load_settings(source=catalog, output=output, model="hash://16", b_min=30, b_max=60)
     with local_instance() as instance:
-        execute(instance, embedding_catalog(settings).resolve_job_def("catalog_refresh"), {}, hear)
+        execute(instance, embedding_catalog(settings).resolve_job_def("catalog_refresh"), hear)
 
 
 if __name__ == "__main__":

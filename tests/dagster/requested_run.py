@@ -9,7 +9,7 @@ import json
 import sys
 
 from surge_dagster.definitions import embedding_catalog
-from surge_dagster.in_process import local_instance
+from surge_dagster.demo import local_instance
 
 
 def main(job: str) -> int:

@@ -12,14 +12,18 @@ import dagster as dg
 import pytest
 
 from surge_dagster.catalogs.demo import build_demo_catalog
-from surge_dagster.demo import run_demo
+from surge_dagster.demo import local_instance, run_demo
 from tests.catalogs.installed import functions, install
 from tests.dagster.conftest import ROOT, Workbench
 
 
 @pytest.mark.timeout(180)
-def test_the_demo_embeds_checks_and_searches_and_a_second_one_encodes_nothing(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+def test_demo_embeds_checks_and_searches_without_warnings_and_a_second_one_encodes_nothing(
+    bench: Workbench,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    recwarn: pytest.WarningsRecorder,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("SURGE_MODEL", "hash://16")
@@ -45,21 +49,20 @@ def test_the_demo_embeds_checks_and_searches_and_a_second_one_encodes_nothing(
     assert set(runs) == {"catalog_refresh", "catalog_check"}
     for run in runs.values():
         assert (run.status == dg.DagsterRunStatus.SUCCESS and run.run_id in told) or run.job_name == "catalog_check"
-        assert run.remote_job_origin is not None and run.remote_job_origin.location_name == "surge"
     packages = bench.instance.get_dynamic_partitions("catalog")
     assert set(bench.instance.get_materialized_partitions(dg.AssetKey("embeddings"))) == set(packages)
     assert len(packages) > 20
 
     assert run_demo(catalog=catalog, output=output, limit=300) == 0
     again = capfd.readouterr().out
+    # Python hides deprecation warnings of libraries by default.
+    assert [str(warning) for warning in recwarn if not issubclass(warning.category, DeprecationWarning)] == []
     assert f"{len(packages)} partitions were already; nothing was encoded again" in again and "SuperBatch" not in again
 
 
 def test_the_demo_makes_an_instance_like_the_projects_own(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from surge_dagster.in_process import local_instance
-
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
     with local_instance() as instance:
         assert Path(instance.root_directory) == tmp_path / ".dagster"
