@@ -51,6 +51,7 @@ class OpenPartition:
         content_digest: known once the last row was read and every check on the rows has passed.
         refused: set when the partition failed; other stages drop what they hold of it.
         replaces: content digest of the old file, where the new vectors are to be compared with it.
+        cosines: of new vectors to those of the old file, as far as they were compared.
     """
 
     source: Partition
@@ -60,6 +61,7 @@ class OpenPartition:
     content_digest: str | None = None
     refused: bool = False
     replaces: str | None = None
+    cosines: list[float] = field(default_factory=list)
 
     @property
     def key(self) -> str:

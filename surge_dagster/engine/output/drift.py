@@ -1,8 +1,8 @@
 """Drift: the cosine of a text's new vector to the one it had, read from the old file before it is replaced.
 
 Within one space both are equal up to rounding, so a lower cosine means that the model or a device has changed. Only a
-sample is compared: all of the first replaced partitions and fewer of the later ones, of each some neighbouring rows,
-and no split partition. A sample that does not fit into the run's memory at that moment, or that cannot be read, is left
+sample is compared: all of the first replaced partitions and fewer of the later ones, and of each some neighbouring
+rows. A sample that does not fit into the run's memory at that moment, or that cannot be read, is left
 out: a comparison never waits and never fails a partition.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -31,14 +30,6 @@ log = logging.getLogger(__name__)
 SAMPLE_ROWS = 16
 ALWAYS_COMPARED = 64
 _COPIES = 2  # a row group as it is read, and decoded
-
-
-@dataclass(frozen=True, slots=True)
-class Drift:
-    """How many rows of one partition had a vector before, and the mean cosine of both vectors."""
-
-    rows: int
-    mean_cosine: float
 
 
 class DriftSample:
@@ -61,16 +52,17 @@ class DriftSample:
 
 def compare_with_previous(
     store: Store, space: Space, segment: Segment, texts: pa.LargeStringArray, matrix: np.ndarray, ledger: Ledger
-) -> Drift | None:
-    """Compare a whole partition with a sample of its old file, which is still there.
+) -> list[float]:
+    """Compare rows of a partition with a sample of its old file, which is still there.
 
     Args:
-        segment: its rows; `segment.partition.replaces` is the content digest of the old file when it was listed.
-        texts, matrix: the rows' texts and new vectors, [rows, dimension].
+        segment: the rows; `segment.partition.replaces` is the content digest of the old file when it was listed.
+        texts, matrix: their texts and new vectors, [rows, dimension].
         ledger: books what reading the sample takes.
 
     Returns:
-        None where the old file has no texts, was replaced meanwhile, or has no row with the same id and text.
+        A cosine for each row of the sample with the same id and text; none where the old file has no texts, was
+        replaced meanwhile or cannot be read.
     """
     key = segment.partition.key
     try:
@@ -80,40 +72,40 @@ def compare_with_previous(
         ):
             facts = reader.facts
             if facts.content_digest != segment.partition.replaces or not facts.rows:
-                return None
+                return []
             check_schema(reader.schema, dimension=space.dimension, dtype=space.dtype)
             if "text" not in reader.schema.names:
-                return None
+                return []
             group = random.Random(key).randrange(reader.groups)
             booked = _COPIES * reader.group_bytes(group)
             if not ledger.try_reserve(booked):
-                return None
+                return []
             try:
                 sample = next(reader.read(batch_rows=SAMPLE_ROWS, groups=[group]), None)
-                return None if sample is None else _compared(sample, segment, texts, matrix)
+                return [] if sample is None else _cosines(sample, segment, texts, matrix)
             finally:
                 ledger.release(booked)
     except FileNotFoundError:
-        return None
+        return []
     except (InvalidFile, TransientError, *UNREADABLE) as error:
         log.warning("partition %r: its old file cannot be compared with the new vectors: %s", key, error)
-        return None
+        return []
 
 
-def _compared(sample: pa.RecordBatch, segment: Segment, texts: pa.LargeStringArray, matrix: np.ndarray) -> Drift | None:
+def _cosines(sample: pa.RecordBatch, segment: Segment, texts: pa.LargeStringArray, matrix: np.ndarray) -> list[float]:
     old_ids = sample.column("id")
     old_rows = {row_id: row for row, row_id in enumerate(old_ids.to_pylist())}
     old = matrix_of(sample).astype(np.float32)
     ids = pa.chunked_array(list(segment.ids), type=segment.partition.id_type)
     if ids.type != old_ids.type:
-        return None
+        return []
     cosines: list[float] = []
     found = pc.is_in(ids, value_set=old_ids)  # pyright: ignore[reportAttributeAccessIssue]
     for row in np.flatnonzero(found.to_numpy()).tolist():
         old_row = old_rows[ids[row].as_py()]
         if texts[row].as_py() == sample.column("text")[old_row].as_py():
             cosines.append(_cosine(old[old_row], matrix[row].astype(np.float32)))
-    return Drift(len(cosines), sum(cosines) / len(cosines)) if cosines else None
+    return cosines
 
 
 def _cosine(one: np.ndarray, other: np.ndarray) -> float:

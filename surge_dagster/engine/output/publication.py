@@ -56,10 +56,7 @@ class Publication:
         matrix = self._valid_vectors(segment)
         rows = target.rows(batch, segment, matrix)
         facts = target.facts(partition, rows=len(matrix), truncated=batch.slot.truncated(segment.start, segment.stop))
-        drift = None
-        if partition.replaces is not None:
-            texts = batch.slot.texts(segment.start, segment.stop)
-            drift = compare_with_previous(target.store, target.space, segment, texts, matrix, self.context.ledger)
+        self._compare(segment, matrix)
         with target.create(partition.key) as upload:
             write_file(target.space.file_format, upload, rows, facts)
             serialized = time.perf_counter()
@@ -70,7 +67,7 @@ class Publication:
             target.store.location(stored.name),
             superbatch=batch.index,
             texts_per_second=self.encoded.texts_per_second,
-            drift=drift,
+            cosines=partition.cosines,
         )
         with self.lock:
             self.receipts.append(receipt)
@@ -88,6 +85,7 @@ class Publication:
         matrix = self._valid_vectors(segment)
         truncated = slot.truncated(segment.start, segment.stop)
         texts = slot.texts(segment.start, segment.stop)
+        self._compare(segment, matrix)
         checked = time.perf_counter()
         staged = self.context.staging.write(segment, texts, matrix, truncated=truncated)
         with self.lock:
@@ -115,6 +113,14 @@ class Publication:
         self.truncated += truncated
         self.serialize.add(begun, serialized)
         self.upload.add(serialized, time.perf_counter())
+
+    def _compare(self, segment: Segment, matrix: np.ndarray) -> None:
+        """Compare a segment with the file that it is about to replace, where its partition is in the sample."""
+        partition, target = segment.partition, self.context.target
+        if partition.replaces is not None:
+            texts = self.encoded.batch.slot.texts(segment.start, segment.stop)
+            found = compare_with_previous(target.store, target.space, segment, texts, matrix, self.context.ledger)
+            partition.cosines.extend(found)
 
     def _valid_vectors(self, segment: Segment) -> np.ndarray:
         """A segment's vectors, [rows, dimension]; refuses its partition if one of them is not a valid embedding."""

@@ -186,6 +186,7 @@ class Publisher:
                 superbatch=complete.superbatch,
                 texts_per_second=complete.texts_per_second,
                 texts_reused=sum(rows.stop - rows.start for rows in partition.reused),
+                cosines=partition.cosines,
             )
         )
 

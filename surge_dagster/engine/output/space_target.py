@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +13,6 @@ from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.files.embedding_file import FileFacts, FileRows, desired_version
 from surge_dagster.engine.files.file_formats import file_name
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.output.drift import Drift
 from surge_dagster.engine.report import Receipt
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store, StoredObject, Upload
@@ -90,9 +90,9 @@ def receipt_of(
     texts_per_second: float | None = None,
     action: Literal["encoded", "republished", "fresh"] = "encoded",
     texts_reused: int = 0,
-    drift: Drift | None = None,
+    cosines: Sequence[float] = (),
 ) -> Receipt:
-    """The receipt of a published file."""
+    """The receipt of a published file; `cosines` compare rows with the vectors they had before (`drift`)."""
     return Receipt(
         key=facts.partition_key,
         action=action,
@@ -109,6 +109,6 @@ def receipt_of(
         superbatch=superbatch,
         texts_per_second=texts_per_second,
         texts_reused=texts_reused,
-        compared_rows=drift.rows if drift else 0,
-        previous_cosine=drift.mean_cosine if drift else None,
+        compared_rows=len(cosines),
+        previous_cosine=sum(cosines) / len(cosines) if cosines else None,
     )
