@@ -16,7 +16,7 @@ from surge_dagster.assets.checks import check_result
 from surge_dagster.check_policy import CheckName, CheckPolicy
 from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.verify import Kind, Verified, Violation, verify
-from surge_dagster.orchestration.heartbeats import signed
+from surge_dagster.orchestration.active_runs import record_process
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outputs import known_space
 from surge_dagster.orchestration.run_findings import Listed, Truncation
@@ -78,9 +78,8 @@ def catalog_checks(names: CatalogNames, policy: CheckPolicy) -> dg.AssetChecksDe
     )
     def compare(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         """Read the whole catalog and the whole output, and say what does not hold."""
-        with signed(context.op_execution_context):
-            results = list(_compare(names, policy, context))
-        yield from results
+        record_process(context.op_execution_context)
+        yield from list(_compare(names, policy, context))
 
     return compare
 

@@ -1,13 +1,14 @@
-"""The asset that says which space readers use, and changes it when it is materialized.
+"""The asset `current_space`: names the space that readers use; materializing it switches to another one.
 
-It is complete or it refuses: nothing downstream ever reads a space that lacks a partition. Its data version is the
-space, so what depends on it becomes stale by a switch and by nothing else.
+A switch refuses a space that lacks a partition, so that nothing downstream ever reads one. The data version is the
+space: assets downstream become stale by a switch and by nothing else.
 
 Dagster reads the annotations of ops while it makes them, so they must not be strings here.
 """
 
+from typing import Any
+
 import dagster as dg
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from pydantic import Field
 
 from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
@@ -15,8 +16,8 @@ from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.switching import SwitchRefused, switch_space
+from surge_dagster.orchestration.active_runs import record_process
 from surge_dagster.orchestration.failures import failure_table
-from surge_dagster.orchestration.heartbeats import signed
 from surge_dagster.orchestration.names import CatalogNames, CatalogResources
 from surge_dagster.orchestration.outputs import known_space
 from surge_dagster.orchestration.run_retries import RUN_TAGS
@@ -26,9 +27,9 @@ _RETRY_SECONDS = 5
 
 
 class SwitchConfig(dg.Config):
-    """Options of a switch; to the space that the settings mean it needs none."""
+    """Options of a switch; without them it switches to the space of the settings."""
 
-    space: str | None = Field(None, description="name of the space to switch to; none: the one that the settings mean")
+    space: str | None = Field(None, description="name of the space to switch to; none: the one of the settings")
 
 
 def current_space(names: CatalogNames) -> dg.AssetsDefinition:
@@ -41,18 +42,18 @@ def current_space(names: CatalogNames) -> dg.AssetsDefinition:
         kinds={"json"},
         required_resource_keys=names.resource_keys,
         description=(
-            "The vector space that readers use. Materialized, it becomes the one that the settings mean, or the one "
+            "The vector space that readers use. Materializing it switches to the space of the settings, or to the one "
             "named in the config, if that has a fresh and valid file of every partition; else nothing changes."
         ),
     )
     def switch(context: dg.AssetExecutionContext, config: SwitchConfig) -> dg.MaterializeResult:
         """Verify a space and make it the current one."""
         resources = names.resources(context.resources)
+        record_process(context.op_execution_context)
         try:
-            with signed(context.op_execution_context):
-                source, store = resources.catalog.open(), resources.output.open()
-                space = named_space(store, config.space) if config.space else _meant(names, resources, store)
-                switched = switch_space(source, store, space)
+            source, store = resources.catalog.open(), resources.output.open()
+            space = named_space(store, config.space) if config.space else _space_of_settings(names, resources, store)
+            switched = switch_space(source, store, space)
         except TransientError as error:
             raise dg.RetryRequested(_RETRIES, _RETRY_SECONDS) from error
         except SwitchRefused as refused:
@@ -79,7 +80,7 @@ def current_space(names: CatalogNames) -> dg.AssetsDefinition:
     return switch
 
 
-def switch_current_space(names: CatalogNames) -> UnresolvedAssetJobDefinition:
+def switch_current_space(names: CatalogNames) -> Any:
     """The job that makes another space the current one."""
     return dg.define_asset_job(
         names.switch_job,
@@ -90,7 +91,7 @@ def switch_current_space(names: CatalogNames) -> UnresolvedAssetJobDefinition:
     )
 
 
-def _meant(names: CatalogNames, resources: CatalogResources, store: Store) -> Space:
+def _space_of_settings(names: CatalogNames, resources: CatalogResources, store: Store) -> Space:
     space = known_space(names, store, resources.encoder.spec(), unattended=False)
     if space is None:
         raise ConfigError(

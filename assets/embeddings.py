@@ -20,8 +20,8 @@ from surge_dagster.check_policy import CheckPolicy
 from surge_dagster.engine.errors import EncoderError, SurgeError, TransientError
 from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.support.waiting import rest
+from surge_dagster.orchestration.active_runs import record_process
 from surge_dagster.orchestration.failures import failure_of, tell_of_failures
-from surge_dagster.orchestration.heartbeats import signed
 from surge_dagster.orchestration.launch import LaunchConfig
 from surge_dagster.orchestration.lineage import CODE_VERSION
 from surge_dagster.orchestration.names import CatalogNames
@@ -134,26 +134,26 @@ class _Attempts:
 
         A retry policy on the op would also retry a run that was terminated, since Dagster applies it to interrupts.
         """
-        with signed(context):
-            outcome = Outcome.after(self.before.pop(context.run_id, None), self.policy)
-            try:
-                self._refresh(context, config, chosen, outcome)
-            except Exception as error:
-                outcome.give_up()
-                if isinstance(error, EncoderError | TransientError):
-                    context.log.error(str(error))
-                    if _may_retry(context):
-                        raise self._retry(context, outcome) from error
-                outcome.ended_by = error
-                self._tell_of_end(context, outcome)
-                if isinstance(error, SurgeError):
-                    raise failure_of(self.names, outcome) from error
-                raise
-            outcome.settle()
-            if any(failure.transient for failure in outcome.failures) and _may_retry(context):
-                raise self._retry(context, outcome)
-            tell_of_failures(self.names, context, outcome)
-            return outcome
+        record_process(context)
+        outcome = Outcome.after(self.before.pop(context.run_id, None), self.policy)
+        try:
+            self._refresh(context, config, chosen, outcome)
+        except Exception as error:
+            outcome.give_up()
+            if isinstance(error, EncoderError | TransientError):
+                context.log.error(str(error))
+                if _may_retry(context):
+                    raise self._retry(context, outcome) from error
+            outcome.ended_by = error
+            self._tell_of_end(context, outcome)
+            if isinstance(error, SurgeError):
+                raise failure_of(self.names, outcome) from error
+            raise
+        outcome.settle()
+        if any(failure.transient for failure in outcome.failures) and _may_retry(context):
+            raise self._retry(context, outcome)
+        tell_of_failures(self.names, context, outcome)
+        return outcome
 
     def _refresh(
         self, context: dg.OpExecutionContext, config: LaunchConfig, chosen: Iterable[str] | None, outcome: Outcome

@@ -62,7 +62,7 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
         ],
         schedules=[
             schedules.nightly_refresh(names, settings, refresh),
-            *schedules.scheduled_check(names, settings, check),
+            *schedules.scheduled_check(names, settings),
         ],
         resources=_resources(names, settings),
     )

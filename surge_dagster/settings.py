@@ -53,11 +53,10 @@ from surge_dagster.engine.store.storage_options import NO_ENDPOINT
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.urls import is_bare, is_object_store, local_path
 from surge_dagster.engine.thresholds import Thresholds
-from surge_dagster.shards import Sharding
 
 log = logging.getLogger(__name__)
 
-VanishedPolicy = Literal["keep", "report", "delete"]
+VanishedPolicy = Literal["report", "delete"]
 
 CONFIG_VARIABLE = "SURGE_CONFIG"
 CONFIG_FILE = "surge.yaml"
@@ -188,14 +187,10 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         description="how a bucket is reached, where the cloud's own environment variables do not say it",
     )
 
-    max_partitions_per_run: int = Field(10_000, ge=1, description="keys in one run of sensor or schedule, at most")
     shards: int = Field(1, ge=1, description="most runs that a sensor or schedule divides its work among")
-    shard_bytes: int = Field(16 * 1024 * 1024, ge=1, description="text that is worth a run of its own")
     vanished: VanishedPolicy = Field(
-        "report", description="what happens to partitions that were removed from the source: keep, report or delete"
+        "report", description="what the nightly refresh does about partitions removed from the source: report or delete"
     )
-    vanished_grace_seconds: float = Field(24 * 3600.0, ge=0, description="how long they must be away to be deleted")
-    vanished_share: float = Field(0.1, ge=0, le=1, description="nothing is deleted when more of the catalog is away")
     refresh_stale: bool = Field(False, description="whether the sensor also requests partitions that changed")
     nightly_cron: str = Field("0 2 * * *", description="when the nightly refresh runs")
     check_cron: str | None = Field(None, description="when catalog_check runs (unset: only when it is launched)")
@@ -287,10 +282,6 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
     def check_policy(self) -> CheckPolicy:
         """Severities and limits of the asset checks."""
         return CheckPolicy(self.checks, self.max_truncated_share)
-
-    def sharding(self) -> Sharding:
-        """How work is divided among runs."""
-        return Sharding(self.shards, self.shard_bytes, self.max_partitions_per_run)
 
     def open_source(self) -> ParquetCatalog:
         """Open the catalog; `ConfigError` when there is none."""

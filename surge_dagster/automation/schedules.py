@@ -7,19 +7,13 @@ tries again and whose failure is alerted. A schedule whose cron is set is on fro
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import dagster as dg
 
 from surge_dagster.orchestration.active_runs import active_runs, held_by_active_runs
-from surge_dagster.orchestration.expected_settings import with_settings
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outputs import SpaceNotBegun
-from surge_dagster.orchestration.refresh_shards import refresh_requests
+from surge_dagster.orchestration.shards import refresh_requests
 from surge_dagster.settings import Settings
-
-if TYPE_CHECKING:
-    from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 
 def nightly_refresh(names: CatalogNames, settings: Settings, job: dg.JobDefinition) -> dg.ScheduleDefinition:
@@ -43,26 +37,23 @@ def nightly_refresh(names: CatalogNames, settings: Settings, job: dg.JobDefiniti
         # The next tick is a day away, so only runs that embed everything they hold keep partitions from this one.
         held = held_by_active_runs(names, context.instance, entirely=True)
         try:
-            requests = refresh_requests(names, context.instance, resources, settings.sharding(), {}, held)
+            options = {"vanished": settings.vanished}
+            requests = refresh_requests(names, context.instance, resources, settings.shards, options, held)
         except SpaceNotBegun as refused:
             return dg.SkipReason(str(refused))
-        return with_settings(requests, resources.catalog, resources.encoder) or dg.SkipReason(
-            f"Whatever there is to do is held by {held.by}."
-        )
+        return requests or dg.SkipReason(f"Whatever there is to do is held by {held.by}.")
 
     return schedule
 
 
-def scheduled_check(
-    names: CatalogNames, settings: Settings, job: UnresolvedAssetJobDefinition
-) -> list[dg.ScheduleDefinition]:
+def scheduled_check(names: CatalogNames, settings: Settings) -> list[dg.ScheduleDefinition]:
     """The schedule that compares the catalog with the output, where the settings ask for one."""
     if settings.check_cron is None:
         return []
 
     @dg.schedule(
         name=names.check_schedule,
-        job=job,
+        job_name=names.check_job,
         cron_schedule=settings.check_cron,
         execution_timezone=settings.timezone,
         description="Reads the whole catalog and the whole output and compares them.",

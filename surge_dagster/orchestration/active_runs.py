@@ -1,13 +1,12 @@
 """Runs that are waiting or going on: whether their process still lives, and which partitions they hold.
 
-Dagster's own monitoring cannot look into processes of this machine. A run that was killed together with the server
-that launched it would stay "started" for ever, and its partitions and its slot of the pool with it. So a run tags
-itself with the process that executes it, and whoever looks at the runs compares.
+Dagster's run monitoring asks the run launcher whether a run lives, and the default launcher cannot answer. So a run
+tags itself with the process that executes it. A run whose process is gone is declared failed, which frees its
+partitions and its slot of the pool.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,9 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-from dagster._core.execution.context.system import StepExecutionContext
-from dagster._core.execution.retries import RetryMode
-from dagster._core.storage.tags import HIDDEN_TAG_PREFIX
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.orchestration.launch import keys_of
@@ -28,14 +24,10 @@ from surge_dagster.orchestration.partition_keys import to_partition_key
 from surge_dagster.orchestration.run_assets import embeds
 from surge_dagster.orchestration.selection import Select
 
-# Bookkeeping, with the prefix that Dagster's UI leaves out: its list of runs has room for three tags.
-_HOST_TAG = f"{HIDDEN_TAG_PREFIX}surge/host"
-_MACHINE_TAG = f"{HIDDEN_TAG_PREFIX}surge/machine"
-_PROCESS_TAG = f"{HIDDEN_TAG_PREFIX}surge/process"
-# Dagster copies the tags of a run to the one that goes on from it, whose process is another.
-_SIGNED_TAG = f"{HIDDEN_TAG_PREFIX}surge/signed_by"
-_FIRST_NAMESPACE = 0xEFFFFFFC  # of processes outside containers, on every Linux
-_ENDED = "ZX"  # whoever started it has not asked for its end, and may never do
+# Dagster's UI leaves out tags with this prefix. The value is "<run id> <host> <process>": Dagster copies the tags of a
+# run to the run that retries it, whose process is another one.
+PROCESS_TAG = ".dagster/surge/process"
+_ENDED = "ZX"  # states of a process that has ended and that its parent has not waited for
 _EXECUTING = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
 _ACTIVE = [
     dg.DagsterRunStatus.QUEUED,
@@ -53,7 +45,7 @@ class Held:
 
     Attributes:
         keys: partition keys that they may touch, None for all.
-        run_ids: of those that hold any, first those that hold all.
+        run_ids: the runs that hold any, first those that hold all.
     """
 
     keys: set[str] | None
@@ -64,24 +56,24 @@ class Held:
 
     @property
     def by(self) -> str:
-        """Which runs they are, for a person: one that never goes on holds its partitions until somebody ends it."""
+        """The runs, for an operator: a run that never goes on holds its partitions until it is terminated."""
         more = len(self.run_ids) - _RUNS_NAMED
         named = ", ".join(self.run_ids[:_RUNS_NAMED]) + (f" and {more:,} more" if more > 0 else "")
         return f"active runs ({named}; terminate one that does not go on)"
 
 
-def process_tags(step: StepExecutionContext | None = None, run_id: str | None = None) -> dict[str, str]:
-    """Tags by which a run names the process that executes it.
+def record_process(context: dg.OpExecutionContext) -> None:
+    """Tag the op's run with the process that executes it."""
+    # An executor with a process per step defers retries to the run's own process, which is the step's parent and ends
+    # after it.
+    own = context.get_step_execution_context().retry_mode.name != "DEFERRED"
+    tag = process_tag(context.run_id, os.getpid() if own else os.getppid())
+    context.instance.add_run_tags(context.run_id, {PROCESS_TAG: tag})
 
-    Args:
-        run_id: of the run, by which tags that it was launched with are told from its own.
-        step: where it is executed. An executor with a process for each step leaves retries to the process that started
-            it, and that one is the run's: a step's own is gone while its run still ends.
-    """
-    apart = step is not None and step.retry_mode is RetryMode.DEFERRED
-    process = _process(os.getppid() if apart else os.getpid())
-    tags = {_HOST_TAG: _host(), _MACHINE_TAG: _machine(), _PROCESS_TAG: process}
-    return tags if run_id is None else tags | {_SIGNED_TAG: run_id}
+
+def process_tag(run_id: str, pid: int) -> str:
+    """The value of the tag of a run that a process of this machine executes."""
+    return f"{run_id} {socket.gethostname()} {_process(pid)}"
 
 
 def active_runs(instance: dg.DagsterInstance, concerned: Callable[[dg.DagsterRun], bool]) -> Iterator[dg.DagsterRun]:
@@ -89,39 +81,29 @@ def active_runs(instance: dg.DagsterInstance, concerned: Callable[[dg.DagsterRun
     for run in instance.get_runs(filters=dg.RunsFilter(statuses=_ACTIVE)):
         if not concerned(run):
             continue
-        if _is_here(run):
-            pid = run.tags.get(_PROCESS_TAG, "").partition("@")[0]
-            if pid.isdigit() and _process(int(pid)) != run.tags[_PROCESS_TAG]:
-                declare_lost(instance, run.run_id, f"The process of this run ({pid}) is gone; it was killed.")
-                continue
-        yield run
+        if _is_lost(instance, run):
+            _declare_lost(instance, run.run_id)
+        else:
+            yield run
 
 
-def is_elsewhere(run: dg.DagsterRun) -> bool:
-    """Whether a run has said that it is executed on a machine, or in a container, whose processes cannot be seen."""
-    return _host_of(run) is not None and not _is_here(run)
-
-
-def declare_lost(instance: dg.DagsterInstance, run_id: str, why: str) -> None:
-    """End a run on record whose process is gone, unless it has ended since it was looked up."""
-    run = instance.get_run_by_id(run_id)  # a process that is gone by now may have told of its end before it went
-    if run is None or run.status not in _EXECUTING:
-        return
-    if run.status is dg.DagsterRunStatus.CANCELING:  # failed, it would be launched again
-        instance.report_run_canceled(run, f"{why} It had been asked to end.")
-    else:
-        instance.report_run_failed(run, why)
-
-
-def held_by_active_runs(names: CatalogNames, instance: dg.DagsterInstance, *, entirely: bool = False) -> Held:
+def held_by_active_runs(
+    names: CatalogNames, instance: dg.DagsterInstance, *, entirely: bool = False, besides: str | None = None
+) -> Held:
     """The partitions that active runs may touch.
 
     Args:
-        entirely: only of runs that see to all that they hold; one that selects a state passes others over.
+        names: of the catalog.
+        instance: where the runs are recorded.
+        entirely: only of runs that embed all that they hold; a run that selects a state passes over the others.
+        besides: id of a run that does not count.
     """
     op_names = (names.embeddings_op, names.refresh_op)
-    active = active_runs(instance, partial(embeds, names, instance))
-    runs = [run for run in active if not (entirely and _selects_a_state(run, op_names))]
+    runs = [
+        run
+        for run in active_runs(instance, partial(embeds, names, instance))
+        if run.run_id != besides and not (entirely and _selects_a_state(run, op_names))
+    ]
     registered = dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name)) if runs else {}
     held: set[str] = set()
     all_of_it, some = list[str](), list[str]()
@@ -144,9 +126,9 @@ def held_keys(run: dg.DagsterRun, registered: Mapping[str, None], op_names: Sequ
         try:
             named = keys_of(config.get("keys"), config.get("keys_file"))
         except ConfigError:
-            continue  # the run will fail on it; until then the range below is what it may hold
+            continue  # the run will fail on it; until then it may hold the range below
         if named is not None:
-            return {*named, *map(to_partition_key, filter(None, named))}  # a person may have typed either form
+            return {*named, *map(to_partition_key, filter(None, named))}  # an operator may type either form
     if "dagster/partition" in run.tags:
         return {run.tags["dagster/partition"]}
     first = run.tags.get("dagster/asset_partition_range_start")
@@ -167,56 +149,33 @@ def _configs(run: dg.DagsterRun, op_names: Sequence[str]) -> Iterator[Mapping[st
         yield (ops.get(name) or {}).get("config") or {}
 
 
-def _host_of(run: dg.DagsterRun) -> str | None:
-    """Where a run that has begun is executed, None when it has not said so."""
-    is_signed = run.tags.get(_SIGNED_TAG, run.run_id) == run.run_id
-    return run.tags.get(_HOST_TAG) if is_signed and run.status in _EXECUTING else None
+def _is_lost(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    """Whether a run was executed by a process of this machine that is gone."""
+    if run.status not in _EXECUTING or getattr(instance.run_launcher, "supports_check_run_worker_health", False):
+        return False  # Dagster's run monitoring asks such a launcher
+    run_id, _, place = run.tags.get(PROCESS_TAG, "").partition(" ")
+    host, _, process = place.rpartition(" ")
+    pid = process.partition("@")[0]
+    return run_id == run.run_id and host == socket.gethostname() and (not pid or _process(int(pid)) != process)
 
 
-def _is_here(run: dg.DagsterRun) -> bool:
-    """Whether process ids mean to a run what they mean here, now or before this machine was started again.
-
-    Name and namespace are not enough: machines may share a name, and outside containers all have one namespace number.
-    """
-    if _host_of(run) != _host():
-        return False
-    machine = _machine()
-    same_start = run.tags.get(_PROCESS_TAG, "").rpartition("/")[2] == _start_of_machine()
-    return same_start or (machine != "" and run.tags.get(_MACHINE_TAG) == machine)
-
-
-def _host() -> str:
-    # The number of the process namespace tells apart containers of one name: their process ids mean different things.
-    return f"{socket.gethostname()}/{_namespace()}"
-
-
-def _namespace() -> int:
-    return Path("/proc/self/ns/pid").stat().st_ino
-
-
-def _machine() -> str:
-    """What stays when this machine is started again; "" without an id, and in a container: it may be its image's."""
-    machine_id = _line("/etc/machine-id") if _namespace() == _FIRST_NAMESPACE else ""
-    return machine_id and hashlib.sha256(machine_id.encode()).hexdigest()[:16]  # the id itself is not to be told
-
-
-def _start_of_machine() -> str:
-    return _line("/proc/sys/kernel/random/boot_id")
-
-
-def _line(path: str) -> str:
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
-        return ""
+def _declare_lost(instance: dg.DagsterInstance, run_id: str) -> None:
+    """End a run whose process is gone, unless the process has reported its end since the run was listed."""
+    run = instance.get_run_by_id(run_id)
+    if run is None or run.status not in _EXECUTING:
+        return
+    why = "The process of this run is gone; it was killed, or its machine was started again."
+    if run.status is dg.DagsterRunStatus.CANCELING:  # Dagster would launch it again if it failed
+        instance.report_run_canceled(run, f"{why} It had been asked to end.")
+    else:
+        instance.report_run_failed(run, why)
 
 
 def _process(pid: int) -> str:
-    # Not the time of day when it was started, which moves with the clock: ticks since a certain start of the machine.
+    """Names a process of this machine by its id and its start, in clock ticks since the boot; empty if it has ended."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return ""
-    start = _start_of_machine()
     state, *counts = status.rpartition(")")[2].split()
-    return "" if state in _ENDED or not start else f"{pid}@{counts[18]}/{start}"
+    return "" if state in _ENDED else f"{pid}@{counts[18]}"

@@ -1,35 +1,29 @@
-"""What a run is told when it is launched.
-
-A run that the sensor starts covers a range of dynamic partitions, because Dagster knows nothing finer, and names
-exactly the ones it shall touch in its config. A run started by hand has the range alone.
-"""
+"""The config of a run: options for operators, and what the sensor and the nightly schedule expect of their runs."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
-from dagster._core.launcher import DefaultRunLauncher
-from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 from pydantic import Field, field_validator
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import Space
+from surge_dagster.orchestration.names import CatalogResources
 from surge_dagster.orchestration.selection import Select, read_keys
 
-_INLINE_KEYS = 500
-_KEY_FILES_KEPT = 200
-_KEY_FILE_SECONDS = 3600
-_KEY_FILE_FOLDER = "partition_keys"
 
-REQUEST_TAG = "surge/request"
-SHARD_TAG = "surge/shard"
+class Removed(Enum):
+    """What a run does about partitions that were removed from the source; Dagster's config uses the members' names."""
+
+    leave = "leave"
+    report = "report"
+    delete = "delete"
 
 
 class LaunchConfig(dg.Config):
@@ -47,8 +41,12 @@ class LaunchConfig(dg.Config):
             "force everything"
         ),
     )
+    vanished: Removed = Field(
+        Removed.leave, description="set by the nightly schedule: report or delete partitions removed from the source"
+    )
     unattended: bool = Field(False, description="set by sensor and schedule: refuse to begin another vector space")
     expected_space: str | None = Field(None, description="refuse any vector space but this one")
+    expected_settings: str | None = Field(None, description="set by sensor and schedule: refuse other settings")
 
     @field_validator("select", mode="before")
     @classmethod
@@ -57,14 +55,14 @@ class LaunchConfig(dg.Config):
 
     @property
     def is_typed(self) -> bool:
-        """Whether a person named partition keys: sensor and schedule know them, and a person may be mistaken."""
+        """Whether an operator typed partition keys: sensor and schedule know them, and an operator may be mistaken."""
         return not self.unattended and (self.keys is not None or self.keys_file is not None)
 
     def named_keys(self) -> list[str] | None:
         """The partition keys that the config names in either way, None when it names none.
 
         Raises:
-            ConfigError: the file that holds them cannot be read, or a person named them and there are none.
+            ConfigError: the file that holds them cannot be read, or an operator named none in it.
         """
         named = keys_of(self.keys, self.keys_file)
         if self.is_typed and not named:
@@ -76,72 +74,6 @@ class LaunchConfig(dg.Config):
         return named
 
 
-def name_keys(instance: dg.DagsterInstance, keys: Sequence[str]) -> dict[str, Any]:
-    """The part of a run's config that names its partition keys: the list itself, or a file when it is long."""
-    if len(keys) <= _INLINE_KEYS or not isinstance(instance.run_launcher, DefaultRunLauncher):
-        return {"keys": list(keys)}  # another launcher may start the run where this machine's files are not
-    document = json.dumps(list(keys))
-    folder = Path(instance.root_directory) / _KEY_FILE_FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{hashlib.sha256(document.encode()).hexdigest()[:24]}.json"
-    path.write_text(document)
-    return {"keys_file": str(path)}
-
-
-def remove_old_key_files(instance: dg.DagsterInstance) -> None:
-    """Remove lists of partition keys that were written long ago and that no run which is not over will read.
-
-    The newest stay, so that a run that has ended can be executed again, and so do those of runs that are being asked
-    for and that Dagster has no record of yet.
-    """
-    folder = Path(instance.root_directory) / _KEY_FILE_FOLDER
-    written: dict[Path, float] = {}
-    for file in folder.glob("*.json"):
-        with suppress(FileNotFoundError):  # another catalog's tick removes them too
-            written[file] = file.stat().st_mtime
-    newest_first = sorted(written, key=written.__getitem__, reverse=True)
-    old = [file for file in newest_first[_KEY_FILES_KEPT:] if time.time() - written[file] > _KEY_FILE_SECONDS]
-    if not old:
-        return
-    waiting = instance.get_runs(filters=dg.RunsFilter(statuses=NOT_FINISHED_STATUSES))
-    named = "\n".join(str(run.run_config) for run in waiting)
-    for file in old:
-        if file.name not in named:
-            file.unlink(missing_ok=True)
-
-
-def unattended_config(op_name: str, space: Space | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Config of an unattended run: it may fill the space that is there, or begin the first one of an empty output."""
-    expected = {"expected_space": space.name} if space else {}
-    return {"ops": {op_name: {"config": {"unattended": True, **expected, **options}}}}
-
-
-def shard_requests(
-    op_name: str, instance: dg.DagsterInstance, space: Space | None, shards: Sequence[tuple[str, Sequence[str]]]
-) -> list[dg.RunRequest]:
-    """A run for each shard, which names its keys and is tagged with their range, its place and the request's id.
-
-    Args:
-        op_name: the op that reads the config.
-        instance: where the runs are recorded.
-        space: that all of them must write to, None where it is still to be begun.
-        shards: of a request each, its id and the keys in Dagster's order.
-    """
-    remove_old_key_files(instance)
-    return [
-        dg.RunRequest(
-            run_config=unattended_config(op_name, space, name_keys(instance, keys)),
-            tags={
-                "dagster/asset_partition_range_start": keys[0],
-                "dagster/asset_partition_range_end": keys[-1],
-                REQUEST_TAG: request,
-                **({SHARD_TAG: f"{number} of {len(shards)}"} if len(shards) > 1 else {}),
-            },
-        )
-        for number, (request, keys) in enumerate(shards, 1)
-    ]
-
-
 def keys_of(keys: list[str] | None, keys_file: str | None) -> list[str] | None:
     """Partition keys that a config names in either way, None when it names none.
 
@@ -149,3 +81,59 @@ def keys_of(keys: list[str] | None, keys_file: str | None) -> list[str] | None:
         ConfigError: the file that holds them cannot be read.
     """
     return keys if keys_file is None else [*(keys or ()), *read_keys(keys_file)]
+
+
+def unattended_config(
+    op_name: str, resources: CatalogResources, space: Space | None, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Config of a run that no operator launches: it fills the given space, or begins the first one of an empty output.
+
+    Args:
+        op_name: the op that reads the config.
+        resources: as the settings define them where the run is requested.
+        space: that the run must write to; None where it is still to be begun.
+        options: further options of the run.
+    """
+    expected = {"expected_space": space.name} if space else {}
+    with suppress(ConfigError):  # the run fails on it too, which is alerted
+        expected["expected_settings"] = settings_of_vectors(resources)
+    return {"ops": {op_name: {"config": {"unattended": True, **expected, **options}}}}
+
+
+def settings_of_vectors(resources: CatalogResources) -> str:
+    """The settings that decide which vectors a run makes, of which columns, as JSON.
+
+    Raises:
+        ConfigError: the settings make no spec.
+    """
+    spec = {name: value for name, value in resources.encoder.spec().as_dict().items() if value is not None}
+    folder = Path(str(spec["model"])).expanduser()
+    if folder.is_absolute() or folder.is_dir():
+        spec["model"] = "a folder"  # on another machine it may have another path
+    columns = {"id_column": resources.catalog.id_column, "text_column": resources.catalog.text_column}
+    return json.dumps(columns | spec, sort_keys=True)
+
+
+def require_expected_settings(config: LaunchConfig, tags: Mapping[str, str], resources: CatalogResources) -> None:
+    """Refuse to encode with other settings than the run was requested with.
+
+    A run in a container of its own may get other variables than the code server. With another model it would begin
+    another space, and with another text column it would fill the space with vectors of other texts.
+
+    Args:
+        config: of the run; one that an operator launched expects nothing.
+        tags: of the run: an operator who executes a run again may have fixed a setting.
+        resources: as the settings define them where the run is executed.
+
+    Raises:
+        ConfigError: the settings differ.
+    """
+    by_operator = "dagster/parent_run_id" in tags and "dagster/retry_number" not in tags
+    here = settings_of_vectors(resources)
+    if config.expected_settings not in (None, here) and not by_operator:
+        raise ConfigError(
+            f"the run was requested with the settings {config.expected_settings}, and where it is executed they are "
+            f"{here}. Nothing was encoded. The code server and the machine or container of a run need the same SURGE_ "
+            "variables. If they were changed while the run waited, the next tick uses the new ones, as does a run that "
+            "you launch by hand."
+        )

@@ -28,8 +28,7 @@ from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration import lineage
 from surge_dagster.orchestration.event_writer import EventWriter
-from surge_dagster.orchestration.expected_settings import require_columns, require_encoding
-from surge_dagster.orchestration.launch import LaunchConfig
+from surge_dagster.orchestration.launch import LaunchConfig, require_expected_settings
 from surge_dagster.orchestration.lineage import read_catalogued
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
@@ -43,6 +42,7 @@ from surge_dagster.orchestration.partition_keys import (
 )
 from surge_dagster.orchestration.planned import PlansAgain
 from surge_dagster.orchestration.read_back import Found, ReadBack, unanswered
+from surge_dagster.orchestration.removed_partitions import handle_removed_partitions
 from surge_dagster.orchestration.selection import catalog_keys, named
 from surge_dagster.orchestration.worklist import FAILURES_LOGGED, Survey, Surveyed
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
@@ -137,6 +137,7 @@ class Refresh:
         fresh += self._keep_gone(space)
         self._fail_strangers()
         self._tell_of_fresh(fresh, space)
+        handle_removed_partitions(self._names, self._context, self._config.vanished, self._store, space)
 
     def _tell_space(self, space: Space) -> None:
         self.outcome.report.space = space.name
@@ -176,10 +177,9 @@ class Refresh:
     def _known_space(self) -> Space | None:
         """The space of this run as the output knows it, without loading a model; None when it is to be begun."""
         spec, expected = self._encoder.spec(), self._config.expected_space
-        require_columns(self._context.run_tags, self._catalog)
+        resources = self._names.resources(self._context.resources)
+        require_expected_settings(self._config, self._context.run_tags, resources)
         space = known_space(self._names, self._store, spec, unattended=False)
-        if space is None or space.name != expected:  # the same vectors may be asked for in several ways
-            require_encoding(self._context.run_tags, spec)
         if space is None and self._config.unattended:
             refuse_to_begin(self._names, self._store, spec)
         if expected and (space is None or space.name != expected):

@@ -1,182 +1,97 @@
-"""Partitions that Dagster knows and the catalog no longer lists.
+"""Partitions that Dagster knows and that were removed from the source; the nightly refresh looks after them.
 
-What is done about them is the setting `vanished`. Nothing is done at the first look: a source may be listed while it is
-written. To `report` is to observe the partition once, with the source version `gone`, so that it can be seen in the UI.
-To `delete` is to report it first, and later, when it stayed away for the grace time, to remove its key and its file in
-the space that the settings mean, with an observation that says so. Looks and time count from the start after a pause
-in which nobody looked. However long they were away, no more partitions are deleted than a share of the catalog: a
-source that suddenly lists far less is a mistake until a person says otherwise.
+The setting `vanished` decides. To `report` is to observe the partition once with the source version `gone`, which the
+UI shows. To `delete` is to remove its file in the space of the settings and then its key, after an observation that
+names the file. More than a tenth of the catalog is never deleted: such a listing may have been cut short.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Container, Iterable
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from collections.abc import Container
 
 import dagster as dg
 
 from surge_dagster.assets.source_partitions import DATA_VERSION_TAG
-from surge_dagster.engine.errors import SurgeError
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.files.file_formats import file_name
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.store.store import Store
-from surge_dagster.orchestration.lineage import Catalogued
+from surge_dagster.engine.support.keys import encode_key, is_hashed
+from surge_dagster.orchestration.active_runs import held_by_active_runs
+from surge_dagster.orchestration.discovery import list_catalog
+from surge_dagster.orchestration.events import report_events
+from surge_dagster.orchestration.launch import Removed
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.orchestration.partition_keys import from_partition_key
-from surge_dagster.orchestration.sensor_cursor import Gone, digest
-from surge_dagster.settings import VanishedPolicy
+from surge_dagster.orchestration.partition_keys import from_partition_key, is_canonical, to_partition_key
 
 GONE, DELETED = "gone", "deleted"
-_LOOKS = 3
-# A request to a bucket for each.
-_DELETED_PER_TICK = 500
-_SECONDS = 15  # of a tick, which Dagster gives a minute
+_LARGEST_SHARE = 0.1  # of the catalog that may be deleted; one partition always may
 
 
-@dataclass(slots=True)
-class Departures:
-    """What is to be said and done of vanished partitions.
+def handle_removed_partitions(
+    names: CatalogNames, context: dg.OpExecutionContext, action: Removed, store: Store, space: Space
+) -> None:
+    """Report or delete the partitions that the source no longer lists; partitions that another run holds stay.
 
-    Attributes:
-        events: observations to store.
-        delete: partition keys whose files are to be removed, and then they themselves.
-        gone: for the cursor.
-        summary: for a person; empty when there are none.
-    """
-
-    events: list[dg.AssetObservation] = field(default_factory=list)
-    delete: list[str] = field(default_factory=list)
-    gone: dict[str, Gone] = field(default_factory=dict)
-    summary: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Vanishing:
-    """How vanished partitions are treated.
-
-    Attributes:
+    Args:
         names: of the catalog.
-        policy: the setting `vanished`.
-        grace: how long a partition must have stayed away before it is deleted.
-        share: of the catalog that may be away for anything to be deleted; one partition always may.
+        context: of the op, whose run does not count as holding partitions.
+        action: what to do.
+        store: where the files are.
+        space: whose files are deleted.
+
+    Raises:
+        ConfigError: more than a tenth of the catalog would be deleted; the partitions are reported, nothing is deleted.
+        TransientError: the source or the store does not answer; the next refresh goes on.
     """
-
-    names: CatalogNames
-    policy: VanishedPolicy
-    grace: timedelta
-    share: float
-
-    def look(
-        self, missing: list[str], catalogued: Catalogued, before: dict[str, Gone], now: datetime, room: int
-    ) -> Departures:
-        """Report what has to be reported.
-
-        Args:
-            missing: registered partition keys that the catalog does not list.
-            catalogued: what is on record.
-            before: `gone` as the last look left it; empty after a long pause.
-            now: the time of this look.
-            room: events that this tick may still store.
-        """
-        found = Departures()
-        if not missing:
-            return found
-        found.summary = f"{len(missing):,} vanished from the source"
-        if self.policy == "keep":
-            found.summary += " (kept)"
-            return found
-        for key in missing:
-            known = before.get(digest(key))
-            looks = Gone(known.since, min(known.looks + 1, _LOOKS)) if known else Gone(now, 1)
-            reported = catalogued.observed.get(key) in (GONE, DELETED)
-            if not reported or self.policy == "delete":
-                found.gone[digest(key)] = looks
-            if not reported and looks.looks >= _LOOKS and len(found.events) < room:
-                found.events.append(self._observation(key, GONE, "The source does not list this partition any more."))
-        return found
-
-    def plan(
-        self,
-        found: Departures,
-        missing: Iterable[str],
-        held: Container[str],
-        catalogued: Catalogued,
-        store: Store,
-        space: Space | None,
-        now: datetime,
-        room: int,
-    ) -> None:
-        """Choose those that stayed away long enough and are on record as gone, for `remove`; adds to `found`."""
-        if self.policy != "delete":
-            return
-        missing = list(missing)
-        due = [
-            key
-            for key in missing
-            if catalogued.observed.get(key) in (GONE, DELETED) and key not in held and self._is_over(found, key, now)
-        ]
-        if due and len(missing) > max(1, int(self.share * len(catalogued.registered))):
-            found.summary += (
-                f"; nothing is deleted, since more than vanished_share ({self.share:g}) of the catalog would be. "
-                "Put the source right, or delete them in Dagster"
-            )
-            return
-        for key in due[: min(room, _DELETED_PER_TICK)]:
-            what = "Its key is removed; there was no output."
-            if space is not None:
-                what = f"Its output {store.location(_file_of(key, space))} and its key are removed."
-            if catalogued.observed.get(key) != DELETED:  # by a tick that was lost before it removed them
-                said = f"The source has not listed this partition for {self.grace}. {what}"
-                found.events.append(self._observation(key, DELETED, said))
-            found.delete.append(key)
-        if due:
-            found.summary += f", {len(found.delete):,} deleted"
-
-    def remove(
-        self, partition_keys: Iterable[str], gone: dict[str, Gone], store: Store, space: Space | None
-    ) -> tuple[list[str], str]:
-        """Remove the files of partitions that were planned for it.
-
-        Args:
-            gone: forgets those that are removed; the others are planned again.
-
-        Returns:
-            The partition keys whose files are removed, and what kept it from removing them all; empty for nothing.
-        """
-        removed: list[str] = []
-        until = time.monotonic() + _SECONDS
-        for key in partition_keys:
-            if time.monotonic() > until:
-                return removed, "the other files are removed by the next ticks"
-            try:
-                if space is not None:
-                    store.delete(_file_of(key, space))
-            except SurgeError as error:
-                return removed, str(error)
-            gone.pop(digest(key), None)
-            removed.append(key)
-        return removed, ""
-
-    def _is_over(self, found: Departures, key: str, now: datetime) -> bool:
-        gone = found.gone[digest(key)]
-        return gone.looks >= _LOOKS and now - gone.since >= self.grace
-
-    def _observation(self, key: str, version: str, said: str) -> dg.AssetObservation:
-        metadata = {
-            "key": dg.MetadataValue.text(from_partition_key(key)),
-            "source_version": dg.MetadataValue.text(version),
-            "vanished": dg.MetadataValue.text(said),
-        }
-        return dg.AssetObservation(
-            self.names.source_partitions,
-            partition=key,
-            description=said,
-            metadata=metadata,
-            tags={DATA_VERSION_TAG: version},
+    if action is Removed.leave:
+        return
+    instance = context.instance
+    held = held_by_active_runs(names, instance, besides=context.run_id)
+    listing = list_catalog(names, instance, names.resources(context.resources).catalog)
+    registered, observed = listing.catalogued.registered, listing.catalogued.observed
+    removed = [key for key in registered if key not in listing.partitions and _may_be_removed(key, listing.partitions)]
+    new = [key for key in removed if observed.get(key) not in (GONE, DELETED)]
+    report_events(
+        instance, context, [_observation(names, key, GONE, "The source does not list this partition.") for key in new]
+    )
+    if removed:
+        context.log.info(
+            f"{len(removed):,} partitions were removed from the source, {len(new):,} of them since the last report"
         )
+    if action is Removed.report:
+        return
+    if len(removed) > max(1, int(_LARGEST_SHARE * len(registered))):
+        raise ConfigError(
+            f"{len(removed):,} of {len(registered):,} partitions were removed from the source, such as {removed[0]!r}. "
+            f"Nothing was deleted, since at most {_LARGEST_SHARE:.0%} of the catalog may be at a time; everything else "
+            "was embedded. If the source's listing is incomplete, put it right. If the partitions are gone for good, "
+            "delete them in Dagster on the page of the asset source_partitions."
+        )
+    for key in removed:
+        if key in held:
+            continue
+        name = file_name(space.name, from_partition_key(key), space.file_format)
+        what = f"Its output {store.location(name)} and its key are deleted."
+        if observed.get(key) != DELETED:
+            report_events(instance, context, [_observation(names, key, DELETED, what)])
+        store.delete(name)
+        instance.delete_dynamic_partition(names.partitions_name, key)
 
 
-def _file_of(partition_key: str, space: Space) -> str:
-    return file_name(space.name, from_partition_key(partition_key), space.file_format)
+def _may_be_removed(partition_key: str, listed: Container[str]) -> bool:
+    """Whether a key that is not listed belongs to a partition that was removed.
+
+    A long key is read from the partition's files. While they cannot be read, the folder is listed under its own name.
+    """
+    if not is_canonical(partition_key):
+        return False
+    name = encode_key(from_partition_key(partition_key))
+    return not is_hashed(name) or to_partition_key(name) not in listed
+
+
+def _observation(names: CatalogNames, key: str, version: str, text: str) -> dg.AssetObservation:
+    metadata = {"key": from_partition_key(key), "source_version": version, "vanished": text}
+    return dg.AssetObservation(
+        names.source_partitions, partition=key, description=text, metadata=metadata, tags={DATA_VERSION_TAG: version}
+    )

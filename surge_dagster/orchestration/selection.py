@@ -1,7 +1,7 @@
-"""Which partitions a launch means: keys that a person typed, a file of keys, or a state that partitions are in.
+"""Which partitions a launch selects: keys that an operator typed, a file of keys, or a state that partitions are in.
 
-Dagster can launch a range of dynamic partitions in one run and nothing else, so scattered ones would become a run
-each. A run that is told its partitions here does any set of them at once.
+Dagster launches one range of dynamic partitions per run, so scattered partitions would become a run each. A run whose
+config selects its partitions here covers any set of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAMED = 20
 
 
 class Select(Enum):
-    """The state that partitions of a launch are in; Dagster's config goes by the members' names."""
+    """The state that partitions of a launch are in; Dagster's config uses the members' names."""
 
     all = "all"
     missing = "missing"
@@ -31,14 +31,14 @@ class Select(Enum):
     failed = "failed"
 
     def takes(self, status: Status, has_failed: bool) -> bool:
-        """Whether a partition is meant, by the state of its file and whether its last run failed."""
+        """Whether a partition is selected, by the state of its file and whether its last run failed."""
         if self is Select.failed:
             return has_failed
         return self is Select.all or status == self.value
 
 
 def read_keys(path: str) -> list[str]:
-    """Partition keys of a file: a JSON list, or one in each line; a byte-order mark before them is not part of a key.
+    """Partition keys of a file: a JSON list, or one key per line; a byte-order mark is not part of the first key.
 
     Raises:
         ConfigError: the file cannot be read, or is not what it looks like.
@@ -51,13 +51,12 @@ def read_keys(path: str) -> list[str]:
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"the list of partition keys {path!r} cannot be read ({error}). Such a file holds a JSON list, or a key "
-            "in each line, the first without a bracket before it. Lists that the sensor writes are kept for a while "
-            "only: launch a new run instead of this one again."
+            "in each line, the first without a bracket before it."
         ) from error
 
 
 def catalog_keys(typed: Iterable[str], known: Collection[str], catalog: str) -> list[str]:
-    """The catalog keys that a person typed, each as the catalog has it or as Dagster shows it.
+    """The catalog keys that an operator typed, each as the catalog has it or as Dagster shows it.
 
     Args:
         typed: in any order; one that comes twice counts once.
@@ -65,10 +64,10 @@ def catalog_keys(typed: Iterable[str], known: Collection[str], catalog: str) -> 
         catalog: its URL, for the error.
 
     Raises:
-        ConfigError: a key is none of the catalog's, or may be either of two.
+        ConfigError: a key is not in the catalog, or may be either of two keys.
     """
     shown = {to_partition_key(key): key for key in known}
-    meant: dict[str, None] = {}
+    selected: dict[str, None] = {}
     unknown, unclear = list[str](), list[str]()
     for key in typed:
         original, behind = key if key in known else None, shown.get(key)
@@ -80,7 +79,7 @@ def catalog_keys(typed: Iterable[str], known: Collection[str], catalog: str) -> 
         elif (found := original or behind) is None:
             unknown.append(repr(key))
         else:
-            meant[found] = None
+            selected[found] = None
     if unknown:
         raise ConfigError(
             f"{len(unknown):,} partition keys are not in the catalog {catalog!r}: {named(unknown)}. Nothing was "
@@ -88,7 +87,7 @@ def catalog_keys(typed: Iterable[str], known: Collection[str], catalog: str) -> 
         )
     if unclear:
         raise ConfigError(f"partition keys are unclear: {named(unclear)}. Nothing was encoded. Give the other form.")
-    return list(meant)
+    return list(selected)
 
 
 def failed_on_record(names: CatalogNames, instance: dg.DagsterInstance) -> set[str]:
@@ -104,6 +103,6 @@ def failed_on_record(names: CatalogNames, instance: dg.DagsterInstance) -> set[s
 
 
 def named(items: Iterable[str]) -> str:
-    """The first ones, and how many there are beside them."""
+    """The first items, and how many there are beside them."""
     items = list(items)
     return ", ".join(items[:_NAMED]) + (f" and {len(items) - _NAMED:,} others" if len(items) > _NAMED else "")

@@ -1,209 +1,161 @@
-"""What the sensor remembers from tick to tick, as its cursor: what it asked for and how often, and what has vanished.
+"""The sensor's cursor: the runs that it requested and that left partitions undone, and how long those wait.
 
-The cursor is JSON that a person can read, with a version, and can be thrown away: what it forgets is asked for once
-more. States and keys stand in it as digests of eight characters, since Dagster keeps the cursor of every tick. Five
-characters of a state tell whose it is, so that a partition which changes after each failure is not new each time.
+The cursor is JSON that an operator can read and may throw away: partitions that it forgets are requested once more. It
+names no partitions, since Dagster keeps the cursor of every tick. They are in the config of the runs, which carry the
+id of their request as a tag.
 
-    {"version": 3, "spec": "…",
-     "requests": [{"id": "…", "attempt": 2, "last_active": "2026-01-31T12:00:00+00:00", "told": 41, "states": "…"}],
-     "gone": [{"since": "2026-01-31T11:00:00+00:00", "looks": 3, "keys": "…"}],
-     "looked": "2026-01-31T12:00:00+00:00"}
+    {"version": 4, "settings": "5f1c0d4e9a2b",
+     "requests": [{"id": "new_partitions 2026-01-31 12:00:00 1", "attempt": 2, "newest_event": 41,
+                   "ended": "2026-01-31T12:04:00+00:00"}]}
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Mapping
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
 
-_VERSION = 3
-_DIGEST_LENGTH, _KEY_LENGTH = 8, 5
+import dagster as dg
+
+from surge_dagster.orchestration.active_runs import held_keys
+from surge_dagster.orchestration.lineage import Catalogued
+from surge_dagster.orchestration.names import CatalogNames
+
+REQUEST_TAG = "surge/request"
+_VERSION = 4
 _FIRST_WAIT, _LONGEST_WAIT = timedelta(minutes=1), timedelta(days=1)
-_LONGEST_WAIT_CHANGED = timedelta(hours=1)  # the change may be what mends it
-_LONGEST_PAUSE = timedelta(minutes=10)  # between two looks, of which there are two a minute
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Request:
-    """Partitions that one run was asked to embed and that still need it.
+    """A run that the sensor requested.
 
     Attributes:
-        id: stands in the run's tags.
-        attempt: how often they were asked for without success, from 1.
-        last_active: when a run was last seen to hold one of them, or when they were asked for.
-        states: of `state_of`.
-        stopped: a person canceled the run; they are not asked for again in this state.
-        changed: they have another source version than the one that they were asked for with.
-        told: storage id of the youngest materialization when they were asked for.
+        id: in the tag of the run, and of the runs that Dagster launches in its place.
+        attempt: how often its partitions were requested in a row without success, from 1.
+        newest_event: storage id of the newest event when they were requested.
+        ended: when a tick first saw the run ended, in ISO format; None before.
     """
 
     id: str
     attempt: int
-    last_active: datetime
-    states: set[str]
-    stopped: bool = False
-    changed: bool = False
-    told: int = -1
+    newest_event: int
+    ended: str | None = None
 
     @property
-    def due(self) -> datetime:
-        """From when on they may be asked for again: after 1, 2, 4 … minutes, a day at most, an hour if changed."""
-        longest = _LONGEST_WAIT_CHANGED if self.changed else _LONGEST_WAIT
-        return self.last_active + min(_FIRST_WAIT * 2 ** min(self.attempt - 1, 20), longest)
+    def due(self) -> datetime | None:
+        """When the partitions may be requested again: 1, 2, 4 … minutes after the end, at most a day."""
+        if self.ended is None:
+            return None
+        return datetime.fromisoformat(self.ended) + min(_FIRST_WAIT * 2 ** min(self.attempt - 1, 20), _LONGEST_WAIT)
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
-    """Since when, and at how many consecutive looks, a partition was not in the catalog."""
-
-    since: datetime
-    looks: int
-
-
-@dataclass(slots=True)
-class SensorCursor:
-    """Everything remembered.
+class Undone:
+    """A partition that an earlier request left undone.
 
     Attributes:
-        gone: by digests of keys.
-        looked: when the catalog was listed last.
-        spec: digest of the settings that say which vectors are asked for, and of what.
+        attempt: how often it was requested in a row without success.
+        due: when it may be requested again; None when it was canceled, or its run goes on.
+        canceled: whether an operator canceled the run.
     """
 
-    requests: list[Request] = field(default_factory=list)
-    gone: dict[str, Gone] = field(default_factory=dict)
-    looked: datetime | None = None
-    spec: str = ""
+    attempt: int
+    due: datetime | None
+    canceled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SensorCursor:
+    """Everything that the sensor remembers.
+
+    Attributes:
+        settings: fingerprint of the settings that the requests were made with.
+        requests: the oldest one first.
+    """
+
+    settings: str = ""
+    requests: tuple[Request, ...] = ()
 
     @classmethod
-    def read(cls, text: str | None) -> SensorCursor:
-        """What `write` wrote; nothing for the first tick, and for what is not a cursor, or one of another version."""
+    def read(cls, text: str | None, settings: str) -> SensorCursor:
+        """What `write` wrote; no requests for the first tick, for another version, and for other settings."""
         try:
-            return cls._of_document(json.loads(text) if text else {})
+            document = json.loads(text or "{}")
+            if document.get("version") == _VERSION and document["settings"] == settings:
+                return cls(settings, tuple(Request(**each) for each in document["requests"]))
         except (ValueError, TypeError, KeyError, AttributeError):
-            return cls()
-
-    @classmethod
-    def _of_document(cls, document: Mapping[str, Any]) -> SensorCursor:
-        if document.get("version") != _VERSION:
-            return cls()
-        requests = [
-            Request(
-                found["id"],
-                int(found["attempt"]),
-                datetime.fromisoformat(found["last_active"]),
-                _split(found["states"]),
-                bool(found.get("stopped")),
-                bool(found.get("changed")),
-                int(found["told"]),
-            )
-            for found in document["requests"]
-        ]
-        gone = {
-            key: Gone(datetime.fromisoformat(found["since"]), int(found["looks"]))
-            for found in document["gone"]
-            for key in _split(found["keys"])
-        }
-        looked = document.get("looked")
-        return cls(requests, gone, datetime.fromisoformat(looked) if looked else None, str(document["spec"]))
+            pass
+        return cls(settings)
 
     def write(self) -> str:
         """The cursor as Dagster keeps it."""
-        requests = [
-            {
-                "id": request.id,
-                "attempt": request.attempt,
-                "last_active": request.last_active.isoformat(timespec="seconds"),
-                "told": request.told,
-                "states": "".join(sorted(request.states)),
-                **({"stopped": True} if request.stopped else {}),
-                **({"changed": True} if request.changed else {}),
-            }
-            for request in self.requests
-        ]
-        groups: dict[Gone, list[str]] = {}
-        for key, gone in self.gone.items():
-            groups.setdefault(gone, []).append(key)
-        vanished = [
-            {"since": gone.since.isoformat(timespec="seconds"), "looks": gone.looks, "keys": "".join(sorted(keys))}
-            for gone, keys in groups.items()
-        ]
-        looked = {"looked": self.looked.isoformat(timespec="seconds")} if self.looked else {}
-        document = {"version": _VERSION, "spec": self.spec, "requests": requests, "gone": vanished, **looked}
-        return json.dumps(document)
-
-    def look(self, now: datetime) -> None:
-        """Note that the catalog was listed; what was gone before a long pause may have been back in between."""
-        if self.looked is None or now - self.looked > _LONGEST_PAUSE:
-            self.gone = {}
-        self.looked = now
-
-    def mean(self, spec: str) -> None:
-        """Forget what was asked for with another spec, given as its digest: a person has changed the settings."""
-        if spec != self.spec:
-            self.requests, self.spec = [], spec
-
-    def ask(self, states_by_attempt: Mapping[str, int], now: datetime, told: int) -> str:
-        """Remember that one run was asked for these states, each for the n-th time; gives the request's id.
-
-        Args:
-            told: storage id of the youngest materialization on record.
-        """
-        request_id = digest(now.isoformat() + "".join(states_by_attempt))
-        for request in self.requests:
-            request.states -= states_by_attempt.keys()
-        for attempt in sorted(set(states_by_attempt.values())):
-            states = {state for state, nth in states_by_attempt.items() if nth == attempt}
-            self.requests.append(Request(request_id, attempt, now, states, told=told))
-        self.requests = [request for request in self.requests if request.states]
-        return request_id
-
-    def keep(self, states: Iterable[str], active: set[str], now: datetime) -> None:
-        """Forget partitions that are done, and note which requests a run is still at work on.
-
-        Args:
-            states: of all partitions that need work, as they are now.
-            active: those of them that active runs hold.
-        """
-        needed, held = set(map(whose, states)), set(map(whose, active))
-        for request in self.requests:
-            request.states = {state for state in request.states if whose(state) in needed}
-            if any(whose(state) in held for state in request.states):
-                request.last_active = now
-        self.requests = [request for request in self.requests if request.states]
-
-    def move(self, request: Request, before: Iterable[str], after: set[str]) -> None:
-        """Let partitions wait on in the states `after`, having left `before`."""
-        request.states.difference_update(before)
-        moved = replace(request, states=after, changed=True)
-        for other in self.requests:
-            if replace(other, states=after) == moved:
-                other.states |= after
-                break
-        else:
-            self.requests.append(moved)
-        self.requests = [request for request in self.requests if request.states]
+        requests = [asdict(request) for request in self.requests]
+        return json.dumps({"version": _VERSION, "settings": self.settings, "requests": requests})
 
 
-def state_of(key: str, source_version: str) -> str:
-    """Stands for a partition in a source version."""
-    return digest(key)[:_KEY_LENGTH] + digest(f"{key}\0{source_version}")[_KEY_LENGTH:]
+def look_after(
+    requests: tuple[Request, ...],
+    names: CatalogNames,
+    instance: dg.DagsterInstance,
+    needed: Container[str],
+    catalogued: Catalogued,
+    now: datetime,
+) -> tuple[tuple[Request, ...], dict[str, Undone]]:
+    """Find what became of earlier requests.
+
+    Args:
+        requests: of the cursor.
+        names: of the catalog.
+        instance: where the runs are recorded.
+        needed: partition keys that need a run.
+        catalogued: what is on record.
+        now: the time of this tick.
+
+    Returns:
+        The requests that go on or left something undone, and the partitions that they left undone.
+    """
+    newest = _newest_runs(instance, requests)
+    left: dict[str, tuple[Request, bool]] = {}
+    going_on: set[str] = set()
+    for request in requests:
+        run = newest.get(request.id)
+        if run is None:
+            continue  # the run was deleted, or was never created
+        if not run.is_finished:
+            going_on.add(request.id)
+            request = replace(request, ended=None)  # Dagster may have launched it again
+        elif request.ended is None:
+            request = replace(request, ended=now.isoformat(timespec="seconds"))
+        canceled = run.status is dg.DagsterRunStatus.CANCELED
+        for key in held_keys(run, {}, (names.embeddings_op,)) or ():
+            if key in needed and not _changed_since(key, request, catalogued, canceled):
+                left[key] = request, canceled
+    kept = {request.id: request for request, _ in left.values()}
+    return (
+        tuple(kept.get(each.id, each) for each in requests if each.id in kept or each.id in going_on),
+        {
+            key: Undone(request.attempt, None if canceled else request.due, canceled)
+            for key, (request, canceled) in left.items()
+        },
+    )
 
 
-def whose(state: str) -> str:
-    """The part of a state that stands for the key alone; the few that share one may wait for each other's failures."""
-    return state[:_KEY_LENGTH]
+def _newest_runs(instance: dg.DagsterInstance, requests: tuple[Request, ...]) -> Mapping[str, dg.DagsterRun]:
+    """The newest run of each request, by the request's id: Dagster launches a run again whose process died."""
+    if not requests:
+        return {}
+    tags = {REQUEST_TAG: [request.id for request in requests]}
+    newest: dict[str, dg.DagsterRun] = {}
+    for run in instance.get_runs(dg.RunsFilter(tags=tags)):  # the newest one first
+        newest.setdefault(run.tags[REQUEST_TAG], run)
+    return newest
 
 
-def digest(text: str) -> str:
-    """Eight characters that stand for a text."""
-    raw = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-    return base64.urlsafe_b64encode(raw[: _DIGEST_LENGTH * 6 // 8]).decode()
-
-
-def _split(joined: str) -> set[str]:
-    return {joined[start : start + _DIGEST_LENGTH] for start in range(0, len(joined), _DIGEST_LENGTH)}
+def _changed_since(key: str, request: Request, catalogued: Catalogued, canceled: bool) -> bool:
+    """Whether a partition was embedded or refused since it was requested, or for a canceled run: its source changed."""
+    ids = [catalogued.embedding_ids.get(key, -1), catalogued.refusal_ids.get(key, -1)]
+    if canceled:
+        ids.append(catalogued.observation_ids.get(key, -1))
+    return max(ids) > request.newest_event

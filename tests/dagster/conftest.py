@@ -176,24 +176,12 @@ class Workbench:
             return repository.get_sensor_def("new_partitions").evaluate_tick(context)
 
     def look(self) -> SensorExecutionData:
-        """Evaluate the sensor once, without consequences, as "Test sensor" in the UI does."""
+        """Evaluate the sensor without consequences, as "Test sensor" in the UI does."""
         return self.evaluate("20260131_120000")
 
     def tick(self) -> SensorExecutionData:
-        """Evaluate the sensor and do what Dagster's daemon does with the result, short of launching runs.
-
-        The events are left to the daemon, so that they can be seen.
-        """
-        with mock.patch("surge_dagster.automation.new_partitions.store_runless", return_value=False):
-            found = self.evaluate("17")
-        for request in found.dynamic_partitions_requests or []:
-            if isinstance(request, dg.AddDynamicPartitionsRequest):
-                self.instance.add_dynamic_partitions(NAMES.partitions_name, list(request.partition_keys))
-            else:
-                for key in request.partition_keys:
-                    self.instance.delete_dynamic_partition(NAMES.partitions_name, key)
-        for told in found.asset_events:
-            self.instance.report_runless_asset_event(told)
+        """Evaluate the sensor as Dagster's daemon does, short of launching runs."""
+        found = self.evaluate("17")
         self.cursor = found.cursor
         return found
 
@@ -203,8 +191,22 @@ class Workbench:
         return self.tick()
 
     def launch(self, found: SensorExecutionData) -> list[Ran]:
-        """Execute the runs that a tick asked for."""
+        """Execute the runs that a tick requested."""
         return [self.run("embed_partitions", r.run_config, r.tags) for r in found.run_requests or []]
+
+    def pretend(self, found: SensorExecutionData, status: dg.DagsterRunStatus) -> list[dg.DagsterRun]:
+        """Put the runs that a tick requested on record without executing them."""
+        return [
+            self.pretend_run("embed_partitions", status, tags=each.tags, run_config=each.run_config)
+            for each in found.run_requests or []
+        ]
+
+    def observed(self) -> dict[str, str]:
+        """The source version of each partition that was observed last."""
+        kind, tag = dg.DagsterEventType.ASSET_OBSERVATION, "dagster/data_version"
+        storage = self.instance.event_log_storage
+        found = storage.get_latest_tags_by_partition(NAMES.source_partitions, kind, [tag])
+        return {key: tags[tag] for key, tags in found.items()}
 
     def pretend_run(self, job: str, status: dg.DagsterRunStatus, **how: Any) -> dg.DagsterRun:
         """Put a run on record without executing it."""
@@ -220,7 +222,7 @@ def origin_of(job_name: str) -> RemoteJobOrigin:
 
 
 def requested(found: SensorExecutionData) -> list[list[str]]:
-    """The partition keys of each run that a tick asked for."""
+    """The partition keys of each run that a tick requested."""
     return [request.run_config["ops"]["embeddings"]["config"]["keys"] for request in found.run_requests or []]
 
 

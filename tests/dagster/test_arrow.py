@@ -14,7 +14,7 @@ from tests.small_catalogs import partition_folder
 
 
 def test_runs_sensor_and_checks_see_the_files_of_the_space_whatever_their_format(bench: Workbench) -> None:
-    bench.settings |= {"format": "arrow", "vanished": "delete", "vanished_grace_seconds": 0, "vanished_share": 1}
+    bench.settings["format"] = "arrow"
     for key in "ab":
         bench.write(key)
     [ran] = bench.launch(bench.tick())
@@ -31,9 +31,7 @@ def test_runs_sensor_and_checks_see_the_files_of_the_space_whatever_their_format
     assert [name for name, check in checks.items() if not check.passed] == ["files_are_whole"]
 
     shutil.rmtree(partition_folder(bench.catalog, "b"))
-    for _ in range(3):
-        bench.later(minutes=1)
-    bench.later(minutes=1)
+    bench.refresh(vanished="delete")
     assert not files[1].exists() and files[0].exists()
 
     bench.settings["format"] = "parquet"

@@ -23,7 +23,7 @@ from surge_dagster.engine.report import Failure
 from surge_dagster.engine.sources.parquet import ParquetCatalog
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store
-from surge_dagster.orchestration import heartbeats, read_back
+from surge_dagster.orchestration import active_runs, read_back
 from surge_dagster.orchestration.failures import table_of_failures
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.resources import Encoder
@@ -237,7 +237,7 @@ def test_between_two_attempts_a_run_can_be_terminated_and_is_known_to_live(
     def terminated_meanwhile(seconds: float) -> None:
         waited.append(seconds)
         [run] = bench.instance.get_runs()
-        assert heartbeats.look_for_lost_runs(bench.instance, None)[0] == 1 and run.tags[heartbeats._BEAT_TAG]
+        assert list(active_runs.active_runs(bench.instance, lambda run: True)) == [run], "it is not declared lost"
         if len(waited) == 2:
             raise KeyboardInterrupt
 

@@ -1,26 +1,18 @@
-"""Partitions that leave the source: never forgotten silently, and never deleted because a listing was cut short."""
+"""Partitions removed from the source: reported, and deleted only if that is set and the listing can be trusted."""
 
 from __future__ import annotations
 
 import shutil
-from datetime import timedelta
-from pathlib import Path
-from typing import Any
 
 import dagster as dg
 import pytest
-from dagster._core.definitions.sensor_definition import SensorExecutionData
 
 from surge_dagster.assets import embeddings
-from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.orchestration import refresh
-from surge_dagster.orchestration.removed_partitions import Departures, Vanishing
 from surge_dagster.orchestration.selection import failed_on_record
-from surge_dagster.settings import load_settings
-from tests.dagster.conftest import NAMES, Workbench, requested
+from tests.dagster.conftest import NAMES, Ran, Workbench, requested
 from tests.small_catalogs import partition_folder
 
 
@@ -29,193 +21,145 @@ def remove(bench: Workbench, *keys: str) -> None:
         shutil.rmtree(partition_folder(bench.catalog, key))
 
 
-def said(found: SensorExecutionData) -> list[tuple[str | None, str]]:
-    """Partition and source version of each observation of a tick."""
-    events = [event for event in found.asset_events if isinstance(event, dg.AssetObservation)]
-    return [(event.partition, event.tags["dagster/data_version"]) for event in events]
-
-
 def registered(bench: Workbench) -> list[str]:
     return list(bench.instance.get_dynamic_partitions(NAMES.partitions_name))
 
 
-@pytest.mark.parametrize("policy", ["keep", "report"])
-def test_the_key_stays_and_is_reported_once_where_that_is_wanted(bench: Workbench, policy: str) -> None:
-    bench.settings["vanished"] = policy
-    for key in "abc":
+def history(bench: Workbench, key: str) -> list[str]:
+    """Source versions that were observed of a partition, the last one first."""
+    seen = dg.AssetRecordsFilter(NAMES.source_partitions, asset_partitions=[key])
+    found = [record.asset_observation for record in bench.instance.fetch_observations(seen, limit=10).records]
+    return [event.tags["dagster/data_version"] for event in found if event]
+
+
+def nightly(bench: Workbench) -> Ran:
+    """The run of the nightly schedule."""
+    schedule = bench.definitions.get_repository_def().get_schedule_def(NAMES.schedule)
+    with dg.build_schedule_context(bench.instance, resources=bench.definitions.resources) as context:
+        [request] = schedule.evaluate_tick(context).run_requests or []
+    return bench.run(NAMES.refresh_job, request.run_config, request.tags)
+
+
+def catalog_of(bench: Workbench, *keys: str) -> None:
+    """Embed partitions."""
+    for key in keys:
         bench.write(key)
-    bench.tick()
+    assert bench.refresh().success
+
+
+def test_removed_partition_is_reported_once_and_stays(bench: Workbench) -> None:
+    catalog_of(bench, *"abc")
     remove(bench, "b")
-    looks = [bench.tick() for _ in range(5)]
-    assert [said(look) for look in looks] == [[], [], [("b", "gone")] if policy == "report" else [], [], []]
-    assert all("1 vanished from the source" in (look.skip_message or "") for look in looks)
-    assert registered(bench) == ["a", "b", "c"]
-    bench.write("b")
-    back = bench.tick()
-    assert said(back) == ([("b", "v1")] if policy == "report" else [])
-    assert "vanished" not in (back.skip_message or "")
-
-
-def test_one_that_is_back_at_the_third_look_was_never_gone(bench: Workbench) -> None:
-    for key in "ab":
-        bench.write(key)
-    bench.tick()
     for _ in range(2):
-        remove(bench, "b")
-        assert [said(bench.tick()) for _ in range(2)] == [[], []]
-        bench.write("b")
-        assert said(bench.tick()) == []
-
-
-@pytest.mark.parametrize("meanwhile", ["the sensor is off", "the source is down"])
-@pytest.mark.parametrize("looks", [1, 4])
-def test_a_time_in_which_nobody_looked_is_no_time_that_it_was_away(
-    bench: Workbench, meanwhile: str, looks: int
-) -> None:
-    bench.settings["vanished"] = "delete"
-    for key in "ab":
-        bench.write(key)
+        assert nightly(bench).success
+        assert history(bench, "b") == ["gone", "v1"]
+    assert registered(bench) == ["a", "b", "c"] and bench.file("b").exists()
+    quiet = bench.tick()
+    assert not quiet.run_requests, "the sensor leaves it alone"
+    bench.write("b")
     bench.tick()
-    away = bench.root / "away"
-    partition_folder(bench.catalog, "a").rename(away)
-    for _ in range(looks):
-        bench.later(seconds=31)
-    away.rename(partition_folder(bench.catalog, "a"))
-    if meanwhile == "the source is down":
-        bench.catalog.rename(bench.root / "unmounted")
-        assert all("no catalog" in (bench.later(days=1).skip_message or "") for _ in range(3))
-        (bench.root / "unmounted").rename(bench.catalog)
-    bench.now += timedelta(days=3)
-    partition_folder(bench.catalog, "a").rename(away)
-    again = [said(bench.later(seconds=31)) for _ in range(4)]
-    assert again == ([[], [], [("a", "gone")], []] if looks == 1 else [[], [], [], []]), "the third look in a row"
-    assert registered(bench) == ["a", "b"]
+    assert history(bench, "b") == ["v1", "gone", "v1"]
 
 
-def test_output_and_key_are_deleted_after_the_grace_time_and_a_key_that_returns_works(bench: Workbench) -> None:
-    bench.settings |= {"vanished": "delete", "vanished_grace_seconds": 1200}
-    for key in "abc":
-        bench.write(key)
-    [ran] = bench.launch(bench.tick())
-    assert ran.success
+def test_removed_partition_is_deleted_with_its_file_and_a_key_that_returns_is_embedded(bench: Workbench) -> None:
+    bench.settings["vanished"] = "delete"
+    catalog_of(bench, *"abc")
     file = bench.file("b")
     remove(bench, "b")
-    bench.tick()
-    bench.later(minutes=10)
-    assert said(bench.later(minutes=9)) == [("b", "gone")]
-    assert said(bench.tick()) == [] and file.exists()
-    bench.now += timedelta(minutes=1)
-    trial = bench.look()
-    assert said(trial) == [("b", "deleted")] and file.exists(), "who tries the sensor out is told, and no more"
-    deleted = bench.tick()
-    assert said(deleted) == [("b", "deleted")] and not file.exists()
-    [event] = deleted.asset_events
-    assert isinstance(event, dg.AssetObservation) and str(file) in str(event.metadata["vanished"].value)
-    assert "1 deleted" in (deleted.skip_message or "")
-    assert registered(bench) == ["a", "c"]
-    # A tick that is lost after its events were stored: the key is still there.
-    bench.instance.add_dynamic_partitions(NAMES.partitions_name, ["b"])
-    again = [bench.later(minutes=10) for _ in range(2)]
-    assert registered(bench) == ["a", "c", "b"]
-    again.append(bench.later(minutes=10))
-    assert [said(tick) for tick in again] == [[], [], []] and registered(bench) == ["a", "c"]
-    quiet = bench.later(days=2)
-    assert not quiet.asset_events and "vanished" not in (quiet.skip_message or "")
+    assert nightly(bench).success
+    assert registered(bench) == ["a", "c"] and not file.exists()
+    assert history(bench, "b") == ["deleted", "gone", "v1"]
+    assert nightly(bench).success and history(bench, "b") == ["deleted", "gone", "v1"]
     bench.write("b")
     back = bench.tick()
-    assert requested(back) == [["b"]] and said(back) == [("b", "v1")]
-    assert registered(bench) == ["a", "c", "b"], "the key has another place in Dagster's order now"
+    assert requested(back) == [["b"]] and history(bench, "b")[0] == "v1"
+    assert registered(bench) == ["a", "c", "b"]
     [ran] = bench.launch(back)
     assert ran.success and set(ran.materialized()) == {"b"} and file.exists()
 
 
-def test_a_long_key_whose_file_cannot_be_read_has_not_left(bench: Workbench) -> None:
-    bench.settings |= {"vanished": "delete", "vanished_grace_seconds": 0}
+def test_a_run_that_no_schedule_requested_leaves_removed_partitions_alone(bench: Workbench) -> None:
+    bench.settings["vanished"] = "delete"
+    catalog_of(bench, *"ab")
+    remove(bench, "b")
+    assert bench.refresh().success
+    assert registered(bench) == ["a", "b"] and history(bench, "b") == ["v1"]
+    assert bench.refresh(vanished="report").success and history(bench, "b") == ["gone", "v1"], "unless it is told to"
+
+
+def test_more_than_a_tenth_of_the_catalog_is_not_deleted(bench: Workbench) -> None:
+    bench.settings["vanished"] = "delete"
+    keys = [f"p{number:02}" for number in range(20)]
+    catalog_of(bench, *keys)
+    remove(bench, *keys[:3])
+    bench.write("new")
+    ran = nightly(bench)
+    assert not ran.success and "new" in ran.materialized(), "everything else is embedded"
+    assert "3 of 21 partitions were removed from the source, such as 'p00'. Nothing was deleted" in ran.failure()
+    assert "delete them in Dagster" in ran.failure()
+    assert set(keys) < set(registered(bench)) and bench.file("p00").exists()
+    assert [history(bench, key)[0] for key in keys[:4]] == ["gone", "gone", "gone", "v1"]
+    bench.write("p00")
+    assert nightly(bench).success
+    assert set(registered(bench)) == {*keys, "new"} - {"p01", "p02"}, "a tenth may be deleted"
+
+
+def test_nothing_is_deleted_when_the_source_lists_nothing(bench: Workbench) -> None:
+    bench.settings["vanished"] = "delete"
+    catalog_of(bench, "a")
+    remove(bench, "a")
+    ran = nightly(bench)
+    assert not ran.success and "expected folders named partition=" in ran.failure()
+    assert registered(bench) == ["a"]
+
+
+def test_partition_that_an_active_run_holds_is_not_deleted(bench: Workbench) -> None:
+    bench.settings["vanished"] = "delete"
+    catalog_of(bench, *"ab")
+    remove(bench, "b")
+    config = {"ops": {"embeddings": {"config": {"keys": ["b"]}}}}
+    run = bench.pretend_run("embed_partitions", dg.DagsterRunStatus.STARTED, run_config=config)
+    assert bench.refresh(vanished="delete").success and registered(bench) == ["a", "b"]
+    bench.instance.report_run_failed(run)
+    assert bench.refresh(vanished="delete").success and registered(bench) == ["a"]
+
+
+def test_long_key_whose_file_cannot_be_read_counts_as_listed(bench: Workbench) -> None:
     long = "x" * 300
-    for key in ("a", long):
-        bench.write(key)
-    bench.tick()
+    catalog_of(bench, "a", long)
     [file] = partition_folder(bench.catalog, long).iterdir()
     file.unlink()
     file.symlink_to(file.name)  # a disk that fails could not say less
-    looks = [bench.later(minutes=1) for _ in range(4)]
-    assert not any("vanished" in (look.skip_message or "") for look in looks)
-    assert long in registered(bench)
+    bench.refresh(vanished="delete")
+    assert long in registered(bench) and history(bench, long) == ["v1"]
 
 
-def one_that_went(bench: Workbench) -> Path:
-    """The file of "b", which was embedded beside "a" and has just left the source; it is to be deleted soon."""
-    bench.settings |= {"vanished": "delete", "vanished_grace_seconds": 0}
-    for key in "ab":
-        bench.write(key)
-    bench.launch(bench.tick())
-    file = bench.file("b")
-    remove(bench, "b")
-    return file
-
-
-def test_a_store_that_removes_nothing_holds_up_nothing_else(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = one_that_went(bench)
-    for _ in range(2):
-        bench.tick()
-    bench.write("c")
-
-    def refuse(self: LocalStore, name: str) -> None:
-        raise TransientError("no right to remove")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalStore, "delete", refuse)
-        found = [bench.tick() for _ in range(2)]
-    assert [key for tick in found for keys in requested(tick) for key in keys] == ["c"]
-    assert file.exists() and "b" in registered(bench)
-    bench.tick()
-    assert not file.exists() and registered(bench) == ["a", "c"]
-
-
-def test_one_that_comes_back_while_a_tick_goes_on_keeps_its_file(
+def test_file_is_deleted_after_its_deletion_is_on_record_and_a_store_that_refuses_is_tried_again(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = one_that_went(bench)
-    plan = Vanishing.plan
+    catalog_of(bench, *"ab")
+    file = bench.file("b")
+    remove(bench, "b")
 
-    def planned(self: Vanishing, found: Departures, *args: Any) -> None:
-        plan(self, found, *args)
-        if found.delete:
-            bench.write("b")
+    def refuse(*_: object) -> None:
+        assert history(bench, "b") == ["deleted", "gone", "v1"]
+        raise TransientError("the disk does not answer")
 
-    monkeypatch.setattr(Vanishing, "plan", planned)
-    found = [bench.tick() for _ in range(5)]
-    assert ("b", "deleted") in [each for tick in found for each in said(tick)]
+    monkeypatch.setattr(embeddings, "rest", lambda seconds: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "delete", refuse)
+        ran = bench.refresh(vanished="delete")
+        assert not ran.success and "does not answer" in ran.failure()
     assert file.exists() and registered(bench) == ["a", "b"]
+    assert bench.refresh(vanished="delete").success
+    assert not file.exists() and registered(bench) == ["a"] and history(bench, "b") == ["deleted", "gone", "v1"]
 
 
-def test_a_source_that_lists_far_less_deletes_nothing(bench: Workbench) -> None:
-    bench.settings |= {"vanished": "delete", "vanished_grace_seconds": 0, "vanished_share": 0.5}
-    for key in "abcd":
-        bench.write(key)
-    bench.tick()
-    remove(bench, "a", "b", "c")
-    found = bench.tick()
-    for _ in range(5):
-        found = bench.tick()
-    assert "nothing is deleted, since more than vanished_share (0.5) of the catalog would be" in (
-        found.skip_message or ""
-    )
-    assert registered(bench) == ["a", "b", "c", "d"]
-    remove(bench, "d")
-    assert "expected folders named partition=" in (bench.tick().skip_message or ""), "nothing is listed at all"
-    assert registered(bench) == ["a", "b", "c", "d"]
-    for key in "ad":
-        bench.write(key)
-    bench.tick()
-    assert registered(bench) == ["a", "d"], "half of the catalog may go"
-
-
-@pytest.mark.parametrize("asks", ["the sensor", "the night"])
-def test_one_that_leaves_while_its_run_waits_fails_neither_the_run_nor_itself(bench: Workbench, asks: str) -> None:
+@pytest.mark.parametrize("by", ["the sensor", "the nightly schedule"])
+def test_partition_removed_while_its_run_waits_fails_neither_the_run_nor_itself(bench: Workbench, by: str) -> None:
     for key in "abc":
         bench.write(key)
-    if asks == "the sensor":
+    if by == "the sensor":
         [request] = bench.tick().run_requests or []
         job, config = NAMES.embed_job, request.run_config
     else:
@@ -223,11 +167,11 @@ def test_one_that_leaves_while_its_run_waits_fails_neither_the_run_nor_itself(be
     remove(bench, "b")
     ran = bench.run(job, config)
     assert ran.success and set(ran.materialized()) == {"a", "c"} and ran.figures()["partitions_gone"] == 1
-    assert any("'b'" in entry.user_message for entry in bench.instance.all_logs(ran.run_id)), "it is told"
+    assert any("'b'" in entry.user_message for entry in bench.instance.all_logs(ran.run_id)), "the log names it"
     assert failed_on_record(NAMES, bench.instance) == set()
 
 
-def test_one_that_left_and_whose_file_the_store_does_not_give_is_no_more_passed_over_than_others(
+def test_removed_partition_whose_file_the_store_does_not_give_fails(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for key in "ab":
@@ -242,51 +186,3 @@ def test_one_that_left_and_whose_file_the_store_does_not_give_is_no_more_passed_
     monkeypatch.setattr(embeddings, "rest", lambda seconds: None)
     ran = bench.run(NAMES.embed_job, request.run_config)
     assert not ran.success and failed_on_record(NAMES, bench.instance) == {"b"}
-
-
-def test_what_an_active_run_holds_is_not_deleted(bench: Workbench) -> None:
-    bench.settings |= {"vanished": "delete", "vanished_grace_seconds": 0}
-    for key in "ab":
-        bench.write(key)
-    bench.tick()
-    remove(bench, "b")
-    config = {"ops": {"embeddings": {"config": {"keys": ["b"]}}}}
-    run = bench.pretend_run("embed_partitions", dg.DagsterRunStatus.STARTED, run_config=config)
-    for _ in range(5):
-        bench.later(minutes=1)
-    assert registered(bench) == ["a", "b"]
-    bench.instance.report_run_failed(run)
-    bench.tick()
-    assert registered(bench) == ["a"]
-
-
-def test_a_file_is_deleted_after_it_is_on_record_that_it_is_and_a_store_that_refuses_is_asked_again(
-    bench: Workbench, hash_pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.settings |= {"vanished": "delete", "vanished_grace_seconds": 0}
-    for key in "ab":
-        bench.write(key)
-    settings = load_settings(source=str(bench.catalog), output=str(bench.output), model="hash://16")
-    assert len(list(EmbeddingRun(settings.open_source(), settings.open_store(), hash_pool))) == 2
-    bench.tick()
-    file = bench.file("b")
-    remove(bench, "b")
-    for _ in range(3):
-        bench.tick()
-
-    def on_record() -> list[str]:
-        """Source versions of b, the last one first."""
-        seen = dg.AssetRecordsFilter(NAMES.source_partitions, asset_partitions=["b"])
-        found = [record.asset_observation for record in bench.instance.fetch_observations(seen, limit=10).records]
-        return [event.tags["dagster/data_version"] for event in found if event]
-
-    def refuse(*_: object) -> None:
-        assert on_record() == ["deleted", "gone", "v1"]
-        raise TransientError("the disk does not answer")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalStore, "delete", refuse)
-        assert "does not answer" in (bench.evaluate("17").skip_message or "")
-    assert file.exists() and registered(bench) == ["a", "b"]
-    bench.tick()
-    assert not file.exists() and registered(bench) == ["a"] and on_record() == ["deleted", "gone", "v1"]

@@ -1,17 +1,14 @@
-"""What the clock launches beside the nightly refresh, and only where the settings ask for it."""
+"""What the schedules request."""
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 from unittest import mock
 
 import dagster as dg
 import pytest
 
-from surge_dagster.engine.errors import Cancelled, StoreUnavailable
-from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.orchestration import refresh_shards
+from surge_dagster.engine.errors import StoreUnavailable
 from tests.dagster.conftest import NAMES, Workbench
 from tests.spaces import Spaces
 
@@ -24,43 +21,21 @@ def tick(bench: Workbench, name: str) -> dg.RunRequest | str | None:
     return found.run_requests[0] if found.run_requests else found.skip_message
 
 
-@pytest.mark.parametrize("asked", ["known_space", "file_states"])
-def test_a_night_whose_store_does_not_answer_is_one_run_that_tries_again_and_begins_no_space(
+@pytest.mark.parametrize("asked", ["shards.known_space", "discovery.file_states"])
+def test_a_nightly_refresh_whose_store_does_not_answer_is_one_run_that_tries_again_and_begins_no_space(
     bench: Workbench, three_spaces: Spaces, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
     space = three_spaces.copy_to(bench.root, ("hash://16",)).of("hash://16").name
-    bench.settings["max_partitions_per_run"] = 1
+    bench.settings["shards"] = 2
     down = mock.Mock(side_effect=StoreUnavailable("GET failed (503: SlowDown) after 3 attempts."))
-    monkeypatch.setattr(f"surge_dagster.orchestration.refresh_shards.{asked}", down)
-    expected = {"expected_space": space} if asked == "file_states" else {}
+    monkeypatch.setattr(f"surge_dagster.orchestration.{asked}", down)
+    expected = {"expected_space": space} if asked == "discovery.file_states" else {}
     assert config_of(tick(bench, NAMES.schedule)) == {"unattended": True} | expected
     bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.QUEUED)
     assert "held by active runs" in str(tick(bench, NAMES.schedule)), "there is one that tries again"
 
 
-def test_a_night_whose_store_never_answers_is_given_up_before_dagster_gives_up_the_tick(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.write("a")
-    limits: list[threading.Event] = []
-
-    def until(self: LocalStore, over: threading.Event) -> LocalStore:
-        limits.append(over)
-        return self
-
-    def hanging(*_: object, **options: object) -> None:
-        assert limits[0].wait(60)
-        raise Cancelled  # as the store does then
-
-    monkeypatch.setattr(LocalStore, "until", until)
-    monkeypatch.setattr(refresh_shards, "known_space", hanging)
-    monkeypatch.setattr(refresh_shards, "_LOOK_SECONDS", 0.1)
-    assert config_of(tick(bench, NAMES.schedule)) == {"unattended": True}
-
-
-def test_a_night_that_a_setting_or_a_file_is_in_the_way_of_fails_as_a_run_does(
-    bench: Workbench, three_spaces: Spaces
-) -> None:
+def test_a_nightly_refresh_with_an_unreadable_space_fails_as_a_run(bench: Workbench, three_spaces: Spaces) -> None:
     three_spaces.copy_to(bench.root, ("hash://16",))
     [document] = bench.output.glob("*/space.json")
     document.write_text("{")
@@ -81,12 +56,13 @@ def test_a_check_that_takes_longer_than_the_time_between_two_is_not_joined_by_ot
 
 
 def config_of(asked: dg.RunRequest | str | None) -> dict[str, Any]:
-    """What the op of a requested run is told."""
+    """The config of a requested run, without what all of them have."""
     assert isinstance(asked, dg.RunRequest), asked
-    return asked.run_config["ops"][NAMES.refresh_op]["config"]
+    config = asked.run_config["ops"][NAMES.refresh_op]["config"]
+    return {name: value for name, value in config.items() if name not in ("expected_settings", "vanished")}
 
 
-def test_a_schedule_whose_time_somebody_set_is_on_and_the_night_of_the_default_is_not(
+def test_a_schedule_whose_cron_is_set_is_on_and_the_default_nightly_one_is_off(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def on() -> dict[str, bool]:

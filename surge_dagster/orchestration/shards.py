@@ -1,0 +1,118 @@
+"""Dividing work among several runs, where the setting `shards` allows more than one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+
+from surge_dagster.engine.errors import SurgeError
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.orchestration.active_runs import Held
+from surge_dagster.orchestration.discovery import list_catalog, states_of_unfinished
+from surge_dagster.orchestration.launch import unattended_config
+from surge_dagster.orchestration.names import CatalogNames, CatalogResources
+from surge_dagster.orchestration.outputs import SpaceNotBegun, known_space
+from surge_dagster.orchestration.selection import failed_on_record
+
+SHARD_TAG = "surge/shard"
+SHARD_BYTES = 16 * 1024 * 1024  # of text, which is worth the start of another encoder
+# What publishing a file costs beside its texts, and the size of a row whose partition has only a row count; both in
+# bytes of text.
+_FILE_BYTES = 4096
+_ROW_BYTES = 64
+
+
+def cut(keys: Sequence[str], partitions: Mapping[str, Partition], shards: int) -> list[list[str]]:
+    """Divide keys into stretches of about equal weight, in their order; little work makes fewer of them.
+
+    Args:
+        keys: partition keys to embed.
+        partitions: by partition key; these and perhaps more.
+        shards: how many stretches there are at most.
+    """
+    weights = [_weight(partitions[key]) for key in keys]
+    total = sum(weights)
+    count = min(shards, max(1, total // SHARD_BYTES), len(keys))
+    stretches: list[list[str]] = [[] for _ in range(count)]
+    before = 0
+    for key, weight in zip(keys, weights, strict=True):
+        stretches[(before + weight // 2) * count // total].append(key)
+        before += weight
+    return [stretch for stretch in stretches if stretch]
+
+
+def shard_tags(number: int, count: int) -> dict[str, str]:
+    """The tag that shows an operator which of several shards a run is; none for a single run."""
+    return {SHARD_TAG: f"{number} of {count}"} if count > 1 else {}
+
+
+def refresh_requests(
+    names: CatalogNames,
+    instance: dg.DagsterInstance,
+    resources: CatalogResources,
+    shards: int,
+    options: Mapping[str, Any],
+    held: Held,
+) -> list[dg.RunRequest]:
+    """Runs that bring the whole catalog up to date, except for partitions that active runs hold.
+
+    A single run covers everything and looks for itself what there is to do. Several runs, and one beside active runs,
+    name their partitions.
+
+    Args:
+        names, instance: of the catalog, and where runs are recorded.
+        resources: of the catalog. Where source or output cannot be looked at now, the single run tries again, and
+            fails if it cannot either.
+        shards: how many runs there are at most.
+        options: config of the first run.
+        held: what active runs hold; there may be nothing else to do.
+
+    Raises:
+        SpaceNotBegun: another space would have to be begun, which an operator has to launch.
+    """
+    if held.keys is None:
+        return []
+    space = None
+    try:
+        store = resources.output.open()
+        space = known_space(names, store, resources.encoder.spec(), unattended=True)
+        if shards == 1 and not held.keys:
+            return [_everything(names, resources, space, options)]
+        listing = list_catalog(names, instance, resources.catalog)
+        todo = states_of_unfinished(listing, store, space).keys() | failed_on_record(names, instance)
+        keys = [key for key in listing.partitions if key in todo and key not in held]
+    except SpaceNotBegun:
+        raise
+    except SurgeError:
+        return [_everything(names, resources, space, options)]
+    stretches = cut(keys, listing.partitions, shards) if keys else []
+    if len(stretches) < 2 and not held.keys:
+        return [_everything(names, resources, space, options)]
+    return [
+        dg.RunRequest(
+            # Dagster evaluates a tick again that its daemon died in, and launches the runs whose key is new then.
+            run_key=hashlib.sha256("\n".join(stretch).encode()).hexdigest(),
+            run_config=unattended_config(
+                names.refresh_op, resources, space, {"keys": stretch, **(options if number == 1 else {})}
+            ),
+            tags=shard_tags(number, len(stretches)),
+        )
+        for number, stretch in enumerate(stretches, 1)
+    ]
+
+
+def _everything(
+    names: CatalogNames, resources: CatalogResources, space: Any, options: Mapping[str, Any]
+) -> dg.RunRequest:
+    config = unattended_config(names.refresh_op, resources, space, options)
+    return dg.RunRequest(run_key="everything", run_config=config)
+
+
+def _weight(partition: Partition) -> int:
+    """The cost of a partition, in bytes of text; one whose source knows nothing of its size counts as small."""
+    if partition.text_bytes is not None:
+        return _FILE_BYTES + partition.text_bytes
+    return _FILE_BYTES + (partition.rows or 0) * _ROW_BYTES
