@@ -45,7 +45,7 @@ from surge_dagster.check_policy import (
 from surge_dagster.engine.encoder.devices import PRECISIONS, device_kind, device_names
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.model.model_files import DEFAULT_MODEL
+from surge_dagster.engine.model.locating import DEFAULT_MODEL
 from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, FileFormat
 from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, ParquetCatalog, open_source
 from surge_dagster.engine.store import StorageOptions, open_store

@@ -36,8 +36,6 @@ RANKS = {room: rank for rank, line in enumerate(LAYERS) for room in line.split()
 
 # Imports that go up or close a circle. The list may only become shorter.
 KNOWN = {
-    ("engine.encoder.speed", "engine.encoder.pool"),
-    ("engine.model.download", "engine.encoder.protocol"),
     ("event_storage", "orchestration.event_rows"),
     ("orchestration.discovery", "assets.source_partitions"),
     ("orchestration.lineage", "assets.source_partitions"),

@@ -57,7 +57,7 @@ class StoreUnavailable(TransientError):
 
 
 class EncoderError(SurgeError):
-    """The encoder pool failed for good; the text carries the last words of the worker that failed."""
+    """The encoder pool failed for good; the message holds the last output of the failed worker."""
 
 
 class Cancelled(Exception):

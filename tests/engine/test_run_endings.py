@@ -117,7 +117,7 @@ def test_partitions_of_an_unfinished_superbatch_that_are_encoded_are_published_w
     stopped = threading.Event()
 
     def stop_when_it_hangs() -> None:
-        jobs = faulty_pool._dispatcher._jobs
+        jobs = faulty_pool._dispatcher._schedule._jobs
         while not (hung.exists() and jobs and jobs[0].finished_rows >= 8_000) and not stopped.wait(0.01):
             pass
         run.stop()

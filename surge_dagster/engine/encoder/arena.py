@@ -1,13 +1,12 @@
-"""The arena: SuperBatches in memory that the workers share, so that neither a text nor a vector is ever pickled.
+"""The arena: SuperBatches in memory shared with the workers, so that no text or vector is ever pickled.
 
 An arena is one anonymous memory file (`memfd_create`), mapped by this process and by every worker. It has no name, so
-no crash can leave a segment behind, and the size of /dev/shm does not limit it. Pages are taken only when they are
-touched: a slot that is half filled costs half. Texts lie in Arrow's own layout, so a slot's rows are an Arrow array
-without a copy, and the workers write each vector to its final row, so the matrix a serializer sees is the memory the
-encoder wrote.
+no crash leaves a segment behind, and the size of /dev/shm does not limit it. Pages are allocated when they are first
+written: a half-filled slot costs half. Texts are stored in Arrow's layout, so the rows of a slot are an Arrow array
+without a copy, and workers write each vector to its final row, so serializers read the memory that the encoder wrote.
 
-A slot belongs to whoever acquired it until `release()`; views of it are valid just as long. A slot that a worker may
-still be writing to (its encode call was interrupted) goes back to the arena only when the worker is done with it.
+A slot belongs to its acquirer until `release()`; views of it are valid just as long. A slot that a worker may still
+write to (its encode call was abandoned) goes back to the arena only when the worker has finished with it.
 """
 
 from __future__ import annotations
@@ -28,20 +27,19 @@ from surge_dagster.engine.support.columns import value_parts
 
 _POLL_SECONDS = 0.05
 _KEYS = itertools.count()
-# Numpy lets other threads go first where it copies more than a line of text, and a reader of tiny partitions waits for
-# its turn again at each of them.
-_COPIED_AT_ONCE = 64 * 1024
+# numpy releases the GIL for larger copies; with tiny partitions the reader would then wait for the GIL after each one.
+_COPIED_WITH_GIL_BYTES = 64 * 1024
 
 
 class ArenaClosed(RuntimeError):
-    """The arena was closed while, or before, a slot was asked for."""
+    """The arena is closed, so it has no slots."""
 
 
 class Arena:
     """A fixed number of equal slots in shared memory. Get one from `EncoderPool.arena`.
 
     Args:
-        slots: SuperBatches that can be alive at once.
+        slots: SuperBatches that can be alive concurrently.
         max_texts: rows of a slot.
         max_bytes: UTF-8 bytes of a slot.
         dimension: columns of a slot's matrix.
@@ -94,7 +92,7 @@ class Arena:
                 self._changed.wait(_POLL_SECONDS)
 
     def close(self) -> None:
-        """Gives the memory back as soon as the last view of it is gone; wakes up whoever waits for a slot."""
+        """Frees the memory when its last view ends, and wakes up threads that wait for a slot."""
         with self._changed:
             if self._closed:
                 return
@@ -102,7 +100,7 @@ class Arena:
             self._changed.notify_all()
         if self._on_close is not None:
             self._on_close(self)
-        # The mapping itself lives until its last view does: Arrow tables may still point into it.
+        # The mapping lives as long as its last view: Arrow tables may still point into it.
         os.close(self.fd)
 
     def _take_back(self, index: int, keep_pages: bool) -> None:
@@ -157,10 +155,11 @@ class Slot:
         return self._arrays.offsets[: self._rows + 1]
 
     def append(self, texts: pa.LargeStringArray, parts: tuple[np.ndarray, memoryview] | None = None) -> None:
-        """Copies `texts` behind what is there, with one memcpy.
+        """Appends a copy of `texts`.
 
         Args:
-            parts: their `value_parts`, from who has them already.
+            texts: the new rows.
+            parts: their `value_parts`, if the caller has them already.
 
         Raises:
             ValueError: they do not fit, or one of them is null.
@@ -177,7 +176,7 @@ class Slot:
             raise ValueError(
                 f"{count} texts of {size} bytes do not fit: room for {free_rows} texts of {free_bytes} bytes"
             )
-        if size <= _COPIED_AT_ONCE:
+        if size <= _COPIED_WITH_GIL_BYTES:
             self._memory[self._data_start + end : self._data_start + end + size] = values
         else:
             self._arrays.data[end : end + size] = np.frombuffer(values, np.uint8)
@@ -199,12 +198,12 @@ class Slot:
         return self._arrays.matrix[start:stop]
 
     def truncated(self, start: int, stop: int) -> int:
-        """How many of the rows start..stop were longer than the model reads."""
+        """The number of rows in start..stop that were longer than the model reads."""
         self._check(start, stop)
         return int(np.count_nonzero(self._arrays.truncated[start:stop]))
 
     def move_tail(self, start: int, other: Slot) -> None:
-        """Moves rows start.. into `other`, which is empty, and drops them here. Texts only: encode afterwards."""
+        """Moves the texts of rows start.. into the empty slot `other`; their vectors are not moved."""
         self._check(start, self._rows)
         if len(other):
             raise ValueError(f"the other slot is not empty: it has {len(other)} rows")
@@ -221,8 +220,8 @@ class Slot:
         """Gives the slot back to the arena; its views are no longer valid. Releasing twice is harmless.
 
         Args:
-            keep_pages: leave the memory that was touched to the next user of the slot, which is faster; else it goes
-                back to the system first.
+            keep_pages: keep the allocated memory for the next user of the slot, which is faster; otherwise it goes
+                back to the system.
         """
         with self._lock:
             if self._released:
@@ -234,12 +233,12 @@ class Slot:
         self.arena._take_back(self.index, keep_pages)
 
     def pin(self) -> None:
-        """Keeps the slot out of the arena's hands while a worker may write to it."""
+        """Keeps the slot from being acquired again while a worker may write to it."""
         with self._lock:
             self._pins += 1
 
     def unpin(self) -> None:
-        """Undoes one `pin`; the last one completes a `release` that came meanwhile."""
+        """Undoes one `pin`; the last one completes a `release` that was called in between."""
         with self._lock:
             self._pins -= 1
             if self._pins or not self._released:

@@ -1,23 +1,30 @@
-"""Which devices encode, at what precision, and why: decided without importing torch.
+"""The devices of a pool: which ones encode, at what precision and why, and how busy GPUs are. Does not import torch.
 
-A GPU is used when the driver shows one and the installed torch is a build that can use it; otherwise the CPU is, and
-the reason says which of the two was missing. `CUDA_VISIBLE_DEVICES` is respected. On the CPU one worker uses all cores:
-a model and its buffers are then in memory once, and the backend's own streams fill the cores.
+A GPU is used when the driver shows one and the installed torch is a build that can use it; otherwise the CPU is used,
+and the reason says which of the two was missing. `CUDA_VISIBLE_DEVICES` is respected. On the CPU one worker uses all
+cores: the model and its buffers are in memory once, and the backend's own streams fill the cores.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import logging
 import os
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.fingerprint import library_versions, usable_cores
 
+log = logging.getLogger(__name__)
+
 PRECISIONS = ("fp32", "fp16", "bf16")
+_SAMPLE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +39,13 @@ class DeviceChoice:
         return self.devices[0] == "cpu"
 
 
-def choose_devices(asked: str | Sequence[str]) -> DeviceChoice:
-    """Turns "auto", "cpu", "cuda", "cuda:0,cuda:1" or a list of such names into devices."""
-    names = device_names(asked)
+def choose_devices(requested: str | Sequence[str]) -> DeviceChoice:
+    """Devices for "auto", "cpu", "cuda", "cuda:0,cuda:1" or a list of such names.
+
+    Raises:
+        ConfigError: a name is invalid, a device is missing, or CPU and GPU are mixed.
+    """
+    names = device_names(requested)
     if names == ["auto"]:
         gpus, why_not = _usable_gpus()
         if gpus:
@@ -45,7 +56,7 @@ def choose_devices(asked: str | Sequence[str]) -> DeviceChoice:
         if name == "cuda":
             gpus, why_not = _usable_gpus()
             if not gpus:
-                raise ConfigError(f"devices: cuda was asked for, but {why_not}")
+                raise ConfigError(f"devices: cuda was requested, but {why_not}")
             devices.extend(gpus)
         elif device_kind(name) in ("cpu", "cuda"):
             devices.append(name)
@@ -59,35 +70,35 @@ def choose_devices(asked: str | Sequence[str]) -> DeviceChoice:
         gpus, why_not = _usable_gpus()
         if missing := sorted(set(devices) - set(gpus)):
             raise ConfigError(f"devices: {', '.join(missing)} not found ({why_not or 'there is ' + ', '.join(gpus)})")
-    return DeviceChoice(tuple(devices), "as asked for")
+    return DeviceChoice(tuple(devices), "as requested")
 
 
-def device_names(asked: str | Sequence[str]) -> list[str]:
+def device_names(requested: str | Sequence[str]) -> list[str]:
     """The names in "cuda:0, cuda:1" or in a list of such texts."""
-    names = [asked] if isinstance(asked, str) else asked
+    names = [requested] if isinstance(requested, str) else requested
     return [part.strip().lower() for name in names for part in name.split(",") if part.strip()]
 
 
 def device_kind(name: str) -> str | None:
-    """What a device of this name is, "auto", "cpu" or "cuda"; None where no device can have it."""
+    """The kind of a device name: "auto", "cpu" or "cuda"; None for an invalid name."""
     if re.fullmatch(r"cuda:\d+", name):
         return "cuda"
     return name if name in ("auto", "cpu", "cuda") else None
 
 
-def choose_precision(asked: str, choice: DeviceChoice) -> str:
+def choose_precision(requested: str, choice: DeviceChoice) -> str:
     """The requested precision; "auto" is fp32 on the CPU and fp16 on GPUs."""
-    if asked == "auto":
-        asked = "fp32" if choice.on_cpu else "fp16"
-    if asked not in PRECISIONS:
-        raise ConfigError(f"precision is auto or one of {', '.join(PRECISIONS)}, not {asked!r}")
-    if choice.on_cpu and asked == "fp16":
+    if requested == "auto":
+        requested = "fp32" if choice.on_cpu else "fp16"
+    if requested not in PRECISIONS:
+        raise ConfigError(f"precision is auto or one of {', '.join(PRECISIONS)}, not {requested!r}")
+    if choice.on_cpu and requested == "fp16":
         raise ConfigError("precision fp16 needs a GPU; use fp32, or bf16 where the CPU has it")
-    return asked
+    return requested
 
 
 def worker_environment(choice: DeviceChoice) -> dict[str, str]:
-    """Thread counts for one worker, so that workers together use the cores that there are, and no more."""
+    """Environment of one worker: thread counts, so that all workers together use each core once."""
     threads = str(worker_threads(choice))
     settings = {
         "OMP_NUM_THREADS": threads,
@@ -96,7 +107,7 @@ def worker_environment(choice: DeviceChoice) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "true",
     }
     if not choice.on_cpu:
-        # Batches of every length would otherwise leave holes that no later batch fits into.
+        # Without it batches of different lengths fragment the GPU's memory.
         settings["PYTORCH_CUDA_ALLOC_CONF"] = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     return settings
 
@@ -106,8 +117,58 @@ def worker_threads(choice: DeviceChoice) -> int:
     return max(1, usable_cores() // len(choice.devices))
 
 
+class GpuMonitor:
+    """Samples utilisation and memory of the pool's GPUs through NVIDIA's management library, at most twice a second.
+
+    The pool's process samples, not the workers: the library answers for the whole device, needs no CUDA context and
+    does not delay a forward pass. Where the library or the driver is missing there are no samples.
+
+    Args:
+        devices: as the pool names them; those that are not CUDA devices are ignored.
+        library: the module `pynvml` (package nvidia-ml-py); imported when it is None.
+    """
+
+    def __init__(self, devices: Sequence[str], library: Any = None) -> None:
+        self._nvml = library
+        self._handles: list[Any] = []
+        self._due = 0.0
+        numbers = sorted({int(device.partition(":")[2] or 0) for device in devices if device.startswith("cuda")})
+        if not numbers:
+            return
+        try:
+            if self._nvml is None:
+                self._nvml = importlib.import_module("pynvml")
+            self._nvml.nvmlInit()
+            self._handles = [self._handle(number) for number in numbers]
+        except Exception as error:  # a missing package, driver or device: each library version has its own error
+            log.info("no metrics of GPU utilisation and memory: %s", str(error) or type(error).__name__)
+
+    def sample(self) -> tuple[float, int] | None:
+        """Mean utilisation (0 to 1) and used bytes of all devices; None when no sample is due or available."""
+        now = time.monotonic()
+        if not self._handles or now < self._due:
+            return None
+        self._due = now + _SAMPLE_SECONDS
+        try:
+            rates = [self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for handle in self._handles]
+            used = [int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in self._handles]
+        except Exception as error:
+            log.info("the GPUs no longer report utilisation and memory: %s", error)
+            self._handles = []
+            return None
+        return sum(rates) / len(rates), sum(used)
+
+    def _handle(self, number: int) -> Any:
+        """The device that CUDA calls `number`; CUDA_VISIBLE_DEVICES renumbers devices, the library does not."""
+        visible = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
+        name = visible[number] if number < len(visible) else str(number)
+        if name.isdecimal():
+            return self._nvml.nvmlDeviceGetHandleByIndex(int(name))
+        return self._nvml.nvmlDeviceGetHandleByUUID(name)
+
+
 def _usable_gpus() -> tuple[list[str], str]:
-    """CUDA devices as torch will number them, and why there are none."""
+    """CUDA devices as torch will number them, and the reason if there are none."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         count = len([part for part in visible.split(",") if part.strip() and part.strip() != "-1"])
@@ -126,7 +187,7 @@ def _usable_gpus() -> tuple[list[str], str]:
 
 
 def _torch_has_cuda() -> bool:
-    """Read from torch's version file: importing torch costs seconds and memory that only workers should pay."""
+    """Read from torch's version file: importing torch takes seconds and memory, which only workers should spend."""
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         return False

@@ -1,8 +1,8 @@
-"""Where things lie in an arena's memory: plain arithmetic that both sides of the process border share.
+"""The memory layout of an arena's slots, shared by the pool and its workers. Does not import pyarrow.
 
 One anonymous memory file holds all slots of an arena. Each slot has four regions, in the order in which they are
 written: text offsets (int64, Arrow's large_string layout), text bytes (UTF-8), truncation flags (uint8, one per row)
-and the matrix. Regions start on 64-byte borders, as Arrow and vector instructions like it, and slots on pages.
+and the matrix. Regions start at multiples of 64 bytes, which Arrow and vector instructions prefer, and slots at pages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class SlotLayout:
-    """The size of a slot and of the regions in it.
+    """The size of a slot and the starts of its regions, in bytes.
 
     Attributes:
         max_texts: rows a slot can hold.
@@ -31,10 +31,6 @@ class SlotLayout:
     max_bytes: int
     dimension: int
     dtype: str
-
-    @property
-    def offsets_start(self) -> int:
-        return 0
 
     @property
     def data_start(self) -> int:
@@ -54,7 +50,7 @@ class SlotLayout:
         return _round_up(self.matrix_start + matrix_bytes, mmap.PAGESIZE)
 
     def to_json(self) -> dict[str, Any]:
-        """The layout as plain data."""
+        """The fields, for a message to a worker."""
         return asdict(self)
 
 
@@ -77,7 +73,7 @@ def slot_arrays(memory: mmap.mmap, layout: SlotLayout, index: int) -> SlotArrays
     rows = layout.max_texts
     matrix = np.frombuffer(memory, layout.dtype, rows * layout.dimension, base + layout.matrix_start)
     return SlotArrays(
-        offsets=np.frombuffer(memory, np.int64, rows + 1, base + layout.offsets_start),
+        offsets=np.frombuffer(memory, np.int64, rows + 1, base),
         data=np.frombuffer(memory, np.uint8, layout.max_bytes, base + layout.data_start),
         truncated=np.frombuffer(memory, np.uint8, rows, base + layout.flags_start),
         matrix=matrix.reshape(rows, layout.dimension),

@@ -1,4 +1,4 @@
-"""The encoder pool: one call takes a SuperBatch of texts in shared memory and leaves their vectors beside them.
+"""EncoderPool: one call encodes a SuperBatch of texts in shared memory and writes the vectors beside them.
 
     with EncoderPool(EncodingSpec(), devices="auto") as pool, pool.arena(slots=2, max_texts=…, max_bytes=…) as arena:
         slot = arena.acquire()
@@ -6,11 +6,11 @@
         metrics = pool.encode(slot)
         vectors = slot.matrix(0, len(slot))
 
-`submit` hands a slot in without waiting: with the next SuperBatch already there, no worker waits at a boundary.
+`submit` does not wait: when the next SuperBatch is submitted early, no worker idles between two of them.
 
-Workers are started once and serve every call, from any thread. Starting checks the backend against
-sentence-transformers and measures its speed, both remembered on disk, so that the second start is a matter of loading
-the model. The pool's own process imports neither torch nor a model: what it holds is the arenas.
+Workers are started once and serve every call, from any thread. A start compares the backend with sentence-transformers
+and measures its speed; both answers are cached on disk, so the second start only loads the model. The pool's own
+process imports neither torch nor a model: it holds the arenas.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from dataclasses import asdict
 from types import TracebackType
 
 import numpy as np
+import pyarrow as pa
 
 from surge_dagster.engine.encoder.arena import Arena, Slot
+from surge_dagster.engine.encoder.calibration import Calibration, pool_speed
 from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics, Job, copy_of
 from surge_dagster.engine.encoder.devices import choose_devices, choose_precision, worker_environment, worker_threads
 from surge_dagster.engine.encoder.dispatcher import Dispatcher
-from surge_dagster.engine.encoder.speed import texts_per_second
 from surge_dagster.engine.encoder.worker_process import WorkerSeat
 from surge_dagster.engine.errors import ConfigError, EncoderError
 from surge_dagster.engine.model.spec import EncodingSpec, Space
@@ -36,6 +37,7 @@ from surge_dagster.engine.support.waiting import wait_in_turns
 log = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "torch", "openvino", "hash")
+_SPEED_ROUNDS = 3
 _SPACE_FIELDS = ("name", "model_path", "model_digest", "prompt", "max_length", "normalize", "dimension", "dtype")
 
 
@@ -43,13 +45,13 @@ class EncoderPool:
     """Worker processes that encode into one vector space. Ready when constructed; close it, or use `with`.
 
     Args:
-        spec: what shapes a vector, or a space that was resolved before.
+        spec: the settings that shape a vector, or a resolved space.
         devices: "auto", "cpu", "cuda", "cuda:0,cuda:1", or a list; a device named twice gets two workers.
         precision: "auto" (fp32 on the CPU, fp16 on GPUs), "fp32", "fp16" or "bf16".
-        backend: "auto", "torch", "openvino", or "module:Class" for one of your own.
+        backend: "auto", "torch", "openvino", or "module:Class" for your own.
         token_budget: tokens of one forward pass; None is the backend's choice.
-        check_parity: compare with sentence-transformers at the start, and refuse to start when the promise is broken.
-        hang_timeout_seconds: a worker that has work and shows no progress for so long is replaced.
+        check_parity: compare with sentence-transformers at the start, and refuse vectors below the promised cosine.
+        hang_timeout_seconds: a worker with work that shows no progress for this long is replaced.
         start_timeout_seconds: how long a worker may take to load the model; the pool does not start when one of its
             first workers takes longer.
         max_respawns: processes that one worker's seat may lose in a row before the pool gives up.
@@ -112,7 +114,8 @@ class EncoderPool:
             for note in self.notes:
                 log.warning("%s", note)
             self.device_reason = "; ".join([choice.reason, self.backend_detail, *self.notes])
-            self.texts_per_second = texts_per_second(self)
+            calibration = Calibration(ready[0]["calibration"])
+            self.texts_per_second = pool_speed(calibration, ",".join(choice.devices), self._time_rounds)
         except BaseException:
             self.close()
             raise
@@ -130,12 +133,12 @@ class EncoderPool:
 
     @property
     def replays(self) -> int:
-        """Chunks that were done again because their worker was lost."""
+        """Chunks that were encoded again because their worker was lost."""
         return self._dispatcher.replays
 
     @property
     def worker_pids(self) -> list[int]:
-        """Process ids of the workers that run now."""
+        """Process ids of the running workers."""
         return self._dispatcher.worker_pids()
 
     def arena(self, *, slots: int, max_texts: int, max_bytes: int) -> Arena:
@@ -152,15 +155,15 @@ class EncoderPool:
         return arena
 
     def submit(self, slot: Slot, borders: np.ndarray | None = None) -> EncodeCall:
-        """Begins to fill the slot's matrix with the vectors of its texts. Several threads may call at once.
+        """Starts to fill the slot's matrix with the vectors of its texts. Several threads may call it concurrently.
 
         Args:
             slot: with texts; it must not be released before the call has ended.
-            borders: first rows of the groups (partitions) that are of no use once one of their texts cannot be encoded,
-                ascending, beginning with 0; None: each row is a group.
+            borders: first rows of the groups (partitions) that fail as a whole when one of their texts cannot be
+                encoded, ascending, beginning with 0; None: each row is a group.
 
         Raises:
-            EncoderError: the pool cannot go on; it holds the last words of the worker that failed.
+            EncoderError: the pool failed; the message holds the last output of the failed worker.
         """
         self._raise_failure()
         job = Job(slot, borders)
@@ -171,10 +174,10 @@ class EncoderPool:
         return EncodeCall(job, self._workers, self._dispatcher.abandon)
 
     def encode(self, slot: Slot) -> EncodeMetrics:
-        """Fills the slot's matrix with the vectors of its texts; blocks.
+        """Fills the slot's matrix with the vectors of its texts, and waits for it.
 
         Raises:
-            EncoderError: the pool cannot go on, or a text cannot be encoded: the error names its row.
+            EncoderError: the pool failed, or a text cannot be encoded: the error names its row.
         """
         call = self.submit(slot)
         try:
@@ -189,8 +192,19 @@ class EncoderPool:
         return metrics
 
     def close(self) -> None:
-        """Ends the workers and waits for them; harmless when called twice."""
+        """Ends the workers and waits for them. Closing twice is harmless."""
         self._dispatcher.close()
+
+    def _time_rounds(self, texts: list[str]) -> list[float]:
+        """Seconds of encoding `texts`, in rounds after a first one that warms up."""
+        column = pa.array(texts, pa.large_string())
+        max_bytes = max(1, sum(len(text.encode()) for text in texts))
+        with self.arena(slots=1, max_texts=len(texts), max_bytes=max_bytes) as arena:
+            slot = arena.acquire()
+            slot.append(column)
+            seconds = [self.encode(slot).encode_seconds for _ in range(_SPEED_ROUNDS)]
+            slot.release()
+        return seconds[1:]
 
     def _raise_failure(self) -> None:
         if self._dispatcher.failure is not None:
@@ -206,7 +220,7 @@ class EncoderPool:
 
 
 def _with_folder(spec: EncodingSpec | Space) -> Space:
-    """The space to encode into, with a folder to load; one read from a space.json is looked up again by its model."""
+    """The space to encode into, with a model folder; a space read from a space.json is resolved again."""
     if isinstance(spec, EncodingSpec):
         return spec.resolve()
     if spec.model_path or spec.is_hash:
@@ -215,6 +229,6 @@ def _with_folder(spec: EncodingSpec | Space) -> Space:
     if found.name != spec.name:
         raise ConfigError(
             f"the model {spec.requested.model!r} on this machine gives the space {found.name}, not {spec.name}: "
-            "the model or its settings changed; use a new output, or the model that this one was made with"
+            "the model or its settings changed; use a new output, or the model that this output was made with"
         )
     return found

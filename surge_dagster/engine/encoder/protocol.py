@@ -1,8 +1,8 @@
-"""What passes between the pool and a worker: small JSON messages over a Unix socket, never a pickle.
+"""The protocol between the pool and a worker: small JSON messages over a Unix socket, never a pickle.
 
-The socket keeps message borders (SOCK_SEQPACKET), so one receive is one message and an empty one is the other side's
-end. An arena's memory file travels as a file descriptor beside its message. Messages are a few hundred bytes, whatever
-the SuperBatch: a descriptor of rows, not the rows.
+The socket keeps message borders (SOCK_SEQPACKET): one receive is one message, and an empty one means that the other
+side has closed. An arena's memory file travels as a file descriptor with its message. Messages describe rows and do
+not contain them, so they have a few hundred bytes whatever the SuperBatch.
 """
 
 from __future__ import annotations
@@ -16,14 +16,19 @@ from typing import Any
 Message = dict[str, Any]
 
 MAX_MESSAGE_BYTES = 64 << 10
-# Has a worker print the stacks of its threads: the one question that also reaches a worker that hangs.
-ASK_WHERE = signal.SIGUSR1
+# Makes a worker print the stacks of its threads; a signal also reaches a worker that hangs.
+DUMP_STACKS = signal.SIGUSR1
 _MAX_DESCRIPTORS = 4
 
 
 def send(connection: socket.socket, message: Message, descriptors: tuple[int, ...] = ()) -> None:
-    """Sends one message and, beside it, open file descriptors."""
-    # UTF-8 that lets lone surrogates pass: what a worker reports may hold any character, and few bytes for each.
+    """Sends one message with open file descriptors.
+
+    Raises:
+        ValueError: the message is longer than `MAX_MESSAGE_BYTES`.
+        OSError: the other side has closed.
+    """
+    # Worker reports may hold any character: UTF-8 with lone surrogates needs few bytes for each.
     content = json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode(errors="surrogatepass")
     if len(content) > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message of {len(content)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
@@ -44,5 +49,5 @@ def receive(connection: socket.socket) -> tuple[Message, list[int]] | None:
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         for descriptor in descriptors:
             os.close(descriptor)
-        raise ValueError("a message arrived cut off")
+        raise ValueError("a message arrived truncated")
     return json.loads(content.decode(errors="surrogatepass")), descriptors

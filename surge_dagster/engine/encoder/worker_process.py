@@ -1,4 +1,4 @@
-"""One worker process as the pool sees it: its socket, its lifeline, its last words and what it is working on."""
+"""One worker process as the pool sees it: how it starts, its messages, its output, its work, and how it ends."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from surge_dagster.engine.encoder import protocol
+from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.encoder.calls import Chunk
-from surge_dagster.engine.support.child_process import module_command, module_environment
 
 log = logging.getLogger(__name__)
 
-_LAST_LINES = 80
+_OUTPUT_LINES = 80
 _READ_BYTES = 64 << 10
-_ANSWER_SECONDS = 1.0
-_WHOLE_ANSWER_SECONDS = 0.2
-# Tearing down a process that holds much memory, or a device, takes a while; most end within milliseconds.
+_STACKS_SECONDS = 1.0
+_REST_OF_OUTPUT_SECONDS = 0.2
+# Ending a process that holds much memory, or a device, takes a while; most end within milliseconds.
 _KILLED_SECONDS = 5.0
 _WORKER_MODULE = "surge_dagster.engine.encoder.worker.main"
+_PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSeat:
-    """Where a worker runs: its device as the user names it, and its environment.
-
-    A process may die; its seat is taken by the next one.
-    """
+    """The place of a worker: a device as the user names it, and an environment. Each process on it may be replaced."""
 
     index: int
     device: str
@@ -42,12 +42,12 @@ class WorkerSeat:
 
 
 class WorkerProcess:
-    """A running worker. Spawned, used and ended by the dispatcher's thread alone.
+    """A running worker. Only the dispatcher's thread starts, uses and ends it.
 
     Args:
-        seat: what it is to load, and where.
-        token_budget: the one that its predecessor found to fit the device's memory; None is the seat's own.
-        backend: what "auto" means by now: whoever replaces a worker must not choose another one.
+        seat: the device and the model to load.
+        token_budget: the budget that fitted the device's memory in the process before; None uses the seat's own.
+        backend: the backend that "auto" has chosen; a replacement must use the same one.
     """
 
     def __init__(self, seat: WorkerSeat, token_budget: int | None = None, backend: str | None = None) -> None:
@@ -55,24 +55,28 @@ class WorkerProcess:
         self.ready = False
         self.assigned: list[Chunk] = []
         self.known_arenas: set[int] = set()
-        self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self.last_lines: deque[str] = deque(maxlen=_OUTPUT_LINES)
         self._partial_line = b""
-        self.progress = -1
+        self._progress = -1
         self.moved_at = time.monotonic()
-        self.told_at = self.moved_at  # when it was last said that it is still loading
-        self.head_since = self.moved_at  # when the first of its chunks became that
+        self.loading_logged_at = self.moved_at
+        self.first_chunk_at = self.moved_at  # when the first of its assigned chunks became the first
         self._killed_at: float | None = None
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         lifeline, self._lifeline = os.pipe()
+        paths = [path for path in (os.environ.get("PYTHONPATH"), str(_PACKAGE_ROOT)) if path]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+        descriptors = (theirs.fileno(), lifeline)
         try:
             self.process = subprocess.Popen(
-                module_command(_WORKER_MODULE, theirs.fileno(), lifeline, os.getpid()),
+                # -P: modules in the current folder must not hide libraries.
+                [sys.executable, "-P", "-m", _WORKER_MODULE, *map(str, (*descriptors, os.getpid()))],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                pass_fds=(theirs.fileno(), lifeline),
-                env={**module_environment(), "PYTHONUNBUFFERED": "1", **seat.environment},
-                # A group of its own: an interrupt from the terminal is the pool's business.
+                pass_fds=descriptors,
+                env={**environment, **seat.environment},
+                # Its own process group: the pool handles an interrupt from the terminal.
                 process_group=0,
             )
         except BaseException:
@@ -85,56 +89,83 @@ class WorkerProcess:
         assert self.process.stdout is not None
         self.output = self.process.stdout
         os.set_blocking(self.output.fileno(), False)
-        # A process that died at once is noticed where every other death is: at the end of its connection.
-        with contextlib.suppress(OSError):
-            protocol.send(self.connection, _load_message(seat, token_budget, backend))
+        self._send(_load_message(seat, token_budget, backend))
 
     @property
     def pid(self) -> int:
         return self.process.pid
 
     def note_progress(self, progress: int | None = None) -> None:
-        """Remembers that the worker moved: it sent an answer, or its counter changed."""
-        if progress is None or progress != self.progress:
+        """Records that the worker progressed: it sent an answer (None), or its progress counter changed."""
+        if progress is None or progress != self._progress:
             self.moved_at = time.monotonic()
         if progress is not None:
-            self.progress = progress
+            self._progress = progress
+
+    def assign(self, chunk: Chunk, arena: Arena, descriptor: int) -> None:
+        """Sends a chunk, and its arena's memory file before the first chunk of that arena."""
+        if not self.assigned:
+            self.note_progress()
+            self.first_chunk_at = self.moved_at
+        self.assigned.append(chunk)
+        chunk.job.slot.pin()
+        if arena.key not in self.known_arenas:
+            self.known_arenas.add(arena.key)
+            described = {"op": "arena", "arena": arena.key, "slots": arena.slots, "layout": arena.layout.to_json()}
+            self._send(described, (descriptor,))
+        place = {"arena": arena.key, "slot": chunk.job.slot.index, "start": chunk.start, "stop": chunk.stop}
+        self._send({"op": "encode", "chunk": chunk.number, **place})
+
+    def ask_back(self, chunk: Chunk) -> None:
+        """Asks for a chunk that the worker may not have begun; it answers only if it has not."""
+        chunk.asked_back = True
+        self._send({"op": "return", "chunk": chunk.number})
+
+    def drop_arena(self, key: int) -> None:
+        """Lets the worker unmap an arena."""
+        if key in self.known_arenas:
+            self.known_arenas.discard(key)
+            self._send({"op": "drop", "arena": key})
+
+    def stop(self) -> None:
+        """Asks the worker to end."""
+        self._send({"op": "stop"})
 
     def take(self, number: int) -> Chunk:
-        """Takes a chunk, by its number, off what the worker has to do."""
+        """Removes the chunk with this number from the assigned ones."""
         place = next(place for place, chunk in enumerate(self.assigned) if chunk.number == number)
         return self.assigned.pop(place)
 
     def read_output(self) -> bool:
-        """Takes in what the worker printed; False once it can print no more."""
+        """Reads what the worker printed; False once it can print no more."""
         try:
-            content = os.read(self.output.fileno(), _READ_BYTES)
+            printed = os.read(self.output.fileno(), _READ_BYTES)
         except BlockingIOError:
             return True
-        if not content:
+        if not printed:
             return False
-        *lines, self._partial_line = (self._partial_line + content).split(b"\n")
+        *lines, self._partial_line = (self._partial_line + printed).split(b"\n")
         self.last_lines.extend(line.decode(errors="replace").rstrip() for line in lines if line.strip())
         return True
 
-    def ask_where(self) -> None:
-        """Has a process that seems to hang print the stacks of its threads, as far as it still can."""
+    def dump_stacks(self) -> None:
+        """Makes a process that seems to hang print the stacks of its threads, if it still can."""
         with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(protocol.ASK_WHERE)
-        if not self._has_output(_ANSWER_SECONDS):
+            self.process.send_signal(protocol.DUMP_STACKS)
+        if not self._has_output(_STACKS_SECONDS):
             return
-        # A worker may go on printing without end, and its answer must not be lost in that.
-        deadline = time.monotonic() + _WHOLE_ANSWER_SECONDS
+        # The worker may print without end; the stacks must not be lost in that.
+        deadline = time.monotonic() + _REST_OF_OUTPUT_SECONDS
         while (left := deadline - time.monotonic()) > 0 and self._has_output(left) and self.read_output():
             pass
 
-    def with_last_words(self, why: str) -> str:
-        """Why it ended, and what it printed last."""
+    def with_output(self, reason: str) -> str:
+        """A reason for its end, followed by its last output."""
         lines = "\n".join(f"  {line}" for line in self.last_lines)
-        return f"{why}\nIts last words:\n{lines}" if lines else f"{why}; it printed nothing"
+        return f"{reason}\nIts last output:\n{lines}" if lines else f"{reason}; it printed nothing"
 
     def kill(self) -> None:
-        """Ends the process at once."""
+        """Sends SIGKILL."""
         self._killed_at = self._killed_at or time.monotonic()
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGKILL)
@@ -147,20 +178,19 @@ class WorkerProcess:
             return None
 
     def end(self, grace_seconds: float) -> int | None:
-        """Waits for the process, kills it after `grace_seconds`, and frees everything; returns its exit code.
+        """Waits for the process, kills it after `grace_seconds`, frees everything, and returns its exit code.
 
-        None: it was killed and hangs inside the kernel, which no signal ends, so it is given up. Its chunks may go to
-        others all the same: it never comes back to code of its own, and what the kernel or a device may still finish
-        for it goes to memory of its own, never to an arena. The system ends it whenever it can, and `subprocess` takes
-        note of that when it next starts a process.
+        None: it was killed and hangs inside the kernel, where no signal ends it, so it is given up. Other workers may
+        still encode its chunks: it never runs its own code again, and what the kernel or a device still finishes for
+        it goes to its own memory, never to an arena.
         """
         code = self.wait(grace_seconds)
         if code is None:
             self.kill()
             assert self._killed_at is not None
             code = self.wait(self._killed_at + _KILLED_SECONDS - time.monotonic())
-        # A process that it started may go on printing without end.
-        deadline = time.monotonic() + _WHOLE_ANSWER_SECONDS
+        # A process that it started may print without end.
+        deadline = time.monotonic() + _REST_OF_OUTPUT_SECONDS
         while self.read_output() and self._has_output() and time.monotonic() < deadline:
             pass
         if self._partial_line.strip():
@@ -170,17 +200,36 @@ class WorkerProcess:
         os.close(self._lifeline)
         if code is None:
             log.warning(
-                "worker %d on %s was killed and does not end: it hangs inside the kernel, as it does after a fault of "
-                "a GPU's driver or on a mount that does not answer. It is left to itself, and keeps its memory, the "
-                "device's too, until the kernel lets it end; dmesg may say why. Restart the machine if it stays",
+                "worker %d on %s was killed and does not end: it hangs inside the kernel, which happens after a fault "
+                "of a GPU's driver or on a mount that does not answer. It keeps its memory, the device's too, until "
+                "the kernel lets it end; dmesg may say why. Restart the machine if it stays",
                 *(self.pid, self.seat.device),
             )
         return code
+
+    def _send(self, message: protocol.Message, descriptors: tuple[int, ...] = ()) -> None:
+        # A process that has died is noticed in one place only: at the end of its connection.
+        with contextlib.suppress(OSError):
+            protocol.send(self.connection, message, descriptors)
 
     def _has_output(self, patience_seconds: float = 0.0) -> bool:
         poll = select.poll()
         poll.register(self.output, select.POLLIN)
         return bool(poll.poll(1_000 * patience_seconds))
+
+
+def describe_exit(code: int | None) -> str:
+    """An exit code in words; None means that the process was killed and did not end."""
+    if code is None:
+        return "it was killed and hangs inside the kernel"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    # The kernel's out-of-memory killer is the usual sender of an unexpected SIGKILL.
+    return f"{name} (out of memory, or killed by hand)" if name == "SIGKILL" else name
 
 
 def _load_message(seat: WorkerSeat, token_budget: int | None, backend: str | None) -> protocol.Message:

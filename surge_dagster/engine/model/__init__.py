@@ -1,1 +1,1 @@
-"""What a model is: where its files are, what they contain, and the vector space that follows from that."""
+"""Models: locating their files, their digest, and the vector space that follows from them."""

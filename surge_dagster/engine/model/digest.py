@@ -1,10 +1,10 @@
-"""What a model *is*, as one SHA-256: the same for every folder that computes the same vectors.
+"""The digest of a model: one SHA-256, the same for every folder that computes the same vectors.
 
 The digest covers the tensors (by name, type, shape and bytes, so that a file that was split into shards or saved with
 other metadata keeps its digest), the tokenizer, the settings that shape vectors, and the chain of modules. It leaves
-out what does not: where the folder came from, which library version wrote it, dropout, labels, the truncation and
-padding that a tokenizer file happens to carry, and default values that one version of a library writes and another
-leaves out. That is how a hub snapshot, a pip package and a re-saved folder meet in one vector space.
+out everything else: where the folder came from, which library version wrote it, dropout, labels, the truncation and
+padding in a tokenizer file, and default values that one version of a library writes and another leaves out. So a hub
+snapshot, a pip package and a re-saved folder share one vector space.
 
 Reading 90 MB takes a third of a second and reading 10 GB half a minute, so the digests of a file's tensors are kept
 on disk by path, size, modification time and inode.
@@ -27,7 +27,7 @@ _MAX_HEADER_BYTES = 100 << 20
 
 # Settings of config.json that never change a vector at inference.
 # fmt: off
-_IDLE_SETTINGS = frozenset((
+_IGNORED_SETTINGS = frozenset((
     "_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures", "use_cache",
     "gradient_checkpointing", "initializer_range", "initializer_factor", "id2label", "label2id", "num_labels",
     "problem_type", "finetuning_task", "attention_probs_dropout_prob", "hidden_dropout_prob", "classifier_dropout",
@@ -39,7 +39,7 @@ _IDLE_SETTINGS = frozenset((
     "cls_token_id", "mask_token_id", "decoder_start_token_id", "language", "model_max_length",
 ))
 # fmt: on
-# Values that say "as always": some versions write them, others leave the key out.
+# Default values: some library versions write them, others leave the key out.
 _DEFAULT_SETTINGS: dict[str, Any] = {
     "position_embedding_type": "absolute",
     "is_decoder": False,
@@ -58,7 +58,7 @@ _TOKENIZER_SETTINGS = (
     "truncation_side",
 )
 
-# What a tokenizer is rebuilt from where there is no tokenizer.json.
+# Files that define a tokenizer where there is no tokenizer.json.
 _VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
 
 _POOLING_FLAGS = {
@@ -73,10 +73,14 @@ _POOLING_FLAGS = {
 
 @dataclass(frozen=True, slots=True)
 class ModelModule:
-    """One link of the chain that a sentence-transformers model is.
+    """One module of a sentence-transformers model.
 
-    `kind` is the last part of the module's type, which stays the same when the library moves its modules around;
-    `others` are files that are digested byte by byte, because it is not known what they mean.
+    Attributes:
+        kind: the last part of the module's type, which stays the same when the library moves its modules.
+        folder: where its files are.
+        config: its canonical config.
+        weights: its safetensors files.
+        others: files of an unknown kind of module, which are digested byte by byte.
     """
 
     kind: str
@@ -123,10 +127,10 @@ def read_document(path: Path) -> dict[str, Any] | None:
 
 
 def canonical_config(config: dict[str, Any]) -> dict[str, Any]:
-    """A transformer's config.json without what never changes a vector and without defaults."""
+    """A transformer's config.json without defaults and without settings that never change a vector."""
     kept = {}
     for key, value in config.items():
-        if key in _IDLE_SETTINGS or value is None:
+        if key in _IGNORED_SETTINGS or value is None:
             continue
         if key in _DEFAULT_SETTINGS and value == _DEFAULT_SETTINGS[key]:
             continue
@@ -135,10 +139,10 @@ def canonical_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def canonical_module_config(kind: str, config: dict[str, Any]) -> dict[str, Any]:
-    """A module's own config in one spelling, whichever version of sentence-transformers saved it."""
+    """A module's config in one spelling for all versions of sentence-transformers."""
     kept = {key: value for key, value in config.items() if value is not None}
     if kind == "Transformer":
-        # max_seq_length is part of the spec on its own; the others are the defaults of text models, written out.
+        # max_seq_length is a field of the spec; the others are the defaults of text models.
         defaults = {
             "do_lower_case": False,
             "transformer_task": "feature-extraction",
@@ -162,16 +166,13 @@ def canonical_module_config(kind: str, config: dict[str, Any]) -> dict[str, Any]
 
 def file_sha256(path: Path) -> str:
     """SHA-256 (hex) of a file's bytes, from the disk cache while the file stays the same."""
-    kept = _kept_facts(path)
-    if kept is None or "sha256" not in kept:
-        kept = (kept or {}) | {"sha256": _hash_file(path)}
-        _keep_facts(path, kept)
-    return str(kept["sha256"])
-
-
-def _hash_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    cached = _cached_facts(path)
+    if cached is None or "sha256" not in cached:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        cached = (cached or {}) | {"sha256": digest}
+        _cache_facts(path, cached)
+    return str(cached["sha256"])
 
 
 def _tensor_digest(files: tuple[Path, ...]) -> str | None:
@@ -180,16 +181,16 @@ def _tensor_digest(files: tuple[Path, ...]) -> str | None:
     tensors: dict[str, list[Any]] = {}
     for file in files:
         tensors |= _tensors_of(file)
-    # Counting from 0 upwards: older versions saved this, newer ones make it themselves.
+    # The numbers from 0 upwards: older library versions saved them, newer ones compute them.
     tensors = {name: facts for name, facts in tensors.items() if not name.endswith("embeddings.position_ids")}
     return hashlib.sha256(canonical_json(tensors)).hexdigest()
 
 
 def _tensors_of(path: Path) -> dict[str, list[Any]]:
     """Name → [type, shape, SHA-256 of the bytes] of every tensor in a safetensors file."""
-    kept = _kept_facts(path)
-    if kept is not None and isinstance(kept.get("tensors"), dict):
-        return kept["tensors"]
+    cached = _cached_facts(path)
+    if cached is not None and isinstance(cached.get("tensors"), dict):
+        return cached["tensors"]
     tensors: dict[str, list[Any]] = {}
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         view = memoryview(mapped)
@@ -206,7 +207,7 @@ def _tensors_of(path: Path) -> dict[str, list[Any]]:
                     tensors[name] = [entry["dtype"], entry["shape"], hashlib.sha256(content).hexdigest()]
         finally:
             view.release()
-    _keep_facts(path, (kept or {}) | {"tensors": tensors})
+    _cache_facts(path, (cached or {}) | {"tensors": tensors})
     return tensors
 
 
@@ -230,12 +231,12 @@ def _facts_name(path: Path) -> tuple[str, list[int]]:
     return f"digests/{hashlib.sha256(str(real).encode()).hexdigest()[:32]}.json", identity
 
 
-def _kept_facts(path: Path) -> dict[str, Any] | None:
+def _cached_facts(path: Path) -> dict[str, Any] | None:
     name, identity = _facts_name(path)
     document = disk_cache.read_json(name)
     return document if document is not None and document.get("file") == identity else None
 
 
-def _keep_facts(path: Path, facts: dict[str, Any]) -> None:
+def _cache_facts(path: Path, facts: dict[str, Any]) -> None:
     name, identity = _facts_name(path)
     disk_cache.write_json(name, facts | {"file": identity})

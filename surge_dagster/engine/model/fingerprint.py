@@ -1,6 +1,6 @@
-"""What an answer kept on disk depends on beside the model: library versions and the machine.
+"""Keys for cached answers: library versions and the machine.
 
-Versions are read from package metadata, so the pool's process learns them without importing torch.
+Versions are read from package metadata, so the pool's process does not import torch for them.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 from surge_dagster.engine.model.digest import canonical_json
 
 _PACKAGES = ("torch", "transformers", "sentence-transformers", "tokenizers", "openvino")
-# Moves when the way this package drives a backend changes, so that no older answer is believed.
-_REVISION = 3
+# Increased when the way this package drives a backend changes, so that older cached answers are not used.
+_REVISION = 4
 
 
 @lru_cache(maxsize=1)
 def library_versions() -> dict[str, str]:
-    """Versions of what computes vectors; "" for what is not installed."""
-    return {name: library_version(name) for name in _PACKAGES}
+    """Versions of the libraries that compute vectors; "" where one is not installed."""
+    return {name: _version(name) for name in _PACKAGES}
 
 
 @lru_cache(maxsize=1)
@@ -49,14 +49,13 @@ def usable_cores() -> int:
 
 def cache_key(*facts: object) -> str:
     """32 hex digits over `facts` and the library versions."""
-    return hashlib.sha256(canonical_json([_REVISION, library_versions(), [str(fact) for fact in facts]])).hexdigest()[
-        :32
-    ]
+    document = [_REVISION, library_versions(), [str(fact) for fact in facts]]
+    return hashlib.sha256(canonical_json(document)).hexdigest()[:32]
 
 
-def library_version(name: str) -> str:
+def _version(name: str) -> str:
     """Version of an installed package, "" where it is not installed."""
-    import importlib.metadata  # not all workers ask, and their start would wait for it
+    import importlib.metadata  # imported here to keep the start of workers short
 
     try:
         return importlib.metadata.version(name)

@@ -16,7 +16,8 @@ from typing import Any, Literal, get_args
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.digest import canonical_json
-from surge_dagster.engine.model.model_files import DEFAULT_MODEL, describe_model, find_model
+from surge_dagster.engine.model.folder import describe_model
+from surge_dagster.engine.model.locating import DEFAULT_MODEL, find_model
 
 HASH_SCHEME = "hash://"
 SPACE_FORMAT = 1

@@ -1,7 +1,7 @@
-"""A cache on disk for answers that are costly to compute: file digests, parity, speed, converted models, footers.
+"""Cache on disk for costly answers: file digests, calibration, converted models, footers.
 
 Everything here can be deleted at any time and is then computed again; a folder that cannot be written only costs time.
-Files are written under a temporary name and renamed, so that a concurrent process never reads half an answer.
+Files are written to a temporary name and renamed, so that processes that start together never read a partial file.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 log = logging.getLogger(__name__)
 
-# Work under a lock takes seconds, or minutes for a large model; a holder that takes longer may be stopped.
+# Work under a lock takes seconds, or minutes for a large model; a process that holds one for longer may be stopped.
 _PATIENCE_SECONDS = 300.0
 
 
@@ -32,7 +32,7 @@ def cache_root() -> Path:
 
 
 def read_json(name: str) -> dict[str, Any] | None:
-    """The document kept under `name`, or None when there is none that can be read."""
+    """The document cached under `name`; None when it is missing or cannot be read."""
     try:
         document = json.loads(read_bytes(name) or b"")
     except ValueError:
@@ -41,7 +41,7 @@ def read_json(name: str) -> dict[str, Any] | None:
 
 
 def read_bytes(name: str) -> bytes | None:
-    """The bytes kept under `name`, or None when there are none that can be read."""
+    """The content cached under `name`; None when it is missing or cannot be read."""
     try:
         return (cache_root() / name).read_bytes()
     except OSError:
@@ -50,47 +50,41 @@ def read_bytes(name: str) -> bytes | None:
 
 @contextlib.contextmanager
 def lock(name: str, patience_seconds: float = _PATIENCE_SECONDS) -> Iterator[bool]:
-    """Hold the lock file `name` against every other process, so that only the first of several does the work.
+    """Holds the lock file `name` against other processes, so that processes that start together compute once.
 
-    Yields:
-        Whether the lock is held: False where the disk has no locks, or another process kept it longer than the
-        patience. The system releases the lock when its holder dies.
+    Yields False, without the lock, where the file cannot be locked or its holder keeps it beyond the patience.
     """
     target = cache_root() / name
-    with contextlib.ExitStack() as held:
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            held.enter_context(FileLock(target, timeout=patience_seconds))
-            locked = True
-        except Timeout:
-            log.warning(
-                "another process has held %s for %.0f s; this one computes for itself", target, patience_seconds
-            )
-            locked = False
-        except (OSError, NotImplementedError) as error:  # a read-only folder, or a network file system without locks
-            log.warning("cannot lock %s (%s); every process computes for itself", target, error)
-            locked = False
-        yield locked
+    held = FileLock(target, timeout=patience_seconds)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        held.acquire()
+    except (OSError, NotImplementedError) as error:  # filelock.Timeout is a TimeoutError
+        log.warning("cannot lock %s (%s); this process computes for itself", target, error)
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        held.release()
 
 
 def write_json(name: str, document: dict[str, Any]) -> None:
-    """Keep `document` under `name`, a relative path; a failure to write is logged and ignored."""
+    """Caches `document` under `name` (a relative path); a failed write is only logged."""
     write_bytes(name, json.dumps(document, indent=1, sort_keys=True).encode())
 
 
 def write_bytes(name: str, content: bytes) -> None:
-    """Keep `content` under `name`, atomically; a failure to write is logged and ignored."""
+    """Caches `content` under `name`, atomically; a failed write is only logged."""
     target = cache_root() / name
+    temporary = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, aside = tempfile.mkstemp(dir=target.parent, prefix=".", suffix=".tmp")
-    except OSError as error:
-        log.warning("cannot keep %s (%s); it will be computed again next time", target, error)
-        return
-    try:
-        with os.fdopen(handle, "wb") as file:
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".", suffix=".tmp", delete=False) as file:
+            temporary = Path(file.name)
             file.write(content)
-        Path(aside).replace(target)
+        temporary.replace(target)
     except OSError as error:
-        Path(aside).unlink(missing_ok=True)
-        log.warning("cannot keep %s (%s); it will be computed again next time", target, error)
+        log.warning("cannot cache %s (%s); it will be computed again next time", target, error)
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)

@@ -15,8 +15,7 @@ import numpy as np
 
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics
 from surge_dagster.engine.encoder.worker.backends.token_backend import ChunkPasses, TokenBackend
-from surge_dagster.engine.encoder.worker.pass_loop import PassLoop
-from surge_dagster.engine.encoder.worker.token_batches import TokenBatch
+from surge_dagster.engine.encoder.worker.passes import PassLoop, TokenBatch
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, Tokens
 from surge_dagster.engine.model.spec import Space
 

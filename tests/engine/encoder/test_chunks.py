@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surge_dagster.engine.encoder.calls import LARGEST_CHUNK_TEXTS, LARGEST_CHUNK_WEIGHT, ROW_WEIGHT, Job, chunk_end
-from surge_dagster.engine.encoder.gpu_gauge import GpuGauge
+from surge_dagster.engine.encoder.devices import GpuMonitor
 from surge_dagster.engine.encoder.quarantine import Quarantine
 
 
@@ -138,7 +138,7 @@ def test_weight_of_a_row_is_its_bytes_and_a_constant() -> None:
 
 
 class Nvml:
-    """What the management library answers on a machine with two GPUs, of which the second one is lost later."""
+    """The management library on a machine with two GPUs, the second of which fails once `lost` is set."""
 
     def __init__(self) -> None:
         self.lost = False
@@ -160,28 +160,28 @@ class Nvml:
         return SimpleNamespace(used=(3 << 30, 1 << 30)[handle])
 
 
-class TestGpuGauge:
-    def test_the_devices_of_the_pool_are_averaged_and_summed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+class TestGpuMonitor:
+    def test_utilisation_is_averaged_and_memory_is_summed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        assert GpuGauge(["cuda:0", "cuda:1", "cuda:1"], Nvml()).sample() == (0.9, 4 << 30)
+        assert GpuMonitor(["cuda:0", "cuda:1", "cuda:1"], Nvml()).sample() == (0.9, 4 << 30)
 
-    def test_devices_are_those_that_cuda_sees(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_devices_are_numbered_by_cuda_visible_devices(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-        assert GpuGauge(["cuda:0"], Nvml()).sample() == (1.0, 1 << 30)
+        assert GpuMonitor(["cuda:0"], Nvml()).sample() == (1.0, 1 << 30)
 
-    def test_a_gpu_that_is_lost_ends_the_figures_and_nothing_else(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_lost_gpu_ends_the_metrics_and_nothing_else(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         nvml = Nvml()
-        gauge = GpuGauge(["cuda:1"], nvml)
+        monitor = GpuMonitor(["cuda:1"], nvml)
         nvml.lost = True
-        assert gauge.sample() is None
+        assert monitor.sample() is None
         nvml.lost = False
-        assert gauge.sample() is None
+        assert monitor.sample() is None
 
     @pytest.mark.parametrize("devices", [["cpu"], ["cuda:0"]])
-    def test_without_gpus_or_without_the_library_there_are_no_figures(self, devices: list[str]) -> None:
+    def test_without_gpus_or_the_library_there_are_no_metrics(self, devices: list[str]) -> None:
         class Missing:
             def nvmlInit(self) -> None:
                 raise OSError("libnvidia-ml.so.1: cannot open shared object file")
 
-        assert GpuGauge(devices, Missing()).sample() is None
+        assert GpuMonitor(devices, Missing()).sample() is None

@@ -229,7 +229,7 @@ def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("starts")
-def test_a_worker_that_cannot_be_replaced_ends_the_pool_with_its_last_words() -> None:
+def test_worker_that_cannot_be_replaced_ends_the_pool_with_its_last_output() -> None:
     with EncoderPool(SPEC, devices="cpu,cpu", backend="faults:OnceBackend", max_respawns=2) as pool:
         with pytest.raises(EncoderError, match=r"(?s)SIGKILL.*3 times in a row; giving up.*the device is on fire"):
             encode(pool, _with_harm("die always"))

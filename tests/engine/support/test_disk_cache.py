@@ -1,4 +1,4 @@
-"""What the cache on disk promises to processes that share it."""
+"""The disk cache, shared by several processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ with disk_cache.lock("made/.lock") as locked:
 """
 
 
-def test_a_lock_whose_holder_stands_still_is_not_waited_for_without_end(
+def test_lock_is_given_up_after_the_patience_and_free_once_its_holder_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path))
@@ -29,7 +29,7 @@ def test_a_lock_whose_holder_stands_still_is_not_waited_for_without_end(
         assert holder.stdout.readline() == "True\n"
         with disk_cache.lock("made/.lock", patience_seconds=0.1) as locked:
             assert not locked
-        assert f"another process has held {tmp_path / 'made' / '.lock'}" in caplog.text
+        assert f"cannot lock {tmp_path / 'made' / '.lock'}" in caplog.text
         holder.kill()
     with disk_cache.lock("made/.lock") as locked:
         assert locked

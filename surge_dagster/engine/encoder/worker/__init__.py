@@ -1,1 +1,1 @@
-"""The side of the encoder pool that runs in worker processes: texts in shared memory become vectors."""
+"""The worker's side of the encoder pool."""

@@ -1,7 +1,7 @@
-"""A worker's start: from a space and settings to a backend that is known to be right.
+"""The start of a worker: loads the model into a backend, checks its vectors and sets its token budget.
 
-"auto" means the fastest backend that is installed and passes its checks: on a CPU OpenVINO, else torch. Whatever makes
-a candidate step aside is said in one line, which travels to the pool with the worker's first message.
+"auto" means the fastest installed backend that passes its checks: OpenVINO on a CPU, otherwise torch. The reason why a
+backend was not used travels to the pool, in one line, with the worker's first message.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from surge_dagster.engine.encoder.calibration import Calibration, calibration_name
 from surge_dagster.engine.encoder.worker import parity
 from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings
-from surge_dagster.engine.encoder.worker.token_budget import settle_token_budget
+from surge_dagster.engine.encoder.worker.token_budget import set_token_budget
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.model.model_files import describe_model
+from surge_dagster.engine.model.fingerprint import processor
+from surge_dagster.engine.model.folder import describe_model
 from surge_dagster.engine.model.spec import Space
 
 _NOT_COMPARED = "vectors were not compared with sentence-transformers' own (check_parity is off)"
@@ -29,43 +31,50 @@ class Loaded:
 
     Attributes:
         backend: computes vectors.
-        lowest_cosine: against sentence-transformers, None where it was not asked for or there is no model.
-        notes: one line for each thing a person should know.
+        calibration: its cached measurements.
+        lowest_cosine: against sentence-transformers; None where it was not requested or there is no model.
+        notes: one line for each thing that an operator should know.
     """
 
     backend: Backend
-    lowest_cosine: float | None
-    notes: list[str]
+    calibration: Calibration
+    lowest_cosine: float | None = None
+    notes: tuple[str, ...] = ()
 
 
 def load_backend(space: Space, settings: BackendSettings, backend: str, check_parity: bool) -> Loaded:
-    """Loads the model into the backend asked for, or into the best one for "auto"."""
+    """Loads the model into the requested backend, or into the fastest one for "auto".
+
+    Raises:
+        ConfigError: the model's files changed, or its vectors are below the promised cosine.
+    """
     if ":" in backend:
         module, _, attribute = backend.partition(":")
-        return Loaded(getattr(importlib.import_module(module), attribute)(space, settings), None, [])
+        made = getattr(importlib.import_module(module), attribute)(space, settings)
+        return Loaded(made, _calibration(space, made, settings))
     if space.is_hash:
         from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
 
-        return Loaded(HashBackend(prompt=space.prompt, max_length=space.max_length), None, [])
+        made = HashBackend(prompt=space.prompt, max_length=space.max_length)
+        return Loaded(made, _calibration(space, made, settings))
     _check_files(space)
     notes: list[str] = []
     candidates = _candidates(settings) if backend == "auto" else [backend]
     for candidate in candidates:
         try:
-            made = _MAKERS[candidate](space, settings)
-            lowest = None
-            if check_parity:
-                lowest = _parity(space, made, settings)
-            else:
+            made = _LOADERS[candidate](space, settings)
+            calibration = _calibration(space, made, settings)
+            lowest = parity.check_parity(space, made, settings, calibration) if check_parity else None
+            set_token_budget(space, made, settings, calibration)
+            if not check_parity:
                 notes.append(_NOT_COMPARED)
-            settle_token_budget(space, made, settings)
-            return Loaded(made, lowest, notes)
+            return Loaded(made, calibration, lowest, tuple(notes))
         except Exception as error:
             if candidate == candidates[-1]:
                 raise
             reason = str(error).strip().splitlines() or [type(error).__name__]
             next_one = candidates[candidates.index(candidate) + 1]
-            notes.append(f"{candidate} stepped aside for {next_one}: {reason[0][:_LONGEST_REASON]}")
+            notes.append(f"{next_one} is used instead of {candidate}: {reason[0][:_LONGEST_REASON]}")
     raise AssertionError("there is always a last candidate")
 
 
@@ -86,32 +95,26 @@ def _openvino(space: Space, settings: BackendSettings) -> Backend:
     return OpenvinoBackend(space, settings)
 
 
-_MAKERS: dict[str, Callable[[Space, BackendSettings], Backend]] = {"torch": _torch, "openvino": _openvino}
+_LOADERS: dict[str, Callable[[Space, BackendSettings], Backend]] = {"torch": _torch, "openvino": _openvino}
+
+
+def _calibration(space: Space, backend: Backend, settings: BackendSettings) -> Calibration:
+    default = processor() if settings.device == "cpu" else settings.device.partition(":")[0]
+    name = calibration_name(
+        space,
+        backend=backend.name,
+        detail=backend.detail,
+        precision=settings.precision,
+        machine=f"{getattr(backend, 'machine', default)} {settings.threads}",
+    )
+    return Calibration(name)
 
 
 def _check_files(space: Space) -> None:
-    """The files may have changed since the pool digested them: vectors of another model must not get this name."""
+    """Vectors of a model that changed after the pool computed its digest must not get the name of the space."""
     found = describe_model(Path(space.model_path)).digest
     if found != space.model_digest:
         raise ConfigError(
             f"the model in {space.model_path} changed while the pool was starting (its digest is {found[:12]} now, "
             f"it was {space.model_digest[:12]}); start again"
         )
-
-
-def _parity(space: Space, backend: Backend, settings: BackendSettings) -> float:
-    name = parity.parity_name(space, backend, settings)
-    lowest = parity.kept_parity(name)
-    if lowest is None:
-        from surge_dagster.engine.encoder.worker.sentence_model import load_reference, reference_vectors
-
-        reference = reference_vectors(load_reference(space, settings.device), space, parity.PARITY_TEXTS)
-        lowest = parity.lowest_cosine(parity.backend_vectors(backend, space, parity.PARITY_TEXTS), reference)
-        parity.keep_parity(name, lowest, space, backend)
-    floor = parity.FLOORS[settings.precision]
-    if lowest < floor:
-        raise ConfigError(
-            f"{backend.detail} in {settings.precision} differs from sentence-transformers (lowest cosine {lowest:.7f}, "
-            f"promised {floor:.5f}); use another backend or precision, or check_parity=False if you accept it"
-        )
-    return lowest

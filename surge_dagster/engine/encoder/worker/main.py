@@ -1,11 +1,11 @@
-"""The other side of the process border: loads one model, then turns rows of shared memory into vectors, until told.
+"""The worker process: loads one model, then turns rows of shared memory into vectors until the pool stops it.
 
-Three threads: the reader takes messages and tokenizes ahead, the main thread computes and answers, and a third reports
-every second how far the work has come, so that the pool can tell a slow worker from one that hangs. A fourth waits for
-the end of a pipe that only the pool's process holds open: when that process goes, however it goes, the worker goes
-too. Interrupts and termination signals sent to the whole group are the pool's business and are ignored here.
+Four threads: the reader receives messages and tokenizes ahead, the main thread computes and answers, a third reports
+progress every second, so that the pool can tell a slow worker from a hung one, and a fourth waits for the end of a pipe
+that only the pool's process holds open: when that process ends, however it ends, the worker ends too. Interrupts and
+termination signals are ignored here; the pool handles them.
 
-An exception is answered as plain data, never pickled; what a worker prints ends up in the pool's error messages.
+An exception is reported as plain data, never pickled; what a worker prints ends up in the pool's error messages.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import itertools
 import mmap
 import os
 import queue
+import select
+import signal
 import socket
 import sys
 import threading
@@ -31,18 +33,18 @@ from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSe
 from surge_dagster.engine.encoder.worker.loading import load_backend
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec, Space
-from surge_dagster.engine.support.child_process import leave_signals_to_parent, wait_for_parents_end
 
 _BEAT_SECONDS = 1.0
-_LONGEST_REPORT = 5_000
-_HARMLESS = "a text"
+_PARENT_CHECK_MILLISECONDS = 2_000
+_MAX_REPORT_CHARACTERS = 5_000
+_PROBE_TEXT = "a text"
 
 
 @dataclass(slots=True)
 class _Work:
-    """A chunk that was received: where it lies, and what the tokenizer made of it or the error that it ended with.
+    """A received chunk: its rows, and the tokenizer's result or error.
 
-    It holds its slot's arrays itself: the pool may forget an arena while a chunk of it is still waiting here.
+    It holds its slot's arrays itself: the pool may drop an arena while a chunk of it is still waiting here.
     """
 
     chunk: int
@@ -53,14 +55,14 @@ class _Work:
 
 
 class Worker:
-    """One worker's state; `run` returns when the pool says stop."""
+    """The state of one worker; `run` returns its exit code when the pool stops it."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._sending = threading.Lock()
         self._progress = 0
         self._arenas: dict[int, list[SlotArrays]] = {}
-        # Chunks that were received and not begun: whoever takes a number out decides whether it is encoded or returned.
+        # Chunks that were received and not begun: the thread that removes a number encodes or returns the chunk.
         self._waiting: set[int] = set()
         self._choosing = threading.Lock()
         self._prepared: queue.SimpleQueue[_Work | BaseException | None] = queue.SimpleQueue()
@@ -83,15 +85,15 @@ class Worker:
                 if self._begin(work.chunk):
                     metrics = self._forward(backend, work)
                     self._send({"op": "done", "chunk": work.chunk, "metrics": metrics})
-                work = None  # while it waits for more it must not hold an arena that the pool has closed
+                work = None  # a waiting worker must not hold an arena that the pool has closed
         except BaseException as failure:
-            # What is left of the device's state is unknown: a fresh process takes over.
+            # The state of the device is unknown now: a new process takes over.
             self._send(_report(failure) | {"op": "failed"})
             return 1
         return 0
 
     def _begin(self, chunk: int) -> bool:
-        """Whether a chunk is still this worker's; from now on it cannot be given back."""
+        """Whether a chunk is still this worker's; from now on it cannot be returned."""
         with self._choosing:
             waits = chunk in self._waiting
             self._waiting.discard(chunk)
@@ -100,9 +102,8 @@ class Worker:
     def _load(self, message: protocol.Message) -> Backend:
         space = Space(requested=EncodingSpec(**message["requested"]), **message["space"])
         settings = BackendSettings(**message["settings"])
-        started = time.perf_counter()
         loaded = load_backend(space, settings, message["backend"], message["check_parity"])
-        self._prove(loaded.backend, space)
+        self._encode_probe(loaded.backend, space)
         ready = {
             "op": "ready",
             "backend": loaded.backend.name,
@@ -110,18 +111,18 @@ class Worker:
             "token_budget": getattr(loaded.backend, "token_budget", 0),
             "lowest_cosine": loaded.lowest_cosine,
             "notes": loaded.notes,
-            "load_seconds": time.perf_counter() - started,
+            "calibration": loaded.calibration.name,
         }
         self._send(ready)
         return loaded.backend
 
-    def _prove(self, backend: Backend, space: Space) -> None:
-        """Encodes one text, so that whoever is ready is known to work: what ends it later is what it was given."""
-        prepared = backend.prepare([_HARMLESS], self._tick)
+    def _encode_probe(self, backend: Backend, space: Space) -> None:
+        """Encodes one text before the worker reports ready: a later end is then caused by the texts it was given."""
+        prepared = backend.prepare([_PROBE_TEXT], self._tick)
         backend.forward(prepared, np.empty((1, space.dimension), space.dtype), np.empty(1, np.uint8), self._tick)
 
     def _read(self, backend: Backend) -> None:
-        """Takes messages until there are no more; whatever goes wrong here reaches the main thread, which answers."""
+        """Receives messages until the connection ends; an error here goes to the main thread, which reports it."""
         end: BaseException | None = None
         try:
             self._read_all(backend)
@@ -134,7 +135,7 @@ class Worker:
             pass
 
     def _take(self, backend: Backend, message: protocol.Message, descriptors: list[int]) -> bool:
-        """Does what a message says; False when it says stop."""
+        """Handles one message; False for stop."""
         if message["op"] == "arena":
             layout = SlotLayout(**message["layout"])
             memory = mmap.mmap(descriptors[0], message["slots"] * layout.slot_bytes)
@@ -148,16 +149,16 @@ class Worker:
             arrays = self._arenas[message["arena"]][message["slot"]]
             work = _Work(message["chunk"], slice(message["start"], message["stop"]), arrays)
             self._waiting.add(work.chunk)
-            # An error of this chunk's texts must not be told before the answers to the chunks ahead of it.
+            # An error of this chunk must not be reported before the answers to the chunks ahead of it.
             try:
                 work.prepared = backend.prepare(_texts(work), self._tick)
-            except BaseException as error:  # a panic of the tokenizer's Rust code is no Exception
+            except BaseException as error:  # a panic in the tokenizer's Rust code is not an Exception
                 work.error = error
             self._prepared.put(work)
         return message["op"] != "stop"
 
     def _give_back(self, chunk: int) -> None:
-        """Returns a chunk that waits, and says nothing where that is too late."""
+        """Returns a waiting chunk to the pool; does nothing when the chunk was begun."""
         if self._begin(chunk):
             self._send({"op": "returned", "chunk": chunk})
 
@@ -180,7 +181,7 @@ class Worker:
             with self._sending:
                 protocol.send(self._connection, message)
         except OSError:
-            os._exit(1)  # the pool has gone: there is nobody left to work for
+            os._exit(1)  # the pool has ended
 
 
 def _texts(work: _Work) -> list[str]:
@@ -192,35 +193,40 @@ def _texts(work: _Work) -> list[str]:
 
 
 def _report(error: BaseException) -> protocol.Message:
-    """An error as plain data; with every character escaped it still fits into a message."""
+    """An error as plain data, short enough for one message even if every character is escaped."""
     trace = "".join(traceback.format_exception(error))
     return {
         "type": type(error).__name__,
         "config": isinstance(error, ConfigError),
-        "message": str(error)[:_LONGEST_REPORT],
-        "trace": trace[-_LONGEST_REPORT:],
+        "message": str(error)[:_MAX_REPORT_CHARACTERS],
+        "trace": trace[-_MAX_REPORT_CHARACTERS:],
     }
 
 
 def _end_with_parent(lifeline: int, parent: int) -> None:
-    wait_for_parents_end(lifeline, parent)
+    """Ends this process when the lifeline closes or the parent changes: a fork of the parent may hold it open."""
+    poll = select.poll()
+    poll.register(lifeline, select.POLLIN | select.POLLHUP)
+    while not poll.poll(_PARENT_CHECK_MILLISECONDS) and os.getppid() == parent:
+        pass
     os._exit(0)
 
 
 def main(arguments: list[str]) -> int:
     """Entry point: descriptors of the socket and the lifeline, and the parent's process id."""
     connection, lifeline, parent = (int(argument) for argument in arguments)
-    leave_signals_to_parent()
-    # Where it was when a library crashed it, and where it stands when the pool asks because it seems to hang.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Prints the stacks when a library crashes the process, and when the pool asks because it seems to hang.
     faulthandler.enable()
-    faulthandler.register(protocol.ASK_WHERE, all_threads=True)
-    # OpenVINO reports its use to its makers through this package, and works without it.
+    faulthandler.register(protocol.DUMP_STACKS, all_threads=True)
+    # OpenVINO reports its use through this package, and works without it.
     sys.modules["openvino_telemetry"] = None  # pyright: ignore[reportArgumentType]
     threading.Thread(target=_end_with_parent, args=(lifeline, parent), daemon=True).start()
     code = Worker(socket.socket(fileno=connection)).run()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Libraries that compute have threads of their own, which can take seconds to end in an orderly way.
+    # The threads of numeric libraries can take seconds to end.
     os._exit(code)
 
 

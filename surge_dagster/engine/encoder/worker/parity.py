@@ -1,19 +1,19 @@
-"""Whether this backend gives sentence-transformers' own vectors, asked once and remembered.
+"""The parity check: compares a backend's vectors with those of sentence-transformers, once, and caches the answer.
 
-A handful of texts that stress what usually goes wrong (the empty text, one word, other scripts, a text that is cut,
-many lengths at once) is encoded by the backend and by sentence-transformers' `encode` in fp32; the lowest cosine
-between the two must reach what the precision promises. The answer is kept on disk under the spec, the precision, the
-device and the library versions, because the reference alone costs as much as loading the model a second time.
+A few texts that often break an implementation (the empty text, one word, other scripts, a text that is cut, many
+lengths) are encoded by the backend and by sentence-transformers' `encode` in fp32; the lowest cosine between the two
+must reach the promise of the precision. The answer is cached, because loading the reference costs as much as loading
+the model a second time.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from surge_dagster.engine.encoder.calibration import Calibration
 from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings
-from surge_dagster.engine.model.fingerprint import cache_key, processor
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.support import disk_cache
 
 FLOORS = {"fp32": 0.99999, "fp16": 0.999, "bf16": 0.999}
 
@@ -36,30 +36,26 @@ PARITY_TEXTS = [
 ]
 
 
-def parity_name(space: Space, backend: Backend, settings: BackendSettings) -> str:
-    """Where the answer is kept."""
-    machine = processor() if settings.device == "cpu" else settings.device.split(":")[0]
-    return f"parity/{cache_key(space.spec_sha256, backend.name, backend.detail, settings.precision, machine)}.json"
+def check_parity(space: Space, backend: Backend, settings: BackendSettings, calibration: Calibration) -> float:
+    """The lowest cosine between the backend's vectors and those of sentence-transformers, cached or measured.
 
+    Raises:
+        ConfigError: it is below the promise of the precision.
+    """
+    lowest = calibration.read("lowest_cosine")
+    if not isinstance(lowest, int | float):
+        from surge_dagster.engine.encoder.worker.sentence_model import load_reference, reference_vectors
 
-def kept_parity(name: str) -> float | None:
-    """The lowest cosine found before, if it was looked for."""
-    document = disk_cache.read_json(name)
-    found = document.get("lowest_cosine") if document else None
-    return float(found) if isinstance(found, int | float) else None
-
-
-def keep_parity(name: str, lowest: float, space: Space, backend: Backend) -> None:
-    """Remembers the lowest cosine."""
-    disk_cache.write_json(name, {"lowest_cosine": lowest, "space": space.name, "backend": backend.detail})
-
-
-def backend_vectors(backend: Backend, space: Space, texts: list[str]) -> np.ndarray:
-    """The backend's vectors of texts, in the space's stored type."""
-    matrix = np.empty((len(texts), space.dimension), space.dtype)
-    flags = np.empty(len(texts), np.uint8)
-    backend.forward(backend.prepare(texts, _nothing), matrix, flags, _nothing)
-    return matrix
+        reference = reference_vectors(load_reference(space, settings.device), space, PARITY_TEXTS)
+        lowest = lowest_cosine(_backend_vectors(backend, space, PARITY_TEXTS), reference)
+        calibration.write(lowest_cosine=lowest, space=space.name, backend=backend.detail)
+    floor = FLOORS[settings.precision]
+    if lowest < floor:
+        raise ConfigError(
+            f"{backend.detail} in {settings.precision} differs from sentence-transformers (lowest cosine {lowest:.7f}, "
+            f"promised {floor:.5f}); use another backend or precision, or check_parity=False if you accept it"
+        )
+    return lowest
 
 
 def lowest_cosine(one: np.ndarray, other: np.ndarray) -> float:
@@ -75,5 +71,13 @@ def cosines(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     return np.where(lengths > 0, products / np.where(lengths > 0, lengths, 1), ours.any(1) == theirs.any(1))
 
 
-def _nothing() -> None:
+def _backend_vectors(backend: Backend, space: Space, texts: list[str]) -> np.ndarray:
+    """The backend's vectors of texts, in the space's stored type."""
+    matrix = np.empty((len(texts), space.dimension), space.dtype)
+    flags = np.empty(len(texts), np.uint8)
+    backend.forward(backend.prepare(texts, _no_progress), matrix, flags, _no_progress)
+    return matrix
+
+
+def _no_progress() -> None:
     return None

@@ -1,7 +1,7 @@
-"""The model as sentence-transformers loads it, made ready for the backends. Runs in workers only: it imports torch.
+"""The model as sentence-transformers loads it, prepared for the backends. Imports torch, so only workers use it.
 
-Whatever sentence-transformers decides about a model (modules, prompts, the tokenizer's special cases) is taken from its
-own loaded object, never decided again: parity starts with not having two opinions.
+Everything that sentence-transformers decides about a model (modules, prompts, special cases of the tokenizer) is taken
+from its loaded object and not decided again here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def load_reference(space: Space, device: str) -> SentenceTransformer:
     """sentence-transformers' own model in fp32, with the space's length and normalization, from safetensors only."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    # Everything is in the folder: a look at the hub would only cost time, or hang where there is no network.
+    # All files are in the folder: a request to the hub would take time, or hang without a network.
     os.environ["HF_HUB_OFFLINE"] = "1"
     warnings.filterwarnings("ignore")
     logging.getLogger("transformers").setLevel(logging.ERROR)
@@ -51,7 +51,7 @@ def load_reference(space: Space, device: str) -> SentenceTransformer:
 
 
 def reference_vectors(model: SentenceTransformer, space: Space, texts: list[str]) -> np.ndarray:
-    """What sentence-transformers' own `encode` gives for `texts` in this space, float32."""
+    """The vectors of sentence-transformers' `encode` for `texts` in this space, float32 [texts, dimension]."""
     return model.encode(
         texts,
         prompt=space.prompt,
@@ -64,7 +64,7 @@ def reference_vectors(model: SentenceTransformer, space: Space, texts: list[str]
 
 
 def tokenizer_facts(model: SentenceTransformer, space: Space) -> TokenizerFacts | None:
-    """The model's tokenizer, or None where texts do not go through one that can be used directly."""
+    """The model's tokenizer; None where texts do not go through a plain fast tokenizer."""
     first = model[0]
     tokenizer = getattr(first, "tokenizer", None)
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -90,12 +90,12 @@ def tokenizer_facts(model: SentenceTransformer, space: Space) -> TokenizerFacts 
 def embedder(model: SentenceTransformer, space: Space, prompt_length: int | None) -> torch.nn.Module:
     """[batch, length] token ids and their mask → [batch, dimension] vectors: the whole model as one module.
 
-    Without a mask (None) every token counts, and attention may take a faster way.
+    Without a mask every token counts, and attention may use a faster kernel.
     """
     import torch
 
     tokenizer = getattr(model[0], "tokenizer", None)
-    # Some tokenizers, those of most decoders, add no special token: an empty text is a row of padding alone.
+    # Some tokenizers, as of most decoders, add no special token: an empty text is a row of padding only.
     rows_may_be_empty = tokenizer is not None and not tokenizer.backend_tokenizer.encode("").ids
 
     class Embedder(torch.nn.Module):
@@ -117,9 +117,9 @@ def embedder(model: SentenceTransformer, space: Space, prompt_length: int | None
             return torch.nn.functional.normalize(vectors, p=2.0, dim=-1) if space.normalize else vectors
 
         def _pool_nothing_from_empty_rows(self, features: dict, attention_mask: torch.Tensor) -> dict:
-            """Lets an empty row attend to its first padding: attention to nothing at all is nan in some kernels.
+            """Lets an empty row attend to its first padding: attention to no token is nan in some kernels.
 
-            Pooling still sees the row as empty, so it gives what sentence-transformers gives.
+            Pooling still sees the row as empty, so the result equals that of sentence-transformers.
             """
             attended = torch.cat([torch.ones_like(attention_mask[:, :1]), attention_mask[:, 1:]], dim=1)
             transformer, *others = self.model

@@ -1,11 +1,10 @@
-"""Texts to token ids, exactly as sentence-transformers makes them, with every cut text known.
+"""Tokenization: texts to the token ids of sentence-transformers, with a flag for every cut text.
 
-The tokenizer is the one that sentence-transformers itself ended up with, as JSON, so nothing about it is guessed
-again. It is asked for one token more than the model reads: a text that fills this is too long, and taking the extra
-token out again gives exactly what truncation would have left. So a cut costs nothing and is never silent.
+The tokenizer is that of the model loaded by sentence-transformers, as JSON. It returns up to one token more than the
+model reads: a text with that many tokens is too long, and removing the extra token gives the same ids as truncation.
 
-A very long text is not tokenized to its end where that is known to change nothing: BERT's tokenizer treats the pieces
-between white space one by one, so a prefix that ends before white space and already fills the model is enough.
+Very long texts are not tokenized to their end where the rest cannot change the result: BERT's tokenizer treats the
+pieces between white space one by one, so a prefix that ends before white space and fills the model is enough.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Tokens:
         columns = np.arange(length)
         starts = self.offsets[rows]
         mask = columns < (self.offsets[rows + 1] - starts)[:, None]
-        if len(self.ids) == 0:  # only empty texts, and no special tokens: there is nothing to look up
+        if len(self.ids) == 0:  # only empty texts, without special tokens
             return np.full(mask.shape, self.pad_id, np.int64), mask.astype(np.int64)
         places = np.where(mask, starts[:, None] + columns, 0)
         return np.where(mask, self.ids[places], self.pad_id).astype(np.int64), mask.astype(np.int64)
@@ -57,13 +56,13 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
-    """A model's own tokenizer, and what else its texts depend on.
+    """A model's tokenizer and its settings.
 
     Attributes:
         tokenizer_json: a serialized `tokenizers.Tokenizer`.
         truncation_side: the end at which texts are cut, "right" or "left".
         pad_id: the token that pads.
-        prompt_length: tokens of the prompt, None where no prompt is used or the pooling does not ask.
+        prompt_length: tokens of the prompt; None without a prompt, or where pooling does not need it.
     """
 
     tokenizer_json: str
@@ -93,7 +92,7 @@ class TextTokenizer:
         leading = probe.index(0) if 0 in probe else len(probe)
         trailing = probe[::-1].index(0) if 0 in probe else 0
         self._tokenizer.enable_truncation(max_length + 1, strategy="longest_first", direction=truncation_side)
-        # Where, in a text that filled max_length + 1 tokens, the one token is that truncation would have left out.
+        # The position, in a text of max_length + 1 tokens, of the token that truncation would leave out.
         self._surplus = max_length - trailing if truncation_side == "right" else leading
         self._max_length = max_length
         self._prompt = prompt
@@ -154,7 +153,7 @@ def _space_after(text: str, start: int) -> int | None:
 
 
 def _splits_at_spaces(tokenizer: dict[str, Any]) -> bool:
-    """Whether the tokens before a space are known to be independent of what follows it: BERT's kind only."""
+    """Whether tokens before a space are independent of the text after it, which is known for BERT's kind only."""
     kinds = [(tokenizer.get(part) or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]
     added = [token["content"] for token in tokenizer.get("added_tokens") or []]
     return kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"] and not any(" " in text for text in added)

@@ -1,6 +1,6 @@
-"""The start-up profile: the saturation point is found through noise and little memory, once, and kept.
+"""The token budget: the saturation point is found despite noise and little memory, once, and cached.
 
-Passes take simulated seconds, so that the answers are known.
+Passes take simulated seconds, so the right answers are known.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from surge_dagster.engine.encoder.calibration import Calibration
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress
 from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
 from surge_dagster.engine.encoder.worker.backends.token_backend import PreparedTokens
-from surge_dagster.engine.encoder.worker.token_budget import measure_rates, saturation_budget, settle_token_budget
+from surge_dagster.engine.encoder.worker.token_budget import measure_rates, saturation_budget, set_token_budget
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from tests.engine.encoder.small_device import DIMENSION, Device, SmallDeviceBackend
 
 _SETTINGS = BackendSettings(device="cpu", precision="fp32", threads=1)
 _CANDIDATES = (256, 512, 1_024, 2_048, 4_096)
 _DEFAULT = 1_024
+_CALIBRATION = Calibration("calibration/tests.json")
 
 
 class TimedBackend(SmallDeviceBackend):
-    """A device on which a pass costs as much as `pass_price` tokens, and then a price for each token."""
+    """A device on which a pass costs as much as `pass_price` tokens, plus its own tokens."""
 
     budget_candidates = _CANDIDATES
 
@@ -53,37 +55,37 @@ def space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Space:
     return EncodingSpec(f"hash://{DIMENSION}").resolve()
 
 
-def _settled(backend: TimedBackend, space: Space) -> int:
-    settle_token_budget(space, backend, _SETTINGS)
+def _budget(backend: TimedBackend, space: Space) -> int:
+    set_token_budget(space, backend, _SETTINGS, _CALIBRATION)
     return backend.token_budget
 
 
 # The rate is 1 / (1 + price / budget); the first budget within 3 % of that of 4,096 is the answer.
 @pytest.mark.parametrize(("pass_price", "expected"), [(0, 256), (10, 512), (30, 1_024), (100, 2_048), (2_000, 4_096)])
-def test_the_smallest_budget_near_the_best_rate_is_chosen(space: Space, pass_price: int, expected: int) -> None:
-    assert _settled(TimedBackend(pass_price=pass_price), space) == expected
+def test_smallest_budget_near_the_best_rate_is_chosen(space: Space, pass_price: int, expected: int) -> None:
+    assert _budget(TimedBackend(pass_price=pass_price), space) == expected
 
 
 @pytest.mark.parametrize("slow", range(11))
 def test_one_slow_measurement_does_not_change_the_answer(space: Space, slow: int) -> None:
     backend = TimedBackend(pass_price=30)
     backend.slow_calls = {slow}
-    assert _settled(backend, space) == 1_024
+    assert _budget(backend, space) == 1_024
 
 
-def test_budgets_that_memory_does_not_hold_are_never_chosen(space: Space) -> None:
+def test_budgets_beyond_memory_are_never_chosen(space: Space) -> None:
     backend = TimedBackend(pass_price=2_000, limit=1_000)
-    assert _settled(backend, space) == 512
+    assert _budget(backend, space) == 512
     assert max(backend.device.passes) <= 1_000
 
 
-def test_a_model_too_slow_to_be_profiled_keeps_the_default_and_is_asked_little(space: Space) -> None:
+def test_slow_model_keeps_the_default_after_a_short_measurement(space: Space) -> None:
     backend = TimedBackend(pass_price=2_000, token_seconds=1e-3)
-    assert _settled(backend, space) == _DEFAULT
+    assert _budget(backend, space) == _DEFAULT
     assert sum(backend.device.passes) <= _CANDIDATES[0]
 
 
-def test_a_rise_that_time_cuts_off_is_no_reason_to_go_below_the_default() -> None:
+def test_incomplete_measurement_never_chooses_less_than_the_default() -> None:
     rising = {256: 1.0, 512: 1.9}
     assert saturation_budget(rising, _CANDIDATES, _DEFAULT) == _DEFAULT
     assert saturation_budget({256: 1.0, 512: 1.01}, _CANDIDATES, _DEFAULT) == _DEFAULT
@@ -100,16 +102,16 @@ def test_every_budget_is_measured_with_full_passes_in_both_rounds(space: Space) 
         assert sum(0.9 * budget <= tokens <= budget for tokens in backend.device.passes) >= 2
 
 
-def test_the_answer_is_kept_and_the_next_start_measures_nothing(space: Space) -> None:
-    assert _settled(TimedBackend(pass_price=100), space) == 2_048
+def test_budget_is_cached_and_the_next_start_measures_nothing(space: Space) -> None:
+    assert _budget(TimedBackend(pass_price=100), space) == 2_048
     second = TimedBackend(pass_price=0)
-    assert _settled(second, space) == 2_048
+    assert _budget(second, space) == 2_048
     assert second.calls == 0
 
 
 def test_workers_that_start_together_measure_once(space: Space) -> None:
     backends = [TimedBackend(pass_price=100) for _ in range(4)]
-    threads = [threading.Thread(target=_settled, args=(backend, space)) for backend in backends]
+    threads = [threading.Thread(target=_budget, args=(backend, space)) for backend in backends]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -118,20 +120,20 @@ def test_workers_that_start_together_measure_once(space: Space) -> None:
     assert sum(backend.calls > 0 for backend in backends) == 1
 
 
-def test_a_cache_that_cannot_be_written_only_costs_the_measurement(
+def test_cache_that_cannot_be_written_costs_only_a_measurement(
     space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "file"))
-    assert _settled(TimedBackend(pass_price=100), space) == 2_048
+    assert _budget(TimedBackend(pass_price=100), space) == 2_048
 
 
-def test_a_budget_that_was_asked_for_is_left_alone(space: Space) -> None:
+def test_requested_budget_is_not_changed(space: Space) -> None:
     backend = TimedBackend(pass_price=100)
-    settle_token_budget(space, backend, replace(_SETTINGS, token_budget=77))
+    set_token_budget(space, backend, replace(_SETTINGS, token_budget=77), _CALIBRATION)
     assert (backend.token_budget, backend.calls) == (_DEFAULT, 0)
 
 
-def test_backends_without_passes_are_not_profiled(space: Space, tmp_path: Path) -> None:
-    settle_token_budget(space, HashBackend(prompt="", max_length=9), _SETTINGS)
-    assert not (tmp_path / "cache" / "token-budget").exists()
+def test_backends_without_passes_are_not_measured(space: Space, tmp_path: Path) -> None:
+    set_token_budget(space, HashBackend(prompt="", max_length=9), _SETTINGS, _CALIBRATION)
+    assert not (tmp_path / "cache" / "calibration").exists()

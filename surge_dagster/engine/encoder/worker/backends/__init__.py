@@ -1,1 +1,1 @@
-"""What runs inside a worker: one module per way of computing vectors, all behind `base.Backend`."""
+"""Backends: the libraries that compute vectors, and the converted models of OpenVINO."""

@@ -1,7 +1,7 @@
-"""The contract between a worker and what computes its vectors.
+"""Backend, the interface between a worker and the library that computes its vectors.
 
-Work comes in two steps so that they can overlap: while `forward` computes chunk i on the device, another thread runs
-`prepare` (tokenization) for chunk i + 1. Vectors are written to the rows given, which lie in shared memory.
+Work has two steps that overlap: while `forward` computes chunk i on the device, another thread runs `prepare`
+(tokenization) for chunk i + 1. Vectors are written to the given rows, which are in shared memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Progress = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class BackendSettings:
-    """How a worker is to compute.
+    """The settings of a worker.
 
     Attributes:
         device: "cpu", or "cuda:N" as this process numbers them.
@@ -34,16 +34,16 @@ class BackendSettings:
 
 @dataclass(frozen=True, slots=True)
 class ChunkMetrics:
-    """What a chunk cost.
+    """The costs of a chunk.
 
     Attributes:
-        tokens: tokens that count.
-        padded_tokens: tokens computed, padding included.
-        truncated: texts that were cut.
+        tokens: tokens after truncation.
+        padded_tokens: computed tokens, padding included.
+        truncated: texts that were longer than the model reads.
         tokenize_seconds: spent in `prepare`.
         forward_seconds: spent in `forward`.
         copy_seconds: the part of forward_seconds that moved ids to the device and vectors to their rows.
-        token_budget: tokens of one pass that are allowed after this chunk, 0 where there is no such limit.
+        token_budget: maximum tokens of one pass after this chunk, 0 where there is no limit.
     """
 
     tokens: int
@@ -63,11 +63,11 @@ class Backend(Protocol):
 
     @property
     def token_budget(self) -> int:
-        """Tokens of one forward pass that are allowed now; 0 where there is no such limit."""
+        """Maximum tokens of one forward pass; 0 where there is no limit."""
         ...
 
     def prepare(self, texts: list[str], progress: Progress) -> Any:
-        """Turns texts into whatever `forward` takes; runs beside a `forward`."""
+        """Turns texts into the input of `forward`; runs concurrently with a `forward`."""
         ...
 
     def forward(self, prepared: Any, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkMetrics:

@@ -1,32 +1,104 @@
-"""Models converted for OpenVINO, kept on disk.
+"""Models converted for OpenVINO, in the disk cache: converted once, checked on each use, removed after 30 unused days.
 
-The whole sentence-transformers module (transformer, pooling, normalization) is converted and kept beside its tokenizer;
-later starts read these files and import neither torch nor sentence-transformers, which is most of what a start costs.
+The whole sentence-transformers module (transformer, pooling, normalization) is converted and stored with its tokenizer;
+later starts read these files and import neither torch nor sentence-transformers, which is most of the cost of a start.
+A folder belongs to one space, revision of this package and set of library versions. The SHA-256 of its files is stored
+with them, because a damaged cache must not give damaged vectors.
+
+A model that cannot be converted is cached too, as the reason: the next start reports it without loading the model.
+Reasons that may be temporary (memory, disk, a missing package) are not cached.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from surge_dagster.engine.encoder.worker.backends.kept_models import kept_model, save_model
+from surge_dagster.engine.encoder.worker.passes import is_out_of_memory
+from surge_dagster.engine.encoder.worker.tokenization import TokenizerFacts
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model.digest import file_sha256, read_document
 from surge_dagster.engine.model.fingerprint import cache_key
 from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.support import disk_cache
+
+_FOLDER = "openvino"
+_FACTS = "facts.json"
+_FILES = ("model.xml", "model.bin", "tokenizer.json")
+_REFUSED = ".refused.json"
+_KEEP_UNUSED_SECONDS = 30 * 24 * 3_600
+_LONGEST_REASON = 2_000
 
 
-def converted_model(space: Space) -> AbstractContextManager[Path]:
-    """A folder with the converted fp32 model: from the cache, or made now.
+@contextlib.contextmanager
+def converted_model(space: Space) -> Iterator[Path]:
+    """A folder with the converted fp32 model: from the cache, or converted now.
 
     Raises:
         ConfigError: the model cannot be converted; the reason is the same on every start.
     """
     key = cache_key(space.spec_sha256, space.normalize)
-    return kept_model("openvino", key, space.name, lambda folder: _convert(space, folder))
+    folder = disk_cache.cache_root() / _FOLDER / key
+    refusal = f"{_FOLDER}/{key}{_REFUSED}"
+    if not _usable(folder):
+        _raise_cached_refusal(refusal)
+        # Workers that start together convert once.
+        with disk_cache.lock(f"{_FOLDER}/.lock") as locked:
+            if not locked:
+                with tempfile.TemporaryDirectory() as temporary:
+                    _write_files(space, Path(temporary))
+                    yield Path(temporary)
+                return
+            if not _usable(folder):
+                _raise_cached_refusal(refusal)
+                _convert_into_cache(space, folder, refusal)
+    yield folder
+
+
+def converted_tokenizer(folder: Path) -> TokenizerFacts:
+    """The tokenizer in the folder of a converted model."""
+    facts = read_document(folder / _FACTS) or {}
+    return TokenizerFacts((folder / "tokenizer.json").read_text(), facts["truncation_side"], facts["pad_id"])
+
+
+def _convert_into_cache(space: Space, folder: Path, refusal: str) -> None:
+    """Converts a model in a temporary folder and renames it; only under the lock."""
+    root = folder.parent
+    _remove_unused(root)
+    temporary = Path(tempfile.mkdtemp(dir=root, prefix=".making-"))
+    try:
+        _write_files(space, temporary)
+        shutil.rmtree(folder, ignore_errors=True)
+        temporary.replace(folder)
+    except Exception as error:
+        if isinstance(error, OSError | ImportError) or is_out_of_memory(error):
+            raise
+        reason = (str(error).strip() or type(error).__name__)[:_LONGEST_REASON]
+        disk_cache.write_json(refusal, {"reason": reason, "space": space.name})
+        raise ConfigError(reason) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_files(space: Space, folder: Path) -> None:
+    facts = _convert(space, folder)
+    digests = {name: file_sha256(folder / name) for name in _FILES}
+    document = {"space": space.name, **facts, "sha256": digests}
+    (folder / _FACTS).write_text(json.dumps(document, indent=1))
+    for name in (*_FILES, _FACTS):
+        with (folder / name).open("rb") as file:
+            os.fsync(file.fileno())
 
 
 def _convert(space: Space, folder: Path) -> dict[str, Any]:
+    """Converts a model into a folder; returns the facts of its tokenizer that tokenizer.json does not hold."""
     import openvino as ov
     import torch
 
@@ -39,11 +111,53 @@ def _convert(space: Space, folder: Path) -> dict[str, Any]:
     module = embedder(reference, space, facts.prompt_length)
     with torch.inference_mode():
         example = torch.arange(2 * 7).reshape(2, 7)
-        # A mask that hides something: with one of ones alone, tracing could leave it out.
+        # The mask hides tokens: tracing could leave out a mask of ones.
         mask = torch.ones_like(example)
         mask[0, 5:] = 0
         converted = ov.convert_model(module, example_input={"input_ids": example, "attention_mask": mask})
     converted.reshape({place: ov.PartialShape([-1, -1]) for place in range(2)})
-    save_model(converted, folder)
+    try:
+        ov.save_model(converted, folder / "model.xml", compress_to_fp16=False)
+    except RuntimeError as error:
+        # OpenVINO has no error of its own for a full disk.
+        raise OSError(f"cannot write the converted model to {str(folder)!r}: {error}") from error
     (folder / "tokenizer.json").write_text(facts.tokenizer_json)
     return {"truncation_side": facts.truncation_side, "pad_id": facts.pad_id}
+
+
+def _raise_cached_refusal(name: str) -> None:
+    cached = disk_cache.read_json(name)
+    if cached is not None and isinstance(cached.get("reason"), str):
+        raise ConfigError(cached["reason"])
+
+
+def _remove_unused(root: Path) -> None:
+    """Removes temporary folders of killed processes, and models and refusals that were not used for 30 days."""
+    oldest = time.time() - _KEEP_UNUSED_SECONDS
+    for temporary in root.glob(".making-*"):  # the lock is held, so no process is writing it
+        shutil.rmtree(temporary, ignore_errors=True)
+    for facts in root.glob(f"*/{_FACTS}"):
+        if _modified(facts) < oldest:
+            shutil.rmtree(facts.parent, ignore_errors=True)
+    for refusal in root.glob(f"*{_REFUSED}"):
+        if _modified(refusal) < oldest:
+            refusal.unlink(missing_ok=True)
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return time.time()
+
+
+def _usable(folder: Path) -> bool:
+    """Whether the files are undamaged. Also marks the folder as used, so that no other process removes it."""
+    facts = folder / _FACTS
+    with contextlib.suppress(OSError):
+        os.utime(facts)
+    try:
+        document = read_document(facts)
+        return document is not None and all(file_sha256(folder / name) == document["sha256"][name] for name in _FILES)
+    except (OSError, KeyError, ConfigError):
+        return False

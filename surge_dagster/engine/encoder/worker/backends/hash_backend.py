@@ -1,8 +1,8 @@
-"""Vectors from a hash of the text: no model, the same everywhere, at over 100,000 texts a second.
+"""HashBackend: vectors from a hash of the text, without a model, at over 100,000 texts per second.
 
-It stands in for a model where only the way of the texts matters: tests recompute what should have come out, and
-benchmarks measure everything around the encoder. SHA-256 of the text gives three 32-bit numbers; multiplied and added
-to one constant per dimension they give 16-bit values, which are scaled to length 1 (no value is zero, so no length is).
+It replaces a model where only the path of the texts matters: tests recompute the expected vectors, and benchmarks
+measure everything around the encoder. SHA-256 of the text gives three 32-bit numbers; multiplied and added to one
+constant per dimension they give 16-bit values, none of them zero, which are scaled to length 1.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import numpy as np
 
 from surge_dagster.engine.encoder.worker.backends.base import ChunkMetrics, Progress
 
-_ROWS_AT_ONCE = 512
+_ROWS_PER_STEP = 512
 _BYTES_PER_TOKEN = 4
 
 
 def hash_vectors(texts: Iterable[str], dimension: int) -> np.ndarray:
-    """The float32 unit vectors that `hash://<dimension>` gives for `texts` (with the prompt already put before)."""
+    """The float32 unit vectors that `hash://<dimension>` gives for `texts` (which include the prompt)."""
     encoded = [text.encode() for text in texts]
     vectors = np.empty((len(encoded), dimension), np.float32)
-    for start in range(0, len(encoded), _ROWS_AT_ONCE):
-        _fill(encoded[start : start + _ROWS_AT_ONCE], vectors[start : start + _ROWS_AT_ONCE])
+    for start in range(0, len(encoded), _ROWS_PER_STEP):
+        _fill(encoded[start : start + _ROWS_PER_STEP], vectors[start : start + _ROWS_PER_STEP])
     return vectors
 
 
@@ -57,7 +57,7 @@ class _Prepared:
 
 
 class HashBackend:
-    """The worker's side of `hash://D`."""
+    """Computes the vectors of `hash://D`."""
 
     name = "hash"
     detail = "sha256"
@@ -77,11 +77,11 @@ class HashBackend:
         self, prepared: _Prepared, matrix: np.ndarray, truncated: np.ndarray, progress: Progress
     ) -> ChunkMetrics:
         started = time.perf_counter()
-        for start in range(0, len(prepared.encoded), _ROWS_AT_ONCE):
-            piece = prepared.encoded[start : start + _ROWS_AT_ONCE]
+        for start in range(0, len(prepared.encoded), _ROWS_PER_STEP):
+            piece = prepared.encoded[start : start + _ROWS_PER_STEP]
             _fill(piece, matrix[start : start + len(piece)])
             progress()
-        # A text counts one token and one more for every four bytes; what is over max_length is flagged, not cut.
+        # A text has one token plus one per four bytes; texts over max_length are flagged, not cut.
         tokens = 1 + np.fromiter(map(len, prepared.encoded), np.int64, len(prepared.encoded)) // _BYTES_PER_TOKEN
         truncated[:] = tokens > self._max_length
         kept = int(np.minimum(tokens, self._max_length).sum())

@@ -1,9 +1,8 @@
-"""OpenVINO on the CPU: the same fp32 vectors as torch at a multiple of its speed, and a start without torch.
+"""OpenvinoBackend, for the CPU: the fp32 vectors of torch at a multiple of its speed, and a start without torch.
 
-The model was converted beforehand (see `converted_models.py`), so a start reads two files and a tokenizer.
-
-OpenVINO chooses bf16 by itself where the CPU has it, so the precision is set, read back and refused when it differs.
-Several streams share one process: two processes would hold two models and, with OpenVINO's own pinning, the same cores.
+A start reads the model that `converted_models.py` has converted. OpenVINO chooses bf16 by itself where the CPU has it,
+so the precision is set, read back, and refused when it differs. Several streams share one process: two processes would
+hold two models and, with OpenVINO's own pinning, the same cores.
 """
 
 from __future__ import annotations
@@ -17,24 +16,22 @@ import numpy as np
 import openvino as ov
 
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings
-from surge_dagster.engine.encoder.worker.backends.converted_models import converted_model
-from surge_dagster.engine.encoder.worker.backends.kept_models import kept_tokenizer
+from surge_dagster.engine.encoder.worker.backends.converted_models import converted_model, converted_tokenizer
 from surge_dagster.engine.encoder.worker.backends.token_backend import ChunkPasses, TokenBackend
-from surge_dagster.engine.encoder.worker.pass_loop import PassLoop
-from surge_dagster.engine.encoder.worker.token_batches import TokenBatch
+from surge_dagster.engine.encoder.worker.passes import PassLoop, TokenBatch
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, Tokens
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.fingerprint import processor
 from surge_dagster.engine.model.spec import Space
 
 _TOKEN_BUDGET = 1_024
-# A pass costs little by itself, but every new shape of one costs about as much as so many tokens.
+# The fixed cost of a pass is small, but every new shape costs about as much as this many tokens.
 _PASS_TOKENS = 48
 _HINTS = {"fp32": "f32", "bf16": "bf16"}
 
 
 class OpenvinoBackend(TokenBackend):
-    """The worker's side of OpenVINO on the CPU."""
+    """Computes vectors with OpenVINO on the CPU."""
 
     name = "openvino"
     budget_candidates = (256, 512, 1_024, 2_048, 4_096)
@@ -44,9 +41,9 @@ class OpenvinoBackend(TokenBackend):
         if settings.precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
             raise ConfigError("this CPU has no bf16 arithmetic; use precision fp32")
         with converted_model(space) as folder:
-            tokenizer_facts = kept_tokenizer(folder)
+            tokenizer_facts = converted_tokenizer(folder)
             wanted = getattr(ov.Type, _HINTS[settings.precision])
-            # One stream per core gives the most texts per second: no core waits for another inside a pass.
+            # One stream per core is fastest: no core waits for another inside a pass.
             compiled = core.compile_model(
                 folder / "model.xml",
                 "CPU",
@@ -59,10 +56,10 @@ class OpenvinoBackend(TokenBackend):
             )
         found = compiled.get_property("INFERENCE_PRECISION_HINT")
         if found != wanted:
-            raise ConfigError(f"OpenVINO computes in {found} although {wanted} was asked for")
+            raise ConfigError(f"OpenVINO computes in {found} although {wanted} was requested")
         self.machine = f"{processor()} {settings.threads}"
         self.detail = f"openvino {ov.get_version().split('-')[0]}, {settings.threads} streams"
-        # Requests of our own, not OpenVINO's queue of them: there, nobody learns which pass of several has failed.
+        # Not OpenVINO's AsyncInferQueue: it does not say which of several passes has failed.
         self._idle: queue.SimpleQueue[ov.InferRequest] = queue.SimpleQueue()
         for _ in range(settings.threads):
             self._idle.put(compiled.create_infer_request())

@@ -1,8 +1,8 @@
-"""sentence-transformers' own `encode`, for models whose texts do not become plain rows of token ids.
+"""ReferenceBackend: sentence-transformers' own `encode`, for models whose texts do not become plain rows of token ids.
 
-Static embeddings, chat templates and tokenizers without a fast version are of this kind. There is nothing to batch
-here: texts go in a few at a time, so that the worker's progress can be seen. Whether a text was cut is read from what
-the model's own preprocessing makes of it: one that fills the model counts as cut, since nothing tells the two apart.
+Examples are static embeddings, chat templates and tokenizers without a fast version. Texts are encoded in small groups,
+so that the worker reports progress. A text that fills the model counts as cut, because the model's preprocessing does
+not say which of these texts were longer.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from surge_dagster.engine.model.spec import Space
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-_TEXTS_AT_ONCE = 256
+_TEXTS_PER_STEP = 256
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedTexts:
-    """A chunk's texts as they are."""
+    """The texts of a chunk."""
 
     texts: list[str]
 
 
 class ReferenceBackend:
-    """The worker's side of a model that only sentence-transformers itself can feed."""
+    """Computes vectors through sentence-transformers' `encode`."""
 
     name = "torch"
     token_budget = 0
@@ -51,8 +51,8 @@ class ReferenceBackend:
         started = time.perf_counter()
         tokens = 0
         tokenize_seconds = 0.0
-        for start in range(0, len(prepared.texts), _TEXTS_AT_ONCE):
-            piece = prepared.texts[start : start + _TEXTS_AT_ONCE]
+        for start in range(0, len(prepared.texts), _TEXTS_PER_STEP):
+            piece = prepared.texts[start : start + _TEXTS_PER_STEP]
             rows = slice(start, start + len(piece))
             begun = time.perf_counter()
             lengths = self._lengths(piece)
@@ -70,7 +70,7 @@ class ReferenceBackend:
         )
 
     def _lengths(self, texts: list[str]) -> np.ndarray:
-        """Tokens of each text as the model reads it; zeros for a model that reads texts of any length (static ones)."""
+        """Tokens that the model reads of each text; zeros for a model without a limit (static embeddings)."""
         features = self._reference.preprocess(texts, prompt=self._space.prompt or None)
         mask = features.get("attention_mask")
         return np.zeros(len(texts), np.int64) if mask is None else mask.sum(1).cpu().numpy()

@@ -1,7 +1,7 @@
-"""What every backend with a tokenizer and forward passes shares: tokenization beside the passes, and their loop.
+"""TokenBackend, the base of backends that tokenize texts and run forward passes.
 
-A backend of this kind says how one chunk is set up and how one pass is computed (`_chunk`); batches, the token budget,
-running out of memory and the figures are the same for all of them.
+A subclass sets up a chunk and computes one pass (`_chunk`); batches, the token budget, handling of little memory and
+metrics are shared.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from surge_dagster.engine.encoder.worker.backends.base import ChunkMetrics, Progress
-from surge_dagster.engine.encoder.worker.pass_loop import PassLoop, RunPass
+from surge_dagster.engine.encoder.worker.passes import PassLoop, RunPass
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, Tokens
 
 
@@ -28,7 +28,7 @@ class PreparedTokens:
 
 @dataclass(slots=True)
 class ChunkPasses:
-    """How the passes of one chunk are computed; `copy_seconds` is what copying outside of the passes took."""
+    """How the passes of one chunk are computed, and the seconds of copies outside of the passes."""
 
     run_pass: RunPass
     copy_seconds: float = 0.0
@@ -38,8 +38,8 @@ class TokenBackend(ABC):
     """A `Backend` that tokenizes texts and computes them in passes of a bounded number of tokens.
 
     Attributes:
-        budget_candidates: token budgets worth trying, ascending; the start-up profile chooses among them.
-        machine: what the best budget depends on beside the model: the kind of device.
+        budget_candidates: token budgets to measure at a first start, ascending.
+        machine: the kind of device, on which the best budget depends.
     """
 
     name: str
@@ -53,7 +53,7 @@ class TokenBackend(ABC):
 
     @property
     def token_budget(self) -> int:
-        """Most tokens of one pass, as of now: running out of memory lowers it."""
+        """Maximum tokens of one pass; running out of memory lowers it."""
         return self._loop.token_budget
 
     @token_budget.setter
@@ -62,7 +62,7 @@ class TokenBackend(ABC):
 
     @property
     def streams(self) -> int:
-        """Passes that run at once."""
+        """Number of concurrent passes."""
         return self._loop.streams
 
     def prepare(self, texts: list[str], progress: Progress) -> PreparedTokens:
@@ -78,14 +78,14 @@ class TokenBackend(ABC):
         tokens = prepared.tokens
         truncated[:] = tokens.truncated
         with self._chunk(tokens, matrix) as passes:
-            figures = self._loop.run(tokens.lengths, passes.run_pass, progress)
+            metrics = self._loop.run(tokens.lengths, passes.run_pass, progress)
         return ChunkMetrics(
             tokens=len(tokens.ids),
-            padded_tokens=figures.padded_tokens,
+            padded_tokens=metrics.padded_tokens,
             truncated=int(np.count_nonzero(tokens.truncated)),
             tokenize_seconds=prepared.seconds,
             forward_seconds=time.perf_counter() - started,
-            copy_seconds=passes.copy_seconds + figures.copy_seconds,
+            copy_seconds=passes.copy_seconds + metrics.copy_seconds,
             token_budget=self._loop.token_budget,
         )
 

@@ -1,12 +1,12 @@
-"""torch, on a GPU or, where nothing faster is installed, on the CPU.
+"""TorchBackend, for GPUs and, where OpenVINO is not installed, for the CPU.
 
 Batches of equal token length go through the whole sentence-transformers module, without an attention mask where they
-need none. What a chunk needs goes to the device once: its flat token ids, and where each text begins. Each pass gathers
-its own [rows, length] there and leaves its vectors in their rows, in the type they are stored in; so results come back
-in one copy, and on the CPU, where the device's memory is the pool's shared memory, in none at all.
+need none. The flat token ids of a chunk and the start of each text are copied to the device once. Each pass gathers its
+own [rows, length] there and writes its vectors to their rows in the stored type, so results come back in one copy; on
+the CPU they are written to the pool's shared memory directly.
 
-On a GPU passes are only queued: the loop stays two passes ahead of the device, which keeps it busy, and no further, so
-that the progress a worker reports is work that was done.
+On a GPU passes are only queued. The loop stays two passes ahead of the device, which keeps it busy, and no further, so
+that reported progress is finished work.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ import numpy as np
 from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings
 from surge_dagster.engine.encoder.worker.backends.reference_backend import ReferenceBackend
 from surge_dagster.engine.encoder.worker.backends.token_backend import ChunkPasses, TokenBackend
-from surge_dagster.engine.encoder.worker.pass_loop import PassLoop
+from surge_dagster.engine.encoder.worker.passes import PassLoop, TokenBatch, longest_first
 from surge_dagster.engine.encoder.worker.sentence_model import embedder, load_reference, tokenizer_facts
-from surge_dagster.engine.encoder.worker.token_batches import TokenBatch, longest_first
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
 from surge_dagster.engine.model.fingerprint import processor
 from surge_dagster.engine.model.spec import Space
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 _CPU_TOKEN_BUDGET = 2_048
 _CUDA_TOKEN_BUDGET = 32_768
-# What launching the kernels of one pass costs, in tokens that could have been computed meanwhile.
+# The cost of launching the kernels of one pass, in tokens that could be computed in that time.
 _CPU_PASS_TOKENS = 16
 _CUDA_PASS_TOKENS = 1_024
 _PASSES_AHEAD = 2
@@ -43,7 +42,7 @@ _PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 def load_torch(space: Space, settings: BackendSettings) -> Backend:
-    """The model on a torch device, in passes of its token ids or, where that is not possible, in its own way."""
+    """The model on a torch device: as a `TorchBackend`, or as a `ReferenceBackend` for models without plain tokens."""
     import torch
 
     if settings.device == "cpu":
@@ -56,14 +55,14 @@ def load_torch(space: Space, settings: BackendSettings) -> Backend:
     facts = tokenizer_facts(reference, space)
     if settings.precision != "fp32":
         reference.to(getattr(torch, _PRECISIONS[settings.precision]))
-    detail = f"torch {torch.__version__} on {settings.device}"
+    detail = f"torch {torch.__version__}"
     if facts is None:
         return ReferenceBackend(space, reference, detail)
     return TorchBackend(space, settings, reference, facts, detail)
 
 
 class TorchBackend(TokenBackend):
-    """The worker's side of a torch device."""
+    """Computes vectors with torch on one device."""
 
     name = "torch"
 
@@ -129,7 +128,7 @@ class TorchBackend(TokenBackend):
             passes = ChunkPasses(run_pass, time.perf_counter() - started)
             yield passes
             if self._on_cuda:
-                # Waited for here, so that the copy's own seconds can be told from those of the passes.
+                # Waits here, so that the seconds of the copy do not include those of the passes.
                 torch.cuda.synchronize(self._device)
                 started = time.perf_counter()
                 self._download(results, target)
@@ -152,10 +151,10 @@ class TorchBackend(TokenBackend):
         return tensor.pin_memory().to(self._device, non_blocking=True) if self._on_cuda else tensor
 
     def _download(self, results: torch.Tensor, target: torch.Tensor) -> None:
-        """Brings a chunk's vectors to their rows, through pinned memory: a copy to any other is several times slower.
+        """Copies a chunk's vectors to their rows, through pinned memory: other copies are several times slower.
 
-        The rows themselves are not pinned: the arena may unmap them at any time after the chunk, and pinning for one
-        chunk costs as much as copying it.
+        The rows themselves are not pinned: the arena may unmap them after the chunk, and pinning them for one chunk
+        costs as much as copying it.
         """
         if self._landing is None or self._landing.shape[0] < len(results):
             self._landing = self._torch.empty(results.shape, dtype=results.dtype, pin_memory=True)

@@ -1,4 +1,4 @@
-"""A model comes from the hub whole or not at all, and who waits for it can leave at any time."""
+"""Models are located on this machine or downloaded from the hub, with the files that are needed and no others."""
 
 from __future__ import annotations
 
@@ -13,13 +13,10 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import psutil
 import pytest
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.model import download
-from surge_dagster.engine.model.model_files import find_model
-from tests.signals import interrupted_in_another_thread
+from surge_dagster.engine.model.locating import find_model
 
 pytestmark = pytest.mark.timeout(60)
 _REVISION = "5" * 40
@@ -30,18 +27,21 @@ _FILES = {
     _SHARDS[0]: b"a" * 1_000,
     _SHARDS[1]: b"b" * 100_000,
     "tokenizer.json": b'{"model": {}}',
-    "pytorch_model.bin": b"not asked for",
+    "pytorch_model.bin": b"not needed",
+    "modeling_custom.py": b"never downloaded",
+    "onnx/model.onnx": b"not needed",
 }
+_NOT_NEEDED = ("pytorch_model.bin", "modeling_custom.py", "onnx/model.onnx")
 
 
 @dataclass
 class Hub:
-    """A model hub with one model, `team/model`; it stops in the middle of a file for as long as it is told to."""
+    """A model hub with one model, `team/model`; it stops inside the file `stops_in` until `goes_on` is set."""
 
     stops_in: str = ""
     stopped: threading.Event = field(default_factory=threading.Event)
     goes_on: threading.Event = field(default_factory=threading.Event)
-    asked_for: list[str] = field(default_factory=list)
+    requested: list[str] = field(default_factory=list)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
             if self.command == "HEAD":
                 return
             if path:
-                kept.asked_for.append(path)
+                kept.requested.append(path)
             if path and path == kept.stops_in:
                 self.wfile.write(content[: len(content) // 2])
                 kept.stopped.set()
@@ -84,9 +84,10 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    # The hub's client as nobody has set it up: neither whoever runs the tests nor a test that loaded a model before.
+    # The hub's client with default settings, whatever the environment or an earlier test has set.
     for name in [name for name in os.environ if name.startswith(("HF_", "HUGGINGFACE_", "TQDM_"))]:
         monkeypatch.delenv(name)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
@@ -107,60 +108,51 @@ def _etag(path: str) -> str:
 
 
 def _model(folder: Path) -> dict[str, bytes]:
-    """The files of the model that are whole in the hub client's cache."""
+    """The complete files of the model in the hub client's cache."""
     return {path.name: path.read_bytes() for path in folder.glob(f"hub/*/snapshots/{_REVISION}/*")}
 
 
-@pytest.mark.parametrize(("stops_in", "comes_before"), [("tokenizer.json", "config.json"), (_SHARDS[1], _SHARDS[0])])
-def test_an_interrupted_download_leaves_no_process_and_the_next_one_asks_for_the_rest(
-    hub: Hub, tmp_path: Path, capfd: pytest.CaptureFixture[str], stops_in: str, comes_before: str
+def test_download_takes_no_file_that_is_not_needed_and_shows_progress(
+    hub: Hub, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    processes = psutil.Process().children()
-    hub.stops_in = stops_in
-    with interrupted_in_another_thread(after=lambda: hub.stopped.is_set() and comes_before in _model(tmp_path)):
-        find_model("team/model")
-    assert set(psutil.Process().children()) <= set(processes)
-    assert not list(tmp_path.rglob("*.incomplete"))
-    kept = _model(tmp_path)
-    assert stops_in not in kept
-    assert stops_in in _SHARDS or not kept.keys() & set(_SHARDS)
-
-    hub.stops_in = ""
-    hub.asked_for.clear()
     folder = find_model("team/model")
     assert folder.name == _REVISION
-    assert _model(tmp_path) == {path: content for path, content in _FILES.items() if path != "pytorch_model.bin"}
-    assert set(hub.asked_for) == _model(tmp_path).keys() - kept.keys()
+    expected = {path: content for path, content in _FILES.items() if path not in _NOT_NEEDED}
+    assert _model(tmp_path) == expected
+    assert set(hub.requested) == expected.keys()
+    assert hub.requested[-1] in _SHARDS, "weights come last"
     assert "Fetching" in capfd.readouterr().err
 
 
-def test_a_model_that_is_here_is_not_looked_for_elsewhere(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_download_is_not_used_and_the_next_one_requests_the_rest(hub: Hub, tmp_path: Path) -> None:
+    code = "from surge_dagster.engine.model.locating import find_model; find_model('team/model')"
+    hub.stops_in = _SHARDS[1]
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        hub.stopped.wait()
+        process.kill()
+    kept = _model(tmp_path)
+    assert _SHARDS[1] not in kept
+    hub.stops_in = ""
+    hub.requested.clear()
+    assert find_model("team/model").name == _REVISION
+    assert _SHARDS[1] in hub.requested
+    assert not kept.keys() & set(hub.requested)
+
+
+def test_model_on_this_machine_is_found_without_the_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = find_model("team/model")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(download.subprocess, "Popen", None)
     assert find_model("team/model") == folder
 
 
-def test_a_download_ends_with_the_process_that_asked_for_it(hub: Hub, tmp_path: Path) -> None:
-    hub.stops_in = _SHARDS[1]
-    code = "from surge_dagster.engine.model.model_files import find_model; find_model('team/model')"
-    with subprocess.Popen([sys.executable, "-c", code]) as parent:
-        hub.stopped.wait()
-        downloads = psutil.Process(parent.pid).children()
-        parent.kill()
-    assert len(downloads) == 1
-    assert not psutil.wait_procs(downloads, timeout=30)[1]
-    assert not list(tmp_path.rglob("*.incomplete"))
-
-
-def test_what_the_hub_refuses_is_told_in_its_words(hub: Hub) -> None:
-    told = rf"model 'team/no' could not be downloaded from {os.environ['HF_ENDPOINT']} \((?s:.*)Repository Not Found"
-    with pytest.raises(ConfigError, match=told + r"(?s:.*)\); check the name"):
+def test_model_that_the_hub_does_not_have_is_refused_with_the_answer_of_the_hub(hub: Hub) -> None:
+    expected = rf"model 'team/no' does not exist on {os.environ['HF_ENDPOINT']} (?s:.*)Repository Not Found"
+    with pytest.raises(ConfigError, match=expected + r"(?s:.*)\); check the name"):
         find_model("team/no")
 
 
-def test_a_download_that_is_killed_says_so(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = ["sh", "-c", "kill -KILL $$"]
-    monkeypatch.setattr(download, "module_command", lambda *_: command)
-    with pytest.raises(ConfigError, match=r"\(its process ended with SIGKILL"):
+def test_offline_setting_is_named_where_the_model_is_missing(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ConfigError, match="HF_HUB_OFFLINE is set; unset it"):
         find_model("team/model")
+    assert hub.requested == []

