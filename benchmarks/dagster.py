@@ -2,7 +2,7 @@
 
     python -m benchmarks.dagster [--scenarios events,refresh,sensor,pages] [--quick]
 
-Prints a table and, as the last line of standard output, one JSON document; docs/benchmarks.md explains the figures. The
+Prints a table and, as the last line of standard output, one JSON document; docs/benchmarks.md explains it. The
 scenarios sensor and pages look at the instance that the refresh has filled, so they include it.
 """
 
@@ -71,7 +71,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     add("--single-events", type=int, default=5 if quick else 200, help="partitions of a round event by event (200)")
     add("--many-events", type=int, default=40 if quick else 40_000, help="partitions of the measure of memory (40,000)")
     add("--partitions", type=int, default=40 if quick else 40_000, help="of refresh, sensor and pages (40,000)")
-    add("--picture", type=Path, help="write a picture of the partition page, as PNG")
+    add("--picture", type=Path, help="write a screenshot of the partition page, as PNG")
     return parser.parse_args(words)
 
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.encode [--texts 600] [--rounds 3] [--inputs demo,short,long] [--quick]
 
-Prints a table and, as the last line of standard output, one JSON document; docs/benchmarks.md explains the figures.
+Prints a table and, as the last line of standard output, one JSON document; docs/benchmarks.md explains it.
 Exits with 1 when the pool is slower than sentence-transformers.
 """
 

@@ -69,7 +69,7 @@ def first_line(error: BaseException) -> str:
 
 
 def start_document(name: str, arguments: argparse.Namespace, libraries: Iterable[str]) -> Document:
-    """The part of a document that figures depend on beside the code: machine, library versions, settings."""
+    """What the results depend on beside the code: machine, library versions, settings."""
     return {
         "benchmark": name,
         "machine": _machine(),

@@ -103,7 +103,7 @@ def _openvino_products(shape: ModelShape, rows: int, precision: str) -> tuple[Ca
     entry = ops.parameter([rows, shape.hidden], np.float32)
     node = entry
     for size in _PAIRS * ((shape.hidden, shape.intermediate), (shape.intermediate, shape.hidden)):
-        # Scaled so that values neither vanish nor explode on their way through the chain.
+        # Scaled so that values keep their magnitude through the chain.
         weights = (random.standard_normal(size) / size[0] ** 0.5).astype(np.float32)
         node = ops.matmul(node, ops.constant(weights), False, False)
     threads = usable_cores()

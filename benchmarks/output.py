@@ -2,7 +2,7 @@
 
     python -m benchmarks.output [--scenarios serialization,profiles,tiny,bound] [--quick]
 
-Prints a table and, as the last line of standard output, one JSON document; docs/benchmarks.md explains the figures.
+Prints a table and, as the last line of standard output, one JSON document; docs/benchmarks.md explains it.
 """
 
 from __future__ import annotations

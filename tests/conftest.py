@@ -1,4 +1,4 @@
-"""What every test shares: a cache folder of its own, one pool of real worker processes without a model, one bucket."""
+"""Fixtures of all tests: a cache folder of their own, a pool of real worker processes without a model, a bucket."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _BEGUN_FIRST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Bring the files that take longest to the front."""
+    """Start the slowest files first."""
     here = Path(__file__).parent
     rank = {here / name: place for place, name in enumerate(_BEGUN_FIRST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The project's disposable caches, away from the user's own; worker processes inherit the setting."""
+    """A cache folder apart from the user's own; worker processes inherit the setting."""
     with pytest.MonkeyPatch.context() as patch:
         # CI may point the runs at one folder, so that a second run finds what the first one measured.
         # Processes that share the work share what one of them has converted.
@@ -70,7 +70,7 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_cloud() -> Iterator[None]:
-    """Whoever looks for credentials does not ask the machine's cloud for them: tests talk to this machine alone."""
+    """Keep lookups of credentials away from a cloud's metadata service."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
         patch.setenv("NO_GCE_CHECK", "true")
@@ -79,7 +79,7 @@ def no_cloud() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def environment_as_before() -> Iterator[None]:
-    """What a test, or what it calls, sets in this process's environment ends with it: no order of tests matters."""
+    """Restore the environment of this process after each test."""
     before = dict(os.environ)
     yield
     os.environ.clear()
@@ -95,7 +95,7 @@ def hash_pool(cache_folder: Path) -> Iterator[EncoderPool]:
 
 @pytest.fixture(scope="session")
 def three_spaces(hash_pool: EncoderPool, tmp_path_factory: pytest.TempPathFactory) -> Spaces:
-    """A catalog in three complete spaces; to be copied, not to be changed."""
+    """A catalog in three complete spaces; copy it, do not change it."""
     return embed_into_three_spaces(tmp_path_factory.mktemp("three-spaces"), hash_pool)
 
 

@@ -1,4 +1,4 @@
-"""A signal that the kernel hands to another thread than the main one, as it may at any time."""
+"""A signal that the kernel delivers to another thread than the main one."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _LOOK_SECONDS = 0.02
 
 @contextmanager
 def interrupted_in_another_thread(after: Callable[[], object] = lambda: True) -> Iterator[None]:
-    """Within it the main thread begins to wait, is then interrupted, and must say so by `KeyboardInterrupt`.
+    """Interrupt the main thread while it waits in the block; the block must raise `KeyboardInterrupt`.
 
     Args:
-        after: whether what is waited for has come as far as it is to; until then nothing is interrupted.
+        after: a condition; nothing is interrupted before it is true.
     """
     left = threading.Event()
 
@@ -27,7 +27,7 @@ def interrupted_in_another_thread(after: Callable[[], object] = lambda: True) ->
         while not left.wait(_LOOK_SECONDS):
             frame = sys._current_frames()[main]
             now = (frame.f_code, frame.f_lasti)
-            if now == before and after():  # it stands still, or waits in turns
+            if now == before and after():  # it waits
                 signal.pthread_kill(threading.get_ident(), signal.SIGUSR2)
                 return
             before = now

@@ -1,4 +1,4 @@
-"""Catalogs small enough to write down, on disk or in memory, and what embedding them must give."""
+"""Small catalogs on disk or in memory, and the outputs expected of them."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def partition_of(
             yield row_batch_of(rows)
         for start in range(0, len(rows), batch_rows):
             if fails_at is not None and start <= fails_at < start + batch_rows:
-                raise DataError(key, "this row is refused", "Mend it.", fails_at)
+                raise DataError(key, "this row is refused", "Fix it.", fails_at)
             yield row_batch_of(rows[start : start + batch_rows])
 
     return Partition(key, version, read, lambda: version)
@@ -155,7 +155,7 @@ def with_vectors(table: pa.Table, change: Callable[[np.ndarray], np.ndarray]) ->
 
 
 class FailingFile(io.FileIO):
-    """A file that gives its end, and then nothing more: as a disk with a bad sector, or a mount that has gone."""
+    """A file of which only the end can be read, as on a disk with a bad sector."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         if self.tell() + (size or 0) < os.fstat(self.fileno()).st_size:
@@ -164,7 +164,7 @@ class FailingFile(io.FileIO):
 
 
 class FailingStore(LocalStore):
-    """A disk that gives of some partitions' files only their ends."""
+    """A local store that can read only the ends of some partitions' files."""
 
     def __init__(self, root: Path, *keys: str) -> None:
         super().__init__(root)

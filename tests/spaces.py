@@ -1,4 +1,4 @@
-"""A catalog in three spaces, all complete: what switching between spaces begins with."""
+"""A catalog in three complete spaces, for tests of switching."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ class Spaces:
         return self.root / "output" / CURRENT_FILE
 
     def of(self, model: str) -> Space:
-        """The space that was made for a model."""
+        """The space of a model."""
         space = find_space(self.store, EncodingSpec(model))
         assert space is not None
         return space
 
     def names(self) -> list[str]:
-        """Of the three spaces, in the order of `MODELS`."""
+        """The three spaces in the order of `MODELS`."""
         return [self.of(model).name for model in MODELS]
 
     def file(self, model: str, key: str) -> Path:
         return self.root / "output" / self.of(model).name / f"{key}.parquet"
 
     def copy_to(self, root: Path, models: tuple[str, ...] = MODELS) -> Spaces:
-        """The same elsewhere, with these spaces alone and none of them current."""
+        """A copy with these spaces alone, none of them current."""
         shutil.copytree(self.root / "catalog", root / "catalog")
         for model in models:
             name = self.of(model).name
@@ -63,7 +63,7 @@ class Spaces:
 
 
 def embed_into_three_spaces(root: Path, hash_pool: EncoderPool) -> Spaces:
-    """Make the catalog and embed it with each of `MODELS`."""
+    """Write the catalog and embed it with each of `MODELS`."""
     write_catalog(root / "catalog", {key: numbered_rows(key, ROWS) for key in KEYS})
     made = Spaces(root)
     finish(made, hash_pool)

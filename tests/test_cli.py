@@ -1,4 +1,4 @@
-"""The command line as a person meets it: exit codes, messages without a stack trace, one JSON document at the end."""
+"""The command line: exit codes, messages without a stack trace, one JSON document at the end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DOCUMENTED = """
 def in_process(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, cwd: Path, *arguments: object
 ) -> tuple[int, str, str]:
-    """The installed command's entry point in this process: exit code, standard output, standard error."""
+    """Call the command's entry point in this process; gives exit code, standard output and standard error."""
     monkeypatch.chdir(cwd)
     monkeypatch.setattr(sys, "argv", ["surge-dagster", *map(str, arguments)])
     with pytest.raises(SystemExit) as exit_:
@@ -42,7 +42,7 @@ def in_process(
 
 
 def surge(*arguments: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The installed command in a process of its own."""
+    """Run the installed command in a process of its own."""
     command = [str(Path(sys.executable).with_name("surge-dagster")), *map(str, arguments)]
     return subprocess.run(
         command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, timeout=100, check=False
@@ -83,7 +83,7 @@ def test_embed_then_verify_then_search(catalog: Path, tmp_path: Path) -> None:
     assert [(hit["key"], hit["id"]) for hit in last_json(found)["hits"]] == [("pears", "pears-2")]
 
 
-def test_where_everything_is_fresh_no_worker_is_started(
+def test_no_worker_is_started_where_everything_is_fresh(
     catalog: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = ("embed", catalog, "out", *MODEL, "--json")
@@ -104,7 +104,7 @@ def test_where_everything_is_fresh_no_worker_is_started(
     assert (code, json.loads(out.strip().splitlines()[-1])["texts_encoded"]) == (0, 34)
 
 
-def test_a_bad_partition_ends_in_exit_code_1_with_all_others_published(catalog: Path, tmp_path: Path) -> None:
+def test_bad_partition_gives_exit_code_1_and_all_others_are_published(catalog: Path, tmp_path: Path) -> None:
     write_partition(catalog, "nulls", 3, text=["a", None, "c"])
     finished = surge("embed", catalog, "out", *MODEL, "--json", cwd=tmp_path)
     report = last_json(finished)
@@ -115,7 +115,7 @@ def test_a_bad_partition_ends_in_exit_code_1_with_all_others_published(catalog: 
     assert "Traceback" not in finished.stderr
 
 
-def test_search_follows_a_switch_which_wants_everything(
+def test_search_follows_a_switch_which_needs_a_complete_space(
     three_spaces: Spaces, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = three_spaces.copy_to(tmp_path)
@@ -138,7 +138,7 @@ def test_search_follows_a_switch_which_wants_everything(
     assert (found["space"], [(hit["key"], hit["id"]) for hit in found["hits"]]) == (second, [("b", "id-7")])
 
 
-def test_a_space_keeps_the_format_that_it_was_begun_with(
+def test_space_keeps_its_first_format(
     catalog: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     embed = ("embed", catalog, "out", *MODEL, "--json")
@@ -182,7 +182,7 @@ def test_verify_names_the_partition_and_exits_with_1(catalog: Path, tmp_path: Pa
         (("search", "out", "\udcff", *MODEL), "UTF-8"),
     ],
 )
-def test_wrong_usage_is_exit_code_2_and_says_what_is_wrong(
+def test_wrong_usage_gives_exit_code_2_and_the_reason(
     catalog: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -209,7 +209,7 @@ def test_the_environment_wins_over_the_file_and_a_flag_over_both(catalog: Path, 
 @pytest.mark.parametrize(
     ("ending", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.soak)]
 )
-def test_a_run_that_is_stopped_keeps_what_is_encoded_and_says_how_to_go_on(
+def test_stopped_run_keeps_what_is_encoded_and_says_how_to_continue(
     catalog: Path, tmp_path: Path, ending: signal.Signals, code: int
 ) -> None:
     for number in range(300):
@@ -237,7 +237,7 @@ def test_catalogs_are_built_and_planned(tmp_path: Path) -> None:
     assert planned["seconds"] >= 5
 
 
-def test_every_command_explains_itself(
+def test_every_command_has_help(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for command in ("", "embed", "verify", "switch", "plan", "search", "demo", "catalog demo", "catalog synthetic"):

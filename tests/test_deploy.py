@@ -1,4 +1,4 @@
-"""The configurations in deploy/ are what the installed packages take, and what several machines need."""
+"""The configurations in deploy/ are valid for the installed packages and fit several machines."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
 KINDS = ("kubernetes", "docker", "ecs")
 PLANNED = "DAGSTER_EMIT_PARTITION_SUBSET_IN_PLANNED_EVENTS"
-# What the chart adds by itself to the configuration of the launcher.
+# Keys that the chart adds to the configuration of the launcher.
 AROUND = {"service_account_name": "dagster", "instance_config_map": "instance", "dagster_home": "/opt/dagster"}
-# Which the chart says by itself, too.
+# Keys that the chart sets for the instance, too.
 ABOUT_THE_INSTANCE = {*AROUND, "postgres_password_secret", "job_namespace"}
-# A run that is not told them looks into folders of its own.
+# A run without these variables reads and writes folders of its own.
 WITHOUT_DEFAULTS = {"SURGE_SOURCE", "SURGE_OUTPUT"}
 # Containers of one machine see the same GPU, those of a cluster have one each.
 LIMITS = {"kubernetes": 4, "docker": 1, "ecs": 4}
@@ -37,7 +37,7 @@ CLASSES = {"kubernetes": "K8sRunLauncher", "docker": "DockerRunLauncher", "ecs":
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the files take from the environment."""
+    """The environment variables that the files name."""
     for name in ("SURGE_RUN_TASK_DEFINITION", "SURGE_CLUSTER", "DAGSTER_PG_PASSWORD", "DAGSTER_PG_HOST"):
         monkeypatch.setenv(name, "named")
 
@@ -47,7 +47,7 @@ def load(path: str) -> Any:
 
 
 def snake_case(given: Any) -> Any:
-    """The names of Helm's values as Dagster's own."""
+    """Helm's values under Dagster's names."""
     if isinstance(given, dict):
         return {
             re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name): snake_case(it) for name, it in given.items()
@@ -56,7 +56,7 @@ def snake_case(given: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_instance_takes_the_configuration(kind: str) -> None:
+def test_configuration_is_valid_for_an_instance(kind: str) -> None:
     config = load(f"{kind}/dagster.yaml")
     result = process_config(Shape(dagster_instance_config_schema()), config)
     assert result.success, [error.message for error in result.errors or []]
@@ -65,8 +65,8 @@ def test_an_instance_takes_the_configuration(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_instance_has_the_driver_of_its_database(kind: str, tmp_path: Path) -> None:
-    """A storage makes its engine at once, which imports the driver; asking for tables would want a server."""
+def test_storage_finds_the_driver_of_its_database(kind: str, tmp_path: Path) -> None:
+    """A storage creates its engine, which imports the driver; creating tables would need a server."""
     config = load(f"{kind}/dagster.yaml")
     config["storage"]["postgres"]["should_autocreate_tables"] = False
     (tmp_path / "dagster.yaml").write_text(yaml.safe_dump(config))
@@ -76,18 +76,18 @@ def test_an_instance_has_the_driver_of_its_database(kind: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_run_launcher_takes_its_configuration(kind: str) -> None:
+def test_run_launcher_accepts_its_configuration(kind: str) -> None:
     given = load(f"{kind}/dagster.yaml")["run_launcher"]
     assert given["class"] == CLASSES[kind]
     data = ConfigurableClassData(given["module"], given["class"], yaml.safe_dump(given["config"]))
     module = __import__(given["module"], fromlist=[given["class"]])
     result = process_config(resolve_to_config_type(getattr(module, given["class"]).config_type()), given["config"])
     assert result.success, [error.message for error in result.errors or []]
-    if kind == "docker":  # the others ask their cloud at once
+    if kind == "docker":  # the other launchers connect to their cloud when they are created
         assert type(data.rehydrate()).__name__ == CLASSES[kind]
 
 
-def test_kubernetes_takes_what_helm_is_given() -> None:
+def test_kubernetes_launcher_accepts_the_values_of_helm() -> None:
     values = load("kubernetes/values.yaml")
     launcher = snake_case(values["runLauncher"]["config"]["k8sRunLauncher"])
     result = process_config(resolve_to_config_type(DagsterK8sJobConfig.config_type_run_launcher()), launcher | AROUND)
@@ -110,7 +110,7 @@ def test_kubernetes_takes_what_helm_is_given() -> None:
     assert values["dagsterDaemon"]["env"] == {PLANNED: "true"} and f"{PLANNED}=true" in launcher["env_vars"]
 
 
-def test_a_run_in_kubernetes_has_a_gpu_with_helm_and_without() -> None:
+def test_run_in_kubernetes_has_a_gpu_with_helm_and_without() -> None:
     by_helm = load("kubernetes/values.yaml")["runLauncher"]["config"]["k8sRunLauncher"]["runK8sConfig"]
     by_hand = load("kubernetes/dagster.yaml")["run_launcher"]["config"]["run_k8s_config"]
     snake = {
@@ -126,7 +126,7 @@ def test_a_run_in_kubernetes_has_a_gpu_with_helm_and_without() -> None:
         assert made.pod_spec_config["node_selector"] == {"nvidia.com/gpu.present": "true"}
 
 
-def test_a_run_in_kubernetes_is_the_same_with_helm_and_without() -> None:
+def test_run_in_kubernetes_is_the_same_with_helm_and_without() -> None:
     values, by_hand = load("kubernetes/values.yaml"), load("kubernetes/dagster.yaml")["run_launcher"]["config"]
     by_helm = values["runLauncher"]["config"]["k8sRunLauncher"]
     [deployment] = values["dagster-user-deployments"]["deployments"]
@@ -146,7 +146,7 @@ def test_a_run_in_kubernetes_is_the_same_with_helm_and_without() -> None:
     assert handed_on.keys() >= WITHOUT_DEFAULTS
 
 
-def test_helm_and_an_instance_by_hand_say_the_same_of_slots_and_retries() -> None:
+def test_helm_and_dagster_yaml_agree_on_slots_and_retries() -> None:
     by_helm, by_hand = load("kubernetes/values.yaml"), load("kubernetes/dagster.yaml")
     daemon = by_helm["dagsterDaemon"]
     said = {
@@ -159,12 +159,12 @@ def test_helm_and_an_instance_by_hand_say_the_same_of_slots_and_retries() -> Non
     assert snake_case(said) == {name: by_hand[name] for name in said}
 
 
-def test_helm_and_an_instance_by_hand_name_the_same_driver() -> None:
+def test_helm_and_dagster_yaml_name_the_same_driver() -> None:
     by_hand = load("kubernetes/dagster.yaml")["storage"]["postgres"]["postgres_db"]
     assert load("kubernetes/values.yaml")["postgresql"] == {"postgresqlScheme": by_hand["scheme"]}
 
 
-def test_a_run_that_is_stopped_has_its_grace_time_before_it_is_killed() -> None:
+def test_stopped_run_has_its_grace_time_before_it_is_killed() -> None:
     docker = load("docker/dagster.yaml")["run_launcher"]["config"]["container_kwargs"]
     by_helm = load("kubernetes/values.yaml")["runLauncher"]["config"]["k8sRunLauncher"]["runK8sConfig"]
     by_hand = load("kubernetes/dagster.yaml")["run_launcher"]["config"]["run_k8s_config"]
@@ -189,36 +189,36 @@ def test_compose_and_launcher_agree() -> None:
     assert (DEPLOY / "docker" / build["context"] / build["dockerfile"]).samefile(DEPLOY / "docker" / "Dockerfile")
 
 
-def test_compose_sets_every_variable_that_a_run_is_handed() -> None:
-    """Dagster refuses to launch a run whose launcher names one that is not set, so settings may not all be named."""
+def test_compose_sets_every_variable_of_a_run() -> None:
+    """Dagster refuses to launch a run whose launcher names a variable that is not set."""
     for name, value in load("docker/docker-compose.yml")["x-surge"]["environment"].items():
         assert parse_env_var(f"{name}={value}") == (name, value) and not re.search(r"\$\{\w+\}", value), name
     with pytest.raises(Exception, match="SURGE_PROMPT, but it was not set"):
         parse_env_var("SURGE_PROMPT")
 
 
-def test_the_image_has_the_settings_that_code_server_and_runs_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_has_the_settings_that_code_server_and_runs_share(monkeypatch: pytest.MonkeyPatch) -> None:
     built = image()
     assert built["deploy/docker/surge.yaml"] == "surge.yaml" and "SURGE_CONFIG=" not in built["ENV"]
     monkeypatch.chdir(DEPLOY / "docker")
     assert load_settings().model_fields_set >= {"model"}
 
 
-def test_what_is_downloaded_or_made_for_a_model_is_on_the_volume_of_every_run() -> None:
+def test_downloaded_and_converted_models_are_on_the_volume_of_every_run() -> None:
     kept = dict(variable.split("=") for variable in image()["ENV"].split())
     volumes = load("docker/dagster.yaml")["run_launcher"]["config"]["container_kwargs"]["volumes"]
     [cache] = [volume.split(":")[1] for volume in volumes if volume.startswith("cache:")]
     assert all(Path(kept[name]).is_relative_to(cache) for name in ("SURGE_CACHE_DIR", "HF_HOME"))
 
 
-def test_the_working_folder_of_the_image_hides_no_part_of_the_package() -> None:
-    """Dagster imports from the working folder first, and among the sources the package has no `assets`."""
+def test_working_folder_of_the_image_hides_no_part_of_the_package() -> None:
+    """Dagster imports from the working folder first, where `surge_dagster` has no `assets`."""
     built = image()
     assert built["surge_dagster"] == "surge_dagster" and built["WORKDIR"] != built["WORKDIR of surge_dagster"]
 
 
 def image() -> dict[str, str]:
-    """Of the Dockerfile: where each file is copied to, its variables, and the working folder, then and at the end."""
+    """Copies of the Dockerfile with targets, its variables, and its working folder during the copies and at the end."""
     text = (DEPLOY / "docker" / "Dockerfile").read_text().replace("\\\n", " ")
     built: dict[str, str] = {}
     for instruction, _, rest in (line.partition(" ") for line in text.splitlines()):
@@ -231,21 +231,21 @@ def image() -> dict[str, str]:
     return built
 
 
-def test_docker_takes_what_a_run_is_made_with() -> None:
+def test_docker_accepts_the_container_settings_of_a_run() -> None:
     given = load("docker/dagster.yaml")["run_launcher"]["config"]["container_kwargs"]
     del given["stop_timeout"]  # which the launcher keeps for itself
     made = _create_container_args({"image": "surge-dagster", "command": [], "version": "1.43"} | given)
     assert made["host_config"]["DeviceRequests"][0]["Capabilities"] == [["gpu"]]
 
 
-def test_a_task_on_ecs_has_the_variables_that_the_page_names() -> None:
+def test_ecs_task_has_the_variables_that_the_page_names() -> None:
     handed_on = set(load("ecs/dagster.yaml")["run_launcher"]["config"]["env_vars"])
     named = set(re.findall("`([A-Z_]+)`", (DEPLOY / "ecs" / "README.md").read_text()))
     of_no_run = {"SURGE_RUN_TASK_DEFINITION", "SURGE_CLUSTER", "SURGE_SHARDS"}
     assert handed_on == named - of_no_run - {"DAGSTER_PG_PASSWORD"} and handed_on > WITHOUT_DEFAULTS | {PLANNED}
 
 
-def test_every_variable_of_the_project_names_a_setting() -> None:
+def test_every_surge_variable_names_a_setting() -> None:
     known = {f"SURGE_{name.upper()}" for name in Settings.model_fields}
     deployment = load("kubernetes/values.yaml")["dagster-user-deployments"]["deployments"][0]
     named = {variable["name"] for variable in deployment["env"]} | set(

@@ -1,4 +1,4 @@
-"""What is installed is what lies in the repository, under one namespace."""
+"""The installed package holds every file of the repository's sources, under one namespace."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOLDERS = {"surge_dagster": "surge_dagster", "assets": "surge_dagster.assets", "
 
 
 def modules_on_disk() -> set[str]:
-    """Every file of the package, by the path that it has once it is installed."""
+    """Every file of the package, by its installed path."""
     return {
         f"{name.replace('.', '/')}/{path.relative_to(ROOT / folder)}"
         for folder, name in FOLDERS.items()
@@ -27,7 +27,7 @@ def modules_on_disk() -> set[str]:
     }
 
 
-def test_the_declared_packages_are_those_on_disk() -> None:
+def test_declared_packages_are_those_on_disk() -> None:
     """A package that is not declared works in a clone and is missing from the wheel."""
     assert set(SETTINGS["tool"]["setuptools"]["packages"]) == {
         str(Path(path).parent).replace("/", ".") for path in modules_on_disk() if path.endswith("__init__.py")
@@ -48,8 +48,8 @@ def test_definitions_load_without_packages_that_take_seconds_to_import() -> None
     assert result.stdout.split() == []
 
 
-def test_a_wheel_holds_every_file_of_the_package(tmp_path: Path) -> None:
-    """Takes seconds: it builds the wheel, with the setuptools that is installed here."""
+def test_wheel_holds_every_file_of_the_package(tmp_path: Path) -> None:
+    """Takes seconds: it builds the wheel with the installed setuptools."""
     build = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
     source = tmp_path / "source"
     source.mkdir()
