@@ -1,9 +1,9 @@
-"""A backend in which texts do harm: the hash backend, except that some texts kill, hang or fail their worker.
+"""FaultyBackend: the hash backend, in which some texts kill, hang or fail their worker.
 
 `die once PATH` and `hang once PATH` do so unless PATH exists, and create it first, so that the second worker to meet
 the text survives. `die always`, `hang always` and `fail always` do so every time. `fail once PATH` raises once.
-`chatter once PATH` prints a line every few milliseconds and never comes to an end.
-`babble` raises an error that is too long for a message; with `panic` the tokenizer raises what is no `Exception`.
+`chatter once PATH` prints a line every few milliseconds without end.
+`babble` raises an error that is too long for a message; `panic` raises a `BaseException` in the tokenizer.
 `wait PATH` blocks until PATH exists, and `seen PATH` creates it when the text is tokenized.
 `shrink` halves the worker's token budget, as a lack of memory would, and `tell PATH` writes the budget there.
 """
@@ -36,7 +36,7 @@ class DeviceLost(RuntimeError):
 
 
 class Panic(BaseException):
-    """What a panic in Rust code looks like in Python."""
+    """A panic in Rust code as Python sees it."""
 
 
 class FaultyBackend(HashBackend):
@@ -76,21 +76,21 @@ class RefusingBackend(HashBackend):
 
 
 class UnreadyBackend(HashBackend):
-    """Never comes to be loaded."""
+    """Never finishes loading."""
 
     def __init__(self, space: Space, settings: BackendSettings) -> None:
         threading.Event().wait()
 
 
 class CrashingBackend(HashBackend):
-    """Loads as a library does that has a bug in its C code."""
+    """Crashes while loading, like a library with a bug in its C code."""
 
     def __init__(self, space: Space, settings: BackendSettings) -> None:
         os.kill(os.getpid(), signal.SIGSEGV)
 
 
 class ReportingBackend(FaultyBackend):
-    """Cannot start unless it may report to somebody."""
+    """Imports the telemetry package."""
 
     def __init__(self, space: Space, settings: BackendSettings) -> None:
         super().__init__(space, settings)
@@ -98,7 +98,7 @@ class ReportingBackend(FaultyBackend):
 
 
 class OnceBackend(FaultyBackend):
-    """Starts as often as it may; whoever comes after that dies while it loads.
+    """Starts a limited number of times; later workers die while they load.
 
     `$FAULTS_STARTS` names a folder with a file for each start that is left. They are used in the order of their names;
     one that ends in `refused` is used up by an error.

@@ -1,4 +1,4 @@
-"""Every architecture gives sentence-transformers' own vectors: other poolings, paddings, tokenizers and modules.
+"""Every architecture gives the vectors of sentence-transformers: other poolings, paddings, tokenizers and modules.
 
 Each test converts a tiny model of random weights, which takes a few seconds: the tracing and not the size costs.
 """
@@ -86,7 +86,7 @@ _ALSO_ELSEWHERE = (
         *(pytest.param(name, marks=pytest.mark.soak) for name in _ALSO_ELSEWHERE),
     ],
 )
-def test_vectors_are_sentence_transformers_own_through_openvino_and_through_torch(name: str, tmp_path: Path) -> None:
+def test_vectors_equal_sentence_transformers_with_openvino_and_with_torch(name: str, tmp_path: Path) -> None:
     model = _made(name, tmp_path)
     best = "openvino" if importlib.util.find_spec("openvino") is not None else "torch"
     for asked, used in (("auto", best), ("torch", "torch")):
@@ -103,7 +103,7 @@ def test_vectors_are_sentence_transformers_own_through_openvino_and_through_torc
         assert figures.copy_seconds <= figures.forward_seconds
 
 
-def test_the_token_budget_does_not_change_vectors(tmp_path: Path) -> None:
+def test_token_budget_does_not_change_vectors(tmp_path: Path) -> None:
     model = _made("bert_cls", tmp_path)
     found = []
     for budget in (1, 64, 100_000):
@@ -114,7 +114,7 @@ def test_the_token_budget_does_not_change_vectors(tmp_path: Path) -> None:
     assert parity.lowest_cosine(found[1], found[2]) >= FLOOR
 
 
-def test_static_embeddings_go_through_sentence_transformers_itself_and_one_line_says_so(tmp_path: Path) -> None:
+def test_static_embeddings_use_sentence_transformers_and_a_note_says_so(tmp_path: Path) -> None:
     model = _made("static_embedding", tmp_path)
     loaded = load_backend(model.space, _SETTINGS, "auto", check_parity=True)
     assert parity.lowest_cosine(_vectors(loaded.backend, model.space)[0], model.expected) >= FLOOR
@@ -124,7 +124,7 @@ def test_static_embeddings_go_through_sentence_transformers_itself_and_one_line_
         assert loaded.notes == [line]
 
 
-def test_what_only_sentence_transformers_can_feed_still_counts_what_it_cuts(tmp_path: Path) -> None:
+def test_reference_backend_counts_cut_texts(tmp_path: Path) -> None:
     space = EncodingSpec(str(tiny_model("bert_cls", tmp_path)), max_length=12).resolve()
     backend = ReferenceBackend(space, load_reference(space, "cpu"), "torch")
     texts = ["steel", "steel bottle", "steel " * 40, ""]
@@ -134,9 +134,7 @@ def test_what_only_sentence_transformers_can_feed_still_counts_what_it_cuts(tmp_
     assert figures.tokens > 12
 
 
-def test_a_decoder_with_left_padding_serves_a_pool_that_profiled_its_token_budget(
-    tmp_path: Path, cache_folder: Path
-) -> None:
+def test_decoder_with_left_padding_works_with_a_measured_token_budget(tmp_path: Path, cache_folder: Path) -> None:
     model, texts = _made("qwen2_last_token", tmp_path), _texts()
     with (
         EncoderPool(model.space, devices="cpu") as pool,

@@ -1,4 +1,4 @@
-"""The arena: rows go in once and come out as views."""
+"""The arena: rows are copied in once and read as views."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def arena() -> Iterator[Arena]:
         yield arena
 
 
-def test_rows_come_out_as_they_went_in_also_from_slices_and_in_several_steps(arena: Arena) -> None:
+def test_rows_are_unchanged_also_from_slices_and_in_several_steps(arena: Arena) -> None:
     slot = arena.acquire()
     slot.append(column(["left out", *TEXTS, "left out too"]).slice(1, 3))
     slot.append(column([]))
@@ -35,7 +35,7 @@ def test_rows_come_out_as_they_went_in_also_from_slices_and_in_several_steps(are
     slot.texts(0, len(slot)).validate(full=True)
 
 
-def test_few_bytes_and_many_are_copied_alike() -> None:
+def test_small_and_large_texts_are_copied_alike() -> None:
     texts = ["short", "x" * 70_000, "", "ö" * 32_768, "y" * 65_537, "end"]
     with Arena(slots=2, max_texts=10, max_bytes=300_000, dimension=3, dtype="float32") as arena:
         first, second = arena.acquire(), arena.acquire()  # what one slot holds must not show in the other one
@@ -64,7 +64,7 @@ def test_views_of_texts_and_vectors_share_the_slots_memory(arena: Arena) -> None
     assert vectors.values.buffers()[1].address == slot.matrix(2, 4).ctypes.data
 
 
-def test_what_does_not_fit_or_is_null_is_refused_and_leaves_the_slot_as_it_was(arena: Arena) -> None:
+def test_rows_that_do_not_fit_or_are_null_are_refused_and_leave_the_slot_unchanged(arena: Arena) -> None:
     slot = arena.acquire()
     slot.append(column(TEXTS))
     for refused in (column(["x"] * 5), column(["x" * 200]), column(["x", None])):  # type: ignore[list-item]
@@ -74,7 +74,7 @@ def test_what_does_not_fit_or_is_null_is_refused_and_leaves_the_slot_as_it_was(a
     assert slot.room == (4, 200 - slot.text_bytes)
 
 
-def test_the_tail_moves_to_another_slot(arena: Arena) -> None:
+def test_tail_moves_to_another_slot(arena: Arena) -> None:
     slot, other = arena.acquire(), arena.acquire()
     slot.append(column(TEXTS))
     slot.move_tail(4, other)
@@ -86,7 +86,7 @@ def test_the_tail_moves_to_another_slot(arena: Arena) -> None:
         slot.move_tail(0, other)
 
 
-def test_a_slot_is_used_again_only_after_release_and_after_every_worker_is_done_with_it(arena: Arena) -> None:
+def test_slot_is_reused_only_after_release_and_after_every_worker_has_finished_with_it(arena: Arena) -> None:
     first, second = arena.acquire(), arena.acquire()
     with pytest.raises(Cancelled):
         arena.acquire(lambda: True)
@@ -106,7 +106,7 @@ def test_a_slot_is_used_again_only_after_release_and_after_every_worker_is_done_
         second.matrix(0, 0)
 
 
-def test_closing_wakes_up_whoever_waits_and_leaves_views_readable(arena: Arena) -> None:
+def test_closing_wakes_waiting_threads_and_leaves_views_readable(arena: Arena) -> None:
     slot = arena.acquire()
     slot.append(column(TEXTS))
     texts = slot.texts(0, len(slot))
@@ -129,7 +129,7 @@ def test_closing_wakes_up_whoever_waits_and_leaves_views_readable(arena: Arena) 
         arena.acquire()
 
 
-def test_an_arena_of_many_gigabytes_costs_only_what_is_touched() -> None:
+def test_arena_uses_only_the_memory_that_was_written() -> None:
     with Arena(slots=4, max_texts=1_000_000, max_bytes=1 << 30, dimension=1024, dtype="float32") as arena:
         slot = arena.acquire()
         slot.append(column(TEXTS))

@@ -1,4 +1,4 @@
-"""Devices: what is asked for is what is used, or is refused."""
+"""Devices: the requested devices are used, or refused with the reason."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def test_explicit_lists_are_kept(two_gpus: None, asked: str | list[str], expecte
 
 
 @pytest.mark.parametrize("asked", ["gpu", "", "cpu,cuda:0", "cuda:2"])
-def test_devices_that_are_not_there_or_do_not_mix_are_refused(two_gpus: None, asked: str) -> None:
+def test_missing_devices_and_mixed_kinds_are_refused(two_gpus: None, asked: str) -> None:
     with pytest.raises(ConfigError, match="devices"):
         choose_devices(asked)
 
 
 @pytest.mark.parametrize("setting", [{"precision": "int4"}, {"precision": "fp16"}, {"backend": "tensorflow"}])
-def test_settings_that_cannot_work_are_refused_before_any_worker_starts(setting: dict) -> None:
+def test_invalid_settings_are_refused_before_a_worker_starts(setting: dict) -> None:
     with pytest.raises(ConfigError):
         EncoderPool(EncodingSpec("hash://8"), devices="cpu", **setting)

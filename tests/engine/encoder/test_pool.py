@@ -1,4 +1,4 @@
-"""The pool's call: the right vector in the right row, whoever asks and however it is cut."""
+"""The pool's call: the right vector in the right row, for any chunks, workers and threads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _texts(count: int, seed: int = 0) -> list[str]:
     return [f"{seed} text {row} " + "ü" * int(rng.integers(0, 30)) for row in range(count)]
 
 
-def test_rows_get_their_own_vectors_with_any_chunks_and_any_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_get_their_vectors_with_any_chunks_and_any_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = _texts(3_000)
     expected = hash_vectors(["say: " + text for text in texts], 24)
     monkeypatch.setattr(calls, "LARGEST_CHUNK_TEXTS", 97)
@@ -69,7 +69,7 @@ def test_vectors_are_stored_in_the_type_of_the_space() -> None:
         assert np.array_equal(slot.matrix(0, 9), hash_vectors(_texts(9), 16).astype(np.float16))
 
 
-def test_two_threads_encode_at_once_and_get_their_own_results(hash_pool: EncoderPool) -> None:
+def test_concurrent_threads_get_their_own_results(hash_pool: EncoderPool) -> None:
     wrong: list[int] = []
 
     def encode(seed: int) -> None:
@@ -91,7 +91,7 @@ def test_two_threads_encode_at_once_and_get_their_own_results(hash_pool: Encoder
     assert wrong == []
 
 
-def test_an_empty_slot_costs_nothing_and_a_slot_can_be_filled_again(hash_pool: EncoderPool) -> None:
+def test_empty_slot_costs_nothing_and_a_slot_can_be_extended(hash_pool: EncoderPool) -> None:
     with hash_pool.arena(slots=1, max_texts=10, max_bytes=100) as arena:
         slot = arena.acquire()
         assert hash_pool.encode(slot) == EncodeMetrics()
@@ -102,7 +102,7 @@ def test_an_empty_slot_costs_nothing_and_a_slot_can_be_filled_again(hash_pool: E
         assert np.array_equal(slot.matrix(0, 3), hash_vectors(["a", "b", ""], hash_pool.dimension))
 
 
-def test_a_closed_pool_says_so_and_leaves_neither_process_nor_descriptor() -> None:
+def test_closed_pool_refuses_calls_and_leaves_neither_process_nor_descriptor() -> None:
     gc.collect()
     before = open_descriptors()
     pool = EncoderPool(EncodingSpec("hash://8"), devices="cpu,cpu")
@@ -121,7 +121,7 @@ def test_a_closed_pool_says_so_and_leaves_neither_process_nor_descriptor() -> No
     assert open_descriptors() - before == set()
 
 
-def test_an_arena_closed_under_an_encode_call_is_an_error_and_not_the_pools_end(hash_pool: EncoderPool) -> None:
+def test_arena_closed_during_a_call_fails_the_call_and_not_the_pool(hash_pool: EncoderPool) -> None:
     arena = hash_pool.arena(slots=1, max_texts=10, max_bytes=100)
     slot = arena.acquire()
     slot.append(column(["a"]))
@@ -134,7 +134,7 @@ def test_an_arena_closed_under_an_encode_call_is_an_error_and_not_the_pools_end(
         assert hash_pool.encode(slot).texts == 1
 
 
-def test_what_the_start_measured_is_kept_for_the_next_start(cache_folder: Path) -> None:
+def test_speed_measured_by_a_start_is_cached_for_the_next_one(cache_folder: Path) -> None:
     spec = EncodingSpec("hash://40")
     with EncoderPool(spec, devices="cpu") as first:
         measured = first.texts_per_second
@@ -145,12 +145,12 @@ def test_what_the_start_measured_is_kept_for_the_next_start(cache_folder: Path) 
     assert (second.device, second.precision, second.backend, second.dimension) == ("cpu", "fp32", "hash", 40)
 
 
-def test_a_space_that_was_read_back_encodes_like_its_spec(hash_pool: EncoderPool) -> None:
+def test_pool_accepts_a_resolved_space(hash_pool: EncoderPool) -> None:
     with EncoderPool(hash_pool.space, devices="cpu") as pool:
         assert pool.space.name == hash_pool.space.name
 
 
-def test_nothing_of_an_arena_is_in_dev_shm(hash_pool: EncoderPool) -> None:
+def test_arena_uses_no_dev_shm(hash_pool: EncoderPool) -> None:
     before = set(Path("/dev/shm").iterdir())
     with hash_pool.arena(slots=3, max_texts=100_000, max_bytes=100 << 20) as arena:
         slot = arena.acquire()
@@ -180,10 +180,10 @@ PYTHON
 """
 
 
-def test_a_pool_works_where_dev_shm_is_as_small_as_in_a_container() -> None:
+def test_pool_works_with_the_small_dev_shm_of_a_container() -> None:
     inside = ["unshare", "--mount", "--map-root-user"]
     if shutil.which("unshare") is None or subprocess.run([*inside, "true"], capture_output=True).returncode:
-        pytest.skip("this system lets nobody mount a file system of their own")
+        pytest.skip("this system does not allow mounting a file system in a user namespace")
     ran = subprocess.run(
         [*inside, "sh", "-c", _IN_A_CONTAINER, sys.executable], capture_output=True, text=True, timeout=200
     )

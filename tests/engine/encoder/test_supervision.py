@@ -1,4 +1,4 @@
-"""Workers die, hang and fail; the pool replaces them, replays their work, and never hangs or leaks a process."""
+"""Workers die, hang and fail: the pool replaces them, encodes their rows again, and never hangs or leaks a process."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from tests.signals import interrupted_in_another_thread
 
 SPEC = EncodingSpec("hash://16")
 
-pytestmark = pytest.mark.usefixtures("faulty_workers", "nothing_left_behind")
+pytestmark = pytest.mark.usefixtures("faulty_workers", "no_leaks")
 
 
 @pytest.fixture
-def nothing_left_behind() -> Iterator[None]:
-    """However a test treats its workers: no process and no descriptor outlives its pool."""
+def no_leaks() -> Iterator[None]:
+    """Checks after each test that no process and no descriptor outlives its pool."""
     gc.collect()
     before = open_descriptors()
     yield
@@ -55,7 +55,7 @@ def _with_harm(*harm: str) -> list[str]:
     return texts
 
 
-def test_a_killed_worker_is_replaced_and_no_row_is_lost_or_wrong(tmp_path: Path) -> None:
+def test_killed_worker_is_replaced_and_no_row_is_lost_or_wrong(tmp_path: Path) -> None:
     texts = _with_harm(*(f"die once {tmp_path / str(n)}" for n in range(3)))
     with _faulty_pool() as pool:
         assert np.array_equal(encode(pool, texts), hash_vectors(texts, 16))
@@ -63,7 +63,7 @@ def test_a_killed_worker_is_replaced_and_no_row_is_lost_or_wrong(tmp_path: Path)
         assert np.array_equal(encode(pool, texts), hash_vectors(texts, 16))
 
 
-def test_a_worker_killed_from_outside_while_idle_is_replaced() -> None:
+def test_idle_worker_that_is_killed_is_replaced() -> None:
     with _faulty_pool() as pool:
         for pid in pool.worker_pids:
             os.kill(pid, signal.SIGKILL)
@@ -72,7 +72,7 @@ def test_a_worker_killed_from_outside_while_idle_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("kind", ["in its own code", "stopped by a signal", "while it goes on printing"])
-def test_a_worker_that_hangs_is_replaced_and_the_log_says_where_it_hung(
+def test_hung_worker_is_replaced_and_the_log_shows_its_stacks(
     tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     verbs = {"in its own code": "hang", "while it goes on printing": "chatter"}
@@ -88,7 +88,7 @@ def test_a_worker_that_hangs_is_replaced_and_the_log_says_where_it_hung(
 
 @contextlib.contextmanager
 def _beyond_signals(*pids: int) -> Iterator[None]:
-    """Within it these processes stand still, and no signal of the pool ends them: what it is to hang in the kernel."""
+    """Stops processes that no signal of the pool ends, like processes that hang in the kernel."""
     send = subprocess.Popen.send_signal
 
     def withhold(process: subprocess.Popen, number: int) -> None:
@@ -101,7 +101,7 @@ def _beyond_signals(*pids: int) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(subprocess.Popen, "send_signal", withhold)
             patch.setattr(worker_process, "_KILLED_SECONDS", 0.2)
-            # As if a process that they started went on printing.
+            # As if a child process still printed.
             patch.setattr(worker_process.WorkerProcess, "_has_output", lambda *_: True)
             yield
     finally:
@@ -110,7 +110,7 @@ def _beyond_signals(*pids: int) -> Iterator[None]:
         _wait_for_end(list(pids))
 
 
-def test_a_worker_that_no_signal_ends_is_given_up_and_replaced(caplog: pytest.LogCaptureFixture) -> None:
+def test_worker_that_no_signal_ends_is_given_up_and_replaced(caplog: pytest.LogCaptureFixture) -> None:
     texts = _with_harm()
     with _faulty_pool(hang_timeout_seconds=2.5, max_respawns=9) as pool:
         stuck, _ = pool.worker_pids
@@ -122,7 +122,7 @@ def test_a_worker_that_no_signal_ends_is_given_up_and_replaced(caplog: pytest.Lo
     assert f"worker {stuck} on cpu was killed and does not end" in caplog.text
 
 
-def test_a_pool_whose_workers_no_signal_ends_is_closed_all_the_same(tmp_path: Path) -> None:
+def test_pool_whose_workers_no_signal_ends_can_be_closed(tmp_path: Path) -> None:
     texts = [f"hang once {tmp_path / 'hung'}", "harmless"]
     with _faulty_pool() as pool, pool.arena(slots=1, max_texts=2, max_bytes=1_000) as arena:
         slot = arena.acquire()
@@ -135,17 +135,17 @@ def test_a_pool_whose_workers_no_signal_ends_is_closed_all_the_same(tmp_path: Pa
             pool.close()
             assert pool.worker_pids == []
             slot.release()
-            arena.acquire(lambda: True)  # none of them comes to write into it any more
+            arena.acquire(lambda: True)  # no worker writes into it any more
 
 
-def test_an_exception_is_tried_again_on_a_fresh_worker(tmp_path: Path) -> None:
+def test_rows_of_a_worker_with_an_exception_are_encoded_by_a_new_worker(tmp_path: Path) -> None:
     texts = _with_harm(f"fail once {tmp_path / 'failed'}")
     with _faulty_pool() as pool:
         assert np.array_equal(encode(pool, texts), hash_vectors(texts, 16))
 
 
 def _submit(pool: EncoderPool, texts: list[str], borders: list[int] | None = None) -> tuple[EncodeMetrics, np.ndarray]:
-    """The figures of a call in which texts may fail, and the matrix."""
+    """The metrics of a call in which texts may fail, and the matrix."""
     with pool.arena(slots=1, max_texts=len(texts), max_bytes=sum(len(t.encode()) for t in texts)) as arena:
         slot = arena.acquire()
         slot.append(column(texts))
@@ -164,7 +164,7 @@ def _submit(pool: EncoderPool, texts: list[str], borders: list[int] | None = Non
         pytest.param("panic", "Panic: the tokenizer panicked", marks=pytest.mark.soak),
     ],
 )
-def test_a_text_that_ends_every_worker_fails_alone_and_is_named(harm: str, reason: str) -> None:
+def test_text_that_ends_every_worker_fails_alone_and_is_named(harm: str, reason: str) -> None:
     texts = _with_harm(harm)[: 720 if harm == "hang always" else None]
     with _faulty_pool(hang_timeout_seconds=1.5 if harm == "hang always" else 120, max_respawns=1) as pool:
         figures, found = _submit(pool, texts)
@@ -178,7 +178,7 @@ def test_a_text_that_ends_every_worker_fails_alone_and_is_named(harm: str, reaso
         assert np.array_equal(encode(pool, ["harmless"]), hash_vectors(["harmless"], 16))
 
 
-def test_a_group_full_of_texts_that_end_workers_costs_no_more_than_one_such_text() -> None:
+def test_group_full_of_failing_texts_costs_no_more_than_one_failing_text() -> None:
     texts = [f"harmless {row}" for row in range(3_000)]
     texts[1_000:1_500] = ["die always"] * 500
     texts[2_000] = "die always"
@@ -190,7 +190,7 @@ def test_a_group_full_of_texts_that_end_workers_costs_no_more_than_one_such_text
         assert figures.replays <= 20
 
 
-def test_a_token_budget_that_memory_has_lowered_outlives_its_worker(tmp_path: Path) -> None:
+def test_token_budget_lowered_by_memory_outlives_its_worker(tmp_path: Path) -> None:
     told = tmp_path / "told"
     with EncoderPool(SPEC, devices="cpu", backend="faults:FaultyBackend") as pool:
         encode(pool, ["harmless", "shrink", "shrink"])
@@ -199,7 +199,7 @@ def test_a_token_budget_that_memory_has_lowered_outlives_its_worker(tmp_path: Pa
         assert told.read_text() == "250"
 
 
-def test_workers_that_run_out_of_memory_go_on_with_less_and_lose_nothing() -> None:
+def test_workers_that_run_out_of_memory_continue_with_a_smaller_budget() -> None:
     rng = np.random.default_rng(11)
     texts = [" ".join(rng.choice(["one", "two", "three"], int(size))) for size in rng.integers(0, 60, 3_000)]
     with EncoderPool(EncodingSpec("hash://4"), devices="cpu,cpu", backend="small_device:PooledBackend") as pool:
@@ -210,7 +210,7 @@ def test_workers_that_run_out_of_memory_go_on_with_less_and_lose_nothing() -> No
         assert np.array_equal(encode(pool, texts), expected_vectors(texts))
 
 
-def test_a_superbatch_that_ends_too_many_workers_is_an_error_and_the_pool_goes_on(
+def test_superbatch_that_ends_too_many_workers_fails_and_the_pool_continues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(dispatcher, "MAX_LOSSES", 2)
@@ -238,7 +238,7 @@ def test_worker_that_cannot_be_replaced_ends_the_pool_with_its_last_output() -> 
 
 
 @pytest.mark.usefixtures("starts")
-def test_a_worker_that_is_refused_its_device_for_a_while_is_tried_again(tmp_path: Path) -> None:
+def test_seat_whose_device_is_busy_for_a_while_is_tried_again(tmp_path: Path) -> None:
     (tmp_path / "start-1").rename(tmp_path / "start-1-refused")
     (tmp_path / "start-2").touch()
     with EncoderPool(SPEC, devices="cpu", backend="faults:OnceBackend") as pool:
@@ -248,7 +248,7 @@ def test_a_worker_that_is_refused_its_device_for_a_while_is_tried_again(tmp_path
 
 
 @pytest.mark.usefixtures("starts")
-def test_every_thread_that_waits_gets_the_error() -> None:
+def test_every_waiting_thread_gets_the_error() -> None:
     with EncoderPool(SPEC, devices="cpu,cpu", backend="faults:OnceBackend", max_respawns=0) as pool:
         outcomes: list[type[BaseException]] = []
 
@@ -266,7 +266,7 @@ def test_every_thread_that_waits_gets_the_error() -> None:
         assert outcomes == [EncoderError] * 3
 
 
-def test_no_worker_waits_for_the_end_of_a_superbatch_when_the_next_one_is_there(tmp_path: Path) -> None:
+def test_workers_start_the_next_superbatch_before_the_end_of_the_current_one(tmp_path: Path) -> None:
     first = [f"harmless {row}" for row in range(999)] + [f"hang once {tmp_path / 'hung'}"]
     second = [f"next {row}" for row in range(2_000)]
     with _faulty_pool() as pool, pool.arena(slots=2, max_texts=2_000, max_bytes=1 << 20) as arena:
@@ -285,7 +285,7 @@ def test_no_worker_waits_for_the_end_of_a_superbatch_when_the_next_one_is_there(
         assert 0 < calls[1].metrics.encode_seconds < calls[0].metrics.encode_seconds
 
 
-def test_an_abandoned_call_says_which_rows_it_has(tmp_path: Path) -> None:
+def test_abandoned_call_lists_the_rows_that_have_vectors(tmp_path: Path) -> None:
     texts = [f"harmless {row}" for row in range(20_000)] + [f"hang once {tmp_path / 'hung'}"]
     with _faulty_pool() as pool, pool.arena(slots=1, max_texts=len(texts), max_bytes=1 << 20) as arena:
         slot = arena.acquire()
@@ -301,7 +301,7 @@ def test_an_abandoned_call_says_which_rows_it_has(tmp_path: Path) -> None:
             assert np.array_equal(slot.matrix(start, stop), expected[start:stop])
 
 
-def test_an_arena_may_be_closed_while_workers_hold_chunks_of_an_abandoned_call(tmp_path: Path) -> None:
+def test_arena_can_be_closed_while_workers_hold_chunks_of_an_abandoned_call(tmp_path: Path) -> None:
     seen, gate = tmp_path / "seen", tmp_path / "gate"
     texts = [f"wait {gate}", *(f"harmless {row}" for row in range(20_000))]
     texts[LARGEST_CHUNK_TEXTS + 1] = f"seen {seen}"  # in the chunk that waits behind the first one
@@ -322,7 +322,7 @@ def test_an_arena_may_be_closed_while_workers_hold_chunks_of_an_abandoned_call(t
         assert call.encoded == [(0, LARGEST_CHUNK_TEXTS)], "what was waiting is not encoded any more"
 
 
-def test_an_arena_may_be_closed_while_a_worker_holds_a_chunk_of_it(tmp_path: Path) -> None:
+def test_arena_can_be_closed_while_a_worker_holds_a_chunk_of_it(tmp_path: Path) -> None:
     seen, gate = tmp_path / "seen", tmp_path / "gate"
     texts = [f"wait {gate}", *(f"harmless {row}" for row in range(20_000))]
     texts[LARGEST_CHUNK_TEXTS + 1] = f"seen {seen}"
@@ -344,7 +344,7 @@ def test_an_arena_may_be_closed_while_a_worker_holds_a_chunk_of_it(tmp_path: Pat
         assert pool.replays == 0
 
 
-def test_the_slot_of_a_call_that_ended_with_the_pool_is_free_again(tmp_path: Path) -> None:
+def test_slot_of_a_call_that_failed_with_the_pool_is_free_again(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     texts = [f"wait {gate}", *["x" * 60] * 2_000, "die always", *["y" * 60] * 2_000]
     with (
@@ -360,29 +360,29 @@ def test_the_slot_of_a_call_that_ended_with_the_pool_is_free_again(tmp_path: Pat
         arena.acquire(lambda: True)
 
 
-def test_a_worker_that_cannot_start_says_why_and_leaves_nothing() -> None:
+def test_worker_that_cannot_start_reports_why_and_leaves_nothing() -> None:
     with pytest.raises(EncoderError, match="DeviceLost: no such device"):
         EncoderPool(SPEC, devices="cpu,cpu", backend="faults:RefusingBackend")
 
 
-def test_a_worker_that_does_not_get_ready_ends_the_start_at_once_and_says_where_it_stood() -> None:
-    # Time enough for the interpreter to start, even on a busy machine: until then there is nobody to ask.
+def test_worker_that_is_not_ready_in_time_ends_the_start_and_shows_its_stacks() -> None:
+    # Enough time for the interpreter to start on a busy machine: before that it cannot print its stacks.
     waited = r"worker \d+ on cpu was not ready after 4 s; .* run again"
     with pytest.raises(EncoderError, match=rf"(?s)^{waited}\n.*faults.py\", line \d+ in __init__"):
         EncoderPool(SPEC, devices="cpu", backend="faults:UnreadyBackend", start_timeout_seconds=4)
 
 
-def test_a_worker_that_crashes_says_where() -> None:
+def test_crashed_worker_shows_its_stacks() -> None:
     with pytest.raises(EncoderError, match=r"(?s)ended: SIGSEGV.*faults.py\", line \d+ in __init__"):
         EncoderPool(SPEC, devices="cpu", backend="faults:CrashingBackend", max_respawns=0)
 
 
-def test_a_worker_cannot_report_its_use_to_anybody() -> None:
+def test_worker_cannot_import_the_telemetry_of_openvino() -> None:
     with pytest.raises(EncoderError, match="openvino_telemetry"):
         EncoderPool(SPEC, devices="cpu", backend="faults:ReportingBackend")
 
 
-def test_closing_while_a_worker_hangs_ends_it_and_the_waiting_call(tmp_path: Path) -> None:
+def test_closing_ends_a_hung_worker_and_the_waiting_call(tmp_path: Path) -> None:
     pool = _faulty_pool()
     outcome: list[str] = []
 
@@ -436,7 +436,7 @@ def test_threads_that_share_a_pool_lose_nothing_while_its_workers_die(tmp_path: 
 
 _PARENT = """
 import os, signal, sys, threading
-# Whatever the test runner ignores would be ignored here too.
+# Ignored signals are inherited from the test runner.
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 import pyarrow as pa
@@ -459,7 +459,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
-def test_workers_end_by_themselves_when_the_parent_is_killed(tmp_path: Path, ending: signal.Signals) -> None:
+def test_workers_end_when_the_parent_is_killed(tmp_path: Path, ending: signal.Signals) -> None:
     parent = _start_parent(tmp_path)
     os.kill(parent.pid, ending)
     parent.wait(60)
@@ -478,7 +478,7 @@ def test_workers_end_when_the_parent_is_killed_although_a_fork_of_it_lives_on(tm
         os.kill(child, signal.SIGKILL)
 
 
-def test_an_interrupt_reaches_the_pool_and_not_the_workers(tmp_path: Path) -> None:
+def test_interrupt_reaches_the_pool_and_not_the_workers(tmp_path: Path) -> None:
     parent = _start_parent(tmp_path)
     for pid in parent.pids:
         os.kill(pid, signal.SIGINT)
@@ -494,7 +494,7 @@ class _Parent(subprocess.Popen):
 
 
 def _start_parent(tmp_path: Path, *, fork: bool = False) -> _Parent:
-    """A process with a pool whose workers are at work on a text that hangs, and with a fork of itself if asked."""
+    """A process with a pool whose workers encode a text that hangs, and with a fork of itself if requested."""
     hung = tmp_path / "hung"
     arguments = [sys.executable, "-c", _PARENT, f"hang once {hung}", "fork" if fork else ""]
     parent = _Parent(arguments, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
@@ -538,12 +538,12 @@ def _children() -> list[int]:
     return found
 
 
-def test_the_start_of_a_pool_is_interrupted_by_a_signal_that_another_thread_was_given() -> None:
+def test_start_of_a_pool_is_interrupted_by_a_signal_to_another_thread() -> None:
     with interrupted_in_another_thread():
         EncoderPool(SPEC, devices="cpu", backend="faults:UnreadyBackend")
 
 
-def test_who_waits_for_a_call_or_a_slot_is_interrupted_likewise(tmp_path: Path) -> None:
+def test_waiting_for_a_call_or_a_slot_is_interrupted_by_a_signal_to_another_thread(tmp_path: Path) -> None:
     with (
         EncoderPool(SPEC, devices="cpu", backend="faults:FaultyBackend") as pool,
         pool.arena(slots=1, max_texts=1, max_bytes=1_000) as arena,

@@ -1,4 +1,4 @@
-"""Passes that do not fit into memory: the budget shrinks and stays, and no vector is lost or wrong."""
+"""Passes that do not fit into memory: the budget shrinks for good, and no vector is lost or wrong."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _texts(count: int = 400, longest: int = 30) -> list[str]:
     return [" ".join(rng.choice(["one", "two", "three"], int(size))) for size in rng.integers(0, longest, count)]
 
 
-def test_a_budget_over_the_memory_is_halved_until_passes_fit_and_every_vector_is_right() -> None:
+def test_budget_beyond_memory_is_halved_until_passes_fit() -> None:
     device = Device(limit=100)
     vectors, figures = encode(SmallDeviceBackend(device, token_budget=1_000), _texts())
     assert np.array_equal(vectors, expected_vectors(_texts()))
@@ -25,7 +25,7 @@ def test_a_budget_over_the_memory_is_halved_until_passes_fit_and_every_vector_is
     assert len(device.refused) <= 8
 
 
-def test_the_smaller_budget_holds_for_the_rest_of_the_workers_life() -> None:
+def test_smaller_budget_holds_for_the_rest_of_the_workers_life() -> None:
     device = Device(limit=100)
     backend = SmallDeviceBackend(device, token_budget=1_000)
     _, first = encode(backend, _texts())
@@ -36,7 +36,7 @@ def test_the_smaller_budget_holds_for_the_rest_of_the_workers_life() -> None:
     assert second.token_budget == first.token_budget == backend.token_budget
 
 
-def test_streams_that_share_the_memory_come_to_the_same_vectors() -> None:
+def test_streams_that_share_memory_give_the_same_vectors() -> None:
     device = Device(limit=150)
     vectors, figures = encode(SmallDeviceBackend(device, token_budget=600, streams=3), _texts(2_000))
     assert np.array_equal(vectors, expected_vectors(_texts(2_000)))
@@ -44,7 +44,7 @@ def test_streams_that_share_the_memory_come_to_the_same_vectors() -> None:
     assert figures.token_budget <= 150
 
 
-def test_texts_over_the_budget_go_alone_and_the_budget_never_forbids_one_text() -> None:
+def test_text_over_the_budget_gets_a_pass_of_its_own() -> None:
     device = Device(limit=40)
     texts = ["one " * 40, "two " * 39, "three"]
     vectors, figures = encode(SmallDeviceBackend(device, token_budget=1), texts)
@@ -53,7 +53,7 @@ def test_texts_over_the_budget_go_alone_and_the_budget_never_forbids_one_text() 
     assert figures.token_budget == 1
 
 
-def test_a_single_text_is_tried_once_more_when_nothing_else_runs() -> None:
+def test_single_text_is_tried_again_when_no_other_pass_runs() -> None:
     device = Device(limit=1_000, refuse_once=77)
     texts = ["one " * 77, *_texts()]
     vectors, _ = encode(SmallDeviceBackend(device, token_budget=100), texts)
@@ -63,7 +63,7 @@ def test_a_single_text_is_tried_once_more_when_nothing_else_runs() -> None:
 
 
 @pytest.mark.parametrize("streams", [1, 2])
-def test_a_single_text_that_does_not_fit_is_an_error_that_says_so(streams: int) -> None:
+def test_single_text_that_does_not_fit_is_a_clear_error(streams: int) -> None:
     device = Device(limit=50)
     backend = SmallDeviceBackend(device, token_budget=100, streams=streams)
     with pytest.raises(EncoderError, match=r"a text of 60 tokens does not fit .* 1 row .*smaller max_length"):
@@ -74,14 +74,14 @@ def test_a_single_text_that_does_not_fit_is_an_error_that_says_so(streams: int) 
 
 
 @pytest.mark.parametrize("streams", [1, 3])
-def test_any_other_error_ends_the_chunk_as_it_is(streams: int) -> None:
+def test_other_errors_end_the_chunk_unchanged(streams: int) -> None:
     backend = SmallDeviceBackend(Device(limit=1_000, error=KeyError("broken")), token_budget=50, streams=streams)
     with pytest.raises(KeyError, match="broken"):
         encode(backend, _texts())
     assert backend.token_budget == 50
 
 
-def test_texts_without_a_single_token_are_computed_too() -> None:
+def test_texts_without_tokens_get_vectors() -> None:
     vectors, figures = encode(SmallDeviceBackend(Device(limit=100), token_budget=50), ["", "", " "])
     assert np.array_equal(vectors, np.zeros((3, 4), np.float32))
     assert figures.tokens == 0
@@ -98,16 +98,16 @@ def test_texts_without_a_single_token_are_computed_too() -> None:
         RuntimeError("std::bad_alloc"),
     ],
 )
-def test_what_libraries_say_when_memory_runs_out_is_understood(error: BaseException) -> None:
+def test_out_of_memory_messages_of_libraries_are_recognized(error: BaseException) -> None:
     assert is_out_of_memory(error)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("CUDA error: an illegal memory access"), ValueError("out of memory")])
-def test_other_errors_are_not_mistaken_for_it(error: BaseException) -> None:
+def test_other_errors_are_not_recognized_as_out_of_memory(error: BaseException) -> None:
     assert not is_out_of_memory(error)
 
 
-def test_torch_itself_says_what_is_listened_for() -> None:
+def test_message_of_torch_is_recognized() -> None:
     import torch
 
     with pytest.raises(RuntimeError) as raised:

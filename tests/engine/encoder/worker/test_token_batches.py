@@ -1,4 +1,4 @@
-"""Batches: every row once, one length each, within the budget."""
+"""Batches: every row is in one batch, of one length, within the budget."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_short_texts_in_a_full_chunk_are_padded_by_less_than_three_percent() -> 
     assert len(batches) < 1.1 * lengths.sum() / 1_024
 
 
-def test_the_plan_is_a_function_of_the_lengths() -> None:
+def test_plan_depends_only_on_the_lengths() -> None:
     lengths = np.random.default_rng(7).integers(1, 60, 5_000)
     one, other = plan_batches(lengths, 1_024, 50), plan_batches(lengths.copy(), 1_024, 50)
     assert all(np.array_equal(a.rows, b.rows) for a, b in zip(one, other, strict=True))

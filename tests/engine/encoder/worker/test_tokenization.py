@@ -1,4 +1,4 @@
-"""Token ids: what the tokenizer gives, cut where truncation would cut."""
+"""Token ids: those of the tokenizer, cut where truncation would cut."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _TEXTS = ["", "a", "one two three four five six", "one two three four five six s
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_ids_are_those_of_truncation_and_only_cut_texts_are_flagged(document: str, side: str) -> None:
+def test_ids_equal_those_of_truncation_and_only_cut_texts_are_flagged(document: str, side: str) -> None:
     tokenizer = TextTokenizer(document, max_length=LENGTH, prompt="", truncation_side=side)
     assert _found(tokenizer, _TEXTS) == _expected(document, _TEXTS, side)
     assert tokenizer.encode(_TEXTS).truncated.tolist() == [False, False, False, True, True, True]
 
 
-def test_the_prompt_stands_before_every_text(document: str) -> None:
+def test_prompt_precedes_every_text(document: str) -> None:
     tokenizer = TextTokenizer(document, max_length=LENGTH, prompt="query: ")
     assert _found(tokenizer, _TEXTS) == _expected(document, ["query: " + text for text in _TEXTS])
 
@@ -74,7 +74,7 @@ def test_long_texts_give_the_tokens_of_the_whole_text(
     assert _found(cutting, texts) == [encoding.ids for encoding in whole.encode_batch(texts)]
 
 
-def test_other_kinds_of_tokenizers_are_never_fed_prefixes(document: str) -> None:
+def test_prefixes_are_used_for_bert_tokenizers_only(document: str) -> None:
     other = json.loads(document)
     other["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}]}
     tokenizer = TextTokenizer(json.dumps(other), max_length=LENGTH, prompt="")
