@@ -34,8 +34,6 @@ from surge_dagster.engine.report import Receipt
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.store import StorageOptions, open_store
-from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.engine.store.local_upload import LocalUpload
 from surge_dagster.engine.store.object_client import ClientLimits
 from surge_dagster.engine.store.object_store import open_object_store
 from surge_dagster.engine.store.object_upload import ObjectUpload
@@ -122,11 +120,8 @@ class MortalStore:
     def until(self, over: threading.Event) -> MortalStore:
         return MortalStore(self._store.until(over), self._reaper)
 
-    def create(self, name: str) -> MortalUpload | MortalLocalUpload:
-        if isinstance(self._store, LocalStore):
-            upload = MortalLocalUpload(self._store.root, name, self._reaper)
-        else:
-            upload = MortalUpload(self._store.create(name), name, self._reaper)
+    def create(self, name: str) -> MortalUpload:
+        upload = MortalUpload(self._store.create(name), name, self._reaper)
         self._reaper("create")
         if name.startswith(STAGING):
             self._reaper("stage")
@@ -149,58 +144,13 @@ class MortalStore:
             self._reaper("removed")
 
 
-class Steps:
-    """The points that an upload passes, wherever it goes."""
-
-    def __init__(self, name: str, reaper: Reaper) -> None:
-        self._name = name
-        self._reaper = reaper
-
-    def begins(self) -> None:
-        """It is complete, and about to be published."""
-        self._reaper.say("flush", threading.get_ident(), self._name)
-        self._reaper("publish")
-
-    def last_look(self, still_wanted: Callable[[], None]) -> Callable[[], None]:
-        def look() -> None:
-            still_wanted()
-            self._reaper("still wanted")
-
-        return look
-
-    def is_there(self) -> None:
-        """It has its name."""
-        self._reaper.say("appear", threading.get_ident(), self._name)
-        self._reaper("published")
-        if self._name.startswith(STAGING):
-            self._reaper("staged")
-        elif in_the_thread_for_split_files():
-            self._reaper("assembled")
-
-
-class MortalLocalUpload(LocalUpload):
-    """A file that passes the points in either way of publishing it, alone or together with others."""
-
-    def __init__(self, root: Path, name: str, reaper: Reaper) -> None:
-        super().__init__(root, name)
-        self._steps = Steps(name, reaper)
-
-    def flush(self) -> None:
-        self._steps.begins()
-        super().flush()
-
-    def appear(self, still_wanted: Callable[[], None]) -> StoredObject:
-        stored = super().appear(self._steps.last_look(still_wanted))
-        self._steps.is_there()
-        return stored
-
-
 class MortalUpload:
-    """An object that does."""
+    """An object or a file on which every step of publishing is a point."""
 
     def __init__(self, upload: Upload, name: str, reaper: Reaper) -> None:
         self._upload = upload
-        self._steps = Steps(name, reaper)
+        self._name = name
+        self._reaper = reaper
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._upload, name)
@@ -215,9 +165,17 @@ class MortalUpload:
         self._upload.__exit__(kind, error, trace)
 
     def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
-        self._steps.begins()
-        stored = self._upload.publish(self._steps.last_look(still_wanted))
-        self._steps.is_there()
+        def last_check() -> None:
+            still_wanted()
+            self._reaper("still wanted")
+
+        self._reaper("publish")
+        stored = self._upload.publish(last_check)
+        self._reaper("published")
+        if self._name.startswith(STAGING):
+            self._reaper("staged")
+        elif in_the_thread_for_split_files():
+            self._reaper("assembled")
         return stored
 
 

@@ -49,7 +49,6 @@ INSTANTS = [
     ("disk", point, count) for point in POINTS for count in ((2, 9) if point in ("encode", "publish") else (5,))
 ]
 INSTANTS += [("disk", ENCODING, 4)]
-# The first SuperBatch's two partitions are published together: one has its name, the other has not.
 INSTANTS += [("disk", "published", 1)]
 INSTANTS += [("disk", *at) for at in (("stage", 3), ("staged", 3), ("kept", 6), ("assemble", 2), ("assembled", 1))]
 INSTANTS += [("disk", *at) for at in (("remove", 2), ("removed", 6))]

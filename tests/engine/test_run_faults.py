@@ -82,8 +82,8 @@ class FaultyUpload(LocalUpload):
             self.happen()
         super().flush()
 
-    def appear(self, still_wanted: Callable[[], None]) -> StoredObject:
-        stored = super().appear(still_wanted)
+    def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
+        stored = super().publish(still_wanted)
         if self.step == "published":
             self.happen()
         return stored

@@ -24,9 +24,8 @@ from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import local_upload, open_store
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.engine.store.local_upload import LocalUpload
+from surge_dagster.engine.store.local_upload import FolderLock, LocalUpload
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.store.temp_files import Locked
 from surge_dagster.engine.thresholds import Thresholds
 from tests.engine.runs import failures, make_run, receipts
 from tests.engine.store.object_server import open_bucket
@@ -192,13 +191,13 @@ class TestOnADisk:
     ) -> None:
         output, looked, waits = tmp_path / "out", Door(), threading.Event()
 
-        class Watched(Locked):
+        class Watched(FolderLock):
             def __enter__(self) -> None:
                 if looked.reached.is_set():
                     waits.set()
                 super().__enter__()
 
-        monkeypatch.setattr(local_upload, "Locked", Watched)
+        monkeypatch.setattr(local_upload, "FolderLock", Watched)
         old, new = two.prepare(open_store(output), after=looked), two.prepare(open_store(output))
         first = two.begin(old)
         assert looked.reached.wait(SECONDS)

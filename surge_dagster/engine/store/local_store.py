@@ -1,11 +1,7 @@
-"""Output files on a local disk: a temp file in the same folder, flushed to disk and renamed.
+"""Output files on a local disk; `local_upload` writes them.
 
-The folder itself is flushed once per SuperBatch (`sync`), before its receipts are reported. The last check before a
-rename runs under the folder's lock: of two writers, the one out of date loses. Hidden folders come with their first
-object and go with their last.
-
-A catalog may have tens of thousands of files of a few kilobytes, so what is done once per file is done with as few
-system calls as it takes, on paths that are strings.
+The folder itself is flushed once per SuperBatch (`sync`), before its receipts are reported. Hidden folders are created
+with their first object and removed with their last.
 """
 
 from __future__ import annotations
@@ -21,19 +17,20 @@ from typing import Self
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, TransientError
-from surge_dagster.engine.store.local_upload import LocalUpload, StorageErrors, hidden_depth, stored_object
-from surge_dagster.engine.store.store import ObjectEnd, StoredObject
-from surge_dagster.engine.store.temp_files import (
+from surge_dagster.engine.store.local_upload import (
+    LOCK_NAME,
     TEMP_PREFIX,
-    Locked,
-    remove_abandoned,
-    remove_empty_below,
-    remove_if_empty,
+    LocalUpload,
+    StorageErrors,
+    hidden_depth,
+    remove_dead_temp_files,
+    stored_object,
     sync_folder,
 )
+from surge_dagster.engine.store.store import ObjectEnd, StoredObject
 from surge_dagster.engine.support.keys import is_text
 
-# Far more than the grain of any disk's clock: a file replaced within the grain keeps its modification time.
+# More than the resolution of any disk's clock: a file replaced within that keeps its modification time.
 _SETTLED_NS = 2_000_000_000
 
 
@@ -53,41 +50,40 @@ class LocalStore:
 
     @property
     def is_remote(self) -> bool:
-        """No: an end is read sooner than another thread could be asked to, or an answer on disk be looked up."""
+        """False: reading a footer is faster than a thread or a cache."""
         return False
 
     @property
     def retries(self) -> Mapping[str, int]:
-        """Nothing is tried again: what a disk refuses once it refuses twice."""
+        """Empty: nothing is tried again, because a disk that refuses once refuses twice."""
         return {}
 
     @property
     def upload_bytes(self) -> int:
-        """None: what is written goes to the disk's own buffers."""
+        """0: written bytes go to the disk's own buffers."""
         return 0
 
     def until(self, over: threading.Event) -> Self:
-        """The same store: a disk is not waited for."""
+        """The same store: nothing waits for a disk."""
         return self
 
     def location(self, name: str) -> str:
-        """Where a person finds the object."""
+        """The path of an object."""
         return f"{self.root}/{name}"
 
     def prepare(self, folder: str) -> None:
         """Make a folder ready for writing.
 
         Raises:
-            ConfigError: the folder cannot be written, or its disk does not tell `A` from `a`.
+            ConfigError: the folder cannot be written, or its disk does not distinguish `A` from `a`.
         """
         path = self.root / folder
         try:
             path.mkdir(parents=True, exist_ok=True)
-            with Locked(path):
-                probe = path / f"{TEMP_PREFIX}probe"
-                probe.touch()
-                folds_case = probe.with_name(probe.name.upper()).exists()
-                probe.unlink()
+            probe = path / f"{TEMP_PREFIX}probe"
+            probe.touch()
+            folds_case = probe.with_name(probe.name.upper()).exists()
+            probe.unlink(missing_ok=True)  # another run's probe is the same file
         except OSError as error:
             raise ConfigError(
                 f"cannot write to the output folder {str(path)!r}: {error.strerror}. "
@@ -95,7 +91,8 @@ class LocalStore:
             ) from error
         if folds_case:
             raise ConfigError(
-                f"the disk of {str(path)!r} does not tell upper from lower case, so two partitions could share a file. "
+                f"the disk of {str(path)!r} does not distinguish upper from lower case, and two partitions could share "
+                "a file. "
                 "Put the output on a disk that does."
             )
 
@@ -108,13 +105,13 @@ class LocalStore:
         path = self.root / folder
         with StorageErrors(path):
             if hidden_depth(folder.split("/")) is None:
-                remove_abandoned(path)
+                remove_dead_temp_files(path)
             else:
-                remove_empty_below(path)
+                _remove_empty_below(path)
                 self._remove_empty_above(f"{folder}/")
 
     def list(self, folder: str, *, deep: bool = False) -> Iterator[StoredObject]:
-        """Yield the objects of a folder in no particular order; not hidden ones, nor those whose name is not UTF-8.
+        """Yield the objects of a folder in no particular order, without hidden ones and names that are not UTF-8.
 
         Args:
             deep: yield those of its folders as well.
@@ -144,7 +141,7 @@ class LocalStore:
                     yield stored_object(f"{prefix}{name}", status)
 
     def folders(self) -> list[str]:
-        """Names of the folders at the root, sorted; not hidden ones, nor those whose name is not UTF-8.
+        """Names of the folders at the root, sorted, without hidden ones and names that are not UTF-8.
 
         Raises:
             ConfigError: the root cannot be listed.
@@ -156,7 +153,7 @@ class LocalStore:
         except OSError as error:
             raise _unlistable(self.root, error) from error
         names = (entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-        return sorted(filter(is_text, names))  # whoever opens what lies in the others would fail
+        return sorted(filter(is_text, names))
 
     def open(self, name: str) -> pa.NativeFile:
         """Open an object for reading.
@@ -171,7 +168,7 @@ class LocalStore:
 
         Raises:
             FileNotFoundError: there is no such object.
-            TransientError: there is one, and the disk does not give it.
+            TransientError: the disk does not return it.
         """
         path = f"{self.root}/{name}"
         try:
@@ -190,14 +187,14 @@ class LocalStore:
         return ObjectEnd(stored_object(name, status), content)
 
     def is_settled(self, stored: StoredObject, seen_ns: int) -> bool:
-        """Whether the file was old enough when it was seen for its next version to get another modification time."""
+        """Whether the file was so old when it was seen that its next version gets another modification time."""
         return seen_ns - int(stored.etag) > _SETTLED_NS
 
     def open_listed(self, listed: StoredObject) -> pa.NativeFile:
         """Open an object as a listing showed it.
 
         Raises:
-            FileNotFoundError: it has gone, or another one stands at its name now.
+            FileNotFoundError: it was removed or replaced since.
         """
         file = self.open(listed.name)
         if stored_object(listed.name, os.fstat(file.fileno())) == listed:
@@ -206,13 +203,13 @@ class LocalStore:
         raise FileNotFoundError(errno.ENOENT, "another file stands in its place now", self.location(listed.name))
 
     def create(self, name: str) -> LocalUpload:
-        """Begin an object; its folder must exist (see `prepare`), or is made where it is a hidden one's."""
+        """Begin an object; its folder must exist (see `prepare`), or is created where it is hidden."""
         return LocalUpload(self.root, name)
 
     def delete(self, name: str) -> None:
         """Remove an object; harmless when there is none.
 
-        Below a hidden folder, the folders that it was the last object of go with it.
+        Below a hidden folder, the folders that are empty then are removed too.
         """
         path = self.root / name
         with StorageErrors(path):
@@ -230,8 +227,33 @@ class LocalStore:
         if hidden is None:
             return
         for depth in range(len(parts), hidden, -1):
-            if not remove_if_empty(self.root.joinpath(*parts[:depth])):
+            if not _remove_if_empty(self.root.joinpath(*parts[:depth])):
                 break
+
+
+def _remove_empty_below(folder: Path) -> None:
+    """`_remove_if_empty` for all folders below this one, and for itself."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for entry in list(os.scandir(folder)):
+            if entry.is_dir(follow_symlinks=False):
+                _remove_empty_below(Path(entry))
+        _remove_if_empty(folder)
+
+
+def _remove_if_empty(folder: Path) -> bool:
+    """Remove a folder that holds nothing, or only what dead writers left; gives whether it is removed."""
+    try:
+        remove_dead_temp_files(folder)
+        if [entry.name for entry in os.scandir(folder)] == [LOCK_NAME]:  # left by an earlier release
+            (folder / LOCK_NAME).unlink(missing_ok=True)
+        folder.rmdir()
+    except (FileNotFoundError, NotADirectoryError):
+        return True  # another process removed it
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
+        return False
+    return True
 
 
 def _unlistable(path: Path, error: OSError) -> ConfigError:

@@ -1,9 +1,7 @@
-"""Files on local disk: complete under their final name, or not there, whoever dies and whoever else is writing."""
+"""Files on a local disk: complete under their final name or absent, with killed and with concurrent writers."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import fcntl
 import os
 import signal
@@ -17,8 +15,7 @@ import pytest
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.engine.store.local_upload import publish_together
-from surge_dagster.engine.store.temp_files import Locked
+from surge_dagster.engine.store.local_upload import FolderLock
 from tests.signals import interrupted_in_another_thread
 
 
@@ -44,7 +41,7 @@ def put(store: LocalStore, name: str, content: bytes) -> None:
 
 
 class TestAtomicity:
-    def test_nothing_stands_at_the_final_name_before_it_is_published(self, store: LocalStore) -> None:
+    def test_file_is_invisible_before_it_is_published(self, store: LocalStore) -> None:
         with store.create("space/a.parquet") as upload:
             upload.sink.write(b"x" * 100_000)
             upload.sink.flush()
@@ -57,7 +54,7 @@ class TestAtomicity:
     def test_content_reaches_the_disk_before_the_name_and_the_name_before_sync_returns(
         self, store: LocalStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A power cut cannot be had in a test; the order of the calls that survive one can."""
+        """A test cannot cut the power; it can check the order of the calls that survive a power cut."""
         final = store.root / "space" / "a.parquet"
         seen: list[tuple[str, int, bool]] = []
 
@@ -65,23 +62,23 @@ class TestAtomicity:
             target = Path(f"/proc/self/fd/{descriptor}").readlink()
             seen.append((target.name[:5], target.stat().st_size if target.is_file() else 0, final.exists()))
 
-        monkeypatch.setattr("surge_dagster.engine.store.local_store.os.fsync", fsync)
+        monkeypatch.setattr("surge_dagster.engine.store.local_upload.os.fsync", fsync)
         put(store, "space/a.parquet", b"x" * 1000)
         store.sync("space")
         assert seen == [(".tmp-", 1000, False), ("space", 0, True)]
 
-    def test_leaving_without_publishing_leaves_nothing(self, store: LocalStore) -> None:
+    def test_upload_that_is_not_published_leaves_nothing(self, store: LocalStore) -> None:
         with store.create("space/a.parquet") as upload:
             upload.sink.write(b"x")
         assert (visible(store), temps(store)) == (set(), [])
 
-    def test_an_error_leaves_nothing(self, store: LocalStore) -> None:
+    def test_writer_that_fails_half_way_publishes_nothing(self, store: LocalStore) -> None:
         with pytest.raises(RuntimeError, match="midway"), store.create("space/a.parquet") as upload:
             upload.sink.write(b"x")
             raise RuntimeError("midway")
         assert (visible(store), temps(store)) == (set(), [])
 
-    def test_a_new_version_replaces_the_old_one_at_once(self, store: LocalStore) -> None:
+    def test_new_version_replaces_the_old_one_in_one_step(self, store: LocalStore) -> None:
         put(store, "space/a.parquet", b"old")
         with store.create("space/a.parquet") as upload:
             upload.sink.write(b"new and longer")
@@ -89,7 +86,7 @@ class TestAtomicity:
             upload.publish(lambda: None)
         assert store.open("space/a.parquet").read() == b"new and longer"
 
-    def test_a_result_that_is_no_longer_wanted_is_thrown_away(self, store: LocalStore) -> None:
+    def test_result_that_is_no_longer_wanted_is_discarded(self, store: LocalStore) -> None:
         def object_to() -> None:
             raise TransientError("the source changed")
 
@@ -100,7 +97,7 @@ class TestAtomicity:
         assert store.open("space/a.parquet").read() == b"old"
         assert temps(store) == []
 
-    def test_the_last_look_and_the_renaming_are_one_step_for_other_writers(self, store: LocalStore) -> None:
+    def test_last_check_and_renaming_are_one_step_for_other_writers(self, store: LocalStore) -> None:
         looking, go_on = threading.Event(), threading.Event()
 
         def look() -> None:
@@ -126,93 +123,6 @@ class TestAtomicity:
         assert store.open("space/a.parquet").read() == b"second"
 
 
-class TestTogether:
-    """Several files that are published in two steps: each as if it were published by itself."""
-
-    def test_all_contents_reach_the_disk_before_the_first_name(
-        self, store: LocalStore, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        seen: list[tuple[str, int, set[str]]] = []
-
-        def fsync(descriptor: int) -> None:
-            target = Path(f"/proc/self/fd/{descriptor}").readlink()
-            seen.append((target.name[:5], target.stat().st_size if target.is_file() else 0, visible(store)))
-
-        monkeypatch.setattr("surge_dagster.engine.store.local_store.os.fsync", fsync)
-        with store.create("space/a.parquet") as one, store.create("space/b.parquet") as other:
-            one.write(b"x" * 10)
-            other.write(b"x" * 20)
-            stored = publish_together([(one, lambda: None), (other, lambda: None)])
-        store.sync("space")
-        both = {"space/a.parquet", "space/b.parquet"}
-        assert seen == [(".tmp-", 10, set()), (".tmp-", 20, set()), ("space", 0, both)]
-        assert sorted(stored, key=str) == sorted(store.list("space"), key=str)
-        assert temps(store) == []
-
-    def test_one_that_is_not_wanted_any_more_holds_up_no_other(self, store: LocalStore) -> None:
-        changed = TransientError("the source changed")
-
-        def object_to() -> None:
-            raise changed
-
-        names = [f"space/{name}.parquet" for name in "abc"]
-        put(store, names[1], b"old")
-        with contextlib.ExitStack() as stack:
-            uploads = [stack.enter_context(store.create(name)) for name in names]
-            for upload in uploads:
-                upload.write(b"new")
-            outcomes = publish_together(list(zip(uploads, [lambda: None, object_to, lambda: None], strict=True)))
-        assert outcomes[1] is changed
-        assert [store.open(name).read() for name in names] == [b"new", b"old", b"new"]
-        assert temps(store) == []
-
-    def test_one_that_the_disk_refuses_holds_up_no_other(
-        self, store: LocalStore, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        fsync, flushed = os.fsync, iter([False, True])
-
-        def refuse(descriptor: int) -> None:
-            if next(flushed):
-                raise OSError(errno.EIO, "bad sector")
-            fsync(descriptor)
-
-        monkeypatch.setattr("surge_dagster.engine.store.local_store.os.fsync", refuse)
-        with store.create("space/a.parquet") as one, store.create("space/b.parquet") as other:
-            one.write(b"one")
-            other.write(b"other")
-            outcomes = publish_together([(one, lambda: None), (other, lambda: None)])
-        assert isinstance(outcomes[1], TransientError)
-        assert "b.parquet" in str(outcomes[1])
-        assert (visible(store), temps(store)) == ({"space/a.parquet"}, [])
-
-    def test_the_last_looks_and_the_names_are_one_step_for_other_writers(self, store: LocalStore) -> None:
-        looking, go_on = threading.Event(), threading.Event()
-
-        def look() -> None:
-            looking.set()
-            assert go_on.wait(30)
-
-        with store.create("space/a.parquet") as first, store.create("space/b.parquet") as second:
-            first.write(b"first")
-            second.write(b"second")
-            slow = threading.Thread(target=publish_together, args=([(first, look), (second, lambda: None)],))
-            slow.start()
-            assert looking.wait(30)
-            with (store.root / "space" / ".lock").open() as lock, pytest.raises(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            go_on.set()
-            slow.join(30)
-        assert visible(store) == {"space/a.parquet", "space/b.parquet"}
-
-    def test_files_of_several_folders_are_published_one_by_one(self, store: LocalStore) -> None:
-        store.prepare("other")
-        with store.create("space/a.parquet") as one, store.create("other/a.parquet") as other:
-            one.write(b"one")
-            other.write(b"other")
-            publish_together([(one, lambda: None), (other, lambda: None)])
-        assert store.open("space/a.parquet").read() + store.open("other/a.parquet").read() == b"oneother"
-
-
 LEAVE_A_TEMP_FILE = """
 import os, signal, sys
 from surge_dagster.engine.store import open_store
@@ -227,19 +137,19 @@ sys.stdin.readline()
 
 
 class TestTempFiles:
-    def test_those_of_dead_writers_are_removed(self, store: LocalStore) -> None:
+    def test_temp_files_of_dead_writers_are_removed(self, store: LocalStore) -> None:
         command = [sys.executable, "-c", LEAVE_A_TEMP_FILE, str(store.root), "die"]
         assert subprocess.run(command, timeout=60).returncode == -signal.SIGKILL
         assert len(temps(store)) == 1
         store.sweep("space")
         assert temps(store) == []
 
-    def test_those_of_a_dead_writer_whose_number_was_given_away_again_are_removed(self, store: LocalStore) -> None:
+    def test_temp_file_of_a_dead_writer_with_a_reused_process_id_is_removed(self, store: LocalStore) -> None:
         (store.root / "space" / f".tmp-{os.getpid()}-0123456789ab").write_bytes(b"left by an earlier container")
         store.sweep("space")
         assert temps(store) == []
 
-    def test_those_of_living_writers_are_kept(self, store: LocalStore) -> None:
+    def test_temp_files_of_living_writers_are_kept(self, store: LocalStore) -> None:
         command = [sys.executable, "-c", LEAVE_A_TEMP_FILE, str(store.root), "live"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
             assert writer.stdout is not None
@@ -251,29 +161,46 @@ class TestTempFiles:
             open_store(store.root).sweep("space")
             assert len(temps(store)) == 1, "this process lives too; the other one went without tidying up"
 
-    def test_one_that_a_beginning_run_took_for_abandoned_is_made_again(
+    def test_temp_file_that_a_sweep_removed_before_it_was_locked_is_created_again(
         self, store: LocalStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Between making a temp file and locking it, a run may begin that finds it unlocked."""
+        """A run may begin between the creation of a temp file and its lock."""
         lock = fcntl.flock
 
         def begin_before(descriptor: int, how: int) -> None:
-            monkeypatch.setattr("surge_dagster.engine.store.temp_files.fcntl.flock", lock)
+            monkeypatch.setattr("surge_dagster.engine.store.local_upload.fcntl.flock", lock)
             open_store(store.root).sweep("space")
             lock(descriptor, how)
 
-        monkeypatch.setattr("surge_dagster.engine.store.temp_files.fcntl.flock", begin_before)
+        monkeypatch.setattr("surge_dagster.engine.store.local_upload.fcntl.flock", begin_before)
         put(store, "space/a.parquet", b"x")
         assert store.open("space/a.parquet").read() == b"x"
         assert temps(store) == []
 
     @pytest.mark.timeout(60)
-    def test_who_waits_for_a_folder_that_another_run_has_locked_is_interrupted(self, store: LocalStore) -> None:
-        put(store, "space/a.parquet", b"x")
-        with Locked(store.root / "space"), interrupted_in_another_thread():
-            store.sweep("space")
+    def test_wait_for_a_folder_lock_of_another_run_is_interrupted(self, store: LocalStore) -> None:
+        with (store.root / "space" / ".lock").open("w") as lock, interrupted_in_another_thread():
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            put(store, "space/a.parquet", b"x")
 
-    def test_many_runs_may_begin_at_once(self, store: LocalStore) -> None:
+    @pytest.mark.timeout(60)
+    def test_wait_for_a_folder_lock_of_another_thread_is_interrupted(self, store: LocalStore) -> None:
+        done, held = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with FolderLock(store.root / "space"):
+                held.set()
+                done.wait(60)
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        assert held.wait(60)
+        with interrupted_in_another_thread():
+            put(store, "space/a.parquet", b"x")
+        done.set()
+        holder.join()
+
+    def test_concurrent_runs_may_sweep_and_publish(self, store: LocalStore) -> None:
         failures: list[Exception] = []
 
         def begin() -> None:
@@ -293,7 +220,7 @@ class TestTempFiles:
 
 
 class TestListing:
-    def test_hidden_files_and_folders_are_left_out(self, store: LocalStore) -> None:
+    def test_listing_leaves_out_hidden_files_and_folders(self, store: LocalStore) -> None:
         put(store, "space/a.parquet", b"x")
         (store.root / "space" / ".hidden").touch()
         (store.root / "space" / "folder").mkdir()
@@ -301,7 +228,7 @@ class TestListing:
         assert visible(store) == {"space/a.parquet"}
         assert store.folders() == ["space"]
 
-    def test_names_that_are_not_utf8_are_left_out(self, store: LocalStore) -> None:
+    def test_listing_leaves_out_names_that_are_not_utf8(self, store: LocalStore) -> None:
         for name in (os.fsdecode(b"caf\xe9"), "space"):
             (store.root / name).mkdir(exist_ok=True)
             (store.root / name / os.fsdecode(b"caf\xe9.parquet")).touch()
@@ -309,13 +236,13 @@ class TestListing:
         assert store.folders() == ["space"]
         assert [stored.name for stored in store.list("space")] == ["space/café.parquet"]
 
-    def test_what_is_not_there_has_nothing_in_it(self, tmp_path: Path) -> None:
+    def test_missing_folder_lists_nothing(self, tmp_path: Path) -> None:
         store = open_store(tmp_path / "missing")
         assert list(store.list("space")) == []
         assert store.folders() == []
         assert not (tmp_path / "missing").exists(), "looking makes nothing"
 
-    def test_a_deep_listing_goes_into_folders_and_starts_where_it_is_told(self, store: LocalStore) -> None:
+    def test_deep_listing_goes_into_folders_and_starts_at_the_given_one(self, store: LocalStore) -> None:
         store.prepare("space/inner")
         for folder in (".hidden/a/b", "space/inner", "space/.hidden"):
             put(store, f"{folder}/x.parquet", b"x")
@@ -326,13 +253,13 @@ class TestListing:
         ]
         assert [found.name for found in store.list(".hidden", deep=True)] == [".hidden/a/b/x.parquet"]
 
-    def test_what_was_deleted_is_gone_and_deleting_it_again_is_harmless(self, store: LocalStore) -> None:
+    def test_deleting_twice_is_harmless(self, store: LocalStore) -> None:
         put(store, "space/a.parquet", b"a")
         store.delete("space/a.parquet")
         store.delete("space/a.parquet")
         assert visible(store) == set()
 
-    def test_below_a_hidden_folder_the_last_object_takes_its_folders_along(self, store: LocalStore) -> None:
+    def test_hidden_folders_are_removed_with_their_last_object(self, store: LocalStore) -> None:
         for name in (".hidden/a/b/x", ".hidden/a/c/y", ".hidden/d/z"):
             put(store, name, b"x")
         (store.root / ".hidden" / "a" / "b" / ".tmp-1-dead").touch()
@@ -344,7 +271,7 @@ class TestListing:
         store.delete(".hidden/a/c/y")
         assert not (store.root / ".hidden").exists()
 
-    def test_a_folder_in_which_somebody_is_writing_stays(self, store: LocalStore) -> None:
+    def test_folder_with_a_living_writer_stays(self, store: LocalStore) -> None:
         put(store, ".hidden/a/x", b"x")
         with store.create(".hidden/a/y") as upload:
             store.delete(".hidden/a/x")
@@ -352,7 +279,7 @@ class TestListing:
             upload.publish(lambda: None)
         assert [found.name for found in store.list(".hidden", deep=True)] == [".hidden/a/y"]
 
-    def test_below_a_hidden_folder_a_sweep_takes_what_is_empty_and_what_the_dead_left(self, store: LocalStore) -> None:
+    def test_sweep_of_a_hidden_folder_removes_empty_folders_and_dead_temp_files(self, store: LocalStore) -> None:
         put(store, ".hidden/a/b/x", b"x")
         for folder in (".hidden/a/b", ".hidden/a/c", ".hidden/d/e"):
             (store.root / folder).mkdir(parents=True, exist_ok=True)
@@ -372,8 +299,8 @@ class TestListing:
         assert not (store.root / ".hidden").exists()
         store.sweep(".hidden/f")
 
-    def test_a_folder_that_goes_again_and_again_is_made_again(self, store: LocalStore) -> None:
-        """Others begin runs, and remove what is empty, between any two steps of those who write there."""
+    def test_hidden_folder_that_others_keep_removing_is_created_again(self, store: LocalStore) -> None:
+        """Other runs remove empty folders between any two steps of a writer."""
         failures: list[Exception] = []
         over = threading.Event()
 
@@ -399,51 +326,51 @@ class TestListing:
         sweeper.join(60)
         assert failures == []
 
-    def test_other_folders_stay_when_they_are_empty(self, store: LocalStore) -> None:
+    def test_visible_folders_stay_when_they_are_empty(self, store: LocalStore) -> None:
         put(store, "space/a.parquet", b"a")
         store.delete("space/a.parquet")
         store.delete("none/a.parquet")
         assert store.folders() == ["space"]
 
-    def test_a_changed_file_has_another_tag(self, store: LocalStore) -> None:
+    def test_changed_file_has_another_tag(self, store: LocalStore) -> None:
         put(store, "space/a.parquet", b"x")
         [before] = store.list("space")
         os.utime(store.root / "space" / "a.parquet", ns=(1, 1))
         assert list(store.list("space")) != [before]
 
-    def test_a_missing_object_cannot_be_opened(self, store: LocalStore) -> None:
+    def test_missing_object_cannot_be_opened(self, store: LocalStore) -> None:
         with pytest.raises(FileNotFoundError):
             store.open("space/none.parquet")
 
 
 class TestOutputsThatCannotBeUsed:
-    def test_a_file_in_place_of_the_folder(self, tmp_path: Path) -> None:
+    def test_output_that_is_a_file_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "out").touch()
         with pytest.raises(ConfigError, match="is a file; expected a folder"):
             open_store(tmp_path / "out")
 
-    def test_a_path_below_a_file(self, tmp_path: Path) -> None:
+    def test_output_below_a_file_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         with pytest.raises(ConfigError, match=r"cannot write to the output folder .*Not a directory"):
             open_store(tmp_path / "file" / "out").prepare("space")
 
-    def test_a_file_system_that_takes_no_folders(self) -> None:
+    def test_file_system_without_folders_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="cannot write to the output folder"):
             open_store("/proc/surge").prepare("space")
 
     @pytest.mark.parametrize("url", ["ftp://host/out", "hdfs://host/out"])
-    def test_storage_that_is_not_supported_is_refused_in_words(self, url: str) -> None:
+    def test_unsupported_storage_is_refused(self, url: str) -> None:
         with pytest.raises(ConfigError, match="cannot open output"):
             open_store(url)
 
-    def test_a_disk_that_does_not_tell_upper_from_lower_case(self, tmp_path: Path) -> None:
+    def test_disk_that_ignores_case_is_refused(self, tmp_path: Path) -> None:
         store = open_store(tmp_path)
         (tmp_path / "space").mkdir()
         (tmp_path / "space" / ".TMP-PROBE").touch()  # what such a disk would show
-        with pytest.raises(ConfigError, match="does not tell upper from lower case"):
+        with pytest.raises(ConfigError, match="does not distinguish upper from lower case"):
             store.prepare("space")
 
-    def test_a_folder_that_vanished_is_transient(self, store: LocalStore) -> None:
+    def test_removed_folder_is_a_transient_error(self, store: LocalStore) -> None:
         for path in (store.root / "space").iterdir():
             path.unlink()
         (store.root / "space").rmdir()
@@ -484,17 +411,17 @@ class TestPermissions:
         closed.chmod(mode)
         return closed
 
-    def test_an_output_that_may_not_be_written_is_refused(self, tmp_path: Path) -> None:
+    def test_output_without_write_permission_is_refused(self, tmp_path: Path) -> None:
         assert "cannot write to the output folder" in self.look("output", self.folder(tmp_path, 0o755))
 
-    def test_an_output_that_may_not_be_listed_is_refused(self, tmp_path: Path) -> None:
+    def test_output_without_read_permission_is_refused(self, tmp_path: Path) -> None:
         assert "cannot list the output folder" in self.look("output", self.folder(tmp_path, 0o711))
 
-    def test_an_output_in_a_closed_folder_is_refused(self, tmp_path: Path) -> None:
+    def test_output_in_a_closed_folder_is_refused(self, tmp_path: Path) -> None:
         assert "cannot open the output" in self.look("output", self.folder(tmp_path, 0o700) / "out")
 
-    def test_a_catalog_in_a_closed_folder_is_refused(self, tmp_path: Path) -> None:
+    def test_catalog_in_a_closed_folder_is_refused(self, tmp_path: Path) -> None:
         assert "cannot open the catalog" in self.look("source", self.folder(tmp_path, 0o700) / "catalog")
 
-    def test_a_catalog_that_may_not_be_listed_is_refused(self, tmp_path: Path) -> None:
+    def test_catalog_without_read_permission_is_refused(self, tmp_path: Path) -> None:
         assert "cannot list the catalog" in self.look("source", self.folder(tmp_path, 0o711))
