@@ -14,7 +14,7 @@ export DAGSTER_HOME
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.bench-installed
-EXTRAS := cpu,demo,dev,postgres,slack
+EXTRAS ?= cpu,demo,dev
 SOURCES := surge_dagster assets resources tests benchmarks
 
 # torch's build: PyPI has the CUDA one, PyTorch's own index also the much smaller one for the CPU.
@@ -32,6 +32,7 @@ help: ## show this list
 	@echo
 	@echo "  PYTHON=python3.12  interpreter for the environment    VENV=.venv      where the environment is"
 	@echo "  TORCH=cpu|cuda     torch's build, when it is made     PORT=3000       of make ui"
+	@echo "  EXTRAS=$(EXTRAS)  extras of pyproject.toml that venv installs; integrations,gcs,postgres,slack run every test"
 	@echo "  DEMO_LIMIT=6000    texts of make demo                 ARGS='-k name'  handed to demo, test, bench"
 
 venv: $(STAMP) ## make the virtual environment and install into it

@@ -29,11 +29,11 @@ def browser_page(width: int = 1600, height: int = 1000) -> Iterator[Page]:
     """
     program = next(filter(None, map(shutil.which, _PROGRAMS)), None)
     if program is None:
-        raise NoBrowser("Chromium is not installed; install it: apt-get install chromium")
+        raise NoBrowser("not installed: the Debian package chromium (apt-get install chromium)")
     try:
         from playwright.sync_api import sync_playwright
     except ImportError as error:
-        raise NoBrowser("Playwright is not installed; install the extra 'dev'") from error
+        raise NoBrowser("not installed: Playwright, of the extra 'dev'") from error
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
         try:

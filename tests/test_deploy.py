@@ -13,11 +13,21 @@ from dagster._config import process_config, resolve_to_config_type
 from dagster._core.instance.config import dagster_instance_config_schema
 from dagster._core.utils import parse_env_var
 from dagster._serdes import ConfigurableClassData
-from dagster_k8s.container_context import K8sContainerContext
-from dagster_k8s.job import USER_DEFINED_K8S_JOB_CONFIG_SCHEMA, DagsterK8sJobConfig, UserDefinedDagsterK8sConfig
-from docker.models.containers import _create_container_args  # pyright: ignore[reportAttributeAccessIssue]
 
 from surge_dagster.settings import Settings, load_settings
+
+for package in ("dagster_aws", "dagster_docker", "dagster_k8s"):
+    pytest.importorskip(package, reason="not installed: the extra 'integrations'")
+pytest.importorskip("dagster_postgres", reason="not installed: the extra 'postgres'")
+
+# Pyright also has to pass without these extras.
+from dagster_k8s.container_context import K8sContainerContext  # noqa: E402 # pyright: ignore
+from dagster_k8s.job import (  # noqa: E402 # pyright: ignore
+    USER_DEFINED_K8S_JOB_CONFIG_SCHEMA,
+    DagsterK8sJobConfig,
+    UserDefinedDagsterK8sConfig,
+)
+from docker.models.containers import _create_container_args  # noqa: E402 # pyright: ignore
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"

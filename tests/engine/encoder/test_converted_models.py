@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("openvino", reason="needs the extra 'cpu'")
+pytest.importorskip("openvino", reason="not installed: the extra 'cpu'")
 
 from surge_dagster.engine.encoder.worker.backends import converted_models
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings

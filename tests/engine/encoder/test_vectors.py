@@ -160,7 +160,7 @@ def test_pool_below_the_promised_cosine_does_not_start_unless_the_check_is_off(
     assert cached
     for file in cached:
         disk_cache.write_json(f"calibration/{file.name}", {"lowest_cosine": 0.98})
-    pytest.importorskip("openvino", reason="needs the extra 'cpu'")
+    pytest.importorskip("openvino", reason="not installed: the extra 'cpu'")
     spec = EncodingSpec(str(demo_folder))
     with pytest.raises(ConfigError, match=r"lowest cosine 0\.98.*check_parity=False"):
         EncoderPool(spec, devices="cpu", backend="openvino")
