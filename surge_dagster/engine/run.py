@@ -35,7 +35,7 @@ from surge_dagster.engine.support.process_memory import MemoryGauge, memory_byte
 from surge_dagster.engine.support.stop_signal import StopSignal
 from surge_dagster.engine.thresholds import Thresholds
 
-_LOCAL_THREADS = 2
+_LOCAL_THREADS = 4
 
 
 class EmbeddingRun:
@@ -223,7 +223,7 @@ class EmbeddingRun:
 def publishing_threads(store: Store, workers: int) -> int:
     """How many files a run publishes concurrently.
 
-    A bucket answers each request after a while, so more threads send more requests: four per worker, at least eight. On
-    a local disk serializing takes most of the time, and more threads only fight for the GIL.
+    A bucket answers each request after a while, so many requests are sent concurrently: four per worker, at least
+    eight. On a local disk most of the time goes into serializing, which needs the GIL; a few threads hide the flushes.
     """
     return max(8, 4 * workers) if store.is_remote else _LOCAL_THREADS

@@ -385,8 +385,9 @@ class TestStopping:
             assert receipt.key == "p0"
             assert SlowPool.begun.wait(60)
             break
-        assert published_files(tmp_path, run.space.name) == {"p0.parquet", "p1.parquet"}
-        assert run.report.texts_encoded == 120
+        files = published_files(tmp_path, run.space.name)
+        assert {"p0.parquet", "p1.parquet"} <= files, "the pool may have begun the third one by then, and no other"
+        assert run.report.texts_encoded == 60 * len(files) <= 180
 
     def test_closing_in_the_middle_of_a_split_partition_leaves_nothing_of_it(
         self, hash_pool: EncoderPool, tmp_path: Path
