@@ -1,16 +1,16 @@
-"""What can go wrong, as types: who is to blame decides what happens next.
+"""The errors of the engine: the type of an error decides what happens next.
 
-`DataError` is the fault of one partition: that partition fails, the others go on, nothing is retried.
-`ConfigError` is the fault of the call: it is refused before work starts.
-`TransientError` may go away by itself: the only kind that a retry can help.
-`EncoderError` says that the encoder pool cannot go on.
+`DataError`: one partition is wrong; it fails, the others go on, nothing is retried.
+`ConfigError`: the call is wrong; it is refused before work starts.
+`TransientError`: the cause may go away by itself; the only kind that is retried.
+`EncoderError`: the encoder pool cannot go on.
 """
 
 from __future__ import annotations
 
 
 class SurgeError(Exception):
-    """Base of every error that this project raises on purpose; its text is written for the person who runs it."""
+    """Base of every error that this project raises on purpose; its text is written for the operator."""
 
 
 class ConfigError(SurgeError):
@@ -37,14 +37,14 @@ class DataError(SurgeError):
 
 
 class PlaceTaken(DataError):
-    """Nothing is wrong with the partition: where its file belongs lies one that is not this run's to replace."""
+    """The partition is valid, but a file that this run must not replace has the name of its file."""
 
 
 class TransientError(SurgeError):
-    """A condition outside the data, such as a source that changed while it was read: trying again can help.
+    """A condition outside the data, such as a source that changed while it was read; a retry can help.
 
     Args:
-        key: the partition it struck, or None where it struck the whole run.
+        key: the partition that failed, or None where the whole run did.
     """
 
     def __init__(self, message: str, key: str | None = None) -> None:
@@ -53,7 +53,7 @@ class TransientError(SurgeError):
 
 
 class StoreUnavailable(TransientError):
-    """The output's store answers nobody: the run ends, what was published stays, and a later run goes on."""
+    """The output's store does not answer: the run ends, published files stay, and a later run goes on."""
 
 
 class EncoderError(SurgeError):
@@ -61,4 +61,4 @@ class EncoderError(SurgeError):
 
 
 class Cancelled(Exception):
-    """A wait was given up because the run is stopping; never seen by a user."""
+    """A wait ended because the run is stopping; never shown to the operator."""

@@ -1,21 +1,21 @@
-"""How much data a run may hold, and why that is enough for it never to wait for itself.
+"""The memory plan of a run: how its limit is divided, and why a run never waits for itself.
 
-    reader        batches on their way from the source, raw and canonical; as much again, when there is room for it, for
-                  what is on its way from the staged segments of a partition to its file
+    reader        batches from the source, raw and canonical; as much again, where there is room, for rows on their way
+                  from the staged segments of a partition to its file
     slot          texts and ids of one SuperBatch, B_max of them; twice, since a partition's first rows lie in two
                   slots from when they move on until the slot they came from is released
     result        its embeddings, and what its largest pieces take while they are written
-    uploads       what of those pieces waits in memory for an object store; nothing where the output is a local disk
+    uploads       parts of those pieces that wait in memory for an object store; nothing on a local disk
     id set        eight bytes per row of the partition being read
 
-Where nobody sets a limit it is what three SuperBatches need, and at most half of the memory that the process may use:
+Without a configured limit it is what three SuperBatches need, and at most half of the memory that the process may use:
 the other half is for the model, the interpreter and other processes. Derived thresholds shrink until they fit the
 limit, whether it is set or not.
 
-One SuperBatch needs reader + slot + result at once; that much is always available to it, because everything beyond
-belongs to SuperBatches that are further on, or to a file that is being put together, and comes back without needing
-more. Lemma 3 of the SURGE paper counts
-texts and embeddings of one SuperBatch; this counts every one that is alive, and what carries them in and out.
+One SuperBatch needs reader + slot + result together. That much is always available to it: everything beyond belongs to
+SuperBatches that are further on, or to a file that is being assembled, and is released without needing more. Lemma 3 of
+the SURGE paper counts texts and embeddings of one SuperBatch; this plan counts all that are alive, and the buffers that
+carry them in and out.
 """
 
 from __future__ import annotations
@@ -56,8 +56,10 @@ class MemoryPlan:
 
     Attributes:
         row: an embedding, its truncation flag and its text's offset.
-        beside_superbatch: what is left for a stage that a SuperBatch, which is being gathered, waits for.
-        keep_pages: whether released slots may keep the memory they touched; not where three full ones pass the limit.
+        beside_superbatch: left for a stage that the SuperBatch being gathered waits for.
+        keep_pages: whether released slots keep the memory they touched; not where three full ones exceed the limit.
+        threads: files that are written concurrently.
+        upload_bytes: memory that the store holds of each of them.
     """
 
     limit: int
@@ -71,7 +73,7 @@ class MemoryPlan:
     upload_bytes: int = 0
 
     def result_bytes(self, rows: int, pieces: int, text_bytes: int = 0) -> int:
-        """What a SuperBatch of `rows` rows with so many bytes of ids and texts needs from the moment it is flushed."""
+        """Memory of a SuperBatch from its flush to its release, beside its ids and texts (`text_bytes`)."""
         return rows * self.row + pieces + _uploads(rows * self.row + text_bytes, self.threads, self.upload_bytes)
 
 
@@ -89,12 +91,12 @@ def fit_memory(
 
     Args:
         texts_per_second, threads, upload_bytes: see `Thresholds.resolve` and `plan_memory`.
-        limit: of the data that is resident, in bytes; None is what three SuperBatches need, at most half the machine.
+        limit: of resident data, in bytes; None is what three SuperBatches need, at most half of the machine.
         machine_bytes: memory that the process may use.
 
     Raises:
-        ConfigError: the thresholds contradict each other, or one SuperBatch of them passes the limit; the text names
-            what works.
+        ConfigError: the thresholds contradict each other, or one SuperBatch exceeds the limit; the text names values
+            that work.
     """
     bounds = thresholds.resolve(texts_per_second)
     share = int(_MACHINE_SHARE * machine_bytes) if limit is None else limit
@@ -127,7 +129,7 @@ def fit_memory(
 
 
 def _smaller_thresholds(thresholds: Thresholds, share: int, needed: Callable[[Thresholds], int]) -> str:
-    """Which values of the thresholds that were given fit a share, those in texts alone or all; empty where none do."""
+    """Values of the given thresholds that fit a share, of those in texts or of all; empty where none fit."""
 
     def smaller(names: Iterable[str], scale: int) -> dict[str, int]:
         given = {name: getattr(thresholds, name) for name in names}
@@ -146,16 +148,16 @@ def _smaller_thresholds(thresholds: Thresholds, share: int, needed: Callable[[Th
 
 
 def _most(share: int, needed: Callable[[int], int]) -> int:
-    """The largest scale, of `_SCALES` at most, whose needs a share meets; 0 where none does."""
+    """The largest scale, at most `_SCALES`, whose needs fit a share; 0 where none fits."""
     return bisect_right(range(1, _SCALES + 1), share, key=needed)
 
 
 def plan_memory(bounds: Bounds, space: Space, threads: int, limit: int | None, upload_bytes: int = 0) -> MemoryPlan:
-    """Divide a limit, or derive one that lets three SuperBatches be alive at once.
+    """Divide a limit, or derive one for three SuperBatches that are alive concurrently.
 
     Args:
-        threads: pieces that are written at a time.
-        upload_bytes: what the store holds of each of them.
+        threads: files that are written concurrently.
+        upload_bytes: memory that the store holds of each of them.
 
     Raises:
         ConfigError: the limit cannot hold one SuperBatch; the text names the smallest that can.
@@ -183,7 +185,7 @@ def _row_bytes(space: Space) -> int:
 
 
 def _least_and_wanted(bounds: Bounds, space: Space, threads: int, upload_bytes: int) -> tuple[int, int]:
-    """What one SuperBatch needs, and what three do."""
+    """Bytes that one SuperBatch needs, and three."""
     itemsize = np.dtype(space.dtype).itemsize
     row = _row_bytes(space)
     superbatch = (
@@ -196,7 +198,7 @@ def _least_and_wanted(bounds: Bounds, space: Space, threads: int, upload_bytes: 
 
 
 def _pieces(bounds: Bounds, dimension: int, itemsize: int, threads: int) -> int:
-    """Upper bound of `largest_pieces`: each piece has its own rows and strings, and together they have B_max."""
+    """Upper bound of `largest_pieces`: together the pieces have B_max rows and bytes."""
     each = piece_bytes(bounds.b_max, dimension, itemsize, 0)
     all_values = bounds.b_max * dimension * (levels_bytes(itemsize) + 2 * itemsize)
     books = threads * piece_bytes(0, dimension, itemsize, 0)
@@ -204,15 +206,14 @@ def _pieces(bounds: Bounds, dimension: int, itemsize: int, threads: int) -> int:
 
 
 def largest_pieces(batch: SuperBatch, space: Space, threads: int) -> int:
-    """Memory that writing a SuperBatch can take at once: that of its `threads` largest pieces, in bytes."""
+    """Memory that writing a SuperBatch can take: that of its `threads` largest pieces, in bytes."""
     itemsize = np.dtype(space.dtype).itemsize
     segments, offsets = batch.segments, batch.slot.offsets
     starts = np.array([segment.start for segment in segments])
     stops = np.array([segment.stop for segment in segments])
     rows, text_bytes = (stops - starts).tolist(), (offsets[stops] - offsets[starts]).tolist()
     strings = [_widest_strings(segment, size, offsets) for segment, size in zip(segments, text_bytes, strict=True)]
-    # A piece takes more with more rows and with more strings, whichever is more of the two: the largest are among those
-    # with the most of either.
+    # More rows and longer strings both take more memory: the largest pieces are among those with the most of either.
     most = {place for sizes in (rows, strings) for place in np.argsort(sizes)[-threads:].tolist()}
     largest = heapq.nlargest(
         threads, (piece_bytes(rows[place], space.dimension, itemsize, strings[place]) for place in most)
@@ -221,7 +222,7 @@ def largest_pieces(batch: SuperBatch, space: Space, threads: int) -> int:
 
 
 def _widest_strings(segment: Segment, text_bytes: int, offsets: np.ndarray) -> int:
-    """`page_window_bytes` of a segment's texts or of its ids, whichever is more; offsets are those of the slot."""
+    """The larger `page_window_bytes` of a segment's texts and its ids; `offsets` are those of the slot."""
     id_bytes = segment.id_bytes
     if id_bytes is None or id_bytes > PAGE_BYTES:
         ids = [value_offsets(part) for part in segment.ids if not pa.types.is_int64(part.type)]
@@ -231,15 +232,15 @@ def _widest_strings(segment: Segment, text_bytes: int, offsets: np.ndarray) -> i
 
 
 def _window(columns: list[np.ndarray]) -> int:
-    """`page_window_bytes` of strings that lie in several columns, given by their offsets."""
+    """`page_window_bytes` of strings in several columns, given by their offsets."""
     total = sum(int(offsets[-1] - offsets[0]) for offsets in columns)
     if page_window_bytes(total, 0) == total:
-        return total  # as nearly always; then the longest one does not matter
+        return total  # the usual case, where the longest string does not matter
     return page_window_bytes(total, max(int(np.diff(offsets).max(initial=0)) for offsets in columns))
 
 
 def _uploads(content: int, threads: int, upload_bytes: int) -> int:
-    """What waits for storage of pieces that hold `content` bytes together, and of a split partition's piece before."""
+    """Bytes that wait for storage of pieces with `content` bytes together, and of a split partition's last piece."""
     if not upload_bytes:
         return 0
     books = threads * piece_bytes(0, 1, 1, 0)

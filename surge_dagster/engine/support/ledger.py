@@ -1,8 +1,8 @@
-"""One account of every byte of data that is resident: what is read ahead, buffered, encoded and waiting for storage.
+"""The ledger of resident bytes: data that is read ahead, buffered, encoded or waiting for storage.
 
-A stage reserves before it holds and releases when it lets go; who finds too little left waits until another stage
-has released. The limit is checked once, at the start, against the largest sum that a single SuperBatch can need, so
-that waiting always ends.
+A stage reserves bytes before it holds them and releases them afterwards; a stage that finds too few left waits until
+another one releases. The limit is checked once, at the start, against the largest sum that a single SuperBatch can
+need, so that waiting always ends.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Ledger:
         self.peak = 0
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._waiting = 0  # who reserves for every tiny partition shall not wake a condition on which nobody waits
+        self._waiting = 0  # waking a condition without waiters costs too much for every tiny partition
 
     def reserve(self, size: int, cancelled: Callable[[], bool] = lambda: False) -> None:
         """Hold `size` bytes, waiting until they fit.
 
         Raises:
             Cancelled: `cancelled()` became true while waiting.
-            ValueError: more than the limit is asked for at once: waiting could not end.
+            ValueError: `size` is above the limit, so waiting could not end.
         """
         if size > self.limit:
             raise ValueError(f"cannot reserve {size:,} bytes under a limit of {self.limit:,}")
@@ -59,7 +59,7 @@ class Ledger:
             return True
 
     def release(self, size: int) -> None:
-        """Let go of bytes that were reserved."""
+        """Release bytes that were reserved."""
         with self._lock:
             if size > self.held:
                 raise ValueError(f"cannot release {size:,} bytes: only {self.held:,} are held")

@@ -1,7 +1,7 @@
-"""When the stages of a run were at work: kept while it goes on, in a few kilobytes however long it is.
+"""The timeline of a run: when each stage worked, in a few kilobytes however long the run is.
 
-The paper draws it as lanes over time (SURGE, figure 4): where encoding has gaps, something held it up. A run of tens of
-thousands of SuperBatches is thinned out by joining neighbours, so that what is left still covers all of its time.
+The paper draws it as lanes over time (SURGE, figure 4): a gap in the encoding shows that something held it up. In a run
+of tens of thousands of SuperBatches neighbours are joined, so that the entries still cover all of its time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Span:
     """When a stage worked on something, in seconds since the run began.
 
     Attributes:
-        busy_seconds: of work between the two, summed over threads.
+        busy_seconds: seconds of work between both, summed over threads.
     """
 
     begun: float
@@ -25,14 +25,14 @@ class Span:
     busy_seconds: float
 
     def joined(self, other: Span) -> Span:
-        """Both, and what lies between them."""
+        """The span that covers both."""
         busy_seconds = self.busy_seconds + other.busy_seconds
         return Span(min(self.begun, other.begun), max(self.ended, other.ended), busy_seconds)
 
 
 @dataclass(slots=True)
 class Lane:
-    """What threads spend on one step, and from when to when, by `time.perf_counter`; the caller locks."""
+    """Seconds that threads spend on one step, and the span of `time.perf_counter` they cover; the caller locks."""
 
     seconds: float = 0.0
     begun: float = math.inf
@@ -45,7 +45,7 @@ class Lane:
         self.ended = max(self.ended, ended)
 
     def span(self, run_begun: float) -> Span | None:
-        """All of it since `run_begun`; None when there was nothing."""
+        """The span in seconds since `run_begun`; None without any work."""
         return Span(self.begun - run_begun, self.ended - run_begun, self.seconds) if self.ended > self.begun else None
 
 
@@ -54,7 +54,7 @@ class Entry:
     """One SuperBatch of a timeline, or several neighbours as one.
 
     Attributes:
-        encode, serialize, upload: None where the stage did nothing, or was not seen to.
+        encode, serialize, upload: None where the stage did nothing, or was not observed.
         encode_seconds: of the encode calls.
     """
 

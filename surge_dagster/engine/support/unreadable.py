@@ -1,13 +1,12 @@
-"""What is raised for a file that cannot be read, whether that says anything of its content, and what is worth telling.
+"""Errors of files that cannot be read: whether the content is damaged, or the system did not give it.
 
-Who is to blame can be told: what the operating system refuses has an errno, and what pyarrow finds wrong with content
-is an `OSError` without one, or its own error. A disk that fails, a mount that does not answer or a missing right makes
-no file a damaged one: it is read again some day, as it is.
+An error of the operating system has an errno; for damaged content pyarrow raises an `OSError` without one, or its own
+error. A failing disk, a mount that does not answer or a missing permission does not make a file damaged.
 
-Two things are not obvious. A message that quotes a damaged name may not decode, and comes as a `UnicodeDecodeError`;
-a path that is not UTF-8 is not even looked for, and comes as a `UnicodeEncodeError`. And the figures of a column in a
-damaged footer (`metadata.row_group(i).column(j)`) can end the whole process, from C++: they are looked at only after
-the file's pages were read.
+Two things are not obvious. A message that quotes a damaged name may not decode and comes as a `UnicodeDecodeError`; a
+path that is not UTF-8 is not even opened and comes as a `UnicodeEncodeError`. And reading the facts of a column in a
+damaged footer (`metadata.row_group(i).column(j)`) can end the whole process, from C++: read them only after the file's
+pages.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ _REMEDIES = {
 
 
 def is_systems(error: BaseException) -> TypeGuard[OSError]:
-    """Whether it is the operating system that did not give the file, so that nothing is known of its content."""
+    """Whether the operating system did not give the file, so that nothing is known of its content."""
     return isinstance(error, OSError) and error.errno is not None
 
 
 def not_given(what: str, error: OSError, key: str | None = None) -> TransientError:
-    """What to raise for an error of which `is_systems` holds: the system's words, and what to do.
+    """The error to raise where `is_systems` holds: the system's message, and what to do.
 
     Args:
-        what: the file or folder in words.
-        key: of its partition, where that is known.
+        what: the file or folder, for the message.
+        key: its partition, where that is known.
     """
     code = error.errno or 0
     said = f"{os.strerror(code)}. {_REMEDIES.get(code, 'Run again when its storage answers.')}"

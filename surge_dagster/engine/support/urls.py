@@ -1,4 +1,4 @@
-"""What a SOURCE or OUTPUT argument may be: a local path or a URL."""
+"""SOURCE and OUTPUT arguments: local paths and URLs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.support.keys import is_text, printable
 
-# Those that obstore opens by their URL; each has a host that names the bucket.
+# obstore opens these by URL; the host names the bucket.
 OBJECT_STORE_SCHEMES = frozenset({"s3", "s3a", "gs", "gcs", "az", "azure", "adl", "memory"})
 _SCHEMES = OBJECT_STORE_SCHEMES | {"file", "http", "https"}
 
 
 def is_object_store(url: str | Path) -> bool:
-    """Whether an argument names a bucket, and not a local folder."""
+    """Whether an argument names a bucket instead of a local folder."""
     scheme, mark, _ = str(url).partition("://")
     return bool(mark) and scheme in OBJECT_STORE_SCHEMES
 
@@ -23,7 +23,7 @@ def split_url(url: str, *, what: str) -> SplitResult:
     """The parts of a URL.
 
     Raises:
-        ConfigError: it is none; it is not shown, since it may hold a password.
+        ConfigError: it is not a URL; the message does not show it, since it may hold a password.
     """
     try:
         return urlsplit(url)
@@ -32,7 +32,7 @@ def split_url(url: str, *, what: str) -> SplitResult:
 
 
 def is_bare(url: str) -> bool:
-    """Whether a URL has no user, query or fragment, which are where secrets are written; a path has none."""
+    """Whether a URL has no user, query or fragment, where secrets may be; a path has none of them."""
     if "://" not in url:
         return True
     try:
@@ -46,7 +46,7 @@ def local_path(url: str | Path, *, what: str) -> Path:
     """The absolute local path behind a path or `file://` URL.
 
     Raises:
-        ConfigError: there is none, the URL names another kind of storage, or the path is not UTF-8.
+        ConfigError: the argument is empty, names another kind of storage, or is not UTF-8.
     """
     text = str(url)
     if not text.strip():
@@ -56,19 +56,19 @@ def local_path(url: str | Path, *, what: str) -> Path:
     if "://" not in text:
         scheme, colon, _ = text.partition(":")
         if colon and scheme.lower() in _SCHEMES:
-            # The rest is not shown, as that of a URL would not be.
+            # The message does not show the rest: it may hold a password.
             raise ConfigError(
                 f"the {what} begins with {scheme}: but is no URL: expected {scheme}://, or ./{scheme}: for a folder "
                 "of that name."
             )
         try:
             return Path(text).expanduser().absolute()
-        except RuntimeError as error:  # of `~`, where nobody has told whose folder that is
+        except RuntimeError as error:  # `~` of an unknown user
             raise ConfigError(f"cannot open {what} {printable(text)!r}: {error} Give the whole path.") from error
     parts = split_url(text, what=what)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return Path(unquote(parts.path))
-    shown = f"{parts.scheme}://{parts.hostname or ''}{parts.path}"  # what is left out may be a password
+    shown = f"{parts.scheme}://{parts.hostname or ''}{parts.path}"  # the rest may hold a password
     raise ConfigError(
         f"cannot open {what} {shown!r}: expected a local path or a file:// URL"
         + (", or a bucket: s3://, gs:// or az://." if what == "output" else ". Copy the files to a local folder.")

@@ -1,9 +1,8 @@
-"""Waits that a signal ends, whichever thread of the process was given it.
+"""Waits that a signal can end, whichever thread of the process received it.
 
-The kernel may hand a signal to any thread, or to the main one just before it begins to wait. Python raises what follows
-(`KeyboardInterrupt`, Dagster's termination) in the main thread when that runs again, which one that waits without end
-never does. So whatever may run in a main thread waits in turns. Nothing is lost by that: what is waited for still ends
-the turn at once.
+The kernel may deliver a signal to any thread, or to the main thread just before it begins to wait. Python raises the
+exception (`KeyboardInterrupt`, Dagster's termination) in the main thread when that thread runs again, which never
+happens in an endless wait. Code that may run in a main thread therefore waits in short turns.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ T = TypeVar("T")
 
 
 def wait_in_turns(wait: Callable[[float], bool], seconds: float | None = None) -> bool:
-    """Wait for as long as it takes, or at most so many seconds; gives whether what is waited for has come.
+    """Wait without end, or at most so many seconds; returns whether `wait` succeeded.
 
     Args:
-        wait: waits for at most the seconds it is given, and says the same.
+        wait: waits for at most the given seconds and returns whether it succeeded.
     """
     end = None if seconds is None else time.monotonic() + seconds
     while True:
@@ -34,7 +33,7 @@ def wait_in_turns(wait: Callable[[float], bool], seconds: float | None = None) -
 
 
 def next_item(items: queue.Queue[T] | queue.SimpleQueue[T]) -> T:
-    """The next item of a queue, whenever it comes."""
+    """The next item of a queue; waits until there is one."""
     while True:
         try:
             return items.get(timeout=TURN_SECONDS)
@@ -43,7 +42,7 @@ def next_item(items: queue.Queue[T] | queue.SimpleQueue[T]) -> T:
 
 
 def wait_for_thread(thread: threading.Thread, seconds: float | None = None) -> bool:
-    """Wait for the end of a thread; gives whether it has ended."""
+    """Wait for the end of a thread; returns whether it has ended."""
 
     def wait(turn: float) -> bool:
         thread.join(turn)
@@ -53,7 +52,7 @@ def wait_for_thread(thread: threading.Thread, seconds: float | None = None) -> b
 
 
 def rest(seconds: float) -> None:
-    """Sleep, in turns too: a signal that another thread was given does not end a sleep either."""
+    """Sleep in turns, so that a signal that another thread received ends the sleep."""
 
     def wait(turn: float) -> bool:
         time.sleep(turn)
