@@ -94,8 +94,8 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
                 f"this Dagster instance has no limit for the pool {POOL!r}, so that its queue starts any number of "
                 "runs, each with an encoder of its own: use the dagster.yaml that comes with surge-dagster"
             )
-        shown = listing.unreported[:_SHOWN] if is_trial else []
-        new = [key for key in shown if key not in listing.catalogued.registered]
+        shown = listing.unreported if is_trial else []
+        new = [key for key in shown if key not in listing.catalogued.registered][:_KEYS_PER_RUN]
         return dg.SensorResult(
             run_requests=[
                 dg.RunRequest(
@@ -106,7 +106,7 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
             ],
             skip_reason=None if made else summary,
             cursor=SensorCursor(cursor.settings, (*requests, *made)).write(),
-            asset_events=observations(names, listing, shown),
+            asset_events=observations(names, listing, shown[:_SHOWN]),
             dynamic_partitions_requests=[names.partitions.build_add_request(new)] if new else [],
         )
 

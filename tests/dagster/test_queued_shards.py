@@ -14,7 +14,7 @@ import pytest
 from tests.dagster.dev_server import DevServer, RunRecord, dev_server, eventually, most_at_once
 from tests.small_catalogs import Rows, assert_embedded, numbered_rows, write_partition
 
-SLOTS, SHARDS, MOST_EACH = 3, 6, 5
+SLOTS, SHARDS = 3, 6
 LARGE, REFUSED = "p10", "p20"
 
 
@@ -85,8 +85,6 @@ def test_the_queue_spreads_shards_over_processes_steals_work_and_survives_a_kill
         output=str(tmp_path / "output"),
         model="hash://16",
         shards=str(SHARDS),
-        shard_bytes="1",
-        max_partitions_per_run=str(MOST_EACH),
         b_min="4",
         b_max="1000",
     ) as server:
@@ -99,8 +97,10 @@ def test_the_queue_spreads_shards_over_processes_steals_work_and_survives_a_kill
         assert [run.tags["surge/shard"] for run in asked] == [
             f"{number} of {SHARDS}" for number in range(1, SHARDS + 1)
         ]
-        assert all(len(run.keys) <= MOST_EACH for run in asked)
-        assert [run.keys for run in asked if LARGE in run.keys] == [(LARGE,)], "it is more than a fair share"
+        assert all(run.keys for run in asked)
+        assert min(len(run.keys) for run in asked if LARGE not in run.keys) > max(
+            len(run.keys) for run in asked if LARGE in run.keys
+        ), "the large one is more than a fair share"
         assert sorted(run.status for run in asked) == ["QUEUED"] * (SHARDS - SLOTS) + ["STARTED"] * SLOTS
         processes = {run.id: server.process(run.id) for run in first}
         assert {worker.ppid() for worker in server.encoder_workers()} == {each.pid for each in processes.values()}

@@ -116,7 +116,9 @@ def test_what_was_refused_is_told_also_by_a_run_that_ends_by_something_else(
     whole, bad = str(figures["failed"]).splitlines()[2:]
     assert whole == "| `(the whole run)` | the store is down | Run again. |" and bad.startswith("| `bad` | row 1")
     found = bench.tick()
-    assert requested(found) == [] and "1 refused as they are" in (found.skip_message or "")
+    assert requested(found) == [["good"]], "its file is not on record"
+    assert all(ran.success for ran in bench.launch(found))
+    assert "1 refused as they are" in (bench.tick().skip_message or "")
 
 
 def test_what_was_refused_is_told_also_when_the_next_attempt_finds_no_catalog(
@@ -138,6 +140,7 @@ def test_what_was_refused_is_told_also_when_the_next_attempt_finds_no_catalog(
     assert _failed_partitions(bench.instance, ran.run_id) == ["bad", "good"]
     assert ran.figures()["texts_encoded"] == 3, "of the first attempt"
     (bench.root / "away").rename(bench.catalog)
+    assert all(ran.success for ran in bench.launch(bench.tick()))
     assert "1 refused as they are" in (bench.tick().skip_message or "")
 
 

@@ -1,7 +1,8 @@
 """What Python processes that tests start do first, where this folder is on their path.
 
 Dagster's daemons look every second instead of every 5 or 30: Dagster has no settings for it, and the tests of one
-server would spend minutes waiting. With GATED_BACKEND set, encoder pools use the backend of `gated_backend`.
+server would spend minutes waiting. With GATED_BACKEND set, encoder pools use the backend of `gated_backend`,
+and any text is worth a shard of its own.
 """
 
 import os
@@ -24,3 +25,7 @@ if os.environ.get("GATED_BACKEND") and "surge_dagster.engine.encoder.worker.main
     from gated_backend import use_gated_backend
 
     use_gated_backend()
+    if "dagster" in " ".join(sys.orig_argv):
+        import surge_dagster.orchestration.shards
+
+        surge_dagster.orchestration.shards.SHARD_BYTES = 1
