@@ -21,7 +21,7 @@ LAYERS = (
     "assets",
     "orchestration event_storage",
     "resources",
-    "settings setting_checks shards check_policy termination",
+    "settings check_policy",
     "engine.run engine.verify engine.loading engine.search engine.switching engine.cost_model",
     "engine.reading engine.encoding engine.output",
     "engine.superbatch engine.thresholds engine.memory engine.events engine.report",
