@@ -1,4 +1,4 @@
-"""What a run costs before it runs: the SURGE cost model, and the flushes that the sizes at hand will really cause.
+"""The SURGE cost model: predicts the seconds of a run, and its SuperBatches from the sizes of the partitions.
 
 One encode call costs `call_seconds` whatever it holds, and each text `text_seconds` on one worker. Encoding partition
 by partition pays for P calls, SuperBatches for F of them (theorem 1):
@@ -10,8 +10,7 @@ The paper takes F = ceil(N / B_min). That is an upper bound as long as no partit
 a partition, past B_min, so there are fewer of them (the paper counts 89 where the formula says 100). `predict_flushes`
 follows the aggregator's own rule over the actual sizes instead, and `plan` uses that.
 
-Seconds are seconds, sizes are texts unless they say bytes. The paper's rho, which is measured and not planned, is
-`telemetry.overlap_ratio`.
+Sizes are texts unless they say bytes. The paper's rho, which is measured and not planned, is `report.overlap_ratio`.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ import numpy as np
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.thresholds import PARTITION_OVERHEAD_BYTES, Bounds, Thresholds, stepped_b_min
 
-CALL_SECONDS = 0.001  # c_ipc of this engine where nobody has measured it
+CALL_SECONDS = 0.001  # c_ipc of this engine, where it was not measured
 
 
 @dataclass(frozen=True, slots=True)
 class CostConstants:
-    """What an encoder pool costs.
+    """The measured costs of an encoder pool.
 
     Attributes:
         call_seconds: c_ipc, fixed cost of one encode call.
@@ -52,7 +51,7 @@ class CostConstants:
 
     @property
     def texts_per_second(self) -> float:
-        """G / c_enc: what the pool reaches when calls cost nothing."""
+        """G / c_enc: the speed of the pool if calls cost nothing."""
         return self.workers / self.text_seconds
 
     @property
@@ -65,14 +64,14 @@ class CostConstants:
         return calls * self.call_seconds + texts / self.texts_per_second
 
     def alpha(self, partitions: int, texts: int) -> float:
-        """What all calls of a run partition by partition cost, as a multiple of what its texts cost."""
+        """Cost of all calls of a run partition by partition, as a multiple of the cost of its texts."""
         if texts == 0:
             return math.inf if partitions else 0.0
         return partitions * self.call_seconds * self.texts_per_second / texts
 
 
 class Recommendation(StrEnum):
-    """What SuperBatches are to a catalog."""
+    """How much a catalog gains from SuperBatches."""
 
     STRONG = "strongly recommended"
     BENEFICIAL = "beneficial"
@@ -105,19 +104,8 @@ def variation(sizes: Sequence[int] | np.ndarray) -> float:
     return float(np.std(sizes)) / mean if mean else 0.0
 
 
-def lognormal_variation(sigma: float) -> float:
-    """The CV that log-normal sizes of this sigma tend to: 4.27 at 1.72, where the paper prints 2.1 and 4.37."""
-    return math.sqrt(math.expm1(sigma**2))
-
-
-def expected_fill(sizes: Sequence[int] | np.ndarray, b_min: int) -> float:
-    """E[S] / B_min of a SuperBatch by the paper's renewal argument; it holds for partitions well below B_min."""
-    mean = float(np.mean(sizes)) if len(sizes) else 0.0
-    return 1 + float(np.var(sizes)) / (2 * mean * b_min) if mean else 0.0
-
-
 def recommend(phi: float, cv: float) -> Recommendation:
-    """The paper's decision table; a value on the border counts as the smaller side."""
+    """The paper's decision table; a value on the border belongs to the smaller side."""
     if phi > 0.5:
         return Recommendation.STRONG if cv > 1 else Recommendation.BENEFICIAL
     return Recommendation.MODERATE if cv > 1 else Recommendation.OPTIONAL
@@ -145,12 +133,12 @@ def predict_flushes(
     most_bytes = math.inf if b_max_bytes is None else b_max_bytes
     enough_bytes = math.inf if b_min_bytes is None else b_min_bytes
 
-    def capacity(books_bytes: int) -> int:
+    def capacity(overhead_bytes: int) -> int:
         if mean_row_bytes <= 0 or math.isinf(most_bytes):
             return b_max
-        return max(1, min(b_max, math.floor((most_bytes - books_bytes) / mean_row_bytes)))
+        return max(1, min(b_max, math.floor((most_bytes - overhead_bytes) / mean_row_bytes)))
 
-    # A partition's books are counted once, with its first rows.
+    # A partition's overhead is counted once, with its first rows.
     first_capacity, next_capacity = capacity(PARTITION_OVERHEAD_BYTES), capacity(0)
     flushes: list[int] = []
     pending, pending_bytes, waiting = 0, 0.0, False
@@ -173,7 +161,7 @@ def predict_flushes(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run over a catalog will cost.
+    """The predicted cost of a run over a catalog.
 
     Attributes:
         bounds: the thresholds that were planned with.

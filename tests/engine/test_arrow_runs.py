@@ -95,7 +95,7 @@ def test_the_same_run_in_both_formats_gives_the_same_rows_and_facts(
     assert frames[0].equals(frames[1])
 
 
-def test_what_is_there_is_fresh_and_nothing_is_encoded(
+def test_fresh_arrow_files_are_not_encoded_again(
     copy: Path, hash_pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(freshness, "_known", {})
@@ -108,7 +108,7 @@ def test_what_is_there_is_fresh_and_nothing_is_encoded(
 
 
 class TestOneFormat:
-    def test_a_space_has_one_and_says_which(self, copy: Path, hash_pool: EncoderPool) -> None:
+    def test_space_names_its_file_format(self, copy: Path, hash_pool: EncoderPool) -> None:
         wrong = r"has files in the format 'arrow'; 'parquet' was asked for\. Set format to 'arrow', or write to another"
         before = {path: path.stat().st_mtime_ns for path in (copy / "out").rglob("*")}
         with pytest.raises(ConfigError, match=wrong):
@@ -122,7 +122,7 @@ class TestOneFormat:
         record = json.loads((copy / "out" / space_of(copy, hash_pool).name / "space.json").read_text())
         assert record["format"] == 2
 
-    def test_one_that_does_not_say_has_parquet(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def test_space_without_a_format_has_parquet_files(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         run = make_run(hash_pool, in_memory({"a": CATALOG["a"]}), tmp_path)
         finish(run)
         record = tmp_path / run.space.name / "space.json"
@@ -139,7 +139,7 @@ class TestOneFormat:
         with pytest.raises(ConfigError, match="names the file format 'feather'; this version knows parquet, arrow"):
             open_embeddings(copy / "out")
 
-    def test_a_file_of_the_other_one_is_nobodys(self, copy: Path, hash_pool: EncoderPool) -> None:
+    def test_file_of_the_other_format_is_ignored(self, copy: Path, hash_pool: EncoderPool) -> None:
         stray = copy / "out" / space_of(copy, hash_pool).name / "a.parquet"
         stray.write_bytes(b"PAR1")
         [found] = violations(copy, hash_pool)
@@ -167,7 +167,7 @@ class TestVerify:
         assert (found.key, found.kind) == ("big", "damaged")
         assert "checksum verification failed" in found.reason
 
-    def test_what_the_source_no_longer_has_is_left_over(self, copy: Path, hash_pool: EncoderPool) -> None:
+    def test_file_of_a_removed_partition_is_reported_as_orphan(self, copy: Path, hash_pool: EncoderPool) -> None:
         shutil.rmtree(copy / "catalog" / "partition=a")
         assert [(one.key, one.kind) for one in violations(copy, hash_pool)] == [("a", "orphan")]
 
@@ -188,7 +188,7 @@ def test_a_moved_version_with_the_same_content_is_written_again_and_not_encoded(
     assert run.report.texts_encoded == 0 and violations(copy, hash_pool) == []
 
 
-def test_vectors_that_are_replaced_are_compared_with_those_that_were_there(copy: Path, hash_pool: EncoderPool) -> None:
+def test_replaced_vectors_are_compared_with_the_old_ones(copy: Path, hash_pool: EncoderPool) -> None:
     run = make_run(hash_pool, open_source(copy / "catalog"), copy / "out", file_format="arrow", force=True)
     compared = {receipt.key: receipt for receipt in receipts(finish(run), "encoded") if receipt.compared_rows}
     assert compared.keys() == {"a", "big", "Köln, 50%"}

@@ -129,7 +129,7 @@ class HeldByUploads:
 
 
 class TestRuns:
-    def test_the_smallest_limit_really_works(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def test_run_ends_well_under_the_smallest_accepted_limit(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         thresholds = Thresholds(b_min=2_000, b_max=4_000, b_max_bytes=4_000_000)
         least = smallest_limit(lambda limit: make_run(hash_pool, [], tmp_path, thresholds, memory_limit=limit))
         catalog = {f"p{n}": numbered_rows(f"p{n}", size) for n, size in enumerate([3_900, 12_000, 10, 2_500, 0, 4_000])}
@@ -163,7 +163,7 @@ class TestRuns:
         b_max=st.integers(1, 120),
         slow=st.sets(st.integers(0, 12), max_size=4),
     )
-    def test_under_the_smallest_limit_every_catalog_comes_through_within_it_however_slow_the_store(
+    def test_any_catalog_is_embedded_within_the_smallest_limit_on_any_store(
         self,
         hash_pool: EncoderPool,
         tmp_path_factory: pytest.TempPathFactory,
@@ -195,7 +195,7 @@ class TestRuns:
         b_max=st.integers(1, 120),
         part_bytes=st.sampled_from([2_000, 10_000, 100_000]),
     )
-    def test_what_uploads_to_a_bucket_hold_is_within_the_smallest_limit_too(
+    def test_memory_of_uploads_to_a_bucket_stays_within_the_smallest_limit(
         self,
         hash_pool: EncoderPool,
         sizes: list[int],
@@ -234,7 +234,7 @@ class TestRuns:
         finish(make_run(pool, in_memory(catalog), tmp_path, thresholds, memory_limit=least if tight else None))
         assert (pool.resident() == 0) == tight
 
-    def test_a_storage_that_hangs_holds_up_the_reader(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def test_hanging_store_makes_the_reader_wait(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         """Three SuperBatches are admitted, no matter how many wait at the door."""
         go_on = threading.Event()
 
@@ -258,7 +258,7 @@ class TestRuns:
 
 
 class TestInFlight:
-    def test_the_most_is_remembered(self) -> None:
+    def test_in_flight_remembers_the_highest_count(self) -> None:
         count = InFlight()
         count.add(5)
         count.add(6)

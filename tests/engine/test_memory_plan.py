@@ -42,7 +42,7 @@ class TestPlan:
         one = plan_memory(self.BOUNDS, SPACE, 8, None).result_bytes(1000, 0) + 2 * 1_000_000
         assert plan.limit >= 3 * one
 
-    def test_what_a_limit_leaves_over_goes_to_the_ids(self) -> None:
+    def test_memory_that_a_limit_leaves_over_goes_to_the_id_set(self) -> None:
         least = smallest_limit(lambda limit: plan_memory(self.BOUNDS, SPACE, 8, limit))
         small, large = (plan_memory(self.BOUNDS, SPACE, 8, limit) for limit in (least, least + 1_000_000))
         assert large.id_set == small.id_set + 1_000_000
@@ -84,7 +84,7 @@ class TestFit:
     GIB = 1024**3
     WIDE = EncodingSpec(model="hash://4096").resolve()
 
-    def test_where_three_superbatches_fit_half_the_machine_nothing_shrinks(self) -> None:
+    def test_thresholds_stay_where_three_superbatches_fit_half_the_machine(self) -> None:
         bounds, plan = fit_memory(Thresholds(), 20_000.0, SPACE, 8, None, machine_bytes=64 * self.GIB)
         assert bounds == Thresholds().resolve(20_000.0)
         assert plan == plan_memory(bounds, SPACE, 8, None)
@@ -120,14 +120,14 @@ class TestFit:
             assert 8 * bounds.b_max >= largest, machine
             largest = max(largest, bounds.b_max)
 
-    def test_what_is_given_stays_as_it_is_and_the_rest_shrinks_around_it(self) -> None:
+    def test_given_thresholds_stay_and_derived_ones_shrink(self) -> None:
         asked = Thresholds(b_min=20_000, b_max_bytes=10**8)
         bounds, plan = fit_memory(asked, 1e6, self.WIDE, 8, None, machine_bytes=12 * self.GIB)
         assert (bounds.b_min, bounds.b_max_bytes) == (20_000, 10**8)
         assert 20_000 <= bounds.b_max < asked.resolve(1e6).b_max
         assert plan.limit <= 6 * self.GIB
 
-    def test_one_superbatch_is_enough_where_three_that_were_asked_for_do_not_fit(self) -> None:
+    def test_one_superbatch_is_enough_where_three_of_the_given_size_do_not_fit(self) -> None:
         asked = Thresholds(b_max=400_000, b_max_bytes=64 * 1024 * 1024)
         bounds, plan = fit_memory(asked, 1e6, self.WIDE, 8, None, machine_bytes=25 * self.GIB)
         assert bounds == asked.resolve(1e6)
@@ -179,7 +179,7 @@ class TestFit:
         with pytest.raises(ConfigError, match="Raise memory_limit_bytes, or lower b_max or max_text_bytes"):
             b_max_bytes(self.GIB // 4, 128 * mib)
 
-    def test_a_run_asks_how_much_memory_there_is(
+    def test_run_plans_with_the_memory_of_the_machine(
         self, hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(run, "memory_bytes", lambda: self.GIB)

@@ -60,7 +60,7 @@ def test_superbatches_are_summed() -> None:
     assert report.padding_ratio == pytest.approx(0.1)
 
 
-def test_a_run_that_began_again_has_the_sums_the_ratios_of_the_sums_and_the_highest_peaks() -> None:
+def test_retried_run_has_sums_ratios_of_sums_and_highest_peaks() -> None:
     figures = SuperBatchReport(0, 2, 100, 5000, 900, 1000, 1, 2.0, 0.5, 1.5, 0.25, 0.25, 0.5, 1.0, 1.0, 50.0)
     first = RunReport(
         "s", 16, "cuda:0", "fp16", ["a"], workers=2, wall_seconds=6.0, b_min=100, storage_retries={"503": 1}

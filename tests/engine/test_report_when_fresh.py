@@ -37,7 +37,7 @@ def test_only_a_whole_catalog_in_the_model_s_own_space_is_fresh(
     assert report_when_fresh(catalog, store, SPEC) is None, "another model answers to the name"
 
 
-def test_a_file_that_cannot_be_read_is_left_to_the_run_which_fails_its_partition_alone(
+def test_unreadable_file_starts_a_run_which_fails_only_its_partition(
     hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     catalog = [partition_of(key, numbered_rows(key, 3)) for key in "ab"]

@@ -149,7 +149,7 @@ def in_flight(lines: list[list[str]]) -> int:
 
 
 @pytest.mark.parametrize(("where", "point", "count"), INSTANTS, ids=lambda value: str(value))
-def test_a_killed_run_is_taken_up_where_it_was(
+def test_run_after_a_kill_encodes_at_most_what_was_in_flight(
     hash_pool: EncoderPool,
     output: Output,
     mortal_run: Mortal,
@@ -187,7 +187,7 @@ def test_a_killed_run_is_taken_up_where_it_was(
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("where", "seed"), [(where, seed) for where in ("disk", "s3") for seed in range(50)])
-def test_wherever_a_run_is_killed_a_run_with_other_thresholds_finishes_it(
+def test_run_with_other_thresholds_completes_a_killed_run(
     hash_pool: EncoderPool, output: Output, mortal_run: Mortal, catalog: Path, seed: int
 ) -> None:
     """Takes a quarter of an hour: 100 kills on a disk and 100 in a bucket, at seeded steps, the second one of each pair
@@ -227,7 +227,7 @@ def staged_rows(output: Path, keys: Collection[str]) -> int:
     return sum(int(path.stem.split("-")[1]) - int(path.stem.split("-")[0]) for path in names)
 
 
-def test_every_step_of_a_split_partition_and_of_an_upload_is_among_those_at_which_runs_are_killed() -> None:
+def test_kills_cover_every_step_of_split_partitions_and_uploads() -> None:
     assert {point for where, point, _ in INSTANTS if where == "disk"} == {*POINTS, *SPLIT_POINTS, ENCODING}
     assert {point for where, point, _ in INSTANTS if where == "s3"} > set(PART_POINTS)
 
@@ -255,7 +255,7 @@ def worker_with(pid: int) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize("where", ["disk"])
-def test_a_run_that_is_killed_again_and_again_still_gets_done(
+def test_run_that_is_killed_repeatedly_is_completed(
     hash_pool: EncoderPool, output: Output, mortal_run: Mortal, catalog: Path, uninterrupted: Path
 ) -> None:
     space = hash_pool.space.name

@@ -114,7 +114,7 @@ class TestWhatComesOut:
 
 
 class TestReceipts:
-    def test_they_say_what_lies_on_disk(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def test_receipts_match_the_published_files(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         run = make_run(hash_pool, in_memory(CATALOG | {"split": numbered_rows("split", 250)}), tmp_path)
         for receipt in receipts(finish(run)):
             path = Path(receipt.path)
@@ -150,7 +150,9 @@ class TestReceipts:
             else:
                 assert event.superbatch in reported
 
-    def test_iterating_gives_what_was_published_alone(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def test_iterating_a_run_yields_receipts_of_published_partitions_only(
+        self, hash_pool: EncoderPool, tmp_path: Path
+    ) -> None:
         finish(make_run(hash_pool, in_memory({"a": CATALOG["a"]}), tmp_path))
         again = make_run(hash_pool, in_memory(CATALOG), tmp_path)
         assert keys_of(again) == ["b", "c", "d"]
@@ -183,7 +185,7 @@ class TestFreshness:
     def catalog(self, tmp_path: Path) -> Path:
         return write_catalog(tmp_path / "catalog", CATALOG)
 
-    def test_what_is_fresh_is_skipped_without_being_read(
+    def test_fresh_partition_is_skipped_without_being_read(
         self, hash_pool: EncoderPool, tmp_path: Path, catalog: Path
     ) -> None:
         finish(make_run(hash_pool, open_source(catalog), tmp_path / "out"))
@@ -211,7 +213,7 @@ class TestFreshness:
         assert run.report.texts_encoded == len(changed)
         assert assert_embedded(tmp_path / "out", run.space.name, "b", changed).source_version == "v2"
 
-    def test_another_text_column_makes_what_was_made_of_the_first_one_stale(
+    def test_other_text_column_makes_existing_files_stale(
         self, hash_pool: EncoderPool, tmp_path: Path, catalog: Path
     ) -> None:
         finish(make_run(hash_pool, open_source(catalog), tmp_path / "out"))
@@ -310,13 +312,17 @@ class TestTwoWriters:
         again = make_run(hash_pool, open_source(tmp_path / "c"), tmp_path / "out")
         assert keys_of(receipts(finish(again), "encoded")) == ["a"]
 
-    def test_a_partition_that_has_gone_meanwhile_is_not_published(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def test_partition_removed_from_the_source_while_it_is_encoded_is_not_published(
+        self, hash_pool: EncoderPool, tmp_path: Path
+    ) -> None:
         gone = Partition("k", "v1", partition_of("k", CATALOG["a"]).read, lambda: None)
         [failure] = failures(finish(make_run(hash_pool, [gone], tmp_path)))
         assert failure.transient
         assert "it was removed" in failure.reason
 
-    def test_republishing_loses_against_a_newer_source_too(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def test_republished_file_is_discarded_when_the_source_changed_again(
+        self, hash_pool: EncoderPool, tmp_path: Path
+    ) -> None:
         run = make_run(hash_pool, in_memory({"k": CATALOG["a"]}), tmp_path)
         finish(run)
         stale = partition_of("k", CATALOG["a"], version="v2")
@@ -325,7 +331,7 @@ class TestTwoWriters:
         assert failure.transient
         assert read_embedded(tmp_path, run.space.name, "k").facts.source_version == "v1"
 
-    def test_fewer_rows_than_announced_are_worth_another_try(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def test_fewer_rows_than_announced_is_a_transient_failure(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         rows = CATALOG["a"]
         short = Partition("k", "v1", partition_of("k", rows).read, lambda: "v1", rows=len(rows) + 1)
         run = make_run(hash_pool, [short, partition_of("other", rows)], tmp_path)
@@ -359,7 +365,7 @@ class TestStopping:
         for key, rows in catalog.items():
             assert_embedded(tmp_path, run.space.name, key, rows)
 
-    def test_what_is_being_encoded_when_the_run_is_closed_is_still_published(
+    def test_superbatch_in_the_pool_when_the_run_is_closed_is_published(
         self, hash_pool: EncoderPool, tmp_path: Path
     ) -> None:
         class SlowPool:
@@ -389,7 +395,7 @@ class TestStopping:
         assert {"p0.parquet", "p1.parquet"} <= files, "the pool may have begun the third one by then, and no other"
         assert run.report.texts_encoded == 60 * len(files) <= 180
 
-    def test_closing_in_the_middle_of_a_split_partition_leaves_nothing_of_it(
+    def test_closing_during_a_split_partition_publishes_no_part_of_it(
         self, hash_pool: EncoderPool, tmp_path: Path
     ) -> None:
         run = make_run(hash_pool, in_memory({"big": numbered_rows("big", 5000)}), tmp_path)
@@ -399,14 +405,16 @@ class TestStopping:
         assert published_files(tmp_path, run.space.name) <= {"big.parquet"}
         assert run.report.texts_encoded in range(100, 5001)
 
-    def test_an_error_in_the_loop_stops_the_run_and_comes_out(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def test_error_in_the_consumers_loop_stops_the_run_and_is_raised(
+        self, hash_pool: EncoderPool, tmp_path: Path
+    ) -> None:
         before = set(threading.enumerate())
         with pytest.raises(ZeroDivisionError):
             for _ in make_run(hash_pool, in_memory(CATALOG), tmp_path):
                 raise ZeroDivisionError
         assert set(threading.enumerate()) <= before
 
-    def test_an_error_of_the_source_stops_the_run_and_comes_out(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def test_error_of_the_source_stops_the_run_and_is_raised(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         def breaking() -> Iterator[Partition]:
             yield partition_of("first", numbered_rows("first", 60))
             raise LookupError("the listing broke")

@@ -82,7 +82,7 @@ def _kill_now_and_then(pool: EncoderPool, rng: np.random.Generator, kills: int, 
 
 
 @pytest.mark.parametrize("kills", [10, pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
-def test_seeded_kills_over_a_run_lose_no_row_and_spoil_none(tmp_path: Path, kills: int) -> None:
+def test_workers_killed_during_a_run_lose_and_damage_no_row(tmp_path: Path, kills: int) -> None:
     catalog = {f"p{n}": numbered_rows(f"p{n}", 200 + 37 * (n % 11)) for n in range(40)}
     rng = np.random.default_rng(5)
     killed = rounds = 0
@@ -183,7 +183,7 @@ def test_a_store_that_does_not_answer_keeps_a_stopped_run_no_longer_than_its_gra
         go_on.set()
 
 
-def test_who_is_interrupted_again_waits_no_longer_and_leaves_nothing_that_goes_on(
+def test_second_interrupt_ends_the_wait_and_every_thread(
     hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody takes events then, of which there are more than fit where they wait."""
@@ -227,7 +227,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_a_process_that_is_stopped_waits_for_no_thread_that_its_disk_keeps(tmp_path: Path) -> None:
+def test_stopped_process_does_not_wait_for_threads_blocked_by_the_disk(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", STUCK, str(tmp_path)], stdout=subprocess.PIPE, text=True) as running:
         try:
             assert running.stdout is not None and running.stdout.readline() == "stuck\n"
@@ -237,7 +237,7 @@ def test_a_process_that_is_stopped_waits_for_no_thread_that_its_disk_keeps(tmp_p
             running.kill()
 
 
-def test_a_run_that_waits_for_nothing_but_storage_can_still_be_stopped(
+def test_run_that_waits_only_for_storage_can_be_stopped(
     hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits_for_storage = threading.Event()
@@ -265,7 +265,7 @@ def test_a_run_that_waits_for_nothing_but_storage_can_still_be_stopped(
         go_on.set()
 
 
-def test_a_superbatch_is_compared_with_those_before_it_once_there_are_enough() -> None:
+def test_pace_compares_a_superbatch_with_the_average_after_the_first_few() -> None:
     pace = Pace()
     assert [pace.ratio(100, 1.0) for _ in range(3)] == [None, None, None]
     assert pace.ratio(100, 1.0) == pytest.approx(1.0)

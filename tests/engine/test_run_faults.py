@@ -128,7 +128,7 @@ def our_own_mistake() -> None:
 
 @pytest.mark.parametrize("step", ["create", "write", "publish"])
 @pytest.mark.parametrize("key", ["a", "big"])
-def test_a_disk_that_refuses_one_file_costs_that_partition_alone(
+def test_disk_that_refuses_one_file_fails_only_its_partition(
     hash_pool: EncoderPool, tmp_path: Path, step: str, key: str
 ) -> None:
     run = make_run(hash_pool, in_memory(CATALOG), FaultyStore(tmp_path, {key}, step, disk_full))
@@ -158,7 +158,7 @@ def test_a_split_partition_that_lost_a_segment_is_not_published_without_it(
 
 
 @pytest.mark.parametrize("key", ["a", "big"])
-def test_a_folder_in_the_files_place_costs_that_partition_alone(
+def test_folder_at_the_name_of_a_file_fails_only_its_partition(
     hash_pool: EncoderPool, tmp_path: Path, key: str
 ) -> None:
     run = make_run(hash_pool, in_memory(CATALOG), tmp_path)
@@ -169,7 +169,7 @@ def test_a_folder_in_the_files_place_costs_that_partition_alone(
     assert published_files(tmp_path, run.space.name) == {f"{name}.parquet" for name in CATALOG}
 
 
-def test_a_file_that_the_disk_does_not_give_is_not_encoded_again(
+def test_file_that_cannot_be_read_now_is_not_encoded_again(
     hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output, source = tmp_path / "out", list(in_memory(CATALOG))
@@ -191,7 +191,7 @@ def test_a_file_that_the_disk_does_not_give_is_not_encoded_again(
     assert run.report.texts_encoded == 0 and path.stat() == before
 
 
-def test_a_store_that_fails_while_tidying_up_a_split_partition_does_not_stop_the_run(
+def test_store_that_fails_to_remove_staged_segments_does_not_stop_the_run(
     hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
     store = FaultyStore(tmp_path, {"big"}, "exit", disk_full)
@@ -205,9 +205,7 @@ def test_a_store_that_fails_while_tidying_up_a_split_partition_does_not_stop_the
     assert published_files(tmp_path, run.space.name) == {"a.parquet", "c.parquet", "d.parquet"}
 
 
-def test_a_folder_that_cannot_be_flushed_ends_the_run_and_promises_nothing(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
+def test_folder_that_cannot_be_flushed_ends_the_run_without_receipts(hash_pool: EncoderPool, tmp_path: Path) -> None:
     finish(make_run(hash_pool, [], tmp_path))  # so that the space is described already
     run = make_run(hash_pool, in_memory(CATALOG), FaultyStore(tmp_path, set(), "sync", disk_full))
     with pytest.raises(TransientError, match="cannot flush the folder"):
@@ -216,14 +214,14 @@ def test_a_folder_that_cannot_be_flushed_ends_the_run_and_promises_nothing(
     assert run.failed
 
 
-def test_a_disk_that_is_full_from_the_start_is_said_in_words(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_full_disk_is_named_in_the_error_of_a_new_run(hash_pool: EncoderPool, tmp_path: Path) -> None:
     with pytest.raises(TransientError, match="Make room on the disk, then run again"):
         make_run(hash_pool, [], FaultyStore(tmp_path, set(), "sync", disk_full))
 
 
 @pytest.mark.parametrize("step", ["create", "write", "publish", "published", "exit"])
 @pytest.mark.parametrize("key", ["a", "big"])
-def test_a_mistake_of_ours_ends_the_run_instead_of_hanging_it(
+def test_unexpected_error_while_publishing_ends_the_run(
     hash_pool: EncoderPool, tmp_path: Path, step: str, key: str
 ) -> None:
     before = set(threading.enumerate())
@@ -239,7 +237,7 @@ def test_a_mistake_of_ours_ends_the_run_instead_of_hanging_it(
         assert_embedded(tmp_path, run.space.name, name, rows)
 
 
-def test_a_mistake_of_ours_is_noticed_though_every_slot_is_lost(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_unexpected_error_ends_the_run_though_no_slot_is_released(hash_pool: EncoderPool, tmp_path: Path) -> None:
     """All three SuperBatches wait to be flushed when the first one fails: no fourth can come and show it."""
     finish(make_run(hash_pool, [], tmp_path))
     waiting = threading.Event()
@@ -276,7 +274,7 @@ class FailingPool:
 
 
 @pytest.mark.parametrize("at", [0, 1, 3])
-def test_an_encoder_that_gives_up_ends_the_run_after_what_was_encoded_is_published(
+def test_encoder_failure_ends_the_run_after_encoded_partitions_are_published(
     hash_pool: EncoderPool, tmp_path: Path, at: int
 ) -> None:
     before = set(threading.enumerate())
@@ -326,7 +324,7 @@ with EncoderPool(EncodingSpec(model="hash://16")) as pool:
 """
 
 
-def test_a_disk_that_is_really_full_costs_what_does_not_fit(
+def test_real_full_disk_fails_only_partitions_that_do_not_fit(
     hash_pool: EncoderPool, tmp_path: Path, cache_folder: Path
 ) -> None:
     catalog = {

@@ -138,7 +138,7 @@ def test_bad_partitions_of_every_kind_stop_no_other_and_are_named_once(hash_pool
     assert keys_of(failures(events)) == sorted(expected)
 
 
-def test_a_partition_that_its_disk_does_not_give_is_not_refused_for_its_content(
+def test_partition_that_cannot_be_read_now_is_a_transient_failure(
     hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_catalog(tmp_path / "catalog", {key: numbered_rows(key, 30) for key in "abc"})
@@ -159,7 +159,7 @@ def test_a_partition_that_its_disk_does_not_give_is_not_refused_for_its_content(
     assert keys_of(receipts(again, "encoded")) == ["b"] and not failures(again)
 
 
-def test_a_partition_that_turns_bad_keeps_the_file_it_had(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_partition_whose_source_becomes_invalid_keeps_its_file(hash_pool: EncoderPool, tmp_path: Path) -> None:
     write_catalog(tmp_path / "catalog", {"k": GOOD["good"]})
     run = make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out")
     finish(run)
@@ -169,9 +169,7 @@ def test_a_partition_that_turns_bad_keeps_the_file_it_had(hash_pool: EncoderPool
     assert assert_embedded(tmp_path / "out", run.space.name, "k", GOOD["good"]).source_version == "v1"
 
 
-def test_a_key_that_comes_back_after_it_was_closed_is_refused_and_named_once(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
+def test_repeated_partition_key_is_refused_and_reported_once(hash_pool: EncoderPool, tmp_path: Path) -> None:
     first, other = numbered_rows("first", 30), numbered_rows("other", 30)
 
     def partitions() -> Iterator[Partition]:
@@ -213,7 +211,7 @@ def test_a_split_partition_refused_in_any_segment_leaves_nothing(
     assert published_files(tmp_path, run.space.name) == {"before.parquet", "after.parquet"}
 
 
-def test_what_was_written_of_a_refused_split_partition_is_removed_at_once(
+def test_staged_segments_of_a_refused_partition_are_removed_by_the_end_of_the_run(
     hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
     bad = partition_of("bad", numbered_rows("bad", 300), fails_at=299, batch_rows=1)
@@ -275,7 +273,7 @@ def rewrite_as_other_space(path: Path, space: str) -> None:
         writer.close(replace(found.facts, space="somebody-else"))
 
 
-def test_a_source_that_cannot_be_read_for_now_is_worth_another_try(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_source_that_cannot_be_read_now_is_a_transient_failure(hash_pool: EncoderPool, tmp_path: Path) -> None:
     def read() -> Iterator[RowBatch]:
         yield from partition_of("k", numbered_rows("k", 120)).read()
         raise TimeoutError("the share does not answer")
@@ -287,9 +285,7 @@ def test_a_source_that_cannot_be_read_for_now_is_worth_another_try(hash_pool: En
     assert published_files(tmp_path, run.space.name) == {"good.parquet"}
 
 
-def test_what_is_wrong_with_a_source_that_is_being_replaced_is_worth_another_try(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
+def test_error_in_a_source_that_is_being_replaced_is_transient(hash_pool: EncoderPool, tmp_path: Path) -> None:
     bad = partition_of("k", numbered_rows("k", 20), fails_at=3)
     run = make_run(hash_pool, [Partition("k", "v1", bad.read, lambda: "v2")], tmp_path)
     [failure] = failures(finish(run))
@@ -318,7 +314,7 @@ class SpoilingPool:
 
 
 @pytest.mark.parametrize("row", [5, 50, 150, 290])
-def test_a_vector_that_is_none_refuses_its_partition_with_the_row(
+def test_invalid_vector_refuses_its_partition_and_names_the_row(
     hash_pool: EncoderPool, tmp_path: Path, row: int
 ) -> None:
     rows = numbered_rows("bad", 300 if row > 50 else 60)

@@ -77,7 +77,7 @@ def resume(pool: EncoderPool, output: Path, rows: Rows = BIG, **options: Any) ->
 
 
 class TestWhatIsEncodedAgain:
-    def test_only_what_is_missing(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def test_only_rows_that_are_not_staged_are_encoded(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         assert leave_staged(hash_pool, tmp_path, BIG, 270) == [(0, 100), (100, 200)]
         run = resume(hash_pool, tmp_path)
         assert (run.report.texts_encoded, run.report.texts_reused) == (250, 200)
@@ -89,7 +89,7 @@ class TestWhatIsEncodedAgain:
         staged(tmp_path)[missing].unlink()
         assert resume(hash_pool, tmp_path).report.texts_encoded == missing[1] - missing[0]
 
-    def test_nothing_when_all_of_it_is_staged(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def test_nothing_is_encoded_when_all_rows_are_staged(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         leave_complete(hash_pool, tmp_path)
         assert resume(hash_pool, tmp_path).report.texts_encoded == 0
 
@@ -99,7 +99,7 @@ class TestWhatIsEncodedAgain:
         removed=st.randoms(use_true_random=False),
         b_max=st.integers(20, 600),
     )
-    def test_whatever_was_staged_by_whatever_thresholds_the_file_is_the_same(
+    def test_file_does_not_depend_on_the_thresholds_of_earlier_runs(
         self,
         hash_pool: EncoderPool,
         tmp_path_factory: pytest.TempPathFactory,
@@ -127,7 +127,7 @@ class TestWhatIsEncodedAgain:
         ]
         assert resume(hash_pool, tmp_path).report.texts_encoded == 110
 
-    def test_everything_when_that_is_asked_for(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def test_force_encodes_staged_rows_again(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         leave_staged(hash_pool, tmp_path, BIG, 270)
         assert resume(hash_pool, tmp_path, force=True).report.texts_reused == 0
 
@@ -135,9 +135,7 @@ class TestWhatIsEncodedAgain:
         run = resume(hash_pool, tmp_path, numbered_rows("big", 3_000))
         assert run.report.max_in_flight_texts <= 3 * 100 + 2 * 7
 
-    def test_what_was_read_of_a_stopped_run_and_encoded_stays_staged(
-        self, hash_pool: EncoderPool, tmp_path: Path
-    ) -> None:
+    def test_encoded_segments_of_a_stopped_run_stay_staged(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         out = threading.Event()
 
         def read() -> Iterator[RowBatch]:
@@ -274,7 +272,7 @@ class TestWhatIsLeftBehind:
         assert not (tmp_path / STAGING / hash_pool.space.name / "other").exists()
 
     @pytest.mark.parametrize("gone", [False, True])
-    def test_verify_names_what_is_staged_of_partitions_that_are_gone(
+    def test_verify_reports_staged_rows_of_partitions_removed_from_the_source(
         self, hash_pool: EncoderPool, tmp_path: Path, gone: bool
     ) -> None:
         leave_staged(hash_pool, tmp_path / "o", BIG, 270)
@@ -329,7 +327,9 @@ def own_mounts() -> list[str]:
     return command if able else []
 
 
-def test_a_full_disk_costs_what_does_not_fit_until_there_is_room(tmp_path: Path, cache_folder: Path) -> None:
+def test_full_disk_fails_only_partitions_that_do_not_fit_until_there_is_room(
+    tmp_path: Path, cache_folder: Path
+) -> None:
     """First the segments do not fit, then the file does not fit beside them, then there is room."""
     if not own_mounts():
         pytest.skip("a small disk can only be had where user namespaces may mount")
@@ -355,7 +355,7 @@ def test_a_full_disk_costs_what_does_not_fit_until_there_is_room(tmp_path: Path,
 
 
 class TestTwoRunsAtOnce:
-    def test_the_second_one_to_finish_never_publishes_other_rows(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def test_second_of_two_runs_never_publishes_other_rows(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         """The other run publishes the partition, and removes what is staged, just before this one would."""
 
         class OvertakenStore(LocalStore):

@@ -230,7 +230,7 @@ def test_pending_is_flushed_before_the_current_partition_would_pass_b_max() -> N
     assert gathering.emitted == [[("a", 0, 30)], [("b", 0, 50)]]
 
 
-def test_what_moves_on_counts_twice_until_the_slot_it_came_from_is_released() -> None:
+def test_rows_moved_to_the_next_slot_count_twice_until_the_first_slot_is_released() -> None:
     gathering = Gathering(Bounds(50, 50, 100_000, 100_000))
     first, second = numbered_rows("a", 30), numbered_rows("b", 50)
     gathering.run([Incoming("a", first, 30), Incoming("b", second, 20)])
@@ -269,9 +269,7 @@ def test_calls_out_of_order_are_refused() -> None:
 
 
 @given(arrivals(), bounds_of(), st.randoms(use_true_random=False))
-def test_rows_that_are_skipped_leave_the_others_in_their_places(
-    partitions: list[Incoming], bounds: Bounds, random: Random
-) -> None:
+def test_skipped_rows_do_not_move_the_other_rows(partitions: list[Incoming], bounds: Bounds, random: Random) -> None:
     """Every partition is closed once, and its segments hold exactly the rows that were added, under their numbers."""
     with Arena(slots=2, max_texts=bounds.b_max, max_bytes=bounds.b_max_bytes, dimension=1, dtype="float32") as arena:
         reserved: list[int] = []
@@ -326,7 +324,7 @@ class TestThresholds:
         bounds = Thresholds().resolve(speed)
         assert (bounds.b_min, bounds.b_max) == (b_min, 5 * b_min)
 
-    def test_what_is_given_is_kept_and_the_rest_follows(self) -> None:
+    def test_given_thresholds_are_kept_and_the_others_are_derived(self) -> None:
         assert Thresholds(b_min=7).resolve(1.0).b_max == 35
         assert Thresholds(b_max=100).resolve(1e9).b_min == 20
         assert Thresholds(b_max=2).resolve(1e9).b_min == 1

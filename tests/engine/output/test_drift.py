@@ -68,13 +68,13 @@ def test_the_same_texts_have_the_same_vectors(output: Path, pool: EncoderPool) -
     assert found == pytest.approx([1] * SAMPLE_ROWS, abs=1e-6)
 
 
-def test_another_vector_for_the_same_text_shows(output: Path, pool: EncoderPool) -> None:
+def test_other_vector_of_the_same_text_lowers_the_cosine(output: Path, pool: EncoderPool) -> None:
     tamper(output, pool)
     found = compare(output, pool)
     assert len(found) == SAMPLE_ROWS and np.mean(found) < 0.9
 
 
-def test_rows_are_found_by_id_wherever_they_stand_now(output: Path, pool: EncoderPool) -> None:
+def test_rows_are_compared_by_id_in_any_order(output: Path, pool: EncoderPool) -> None:
     found = compare(output, pool, [("new", "new text"), *reversed(ROWS)])
     assert found == pytest.approx([1] * SAMPLE_ROWS, abs=1e-6)
 
@@ -90,7 +90,7 @@ def test_a_file_of_another_content_than_was_listed_is_not_compared(output: Path,
     assert compare(output, pool, digest="another writer's") == []
 
 
-def test_without_room_nothing_is_read_and_nobody_waits(output: Path, pool: EncoderPool) -> None:
+def test_comparison_without_free_memory_is_skipped(output: Path, pool: EncoderPool) -> None:
     assert compare(output, pool, room=10) == []
 
 
@@ -106,7 +106,7 @@ def test_a_damaged_or_missing_file_is_passed_over(output: Path, pool: EncoderPoo
     assert compare(output, pool, digest=facts.content_digest) == []
 
 
-def test_a_store_that_fails_fails_no_partition(
+def test_store_error_in_a_comparison_fails_no_partition(
     output: Path, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -116,7 +116,7 @@ def test_a_store_that_fails_fails_no_partition(
     assert compare(output, pool, digest="any") == []
 
 
-def test_all_of_the_first_are_drawn_and_few_of_very_many_the_same_ones_each_time() -> None:
+def test_sample_has_all_first_partitions_and_few_later_ones_reproducibly() -> None:
     keys = [f"partition {number}" for number in range(40_000)]
     first, second, other = DriftSample(), DriftSample(), DriftSample(seed=1)
     drawn = [key for key in keys if first.takes(key)]

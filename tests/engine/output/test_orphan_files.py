@@ -35,7 +35,7 @@ def leave(root: Path, space: str) -> list[Path]:
     return left
 
 
-def test_on_a_disk_it_goes_from_every_space_and_from_what_is_staged(tmp_path: Path) -> None:
+def test_orphan_files_are_removed_from_every_space_and_its_staged_segments(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     spaces = two_spaces(store)
     left = [path for space in spaces for path in leave(tmp_path, space)]
@@ -47,14 +47,14 @@ def test_on_a_disk_it_goes_from_every_space_and_from_what_is_staged(tmp_path: Pa
     assert (tmp_path / spaces[0] / "alive.parquet").exists()
 
 
-def test_a_run_with_work_in_its_own_space_takes_what_lies_in_another(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_run_also_removes_orphan_files_of_other_spaces(hash_pool: EncoderPool, tmp_path: Path) -> None:
     other, _ = two_spaces(open_store(tmp_path))
     left = leave(tmp_path, other)
     assert finish_receipts(make_run(hash_pool, [partition_of("a", numbered_rows("a", 3))], tmp_path))
     assert not any(path.exists() for path in left)
 
 
-def test_what_cannot_be_removed_is_told_and_holds_up_nobody(
+def test_orphan_file_that_cannot_be_removed_is_logged_and_stops_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(tmp_path)

@@ -34,7 +34,7 @@ def embed(pool: EncoderPool, output: Path, rows: Rows, version: str, **options: 
     return make_run(pool, [partition_of("wide", rows, version=version, batch_rows=1)], output, thresholds, **options)
 
 
-def test_the_ledger_covers_what_is_read_at_once(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_ledger_covers_the_memory_of_republishing(hash_pool: EncoderPool, tmp_path: Path) -> None:
     rows = wide_rows(40, MIB)
     finish(embed(hash_pool, tmp_path, rows, "v1"))
     run = embed(hash_pool, tmp_path, rows, "v2")
@@ -71,7 +71,7 @@ def test_a_file_that_cannot_be_read_within_the_budget_is_encoded_again(
 
 
 @pytest.mark.parametrize("file_format", ["parquet", "arrow"])
-def test_a_file_that_its_disk_does_not_give_is_left_alone(
+def test_file_that_cannot_be_read_now_is_left_as_it_is(
     hash_pool: EncoderPool, tmp_path: Path, file_format: str
 ) -> None:
     rows = wide_rows(60, 5_000)
@@ -114,9 +114,7 @@ class RacingStore(LocalStore):
         return super().open(name)
 
 
-def test_a_file_that_was_replaced_meanwhile_keeps_what_it_says_of_its_vectors(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
+def test_republished_file_keeps_the_facts_of_the_file_that_was_read(hash_pool: EncoderPool, tmp_path: Path) -> None:
     rows = wide_rows(3, 100)
     finish(embed(hash_pool, tmp_path, rows, "v1"))
     partition = partition_of("wide", rows, version="v2")

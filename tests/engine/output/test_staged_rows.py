@@ -36,7 +36,7 @@ def cut(rows: Rows, staged: list[StagedRows], batch_rows: int = 7) -> list[bool]
 
 
 @given(st.sets(st.integers(0, 60), max_size=12), st.integers(1, 70), st.integers(0, 1))
-def test_every_row_is_told_apart(borders: set[int], batch_rows: int, first: int) -> None:
+def test_every_row_is_either_staged_or_not(borders: set[int], batch_rows: int, first: int) -> None:
     ends = sorted(borders)
     ranges = list(pairwise(ends))[first::2]
     staged = [staged_of(ROWS, start, stop) for start, stop in ranges]
@@ -62,7 +62,7 @@ def test_rows_that_moved_are_other_rows() -> None:
         cut(ROWS[1:], [staged_of(ROWS, 10, 20)])
 
 
-def test_rows_that_are_gone_are_missed() -> None:
+def test_missing_staged_rows_are_noticed() -> None:
     with pytest.raises(OtherRows, match="it has 15 rows, and 20 were there"):
         cut(ROWS[:15], [staged_of(ROWS, 10, 20)])
 

@@ -82,7 +82,7 @@ class TestSegments:
         assert again.usable(opened.source) == written[::-1]
         assert not again.knows("another")
 
-    def test_of_segments_that_overlap_those_are_taken_that_do_not(self, tmp_path: Path) -> None:
+    def test_overlapping_segments_are_not_used_together(self, tmp_path: Path) -> None:
         store, opened = LocalStore(tmp_path), opened_of(self.ROWS)
         staging = staging_of(store, self.SPACE)
         for start, stop in ((0, 20), (0, 30), (25, 50), (30, 60)):
@@ -91,7 +91,7 @@ class TestSegments:
         assert [(rows.start, rows.stop) for rows in found] == [(0, 30), (30, 60)]
 
     @pytest.mark.parametrize("other", ["precision", "include_text", "source_version"])
-    def test_those_of_another_making_are_not_used_and_stay_until_it_is_published(
+    def test_segments_with_other_settings_are_not_used_and_stay_until_publication(
         self, tmp_path: Path, other: str
     ) -> None:
         store, opened = LocalStore(tmp_path), opened_of(self.ROWS)
@@ -104,7 +104,7 @@ class TestSegments:
         again.remove(opened.key)
         assert not (tmp_path / STAGING).exists()
 
-    def test_a_vector_that_cannot_be_one_is_not_used(self, tmp_path: Path) -> None:
+    def test_segment_with_an_invalid_vector_is_not_used(self, tmp_path: Path) -> None:
         store, opened = LocalStore(tmp_path), opened_of(self.ROWS)
         matrix = vectors(20, self.SPACE)
         matrix[7] = np.nan
@@ -118,7 +118,7 @@ class TestSegments:
         with pytest.raises(InvalidFile, match="its metadata name the format 'segment 1'"):
             read_facts(pq.read_metadata(path))
 
-    def test_what_a_dead_writer_left_without_a_segment_goes_when_the_next_run_begins(self, tmp_path: Path) -> None:
+    def test_temp_files_of_a_dead_writer_are_removed_when_the_next_run_begins(self, tmp_path: Path) -> None:
         folder = tmp_path / STAGING / self.SPACE.name / "key" / "version"
         folder.mkdir(parents=True)
         (folder / ".lock").touch()
@@ -149,9 +149,7 @@ class TestSegments:
 
 class TestTheFile:
     @pytest.mark.parametrize("dtype", ["float32", "float16"])
-    def test_it_holds_every_row_and_never_more_than_a_readers_share_is_resident(
-        self, tmp_path: Path, dtype: str
-    ) -> None:
+    def test_assembled_file_has_every_row_and_stays_within_the_readers_share(self, tmp_path: Path, dtype: str) -> None:
         space = space_of(384, dtype)
         rows = numbered_rows("k", 20_000, words=10)
         matrix = vectors(len(rows), space)
@@ -190,7 +188,7 @@ class TestTheFile:
             put_together(store, space, staging, opened, segments)
         assert list(store.list(space.name)) == []
 
-    def test_what_is_given_up_leaves_nothing_but_the_segments(self, tmp_path: Path) -> None:
+    def test_cancelled_assembly_leaves_only_the_segments(self, tmp_path: Path) -> None:
         space, rows = space_of(16), numbered_rows("k", 20)
         store, opened = LocalStore(tmp_path), opened_of(rows)
         staging = staging_of(store, space)
@@ -204,7 +202,7 @@ class TestTheFile:
         assert {path.name for path in (tmp_path / space.name).iterdir()} <= {".lock"}
         assert staging_of(store, space).usable(opened.source) == segments
 
-    def test_a_source_that_has_changed_meanwhile_spares_the_work(self, tmp_path: Path) -> None:
+    def test_assembly_does_not_begin_when_the_source_has_changed(self, tmp_path: Path) -> None:
         space, rows = space_of(16), numbered_rows("k", 20)
         store, opened = LocalStore(tmp_path), opened_of(rows)
         opened.source = replace(opened.source, current_source_version=lambda: "v2")

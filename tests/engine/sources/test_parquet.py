@@ -187,7 +187,7 @@ class TestVersions:
             partition = only(open_source(tmp_path, id_column=id_column, text_column=text_column))
             assert partition.source_version == partition.current_source_version() == plain + named
 
-    def test_a_partition_that_has_gone_has_no_version(self, tmp_path: Path) -> None:
+    def test_partition_removed_from_the_source_has_no_version(self, tmp_path: Path) -> None:
         path = write_partition(tmp_path, "k", ROWS)
         partition = only(open_source(tmp_path))
         path.unlink()
@@ -394,7 +394,7 @@ class TestFilesThatCannotBeRead:
                 refused += 1
         assert refused > 50
 
-    def test_a_file_that_was_removed_meanwhile_is_worth_another_try(self, tmp_path: Path) -> None:
+    def test_file_removed_during_reading_is_a_transient_failure(self, tmp_path: Path) -> None:
         folder = partition_folder(tmp_path, "k")
         write_rows(folder / "0.parquet", numbered_rows("k", 10))
         gone = write_rows(folder / "1.parquet", numbered_rows("k", 10))
@@ -404,7 +404,7 @@ class TestFilesThatCannotBeRead:
         with pytest.raises(TransientError, match=r"1\.parquet was removed while the partition was read"):
             next(reading)
 
-    def test_a_bad_partition_hides_no_other(self, tmp_path: Path) -> None:
+    def test_damaged_partition_hides_no_other_one(self, tmp_path: Path) -> None:
         write_catalog(tmp_path, {"a": ROWS, "z": ROWS})
         bad = partition_folder(tmp_path, "m") / "0.parquet"
         bad.parent.mkdir()
@@ -431,7 +431,7 @@ class TestWhatTheSystemDoesNotGive:
 
     @pytest.mark.parametrize("call", ["os.scandir", "os.stat", "pyarrow.OSFile", "pyarrow.parquet.ParquetFile"])
     @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.EACCES])
-    def test_it_is_worth_another_try(
+    def test_system_error_is_transient(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
     ) -> None:
         path = write_partition(tmp_path, "k", ROWS)
@@ -449,7 +449,7 @@ class TestWhatTheSystemDoesNotGive:
 
     @pytest.mark.parametrize("call", ["os.scandir", "os.stat", "pyarrow.OSFile"])
     @pytest.mark.parametrize("key", ["k", "x" * 300])
-    def test_in_a_listing_it_hides_no_other_and_refuses_nothing(
+    def test_system_error_during_a_listing_hides_no_other_partition(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, key: str
     ) -> None:
         write_catalog(tmp_path, {"a": ROWS, key: ROWS, "z": ROWS})
@@ -466,7 +466,7 @@ class TestWhatTheSystemDoesNotGive:
             list(unseen.read())
         assert [partition.key for partition in open_source(tmp_path)] == ["a", key, "z"]
 
-    def test_a_link_to_itself_is_one_of_them(self, tmp_path: Path) -> None:
+    def test_link_to_itself_is_a_transient_failure(self, tmp_path: Path) -> None:
         path = write_partition(tmp_path, "k", ROWS)
         (path.parent / "1.parquet").symlink_to("1.parquet")
         with pytest.raises(TransientError, match=r"1\.parquet could not be read: Too many levels of symbolic links"):

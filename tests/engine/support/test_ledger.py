@@ -11,7 +11,7 @@ from surge_dagster.engine.errors import Cancelled
 from surge_dagster.engine.support.ledger import Ledger
 
 
-def test_what_is_held_and_the_most_that_was() -> None:
+def test_ledger_knows_held_bytes_and_their_peak() -> None:
     ledger = Ledger(100)
     ledger.reserve(60)
     ledger.reserve(40)
@@ -38,7 +38,7 @@ def test_more_than_is_held_cannot_be_released() -> None:
         ledger.release(11)
 
 
-def test_who_waits_goes_on_as_soon_as_there_is_room() -> None:
+def test_waiting_thread_continues_when_bytes_are_released() -> None:
     ledger = Ledger(100)
     ledger.reserve(100)
     through = threading.Event()

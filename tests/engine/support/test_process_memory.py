@@ -51,7 +51,7 @@ def test_the_gauge_sees_memory_that_is_taken() -> None:
     assert gauge.peak_bytes > len(held)
 
 
-def test_a_process_that_ends_while_it_is_looked_at_is_left_out() -> None:
+def test_process_that_ends_during_a_sample_is_left_out() -> None:
     with subprocess.Popen(["true"]) as ended:
         pass
     assert process_memory._process_tree(ended.pid) == [ended.pid]
@@ -67,7 +67,7 @@ def test_the_gauge_ends_with_its_block() -> None:
     assert not gauge._thread.is_alive()
 
 
-def test_a_process_of_which_the_kernel_says_nothing_holds_up_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gauge_does_not_wait_for_a_hanging_process(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
     monkeypatch.setattr(process_memory, "_pss_bytes", lambda _: answers.wait())
     monkeypatch.setattr(process_memory, "_LAST_SAMPLE_SECONDS", 0.1)

@@ -81,12 +81,12 @@ def test_a_run_is_interrupted_while_its_source_gives_nothing(
         list(run.events())
 
 
-def test_who_reads_many_names_at_once_is_interrupted(opened: threading.Event, tmp_path: Path) -> None:
+def test_concurrent_reads_are_interrupted(opened: threading.Event, tmp_path: Path) -> None:
     with interrupted_in_another_thread():
         read_at_once(LocalStore(tmp_path), ["a", "b"], lambda *_: opened.wait(), lambda *_: None)
 
 
-def test_a_request_that_is_to_be_tried_again_is_interrupted() -> None:
+def test_wait_before_a_retry_is_interrupted() -> None:
     def busy() -> None:
         raise RequestFailed("503", "SlowDown", retryable=True)
 
