@@ -22,7 +22,9 @@ import pyarrow as pa
 from benchmarks.harness import Document, Target, at_most, say
 from benchmarks.paced_runs import DIMENSION, embed, paced_pool, ready_partitions
 from surge_dagster.catalogs.synthetic import draw_texts
-from surge_dagster.engine.files.embedding_file import EmbeddingFileWriter, FileFacts
+from surge_dagster.engine.files.facts import FileFacts
+from surge_dagster.engine.files.formats import new_writer
+from surge_dagster.engine.files.rows import schema
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.store.local_store import LocalStore
 
@@ -123,12 +125,13 @@ def _serialize(rows: int, rounds: int, in_memory: Path, on_disk: Path) -> Docume
 
 def _write(path: Path, ids: pa.Array, texts: pa.Array, matrix: np.ndarray) -> None:
     facts = FileFacts("all", "space", "model", "fp32", "v1", "0" * 32, "0" * 32, len(matrix), DIMENSION, 0)
+    columns = schema(pa.string(), DIMENSION, "float32", include_text=True)
     with (
         pa.OSFile(str(path), "wb") as sink,
-        EmbeddingFileWriter(sink, pa.string(), DIMENSION, "float32", include_text=True) as writer,
+        new_writer("parquet", sink, columns, facts) as writer,
     ):
         writer.append(ids, texts, matrix)
-        writer.close(facts)
+        writer.close()
 
 
 def _flush(path: Path) -> None:

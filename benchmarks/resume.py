@@ -23,8 +23,10 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.harness import Document, Target, at_most, print_document, say, start_document
-from surge_dagster.engine.files.embedding_file import EmbeddingFileWriter, FileFacts, desired_version
-from surge_dagster.engine.output.freshness import OutputState, file_name
+from surge_dagster.engine.files.facts import FileFacts, desired_version
+from surge_dagster.engine.files.formats import file_name, new_writer
+from surge_dagster.engine.files.rows import schema
+from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store
 
@@ -90,6 +92,7 @@ def write_outputs(folder: Path, outputs: int, seed: int) -> None:
     matrix = random.standard_normal((8, _DIMENSION)).astype(np.float32)
     ids = pa.array([f"id-{row}" for row in range(8)])
     texts = pa.array([f"a short text, number {row} of this partition" for row in range(8)], pa.large_string())
+    columns = schema(ids.type, _DIMENSION, "float32", include_text=True)
     (folder / SPACE).mkdir(parents=True)
     for index, count in enumerate(rows.tolist()):
         key, digest = _key(index), f"{index:032x}"
@@ -97,10 +100,10 @@ def write_outputs(folder: Path, outputs: int, seed: int) -> None:
         facts = FileFacts(key, SPACE, "bench", "fp32", f"v{index}", digest, version, count, _DIMENSION, 0)
         with (
             pa.OSFile(str(folder / file_name(SPACE, key)), "wb") as sink,
-            EmbeddingFileWriter(sink, ids.type, _DIMENSION, "float32", include_text=True) as writer,
+            new_writer("parquet", sink, columns, facts) as writer,
         ):
             writer.append(ids[:count], texts[:count], matrix[:count])  # pyright: ignore[reportArgumentType]
-            writer.close(facts)
+            writer.close()
 
 
 def decide(folder: str, outputs: int) -> Decided:

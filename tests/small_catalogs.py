@@ -16,8 +16,10 @@ import pyarrow.parquet as pq
 
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.files.embedding_file import EmbeddingFileWriter, FileFacts, matrix_of, read_facts
-from surge_dagster.engine.files.file_formats import file_name, format_of, open_output_file
+from surge_dagster.engine.files.facts import FileFacts
+from surge_dagster.engine.files.formats import file_name, format_of, new_writer, open_output_file
+from surge_dagster.engine.files.parquet import read_facts
+from surge_dagster.engine.files.rows import matrix_of, schema
 from surge_dagster.engine.model.spec import FILE_FORMATS
 from surge_dagster.engine.sources.partition import KEY_METADATA, SOURCE_VERSION_METADATA, Partition, RowBatch
 from surge_dagster.engine.store.local_store import LocalStore
@@ -118,7 +120,7 @@ def read_embedded(output: Path, space: str, key: str) -> Embedded:
         open_output_file(source, format_of(name) or "parquet") as reader,
     ):
         facts = reader.facts
-        table = pa.Table.from_batches(reader.read(), schema=reader.schema)
+        table = pa.Table.from_batches(reader.read(), schema=reader.columns)
     whole = table.combine_chunks().to_batches() if table.num_rows else []
     matrix = matrix_of(whole[0]) if whole else np.empty((0, facts.dimension), np.float32)
     texts = table["text"].to_pylist() if "text" in table.column_names else None
@@ -140,9 +142,11 @@ def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **facts: object)
     table, old = pq.read_table(path), read_facts(pq.read_metadata(path))
     table = change(table)
     with pa.OSFile(str(path), "wb") as sink:
-        writer = EmbeddingFileWriter(sink, table.schema.field("id").type, DIMENSION, "float32", include_text=True)
-        writer.append_table(table.replace_schema_metadata(None).cast(writer.schema))
-        writer.close(replace(old, rows=table.num_rows, **facts))  # pyright: ignore[reportArgumentType]
+        columns = schema(table.schema.field("id").type, DIMENSION, "float32", include_text=True)
+        new = replace(old, rows=table.num_rows, **facts)  # pyright: ignore[reportArgumentType]
+        with new_writer("parquet", sink, columns, new) as writer:
+            writer.append_table(table.replace_schema_metadata(None).cast(columns))
+            writer.close()
 
 
 def with_vectors(table: pa.Table, change: Callable[[np.ndarray], np.ndarray]) -> pa.Table:

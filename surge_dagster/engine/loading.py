@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from surge_dagster.engine.errors import ConfigError, DataError
-from surge_dagster.engine.files.embedding_file import FileFacts, InvalidFile
-from surge_dagster.engine.files.file_formats import SUFFIXES
+from surge_dagster.engine.errors import ConfigError, DataError, SurgeError
+from surge_dagster.engine.files.facts import FileFacts, InvalidFile
+from surge_dagster.engine.files.formats import SUFFIXES, PublishedFile, file_name
+from surge_dagster.engine.files.rows import check_schema
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space, space_of_readers
-from surge_dagster.engine.output.listed_files import ListedFiles, LoadableFile, Seen, replaced
+from surge_dagster.engine.output.freshness import Found, OutputState, replaced
 from surge_dagster.engine.output.store_filesystem import filesystem_of
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
@@ -45,7 +46,7 @@ class Embeddings:
     def __init__(self, store: Store, space: Space) -> None:
         self.store = store
         self.space = space
-        self._files = ListedFiles(store, space)
+        self._files = OutputState(store, space.name, space.file_format)
 
     @property
     def dimension(self) -> int:
@@ -119,53 +120,67 @@ class Embeddings:
         ]
         return ds.FileSystemDataset(fragments, self._schema(files), form, filesystem)
 
-    def _loadable(self) -> list[LoadableFile]:
-        return [seen for seen in self._files.all().values() if isinstance(seen, LoadableFile)]
+    def _loadable(self) -> list[PublishedFile]:
+        """All files that can be loaded, sorted by name."""
+        usable = (self._usable(name, file) for name, file in self._files.files().items())
+        return [file for file in usable if isinstance(file, PublishedFile)]
 
-    def _chosen(self, partitions: Iterable[str] | None) -> list[LoadableFile]:
-        if partitions is None:
-            seen = self._files.all()
-            chosen = self._usable(seen)
-            return sorted(chosen, key=lambda file: file.facts.partition_key)
+    def _chosen(self, partitions: Iterable[str] | None) -> list[PublishedFile]:
+        """The files of these partitions in their order, or all of them sorted by key; refuses what cannot be loaded."""
         if isinstance(partitions, str):
             partitions = [partitions]
-        names = {self._files.name(key): key for key in partitions}
-        seen = self._files.of(names)
-        if missing := [key for name, key in names.items() if name not in seen]:
+        keys = None if partitions is None else list(partitions)
+        found = self._files.files(keys)
+        names = {file_name(self.space.name, key, self.space.file_format): key for key in keys or []}
+        if missing := [key for name, key in names.items() if name not in found]:
             more = f" and {len(missing) - _NAMED:,} more" if len(missing) > _NAMED else ""
             raise ConfigError(
                 f"{self.store.location(self.space.name)!r} has no embeddings of "
                 f"{', '.join(map(repr, missing[:_NAMED]))}{more}. Embed them first "
                 "(`surge-dagster embed`, or materialize `embeddings`), or choose among what keys() names."
             )
-        return self._usable(seen)
+        usable = {name: self._usable(name, file) for name, file in found.items()}
+        files = [file for file in usable.values() if isinstance(file, PublishedFile)]
+        if len(files) < len(usable):
+            raise self._refusal({name: bad for name, bad in usable.items() if not isinstance(bad, PublishedFile)})
+        return sorted(files, key=lambda file: file.facts.partition_key) if keys is None else files
 
-    def _usable(self, seen: Mapping[str, Seen]) -> list[LoadableFile]:
-        """All of them, or the refusal of one that cannot be loaded."""
-        files = [file for file in seen.values() if isinstance(file, LoadableFile)]
-        if len(files) == len(seen):
-            return files
-        for name, gone in seen.items():
-            if isinstance(gone, FileNotFoundError):
-                raise replaced(self.store.location(name), self._key(name)) from gone
-        invalid = [(name, found) for name, found in seen.items() if isinstance(found, InvalidFile)]
-        (name, error), others = invalid[0], len(invalid) - 1
-        more = f" {others:,} more files cannot be loaded either." if others else ""
-        raise DataError(
+    def _usable(self, name: str, file: Found) -> Found:
+        """A file of this space under its own name; else what is wrong with it."""
+        if not isinstance(file, PublishedFile):
+            return file
+        facts, space = file.facts, self.space
+        if facts.space != space.name:
+            return InvalidFile(f"it holds vectors of the space {facts.space!r}; expected {space.name!r}")
+        if file_name(space.name, facts.partition_key, space.file_format) != name:
+            return InvalidFile(f"it is the file of partition {facts.partition_key!r}, under another name")
+        try:
+            check_schema(file.columns, dimension=space.dimension, dtype=space.dtype)
+        except InvalidFile as error:
+            return error
+        return file
+
+    def _refusal(self, bad: Mapping[str, InvalidFile | FileNotFoundError]) -> SurgeError:
+        for name, error in bad.items():
+            if isinstance(error, FileNotFoundError):
+                return replaced(self.store.location(name), self._key(name))
+        name, error = next(iter(bad.items()))
+        more = f" {len(bad) - 1:,} more files cannot be loaded either." if len(bad) > 1 else ""
+        return DataError(
             self._key(name),
             f"{self.store.location(name)!r} cannot be loaded: {error}",
             f"Move it away and embed the partition again, or choose partitions without it.{more}",
-        ) from error
+        )
 
     def _key(self, name: str) -> str:
-        """The partition's key as far as its file's name tells it."""
+        """The partition's key as far as the name of its file has it."""
         encoded = name.removeprefix(f"{self.space.name}/").removesuffix(SUFFIXES[self.space.file_format])
         try:
             return decode_key(encoded) or encoded
         except ValueError:
             return encoded
 
-    def _schema(self, files: list[LoadableFile]) -> pa.Schema:
+    def _schema(self, files: list[PublishedFile]) -> pa.Schema:
         """Of the rows of several files: partition, id, text where a file has it, embedding."""
         first: dict[pa.DataType, str] = {}
         found = {file.facts.partition_key: file.columns for file in files}

@@ -29,13 +29,7 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.files.embedding_file import (
-    PAGE_BYTES,
-    STRING_COPIES,
-    levels_bytes,
-    page_window_bytes,
-    piece_bytes,
-)
+from surge_dagster.engine.files.parquet import PAGE_BYTES, STRING_COPIES, levels_bytes, page_window_bytes, piece_bytes
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.superbatch import Segment, SuperBatch
 from surge_dagster.engine.support.columns import value_offsets

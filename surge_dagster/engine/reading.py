@@ -13,10 +13,11 @@ import logging
 from collections.abc import Collection, Iterable, Iterator
 
 from surge_dagster.engine.errors import Cancelled, DataError, PlaceTaken, StoreUnavailable, SurgeError, TransientError
-from surge_dagster.engine.files.embedding_file import InvalidFile
+from surge_dagster.engine.files.facts import InvalidFile
+from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.model.spec import EncodingSpec, FileFormat
 from surge_dagster.engine.output.drift import DriftSample
-from surge_dagster.engine.output.freshness import OutputState, PublishedFile
+from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.rewriting import republish
 from surge_dagster.engine.output.run_context import RunContext
 from surge_dagster.engine.output.space_target import receipt_of, require_unchanged

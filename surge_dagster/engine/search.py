@@ -11,8 +11,9 @@ import pyarrow as pa
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.files.embedding_file import InvalidFile, matrix_of
-from surge_dagster.engine.files.file_formats import format_of, open_output_file
+from surge_dagster.engine.files.facts import InvalidFile
+from surge_dagster.engine.files.formats import format_of, open_output_file
+from surge_dagster.engine.files.rows import matrix_of
 from surge_dagster.engine.output.current_space import named_space
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.unreadable import UNREADABLE

@@ -33,11 +33,13 @@ class StagedRows:
 
     Attributes:
         digest: content digest over the (id, text) rows.
+        truncated: how many of their texts the model saw only the first tokens of.
     """
 
     start: int
     stop: int
     digest: str
+    truncated: int
 
 
 @dataclass(slots=True, eq=False)

@@ -21,14 +21,9 @@ import pyarrow as pa
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import DataError, StoreUnavailable, SurgeError, TransientError
-from surge_dagster.engine.files.embedding_file import (
-    FileFacts,
-    InvalidFile,
-    check_schema,
-    desired_version,
-    matrix_of,
-)
-from surge_dagster.engine.files.file_formats import SUFFIXES, OutputFile, file_name, format_of, open_output_file
+from surge_dagster.engine.files.facts import FileFacts, InvalidFile, desired_version
+from surge_dagster.engine.files.formats import SUFFIXES, OutputFile, file_name, format_of, open_output_file
+from surge_dagster.engine.files.rows import check_schema, matrix_of
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.staging import STAGING
@@ -301,7 +296,7 @@ def _facts(reader: OutputFile, space: Space, key: str | None, name: str) -> File
         raise InvalidFile(f"its metadata name an unknown precision {facts.precision!r}")
     if facts.desired_version != desired_version(facts.content_digest, facts.space):
         raise InvalidFile("its desired version does not follow from its content digest and space")
-    check_schema(reader.schema, dimension=space.dimension, dtype=space.dtype)
+    check_schema(reader.columns, dimension=space.dimension, dtype=space.dtype)
     return facts
 
 

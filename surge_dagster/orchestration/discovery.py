@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import dagster as dg
 
 from surge_dagster.assets.source_partitions import changed, observation
+from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.output.freshness import OutputState, PublishedFile
+from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store
 from surge_dagster.orchestration.events import report_events

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 
 from surge_dagster.engine.errors import ConfigError, TransientError
+from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.model.spec import EncodingSpec, Space
-from surge_dagster.engine.output.freshness import OutputState, PublishedFile, Status
+from surge_dagster.engine.output.freshness import OutputState, Status
 from surge_dagster.engine.output.space_target import receipt_of
 from surge_dagster.engine.output.spaces import find_space, list_spaces
 from surge_dagster.engine.report import Receipt

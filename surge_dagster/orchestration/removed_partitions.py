@@ -13,7 +13,7 @@ import dagster as dg
 
 from surge_dagster.assets.source_partitions import DATA_VERSION_TAG
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.files.file_formats import file_name
+from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.keys import encode_key, is_hashed

@@ -28,7 +28,7 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
 
-from surge_dagster.engine.output.freshness import file_name
+from surge_dagster.engine.files.formats import file_name
 from surge_dagster.orchestration.launch import keys_of
 from surge_dagster.settings import Settings, load_settings
 from tests.dagster.conftest import NAMES, ROOT, Workbench

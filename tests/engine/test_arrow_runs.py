@@ -13,7 +13,7 @@ import pytest
 from surge_dagster import open_embeddings
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.files.embedding_file import FileFacts
+from surge_dagster.engine.files.facts import FileFacts
 from surge_dagster.engine.output import freshness
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import find_space
@@ -252,5 +252,5 @@ def test_a_file_that_was_damaged_is_encoded_again(
     with caplog.at_level(logging.WARNING):
         run = make_run(hash_pool, open_source(copy / "catalog"), copy / "out", file_format="arrow")
         assert {receipt.key for receipt in receipts(finish(run), "encoded")} == {"a", "big"}
-    assert "big.arrow is encoded again: its record batches cannot be read" in caplog.text
+    assert "big.arrow is encoded again: checksum verification failed" in caplog.text
     assert violations(copy, hash_pool) == []

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.output.freshness import file_name
+from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.report import Receipt, SuperBatchReport
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.sources.partition import Partition

@@ -23,7 +23,7 @@ from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, EncoderError, TransientError
-from surge_dagster.engine.output.freshness import file_name
+from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.report import Receipt
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import open_source

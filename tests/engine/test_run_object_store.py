@@ -22,9 +22,9 @@ from typer.testing import CliRunner
 from surge_dagster.cli import app
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import StoreUnavailable
-from surge_dagster.engine.files.embedding_file import read_facts, read_guarded
+from surge_dagster.engine.files.formats import file_name
+from surge_dagster.engine.files.parquet import read_facts, read_guarded
 from surge_dagster.engine.output import freshness
-from surge_dagster.engine.output.freshness import file_name
 from surge_dagster.engine.output.staging import SEGMENT_FORMAT, STAGING, SegmentFacts
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.store.object_client import ClientLimits

@@ -16,7 +16,7 @@ import pytest
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.output.freshness import file_name
+from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.report import Receipt
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.sources.partition import Partition, RowBatch
@@ -265,12 +265,15 @@ def test_a_file_of_another_space_is_left_alone_and_named(hash_pool: EncoderPool,
 def rewrite_as_other_space(path: Path, space: str) -> None:
     from dataclasses import replace
 
-    from surge_dagster.engine.files.embedding_file import EmbeddingFileWriter
+    from surge_dagster.engine.files.formats import new_writer
+    from surge_dagster.engine.files.rows import schema
 
     found = read_embedded(path.parent.parent, space, "k")
-    with EmbeddingFileWriter(pa.OSFile(str(path), "wb"), pa.string(), 16, "float32", include_text=True) as writer:
+    columns = schema(pa.string(), 16, "float32", include_text=True)
+    sink = pa.OSFile(str(path), "wb")
+    with new_writer("parquet", sink, columns, replace(found.facts, space="somebody-else")) as writer:
         writer.append(pa.array(found.ids), pa.array(found.texts, pa.large_string()), np.ascontiguousarray(found.matrix))
-        writer.close(replace(found.facts, space="somebody-else"))
+        writer.close()
 
 
 def test_source_that_cannot_be_read_now_is_a_transient_failure(hash_pool: EncoderPool, tmp_path: Path) -> None:

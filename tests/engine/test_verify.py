@@ -18,7 +18,7 @@ import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import StoreUnavailable
-from surge_dagster.engine.files.embedding_file import read_facts
+from surge_dagster.engine.files.parquet import read_facts
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import open_source

@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.files.embedding_file import InvalidFile, check_schema, matrix_of
-from surge_dagster.engine.files.file_formats import file_name, open_output_file
+from surge_dagster.engine.files.facts import InvalidFile
+from surge_dagster.engine.files.formats import file_name, open_output_file
+from surge_dagster.engine.files.rows import check_schema, matrix_of
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.superbatch import Segment
@@ -73,8 +74,8 @@ def compare_with_previous(
             facts = reader.facts
             if facts.content_digest != segment.partition.replaces or not facts.rows:
                 return []
-            check_schema(reader.schema, dimension=space.dimension, dtype=space.dtype)
-            if "text" not in reader.schema.names:
+            check_schema(reader.columns, dimension=space.dimension, dtype=space.dtype)
+            if "text" not in reader.columns.names:
                 return []
             group = random.Random(key).randrange(reader.groups)
             booked = _COPIES * reader.group_bytes(group)

@@ -1,14 +1,12 @@
-"""What the footers in a bucket said when they were read last, kept on disk: a run need not ask for each of them again.
+"""What the files in a bucket state about themselves, kept on the local disk so that a run need not read them again.
 
-One file per output and space, under the project's cache folder. It can be deleted at any time, and every doubt about it
-is settled by reading the footer: a file that is damaged or of another format is not looked into; an entry counts only
-for the very name, size and etag that it was made for, and only while two digests confirm it, that of the footer's facts
-and one that ties them to this object of this output.
+There is one file per output and space, under the project's cache folder. It can be deleted at any time: whatever it
+does not have is read from the bucket. An entry counts only for the name, size and etag that it was made for. A digest
+over the whole file ties it to its output and space, and is compared before Arrow parses anything.
 
-It is written whole, aside and renamed: of two processes the last one wins, and what the other one found is read again.
-An Arrow stream was chosen because 40,000 entries take 4 MB and are there in a fraction of a second; a database would
-have to be locked, and JSON knows no bytes. A digest stands before
-it, since Arrow is not made to read what was damaged.
+The file is written as a whole, under another name, and renamed: of two processes the last one wins, and what the other
+one found is read again. It is an Arrow stream because 40,000 entries take 4 MB and are loaded in a fraction of a
+second; a database needs locks, and JSON has no bytes.
 """
 
 from __future__ import annotations
@@ -16,37 +14,28 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any
 
 import pyarrow as pa
 
-from surge_dagster.engine.files.embedding_file import FileFacts, entry_names
-from surge_dagster.engine.files.fact_values import facts_of_values, values_of
+from surge_dagster.engine.files.facts import FileFacts, InvalidFile, entry_names, facts_of_values, values_of
+from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.store.store import StoredObject
 from surge_dagster.engine.support import disk_cache
 
-_MAGIC = b"surge footers 2\n"
-_ENTRIES = [key.decode() for key in entry_names(FileFacts)]
+_FORMAT = "surge footers 3"
 _SCHEMA = pa.schema(
     [("name", pa.string()), ("size", pa.int64()), ("etag", pa.string())]
-    + [(entry, pa.binary()) for entry in _ENTRIES]
-    + [("columns", pa.binary()), ("tie", pa.binary())]
+    + [(entry.decode(), pa.binary()) for entry in entry_names(FileFacts)]
+    + [("columns", pa.binary())]
 )
 _WRITTEN = pa.ipc.IpcWriteOptions(compression="zstd")
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
-Row = tuple[Any, ...]  # as in the schema
-
-
-class Entry(NamedTuple):
-    """What a footer says: the facts, and the columns as an Arrow schema, empty where nobody looked at them."""
-
-    facts: FileFacts
-    columns: bytes
-
 
 class FooterCache:
-    """The facts of one space's files, as they were kept; reading it never fails.
+    """The facts and columns of one space's files, as they were kept; reading it never fails.
 
     Args:
         identity: tells the output from every other one (`Store.identity`); only a digest of it is written.
@@ -57,8 +46,8 @@ class FooterCache:
         self._place = hashlib.sha256(f"{identity}\0{space}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
         self._file = f"footers/{self._place}"
         columns = [column.to_pylist() for column in self._load().columns]  # value by value takes ten times as long
-        self._rows: dict[str, Row] = dict(zip(columns[0], zip(*columns, strict=True), strict=True))
-        self._new: list[Row] = []
+        self._rows: dict[str, tuple[Any, ...]] = dict(zip(columns[0], zip(*columns, strict=True), strict=True))
+        self._new: list[tuple[Any, ...]] = []
         self._lock = threading.Lock()
 
     @property
@@ -66,30 +55,23 @@ class FooterCache:
         """Whether so much is new that it is worth saving now: by half, so that saving costs in proportion."""
         return len(self._new) > len(self._rows) // 2
 
-    def facts(self, stored: StoredObject) -> FileFacts | None:
-        """What the object's footer says, None when that is not known for certain."""
-        entry = self.entry(stored)
-        return entry.facts if entry is not None else None
-
-    def entry(self, stored: StoredObject) -> Entry | None:
-        """The same with the columns."""
+    def file(self, stored: StoredObject) -> PublishedFile | None:
+        """The file that lies there; None when that is not known for certain."""
         row = self._rows.get(stored.name)
-        if row is None:
+        if row is None or row[:3] != stored:
             return None
-        name, size, etag, *entries, columns, tie = row
-        if (name, size, etag) != tuple(stored) or tie != self._tie(stored, entries[-1], columns):
+        try:
+            return PublishedFile(stored, facts_of_values(row[3:-1], FileFacts, _FORMAT), _columns(row[-1]))
+        except (InvalidFile, OSError, pa.ArrowException):
             return None
-        facts = facts_of_values(entries)
-        return Entry(facts, columns) if facts is not None else None
 
-    def add(self, stored: StoredObject, facts: FileFacts, columns: bytes = b"") -> None:
-        """Keep what was read of an object; from any thread."""
-        if not stored.etag:
+    def add(self, file: PublishedFile) -> None:
+        """Keep what was read of a file; from any thread."""
+        if not file.stored.etag:
             return
-        entries = values_of(facts)
-        tie = self._tie(stored, entries[-1], columns)
+        row = (*file.stored, *values_of(file.facts, _FORMAT), file.columns.serialize().to_pybytes())
         with self._lock:
-            self._new.append((stored.name, stored.size, stored.etag, *entries, columns, tie))
+            self._new.append(row)
 
     def save(self, listed: Mapping[str, StoredObject]) -> None:
         """Write what is known of the objects that are listed, if anything is new."""
@@ -106,13 +88,12 @@ class FooterCache:
         with pa.ipc.new_stream(sink, _SCHEMA, options=_WRITTEN) as writer:
             writer.write_table(table)
         stream = sink.getvalue().to_pybytes()
-        disk_cache.write_bytes(self._file, _MAGIC + hashlib.sha256(stream).digest() + stream)
+        disk_cache.write_bytes(self._file, self._digest(stream) + stream)
 
     def _load(self) -> pa.Table:
         content = disk_cache.read_bytes(self._file) or b""
-        begin = len(_MAGIC) + _DIGEST_BYTES
-        stream = memoryview(content)[begin:]
-        if content[:begin] != _MAGIC + hashlib.sha256(stream).digest():
+        stream = memoryview(content)[_DIGEST_BYTES:]
+        if content[:_DIGEST_BYTES] != self._digest(stream):
             return _SCHEMA.empty_table()
         try:
             table = pa.ipc.open_stream(stream).read_all()
@@ -120,8 +101,12 @@ class FooterCache:
             return _SCHEMA.empty_table()
         return table if table.schema.equals(_SCHEMA) else _SCHEMA.empty_table()
 
-    def _tie(self, stored: StoredObject, facts_digest: bytes, columns: bytes) -> bytes:
-        """Ties the facts with this digest, and these columns, to one version of one object of this output."""
-        parts = (self._place, stored.name, str(stored.size), stored.etag)
-        said = "\0".join(parts).encode("utf-8", "surrogatepass") + b"\0" + facts_digest + columns
-        return hashlib.sha256(said).digest()[:16]
+    def _digest(self, stream: bytes | memoryview) -> bytes:
+        digest = hashlib.sha256(f"{_FORMAT}\0{self._place}\0".encode())
+        digest.update(stream)
+        return digest.digest()
+
+
+@lru_cache(maxsize=64)
+def _columns(schema: bytes) -> pa.Schema:
+    return pa.ipc.read_schema(pa.BufferReader(schema))

@@ -14,10 +14,9 @@ import pyarrow as pa
 from polars.io.plugins import register_io_source
 
 from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.files.embedding_file import InvalidFile
-from surge_dagster.engine.files.file_formats import format_of, open_output_file
-from surge_dagster.engine.output.freshness import PublishedFile
-from surge_dagster.engine.output.listed_files import replaced
+from surge_dagster.engine.files.facts import InvalidFile
+from surge_dagster.engine.files.formats import PublishedFile, format_of, open_output_file
+from surge_dagster.engine.output.freshness import replaced
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given
 
@@ -85,7 +84,7 @@ def _batches(store: Store, files: Iterable[PublishedFile], wanted: pa.Schema, ro
             ):
                 if reader.facts != file.facts:  # a store may give one tag to two contents
                     raise replaced(location, key)
-                columns = [name for name in reader.schema.names if name in wanted.names]
+                columns = [name for name in reader.columns.names if name in wanted.names]
                 for batch in reader.read(columns=columns or ["id"], batch_rows=rows):
                     yield _complete(batch, key, wanted)
         except FileNotFoundError as error:

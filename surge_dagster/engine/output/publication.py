@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.files.file_formats import write_file
+from surge_dagster.engine.files.formats import write_file
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.output.drift import compare_with_previous
 from surge_dagster.engine.output.run_context import RunContext

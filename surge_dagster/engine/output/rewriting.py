@@ -14,18 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.files.embedding_file import (
-    READ_BYTES,
-    STRING_COPIES,
-    WRITER,
-    InvalidFile,
-    check_schema,
-    levels_bytes,
-    rows_at_a_time,
-)
-from surge_dagster.engine.files.file_formats import FileWriter, new_writer, open_output_file
+from surge_dagster.engine.files.facts import WRITER, InvalidFile
+from surge_dagster.engine.files.formats import FileWriter, PublishedFile, new_writer, open_output_file
+from surge_dagster.engine.files.parquet import STRING_COPIES, levels_bytes
+from surge_dagster.engine.files.rows import READ_BYTES, check_schema, rows_at_a_time, schema
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.output.freshness import PublishedFile
 from surge_dagster.engine.output.space_target import SpaceTarget, require_unchanged
 from surge_dagster.engine.output.staging import Staging
 from surge_dagster.engine.sources.partition import Partition
@@ -56,25 +49,19 @@ def assemble(
     source, space = partition.source, target.space
     require_unchanged(source)  # checked again at the publication; this spares the work
     rows = _SegmentRows(staging, partition, segments)
+    truncated = sum(segment.truncated for segment in segments)
+    facts = target.facts(partition, rows=partition.rows, truncated=truncated)
     with (
         target.create(partition.key) as upload,
-        new_writer(
-            space.file_format,
-            upload.sink,
-            partition.id_type or pa.string(),
-            space.dimension,
-            space.dtype,
-            include_text=target.include_text,
-        ) as writer,
+        new_writer(space.file_format, upload.sink, target.columns(partition), facts) as writer,
     ):
         for group in _row_groups(rows, writer, space):
             require_not_over()
             writer.append_table(group)
-        facts = target.facts(partition, rows=writer.rows, truncated=rows.truncated)
         if writer.rows != partition.rows:
             raise RuntimeError(f"partition {partition.key!r}: {writer.rows:,} rows are staged of {partition.rows:,}")
-        writer.close(facts)
-        return PublishedFile(upload.publish(lambda: require_unchanged(source)), facts)
+        writer.close()
+        return PublishedFile(upload.publish(lambda: require_unchanged(source)), facts, writer.columns)
 
 
 def republish(
@@ -109,39 +96,32 @@ def republish(
             if reader.facts.desired_version != published.facts.desired_version:
                 raise InvalidFile("it was replaced by a file with other content since it was listed")
             facts = replace(reader.facts, source_version=partition.source_version, writer=WRITER)
-            columns = reader.schema
-            check_schema(columns, dimension=space.dimension, dtype=space.dtype)
-            with new_writer(
-                space.file_format,
-                upload.sink,
-                columns.field("id").type,
-                space.dimension,
-                space.dtype,
-                include_text="text" in columns.names,
-            ) as writer:
+            check_schema(reader.columns, dimension=space.dimension, dtype=space.dtype)
+            id_type, include_text = reader.columns.field("id").type, "text" in reader.columns.names
+            columns = schema(id_type, space.dimension, space.dtype, include_text=include_text)
+            with new_writer(space.file_format, upload.sink, columns, facts) as writer:
                 rows = rows_at_a_time(widest_row, space.dimension, np.dtype(space.dtype).itemsize)
                 for group in _row_groups(reader.read(batch_rows=rows), writer, space):
                     writer.append_table(group)
                 if writer.rows != facts.rows:
                     raise InvalidFile(f"{writer.rows:,} rows could be read of {facts.rows:,}")
-                writer.close(facts)
+                writer.close()
             stored = upload.publish(lambda: require_unchanged(partition))
     except UNREADABLE as error:
         if is_systems(error) and not isinstance(error, FileNotFoundError):
             raise
         raise InvalidFile(f"it cannot be read ({first_line(error)})") from error
     target.sync()
-    return PublishedFile(stored, facts)
+    return PublishedFile(stored, facts, columns)
 
 
 class _SegmentRows:
-    """The rows of all segments from the store; `truncated` is complete when the last row was read."""
+    """The rows of all segments from the store."""
 
     def __init__(self, staging: Staging, partition: OpenPartition, segments: Sequence[StagedRows]) -> None:
         self._staging = staging
         self._partition = partition
         self._segments = segments
-        self.truncated = 0
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for segment in self._segments:
@@ -156,7 +136,6 @@ class _SegmentRows:
         with self._staging.open(self._partition.source, segment.start, segment.stop) as (facts, batches):
             if facts.content_digest != segment.digest:
                 raise InvalidFile("it holds other rows than those that were staged")
-            self.truncated += facts.truncated
             rows = 0
             for batch in batches:
                 rows += batch.num_rows
@@ -184,10 +163,10 @@ def _row_groups(batches: Iterable[pa.RecordBatch], writer: FileWriter, space: Sp
         size += values * (itemsize + levels_bytes(itemsize)) + (1 + STRING_COPIES) * strings
         rows += batch.num_rows
         if size >= _GROUP_BYTES or rows >= writer.row_group_rows:
-            table = pa.Table.from_batches(held, schema=writer.schema)
+            table = pa.Table.from_batches(held, schema=writer.columns)
             group = min(rows, writer.row_group_rows)
             yield table.slice(0, group)
             held = table.slice(group).to_batches()  # rows beyond a full row group begin the next one
             size, rows = size * (rows - group) // rows, rows - group
     if held:
-        yield pa.Table.from_batches(held, schema=writer.schema)
+        yield pa.Table.from_batches(held, schema=writer.columns)

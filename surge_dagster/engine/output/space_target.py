@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.files.embedding_file import FileFacts, FileRows, desired_version
-from surge_dagster.engine.files.file_formats import file_name
+from surge_dagster.engine.files.facts import FileFacts, desired_version
+from surge_dagster.engine.files.formats import file_name
+from surge_dagster.engine.files.rows import FileRows, schema
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.report import Receipt
 from surge_dagster.engine.sources.partition import Partition
@@ -46,6 +47,11 @@ class SpaceTarget:
         """A segment of a SuperBatch as rows of a file, without a copy; `matrix` has its vectors, [rows, dimension]."""
         texts = batch.slot.texts(segment.start, segment.stop) if self.include_text else None
         return FileRows(segment.ids, segment.partition.id_type or pa.string(), texts, matrix)
+
+    def columns(self, partition: OpenPartition) -> pa.Schema:
+        """The columns of a partition's file."""
+        id_type = partition.id_type or pa.string()
+        return schema(id_type, self.space.dimension, self.space.dtype, include_text=self.include_text)
 
     def facts(self, partition: OpenPartition, *, rows: int, truncated: int) -> FileFacts:
         """The facts of the file of a partition that was read to its end."""

@@ -25,19 +25,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from surge_dagster.engine.errors import Cancelled, SurgeError
-from surge_dagster.engine.files.embedding_file import (
-    READ_BYTES,
-    WRITER,
-    EmbeddingFileWriter,
-    InvalidFile,
-    check_schema,
-    desired_version,
-    guarded_metadata,
-    matrix_of,
-    read_guarded,
-    read_rows,
-    rows_at_a_time,
-)
+from surge_dagster.engine.files.facts import WRITER, InvalidFile, desired_version, guarded_metadata
+from surge_dagster.engine.files.parquet import ParquetWriter, read_guarded, read_rows
+from surge_dagster.engine.files.rows import READ_BYTES, check_schema, matrix_of, rows_at_a_time
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.output.space_target import SpaceTarget
 from surge_dagster.engine.output.spaces import list_spaces
@@ -77,10 +67,6 @@ class SegmentFacts:
     truncated: int
     widest_row: int
     writer: str = WRITER
-
-    def to_metadata(self) -> dict[bytes, bytes]:
-        """The footer metadata, with the digest that guards it."""
-        return guarded_metadata(self, SEGMENT_FORMAT)
 
 
 class Staging:
@@ -150,7 +136,6 @@ class Staging:
             sizes.append(row_bytes(batch))
             row += len(ids)
         source = partition.source
-        id_type = partition.id_type or pa.string()
         facts = SegmentFacts(
             partition_key=source.key,
             space=self._space.name,
@@ -165,16 +150,18 @@ class Staging:
         self._known.add(encode_key(source.key))
         with contextlib.ExitStack() as cleanup:
             upload = cleanup.enter_context(self._store.create(self._name(source, start, start + facts.rows)))
-            writer = cleanup.enter_context(self._writer(upload.sink, id_type))
-            column, begun = pa.chunked_array(list(segment.ids), type=id_type), 0
+            columns = self._target.columns(partition)
+            metadata = guarded_metadata(facts, SEGMENT_FORMAT)
+            writer = cleanup.enter_context(ParquetWriter(upload.sink, columns, metadata))
+            column, begun = pa.chunked_array(list(segment.ids), type=columns.field("id").type), 0
             for end in _borders(np.concatenate(sizes)):
                 part = slice(begun, end)
                 writer.append(column[part], texts[part] if self._target.include_text else None, matrix[part])  # pyright: ignore[reportArgumentType]
                 begun = end
-            writer.close(facts)
+            writer.close()
             upload.publish(lambda: None)
         self._store.sync(self._folder(source))
-        return StagedRows(start, start + len(matrix), facts.content_digest)
+        return StagedRows(start, start + len(matrix), facts.content_digest, truncated)
 
     @contextlib.contextmanager
     def open(
@@ -232,11 +219,6 @@ class Staging:
         version = desired_version(partition.source_version, self._space.name)
         return f"{self._root}/{encode_key(partition.key)}/{version}"
 
-    def _writer(self, sink: pa.NativeFile, id_type: pa.DataType) -> EmbeddingFileWriter:
-        return EmbeddingFileWriter(
-            sink, id_type, self._space.dimension, self._space.dtype, include_text=self._target.include_text
-        )
-
     def _checked(self, partition: Partition, start: int, stop: int) -> StagedRows:
         with self.open(partition, start, stop) as (facts, batches):
             rows = 0
@@ -247,7 +229,7 @@ class Staging:
                 rows += batch.num_rows
         if rows != facts.rows:
             raise InvalidFile(f"{rows:,} rows could be read of {facts.rows:,}")
-        return StagedRows(start, stop, facts.content_digest)
+        return StagedRows(start, stop, facts.content_digest, facts.truncated)
 
     def _require(self, facts: SegmentFacts, partition: Partition, start: int, stop: int) -> None:
         expected = {

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 import pyarrow.fs as fs
 
-from surge_dagster.engine.files.file_formats import format_of, open_checked
+from surge_dagster.engine.files.formats import format_of, open_checked
 from surge_dagster.engine.store.store import Store
 
 

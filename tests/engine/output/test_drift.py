@@ -12,9 +12,9 @@ import pytest
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.files.formats import file_name, read_published_file
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.drift import ALWAYS_COMPARED, SAMPLE_ROWS, DriftSample, compare_with_previous
-from surge_dagster.engine.output.freshness import file_name, read_published_file
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.superbatch import OpenPartition, Segment

@@ -13,11 +13,15 @@ import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.files.embedding_file import EmbeddingFileWriter, FileFacts
-from surge_dagster.engine.output.freshness import OutputState, file_name
+from surge_dagster.engine.files.facts import FileFacts
+from surge_dagster.engine.files.formats import file_name, new_writer
+from surge_dagster.engine.files.rows import schema
+from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import Store
 from tests.small_catalogs import partition_of
+
+COLUMNS = schema(pa.string(), 4, "float32", include_text=False)
 
 
 @pytest.fixture
@@ -32,10 +36,10 @@ def publish(store: LocalStore, key: str, *, version: str = "v1", space: str = "s
     facts = FileFacts(key, space, "m", "fp32", version, "0" * 32, "1" * 32, 2, 4, 0)
     with (
         store.create(name) as upload,
-        EmbeddingFileWriter(upload.sink, pa.string(), 4, "float32", include_text=False) as writer,
+        new_writer("parquet", upload.sink, COLUMNS, facts) as writer,
     ):
         writer.append(pa.array(["a", "b"]), None, np.zeros((2, 4), np.float32))
-        writer.close(facts)
+        writer.close()
         upload.publish(lambda: None)
     return store.root / name
 
@@ -57,7 +61,6 @@ def test_a_file_of_the_present_version_is_fresh_and_of_another_stale(store: Loca
 
 def test_a_space_that_was_never_written_to_has_nothing(store: LocalStore) -> None:
     state = OutputState(store, "other")
-    assert state.names() == []
     assert state.status(partition_of("k", [])) == "missing"
 
 
@@ -72,7 +75,7 @@ def test_a_file_that_is_not_valid_counts_as_missing(store: LocalStore, damage: s
     else:
         path.write_bytes({"truncated": content[:-20], "empty": b"", "not parquet": b"x" * 100}[damage])
     assert status(store) == "missing"
-    assert OutputState(store, "s").names() == ["s/k.parquet"]
+    assert list(OutputState(store, "s").files()) == ["s/k.parquet"]
 
 
 def test_a_file_of_another_space_is_foreign_whatever_its_partition(store: LocalStore) -> None:

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.files.embedding_file import page_bytes
-from surge_dagster.engine.output.freshness import read_published_file
+from surge_dagster.engine.files.formats import read_published_file
+from surge_dagster.engine.files.parquet import page_bytes
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.thresholds import Thresholds

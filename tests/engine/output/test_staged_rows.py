@@ -19,7 +19,7 @@ ROWS = numbered_rows("k", 60)
 def staged_of(rows: Rows, start: int, stop: int) -> StagedRows:
     digest = ContentDigest()
     digest.update(row_batch_of(rows[start:stop]))
-    return StagedRows(start, stop, digest.hexdigest())
+    return StagedRows(start, stop, digest.hexdigest(), 0)
 
 
 def cut(rows: Rows, staged: list[StagedRows], batch_rows: int = 7) -> list[bool]:

@@ -13,9 +13,11 @@ import pytest
 
 from surge_dagster.engine import memory
 from surge_dagster.engine.errors import Cancelled, TransientError
-from surge_dagster.engine.files.embedding_file import InvalidFile, matrix_of, read_facts, row_group_rows
+from surge_dagster.engine.files.facts import InvalidFile
+from surge_dagster.engine.files.formats import PublishedFile
+from surge_dagster.engine.files.parquet import read_facts
+from surge_dagster.engine.files.rows import matrix_of, row_group_rows
 from surge_dagster.engine.model.spec import EncodingSpec, Space
-from surge_dagster.engine.output.freshness import PublishedFile
 from surge_dagster.engine.output.rewriting import assemble
 from surge_dagster.engine.output.space_target import SpaceTarget
 from surge_dagster.engine.output.staging import STAGING, Staging

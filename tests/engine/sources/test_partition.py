@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from surge_dagster.engine.output.freshness import file_name
+from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.support.keys import decode_key, encode_key
 

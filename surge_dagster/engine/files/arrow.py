@@ -1,0 +1,231 @@
+"""Output files in Arrow's IPC file format, for readers that map them into memory.
+
+Columns and facts are those of the Parquet files; the facts stand in the footer's metadata. Rows lie uncompressed in
+record batches. The IPC format has no checksums, so each batch has in its custom metadata the CRC-32 of each of its
+columns. A checksum covers the batch's number, the column's type and its values, not pyarrow's encoding of them, so that
+files stay valid when another version of pyarrow arranges the same values in another way.
+
+A batch has at most `WRITE_BATCH_ROWS` rows, so that writing and reading take no more memory than for Parquet.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+
+from surge_dagster.engine.files.facts import FileFacts, InvalidFile, facts_of
+from surge_dagster.engine.files.parquet import WRITE_BATCH_ROWS
+from surge_dagster.engine.files.rows import check_schema, embedding_table, row_group_rows_of
+from surge_dagster.engine.support.columns import value_parts
+from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems
+
+FORMAT = "arrow-2"
+MAGIC = b"ARROW1"
+_FORMER_FORMAT = b"1"
+_CHECKSUMS = b"surge.crc32"
+_TYPES = {pa.string(): "string", pa.binary(): "binary", pa.int64(): "int64", pa.large_string(): "large_string"}
+# Smaller files are read, not mapped: Linux gives a process 65,530 maps by default.
+_LEAST_MAPPED_BYTES = 64 * 1024
+
+
+class ArrowWriter:
+    """Writes one file, in one piece or in several, as record batches; arguments as `parquet.ParquetWriter` has them."""
+
+    def __init__(self, sink: pa.NativeFile, columns: pa.Schema, metadata: Mapping[bytes, bytes]) -> None:
+        self.columns = columns
+        self.row_group_rows = min(row_group_rows_of(columns), WRITE_BATCH_ROWS)
+        self.rows = 0
+        self._batches = 0
+        self._writer = pa.ipc.new_file(sink, columns, metadata=dict(metadata))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """A file without its footer is thrown away by whoever opened it."""
+
+    def append(self, ids: pa.Array | pa.ChunkedArray, texts: pa.Array | None, matrix: np.ndarray) -> None:
+        """Write rows; `matrix` has shape [rows, dimension], is contiguous and is referred to, not copied."""
+        self.append_table(embedding_table(self.columns, ids, texts, matrix))
+
+    def append_table(self, table: pa.Table) -> None:
+        """Write rows that have the file's columns already."""
+        for start in range(0, table.num_rows, self.row_group_rows):
+            [batch] = table.slice(start, self.row_group_rows).combine_chunks().to_batches()
+            self._writer.write_batch(batch, custom_metadata={_CHECKSUMS: _checksums(batch, self._batches)})
+            self._batches += 1
+        self.rows += table.num_rows
+
+    def close(self) -> None:
+        """Write the footer."""
+        self._writer.close()
+
+
+class ArrowFile:
+    """An open Arrow file whose checksums are compared as its rows are read; see `formats.OutputFile`.
+
+    Args:
+        source: the file; it is closed with this.
+        mapped: map the file where it lies on a local disk: the rows are the file's own memory then.
+
+    Raises:
+        InvalidFile: it is no complete output file.
+    """
+
+    def __init__(self, source: pa.NativeFile, *, mapped: bool = False) -> None:
+        self._source = map_file(source) if mapped else source
+        self._file_bytes = self._source.size()
+        self._reader = _open(self._source)
+        self.facts = _facts(self._reader)
+        self.columns = self._reader.schema
+        self.groups = self._reader.num_record_batches
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._source.close()
+
+    def group_bytes(self, group: int) -> int:
+        """Upper estimate of the memory that one record batch takes: that of the whole file, in bytes."""
+        return self._file_bytes
+
+    def reading_bytes(self, widest_row: int) -> int:
+        """Upper estimate of the memory that reading takes: a whole batch, however few of its rows are requested."""
+        vectors = self.columns.field("embedding").type
+        row = widest_row + vectors.list_size * vectors.value_type.bit_width // 8 + 2 * 8
+        return min(self._file_bytes, WRITE_BATCH_ROWS * row)
+
+    def read(
+        self, *, columns: list[str] | None = None, batch_rows: int = 4096, groups: list[int] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Stream rows.
+
+        Args:
+            columns: None is all.
+            groups: numbers of record batches; None is all.
+
+        Raises:
+            InvalidFile: what is read is damaged.
+            OSError: the operating system did not give it.
+        """
+        rows = 0
+        try:
+            reader = self._reader if columns is None else _open(self._source, columns)
+            for number in range(self.groups) if groups is None else groups:
+                batch, metadata = reader.get_batch_with_custom_metadata(number)
+                _compare(batch, metadata, number)
+                rows += batch.num_rows
+                for start in range(0, batch.num_rows, batch_rows):
+                    yield batch.slice(start, batch_rows)
+        except UNREADABLE as error:
+            if is_systems(error):
+                raise
+            raise InvalidFile(f"its record batches cannot be read ({first_line(error)})") from error
+        if groups is None and rows != self.facts.rows:
+            raise InvalidFile(f"its metadata promise {self.facts.rows:,} rows and it has {rows:,}")
+
+
+def facts_at_end(end: bytes, footer_bytes: int) -> tuple[FileFacts, pa.Schema]:
+    """The facts and columns of a file.
+
+    Args:
+        end: its last bytes, at least its footer and what follows it.
+        footer_bytes: length of the footer.
+
+    Raises:
+        InvalidFile: it is no complete output file.
+    """
+    # Pyarrow wants the file's beginning too, where it looks for nothing.
+    reader = _open(pa.BufferReader(MAGIC + b"\0\0" + end[-footer_bytes - len(MAGIC) - 4 :]))
+    return _facts(reader), reader.schema
+
+
+def map_file(source: pa.NativeFile) -> pa.NativeFile:
+    """An open local file as a map of its memory, which keeps no descriptor open; other files as they are."""
+    if not isinstance(source, pa.OSFile):
+        return source
+    descriptor = source.fileno()
+    if os.fstat(descriptor).st_size < _LEAST_MAPPED_BYTES:
+        return source
+    with source, pa.memory_map(f"/proc/self/fd/{descriptor}") as mapped:
+        return pa.BufferReader(mapped.read_buffer())
+
+
+def _open(source: pa.NativeFile, columns: list[str] | None = None) -> pa.RecordBatchFileReader:
+    try:
+        reader = pa.ipc.open_file(source)
+        if columns is None:
+            return reader
+        included = [reader.schema.get_field_index(name) for name in columns]
+        return pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=included))
+    except UNREADABLE as error:
+        if is_systems(error):
+            raise
+        raise InvalidFile(f"its footer cannot be read ({first_line(error)})") from error
+
+
+def _facts(reader: pa.RecordBatchFileReader) -> FileFacts:
+    metadata = dict(reader.metadata or {})
+    if metadata.get(b"surge.format") == _FORMER_FORMAT:
+        raise InvalidFile(
+            f"it has the Arrow format of an earlier version; this one reads and writes {FORMAT!r}. Embed again"
+        )
+    facts = facts_of(metadata, FileFacts, FORMAT)
+    check_schema(reader.schema, dimension=facts.dimension)  # checksums of values do not cover nullability
+    return facts
+
+
+def _checksums(batch: pa.RecordBatch, number: int) -> str:
+    columns = zip(batch.schema.names, batch.columns, strict=True)
+    return " ".join(f"{name}:{_checksum(column, number):08x}" for name, column in columns)
+
+
+def _compare(batch: pa.RecordBatch, metadata: Mapping[bytes, bytes] | None, number: int) -> None:
+    """Compare a batch, or some columns of it, with its checksums.
+
+    Raises:
+        InvalidFile: they differ.
+    """
+    written = dict(entry.split(b":") for entry in (metadata or {}).get(_CHECKSUMS, b"").split())
+    try:
+        batch.validate()
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            if written.get(name.encode()) != b"%08x" % _checksum(column, number):
+                raise InvalidFile(f"checksum verification failed: column {name!r} of record batch {number} was changed")
+    except (ValueError, KeyError) as error:  # what it gives is no column of this format
+        raise InvalidFile(f"record batch {number} was changed ({first_line(error)})") from error
+
+
+def _checksum(column: pa.Array, number: int) -> int:
+    """CRC-32 over a batch's number, a column's type and its values, which must not be null."""
+    if column.null_count:
+        raise ValueError(f"{column.null_count:,} values are null; expected none")
+    if isinstance(column, pa.FixedSizeListArray):
+        values = column.flatten()
+        if values.null_count:
+            raise ValueError(f"{values.null_count:,} components of vectors are null; expected none")
+        kind, parts = f"{column.type.list_size} x {values.type.bit_width}", [_raw(values)]
+    elif column.type == pa.int64():
+        kind, parts = _TYPES[column.type], [_raw(column)]
+    else:
+        offsets, strings = value_parts(column)
+        kind, parts = _TYPES[column.type], [np.diff(offsets).astype("<i8").data, strings]
+    checksum = zlib.crc32(f"{number} {kind} ".encode())
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    return checksum
+
+
+def _raw(numbers: pa.Array) -> memoryview:
+    return numbers.to_numpy(zero_copy_only=True).data

@@ -1,0 +1,220 @@
+"""Output files in the format of their space: writing, opening, and reading what a file states about itself.
+
+A space has one format, Parquet or Arrow's own, which its space.json names; the names of its files end with it. Rows,
+columns and facts are the same in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+import pyarrow as pa
+
+from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.files import arrow, parquet
+from surge_dagster.engine.files.arrow import ArrowFile, ArrowWriter
+from surge_dagster.engine.files.facts import FileFacts, InvalidFile, guarded_metadata
+from surge_dagster.engine.files.parquet import ParquetFile, ParquetWriter
+from surge_dagster.engine.files.rows import FileRows, schema
+from surge_dagster.engine.model.spec import FileFormat
+from surge_dagster.engine.store.store import Store, StoredObject, Upload
+from surge_dagster.engine.support.columns import value_offsets
+from surge_dagster.engine.support.keys import encode_key
+
+SUFFIXES: dict[FileFormat, str] = {"parquet": ".parquet", "arrow": ".arrow"}
+END_BYTES = 8 * 1024
+# Texts of fewer bytes are not compressed: it would not save a block of a disk, and takes a third of the time that
+# writing a file of ten texts takes.
+LEAST_COMPRESSED_BYTES = 4096
+# Files with less content are put together in memory and written with one system call.
+_HELD_WHOLE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedFile:
+    """A valid output file: where it lies, and what it states about itself."""
+
+    stored: StoredObject
+    facts: FileFacts
+    columns: pa.Schema
+
+
+class FileWriter(Protocol):
+    """Writes one file, in one piece or in several.
+
+    Attributes:
+        columns: of its rows.
+        row_group_rows: most rows of a row group or record batch.
+        rows: written so far.
+    """
+
+    columns: pa.Schema
+    row_group_rows: int
+    rows: int
+
+    def append_table(self, table: pa.Table) -> None: ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class OutputFile(Protocol):
+    """An open output file; all rows that it gives were compared with checksums.
+
+    Attributes:
+        facts: what it states about itself.
+        columns: of its rows.
+        groups: number of its row groups or record batches.
+    """
+
+    @property
+    def facts(self) -> FileFacts: ...
+
+    @property
+    def columns(self) -> pa.Schema: ...
+
+    @property
+    def groups(self) -> int: ...
+
+    def group_bytes(self, group: int) -> int:
+        """Memory that one row group or record batch takes, in bytes."""
+        ...
+
+    def reading_bytes(self, widest_row: int) -> int:
+        """Upper estimate of what reading takes beside the rows that are read; `widest_row` in bytes of id and text."""
+        ...
+
+    def read(
+        self, *, columns: list[str] | None = None, batch_rows: int = 4096, groups: list[int] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Stream rows; `InvalidFile` when what is read is damaged, `OSError` when the system does not give it."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def file_name(space: str, key: str, file_format: FileFormat = "parquet") -> str:
+    """The name of a partition's output file within the store."""
+    return f"{space}/{encode_key(key)}{SUFFIXES[file_format]}"
+
+
+def format_of(name: str) -> FileFormat | None:
+    """The format of a file by its name; None when it is no output file's."""
+    return next((known for known, suffix in SUFFIXES.items() if name.endswith(suffix)), None)
+
+
+def new_writer(
+    file_format: FileFormat, sink: pa.NativeFile, columns: pa.Schema, facts: FileFacts, *, compress: bool = True
+) -> ParquetWriter | ArrowWriter:
+    """A writer of one file.
+
+    Args:
+        sink: an open Arrow output stream or file-like object; the caller closes it.
+        columns: of the rows (`schema`).
+        compress: whether ids and texts are compressed in Parquet; in Arrow they never are.
+    """
+    if file_format == "arrow":
+        return ArrowWriter(sink, columns, guarded_metadata(facts, arrow.FORMAT))
+    return ParquetWriter(sink, columns, guarded_metadata(facts, parquet.FORMAT), compress=compress)
+
+
+def write_file(file_format: FileFormat, upload: Upload, rows: FileRows, facts: FileFacts) -> None:
+    """Write a whole output file."""
+    texts, matrix = rows.texts, rows.matrix
+    columns = schema(rows.id_type, matrix.shape[1], str(matrix.dtype), include_text=texts is not None)
+    text_bytes = 0 if texts is None else _string_bytes(texts)
+    is_small = matrix.nbytes + text_bytes + sum(part.nbytes for part in rows.ids) <= _HELD_WHOLE_BYTES
+    held = pa.BufferOutputStream() if is_small else None
+    compress = texts is None or text_bytes >= LEAST_COMPRESSED_BYTES
+    with new_writer(file_format, held or upload.sink, columns, facts, compress=compress) as writer:
+        writer.append(pa.chunked_array(list(rows.ids), type=rows.id_type), texts, matrix)
+        writer.close()
+    if held is not None:
+        upload.write(held.getvalue().to_pybytes())
+
+
+def open_output_file(
+    source: pa.NativeFile, file_format: FileFormat, *, buffer_size: int = 0, mapped: bool = False
+) -> OutputFile:
+    """Open an output file for reading.
+
+    Args:
+        buffer_size: bytes of a Parquet file to read at a time; zero is a column of a row group.
+        mapped: map an Arrow file on a local disk into memory.
+
+    Raises:
+        InvalidFile: it is no complete output file; what cannot be read at all raises as in `UNREADABLE`.
+    """
+    if file_format == "arrow":
+        return ArrowFile(source, mapped=mapped)
+    return ParquetFile(source, buffer_size)
+
+
+def open_checked(source: pa.NativeFile, file_format: FileFormat) -> pa.NativeFile:
+    """A file that pyarrow's own datasets can read without missing damage.
+
+    They compare the checksums of a Parquet file themselves. An Arrow file is read once before it is handed over, and
+    mapped into memory where it lies on a local disk.
+
+    Raises:
+        OSError: it is damaged or no complete output file.
+    """
+    if file_format != "arrow":
+        return source
+    source = arrow.map_file(source)
+    try:
+        for _ in ArrowFile(source).read():
+            pass
+    except InvalidFile as error:
+        source.close()
+        raise OSError(str(error)) from error
+    source.seek(0)
+    return source
+
+
+def read_published_file(store: Store, name: str) -> PublishedFile:
+    """What a file states about itself now, from one read of its end where that is enough.
+
+    Raises:
+        InvalidFile: it is no complete output file.
+        FileNotFoundError: there is none.
+        TransientError: there is one that cannot be read now.
+    """
+    form = arrow if format_of(name) == "arrow" else parquet
+    end = store.read_end(name, END_BYTES)
+    footer_bytes = _footer_bytes(end.content, end.stored.size, form.MAGIC)
+    needed = footer_bytes + 4 + len(form.MAGIC)
+    if needed > len(end.content):
+        whole = store.read_end(name, needed)
+        if whole.stored != end.stored:
+            raise TransientError(f"{store.location(name)!r} was replaced while it was read. Run again.")
+        end = whole
+    return PublishedFile(end.stored, *form.facts_at_end(end.content, footer_bytes))
+
+
+def _footer_bytes(end: bytes, file_bytes: int, magic: bytes) -> int:
+    """Length of the footer: both formats end with it, its length in four bytes, and their magic bytes."""
+    trailer = 4 + len(magic)
+    if end[-len(magic) :] != magic:
+        raise InvalidFile(f"it does not end with {magic.decode()}: it was cut off, or is something else")
+    length = int.from_bytes(end[-trailer : -len(magic)], "little")
+    if not 0 < length <= file_bytes - trailer - len(magic):
+        raise InvalidFile(f"its footer is said to take {length:,} bytes of {file_bytes:,}, which is impossible")
+    return length
+
+
+def _string_bytes(column: pa.Array) -> int:
+    offsets = value_offsets(column)
+    return int(offsets[-1]) - int(offsets[0])

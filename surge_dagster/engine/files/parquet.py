@@ -1,0 +1,287 @@
+"""Output files in Parquet, format 1: id, text and embedding, with the file's facts in the footer.
+
+Embeddings go from the result matrix to pyarrow's writer without becoming Python objects: a contiguous slice becomes a
+fixed-size list by reference, stored plain (vectors do not compress) and without statistics. Texts are compressed with
+zstd, except in files that are too small to gain from it. Page checksums are on, because an unnoticed bit flip in a
+vector is a wrong vector.
+
+Parquet stores repetition and definition levels of a list, and pyarrow builds them for a whole row group. A row group
+has at most 1 MiB of embeddings, which bounds the memory that writing takes: 4 MiB are neither written nor read faster
+and take three times the memory.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from surge_dagster.engine.files.facts import (
+    AnyFacts,
+    FileFacts,
+    InvalidFile,
+    entry_names,
+    facts_of,
+    facts_of_values,
+)
+from surge_dagster.engine.files.rows import embedding_table, row_group_rows, row_group_rows_of
+from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems
+
+FORMAT = "1"
+MAGIC = b"PAR1"
+STRING_COPIES = 3
+WRITE_BATCH_ROWS = 1024
+PAGE_BYTES = 256 * 1024
+_PIECE_BYTES = 64 * 1024
+_COMPRESSED = {"id": "zstd", "text": "zstd", "embedding.list.item": "none"}
+
+
+class ParquetWriter:
+    """Writes one file, in one piece or in several, as row groups.
+
+    Args:
+        sink: an open Arrow output stream or file-like object; the caller closes it.
+        columns: of the rows (`schema`).
+        metadata: of the file (`guarded_metadata`).
+        compress: whether ids and texts are compressed.
+    """
+
+    def __init__(
+        self, sink: pa.NativeFile, columns: pa.Schema, metadata: Mapping[bytes, bytes], *, compress: bool = True
+    ) -> None:
+        self.columns = columns
+        self.row_group_rows = row_group_rows_of(columns)
+        self.rows = 0
+        self._writer = pq.ParquetWriter(
+            sink,
+            columns,
+            version="2.6",
+            use_dictionary=False,
+            write_statistics=False,
+            compression=_COMPRESSED if compress else "none",  # pyright: ignore[reportArgumentType]
+            write_page_checksum=True,
+            write_batch_size=WRITE_BATCH_ROWS,
+            data_page_size=PAGE_BYTES,
+            use_compliant_nested_type=False,  # the list's values are called "item", as Arrow calls them
+        )
+        self._writer.add_key_value_metadata(metadata)  # pyright: ignore[reportArgumentType]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None and self._writer.is_open:
+            # The file is thrown away, so it does not matter that its footer cannot be written either.
+            with contextlib.suppress(OSError, pa.ArrowException):
+                self._writer.close()
+
+    def append(self, ids: pa.Array | pa.ChunkedArray, texts: pa.Array | None, matrix: np.ndarray) -> None:
+        """Write rows; `matrix` has shape [rows, dimension], is contiguous and is referred to, not copied."""
+        self.append_table(embedding_table(self.columns, ids, texts, matrix))
+
+    def append_table(self, table: pa.Table) -> None:
+        """Write rows that have the file's columns already."""
+        if table.num_rows:
+            self._writer.write_table(table, row_group_size=self.row_group_rows)
+        self.rows += table.num_rows
+
+    def close(self) -> None:
+        """Write the footer."""
+        self._writer.close()
+
+
+class ParquetFile:
+    """An open Parquet file whose page checksums are compared as its rows are read; see `formats.OutputFile`.
+
+    Args:
+        source: the file; it is closed with this.
+        buffer_size: bytes to read at a time; zero is a column of a row group.
+
+    Raises:
+        InvalidFile: it is no complete output file.
+    """
+
+    def __init__(self, source: pa.NativeFile, buffer_size: int = 0) -> None:
+        self._file = pq.ParquetFile(source, pre_buffer=False, buffer_size=buffer_size, page_checksum_verification=True)
+        self.facts = read_facts(self._file.metadata)
+        self.columns = self._file.schema_arrow.remove_metadata()
+        self.groups = self._file.num_row_groups
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def group_bytes(self, group: int) -> int:
+        """Memory that the rows of one row group take, in bytes."""
+        return self._file.metadata.row_group(group).total_byte_size
+
+    def reading_bytes(self, widest_row: int) -> int:
+        """Upper estimate of the memory that reading takes beside the rows that are read; see `page_bytes`."""
+        return page_bytes(self._file.metadata, widest_row)
+
+    def read(
+        self, *, columns: list[str] | None = None, batch_rows: int = 4096, groups: list[int] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Stream rows; see `read_rows`."""
+        return read_rows(self._file, columns=columns, batch_rows=batch_rows, row_groups=groups)
+
+
+def read_facts(footer: pq.FileMetaData) -> FileFacts:
+    """The facts in the footer of an output file; see `read_guarded`."""
+    return read_guarded(footer, FileFacts, FORMAT)
+
+
+def read_guarded(footer: pq.FileMetaData, kind: type[AnyFacts], file_format: str) -> AnyFacts:
+    """The facts in the footer of a file of some format, compared with its number of rows.
+
+    Raises:
+        InvalidFile: the footer was not written by this format, or was changed since.
+    """
+    facts = facts_of(footer.metadata, kind, file_format)
+    if footer.num_rows != facts.rows:
+        raise InvalidFile(f"its metadata promise {facts.rows:,} rows and it has {footer.num_rows:,}")
+    return facts
+
+
+def read_rows(
+    reader: pq.ParquetFile,
+    *,
+    columns: list[str] | None = None,
+    batch_rows: int = 4096,
+    row_groups: list[int] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Stream the rows of a file, checking page checksums if the reader was opened to do so.
+
+    Raises:
+        InvalidFile: a page is damaged.
+        OSError: the operating system did not give it.
+    """
+    try:
+        yield from reader.iter_batches(batch_rows, row_groups=row_groups, columns=columns, use_threads=False)
+    except UNREADABLE as error:
+        if is_systems(error):
+            raise
+        raise InvalidFile(f"its pages cannot be read ({first_line(error)})") from error
+
+
+# The metadata in a footer are a list in Thrift's compact protocol. Each entry is `0x18 length key 0x18 length value
+# 0x00`, with lengths as base-128 varints; our entries come first, and pyarrow's own with the schema follows them. Most
+# of the time that pyarrow needs for a footer goes into columns and row groups, so the entries are searched for. Lengths
+# are ignored: a value is what lies between two entries, and the digest among them confirms it.
+_NAMES = entry_names(FileFacts)
+_FIRST = b"\x18" + bytes([len(_NAMES[0])]) + _NAMES[0]
+_LIST = rb"\x19(?:[\x1c\x2c\x3c\x4c\x5c\x6c\x7c\x8c\x9c\xac\xbc\xcc\xdc\xec]|\xfc[\x0f-\x7f])"
+_LONGEST_LIST_HEAD = 3
+_ENTRIES = re.compile(
+    _LIST
+    + b"".join(
+        rb"\x18" + re.escape(bytes([len(name)]) + name) + rb"\x18[\x80-\xff]*+.([^\x00]*+)\x00"
+        for name in (*_NAMES, b"ARROW:schema")
+    ),
+    re.DOTALL,
+)
+# The version, an i32, and the head of the schema, a list of structs: the first two fields of every footer.
+_BEGINNING = re.compile(rb"\x15[\x02\x04]\x19[\x2c\x3c\x4c\x5c\x6c\x7c\x8c\x9c\xac\xbc\xcc\xdc\xec\xfc]")
+
+
+def facts_at_end(end: bytes, footer_bytes: int) -> tuple[FileFacts, pa.Schema]:
+    """The facts and columns of a file.
+
+    Args:
+        end: its last bytes, at least its footer and what follows it.
+        footer_bytes: length of the footer.
+
+    Raises:
+        InvalidFile: it is no complete output file.
+    """
+    trailer = len(MAGIC) + 4
+    return _searched(end[-trailer - footer_bytes : -trailer]) or _parsed(end)
+
+
+def _searched(footer: bytes) -> tuple[FileFacts, pa.Schema] | None:
+    """Facts and columns by searching the footer for its entries; None where that finds no valid ones."""
+    if not _BEGINNING.match(footer) or footer[-1]:
+        return None
+    first = footer.find(_FIRST)
+    found = _ENTRIES.search(footer, max(0, first - _LONGEST_LIST_HEAD)) if first >= 0 else None
+    if found is None:
+        return None
+    *values, columns = found.groups()
+    try:
+        return facts_of_values(values, FileFacts, FORMAT), _columns(columns)
+    except (InvalidFile, ValueError, *UNREADABLE):
+        return None
+
+
+def _parsed(end: bytes) -> tuple[FileFacts, pa.Schema]:
+    """The same by pyarrow's reader, which takes longer and says what is wrong."""
+    try:
+        footer = pq.read_metadata(pa.BufferReader(end))
+        columns = footer.schema.to_arrow_schema().remove_metadata()
+    except UNREADABLE as error:
+        raise InvalidFile(f"its footer cannot be read ({first_line(error)})") from error
+    return read_facts(footer), columns
+
+
+@lru_cache(maxsize=64)
+def _columns(entry: bytes) -> pa.Schema:
+    return pa.ipc.read_schema(pa.BufferReader(base64.b64decode(entry, validate=True))).remove_metadata()
+
+
+def piece_bytes(rows: int, dimension: int, itemsize: int, widest_text_bytes: int) -> int:
+    """Upper estimate of the memory that writing `rows` rows takes beside the rows themselves, in bytes.
+
+    Columns are written one after the other. Embeddings need repetition and definition levels, four bytes per value of
+    a row group, in buffers that grow by copying; float16, a fixed-size binary to Parquet, needs a pointer per value
+    too. Strings are collected by `WRITE_BATCH_ROWS` and pages of 256 KiB: plain, compressed and on the way. Writing an
+    Arrow file takes less.
+
+    Args:
+        widest_text_bytes: what `page_window_bytes` gives for the ids or the texts, whichever is more.
+    """
+    values = min(rows, row_group_rows(dimension, itemsize)) * dimension
+    embeddings = values * levels_bytes(itemsize) + min(2 * rows * dimension * itemsize, 2 * PAGE_BYTES)
+    return _PIECE_BYTES + max(embeddings, STRING_COPIES * widest_text_bytes)
+
+
+def levels_bytes(itemsize: int) -> int:
+    """Memory that writing one value of an embedding takes, in bytes."""
+    return 8 if itemsize == 4 else 16
+
+
+def page_window_bytes(total: int, longest: int) -> int:
+    """Most bytes of strings that are collected together, of `total` bytes; the longest string has `longest` bytes."""
+    return min(total, PAGE_BYTES + WRITE_BATCH_ROWS * longest)
+
+
+def page_bytes(footer: pq.FileMetaData, widest_row: int) -> int:
+    """Upper estimate of the memory that a reader of a file takes for its pages of ids and texts, in bytes.
+
+    A reader holds a page of each column, compressed and uncompressed, however few rows are requested.
+
+    Args:
+        widest_row: most bytes of id and text that a row has.
+    """
+    window = PAGE_BYTES + WRITE_BATCH_ROWS * widest_row
+    most = 0
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        chunks = [group.column(place) for place in range(group.num_columns)]
+        strings = [chunk for chunk in chunks if chunk.path_in_schema in ("id", "text")]
+        pages = [(chunk.total_uncompressed_size, chunk.total_compressed_size) for chunk in strings]
+        most = max(most, sum(min(plain, window) + min(stored, window) for plain, stored in pages))
+    return most

@@ -1,0 +1,250 @@
+"""Output files of both formats: what they state about themselves, files of earlier versions, and memory of writing."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
+from surge_dagster.engine.files import parquet
+from surge_dagster.engine.files.facts import FileFacts, InvalidFile, desired_version
+from surge_dagster.engine.files.formats import (
+    END_BYTES,
+    PublishedFile,
+    new_writer,
+    open_output_file,
+    read_published_file,
+)
+from surge_dagster.engine.files.parquet import page_window_bytes, piece_bytes, read_facts
+from surge_dagster.engine.files.rows import matrix_of, schema
+from surge_dagster.engine.model.spec import FILE_FORMATS, FileFormat
+from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.store.local_store import LocalStore
+from tests.small_catalogs import partition_of
+
+FACTS = FileFacts("Köln", "hash-16-abc", "hash://16", "fp32", "v1", "0" * 32, "1" * 32, 3, 16, 2)
+# What an entry of the footer looks like; a partition may be called that.
+IMITATION = "\x18\x0bsurge.space\x18\x05other\x00"
+
+
+COLUMNS = schema(pa.string(), 16, "float32", include_text=True)
+
+
+def file_of(facts: FileFacts, groups: int = 1) -> bytes:
+    sink = pa.BufferOutputStream()
+    with new_writer("parquet", sink, COLUMNS, facts) as writer:
+        for _ in range(groups):
+            rows = facts.rows // groups
+            texts = pa.array(["text"] * rows, pa.large_string())
+            writer.append(pa.array(["id"] * rows), texts, np.zeros((rows, 16), np.float32))
+        writer.close()
+    return sink.getvalue().to_pybytes()
+
+
+def facts_in(content: bytes) -> FileFacts:
+    return read_facts(pq.read_metadata(pa.BufferReader(content)))
+
+
+def footer_bytes(content: bytes) -> int:
+    return int.from_bytes(content[-8:-4], "little")
+
+
+def published(folder: Path, content: bytes) -> PublishedFile:
+    (folder / "f").write_bytes(content)
+    return read_published_file(LocalStore(folder), "f")
+
+
+def facts_by_file(folder: Path, content: bytes) -> FileFacts:
+    return published(folder, content).facts
+
+
+@settings(max_examples=25, deadline=None)
+@given(key=st.text(min_size=1, max_size=400), version=st.text(max_size=200), rows=st.integers(0, 3))
+def test_end_of_a_file_gives_the_facts_and_columns_of_its_whole_footer(
+    tmp_path_factory: pytest.TempPathFactory, key: str, version: str, rows: int
+) -> None:
+    content = file_of(replace(FACTS, partition_key=key, source_version=version, rows=rows))
+    found = published(tmp_path_factory.getbasetemp(), content)
+    assert (found.facts, found.columns) == (facts_in(content), COLUMNS)
+    assert not found.columns.metadata
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 129, 5_000])
+def test_search_of_the_footer_finds_values_of_any_length(size: int) -> None:
+    content = file_of(replace(FACTS, source_version="v" * size))
+    found = parquet._searched(content[-8 - footer_bytes(content) : -8])
+    assert found is not None and len(found[0].source_version) == size and found[1] == COLUMNS
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [replace(FACTS, partition_key="a\0b"), replace(FACTS, source_version="v" * 3 * END_BYTES)],
+    ids=["a zero byte", "longer than what is read"],
+)
+def test_facts_that_the_search_does_not_find_are_read_from_the_whole_footer(tmp_path: Path, facts: FileFacts) -> None:
+    assert facts_by_file(tmp_path, file_of(facts)) == facts
+
+
+def test_footer_of_many_row_groups_is_read_whole(tmp_path: Path) -> None:
+    content = file_of(replace(FACTS, rows=60), groups=60)
+    assert footer_bytes(content) > END_BYTES
+    assert facts_by_file(tmp_path, content) == facts_in(content)
+
+
+def test_flipped_bit_never_gives_other_facts(tmp_path: Path) -> None:
+    content = file_of(FACTS)
+    first = len(content) - 8 - footer_bytes(content)
+    harmless, random = 0, Random(0)
+    edges = [*range(first, first + 4), *range(len(content) - 9, len(content))]
+    for place in [*edges, *random.sample(range(first, len(content)), 400)]:
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << random.randrange(8)
+        try:
+            assert facts_by_file(tmp_path, bytes(damaged)) == FACTS, place
+            harmless += 1
+        except InvalidFile:
+            continue
+        assert first < place < len(content) - 8, "the footer's beginning and what follows it are never let pass"
+    assert harmless, "columns and row groups are not what this decides"
+
+
+def test_damage_of_several_bytes_never_gives_other_facts(tmp_path: Path) -> None:
+    content, random = file_of(FACTS), Random(0)
+    first = len(content) - 8 - footer_bytes(content)
+    for _ in range(200):
+        damaged = bytearray(content)
+        start = random.randrange(first, len(content))
+        stop = min(len(content), start + random.randint(1, 60))
+        damaged[start:stop] = random.choice([bytes(stop - start), random.randbytes(stop - start)])
+        with contextlib.suppress(InvalidFile):
+            assert facts_by_file(tmp_path, bytes(damaged)) == FACTS
+
+
+def test_truncated_file_is_refused(tmp_path: Path) -> None:
+    content = file_of(FACTS)
+    for size in range(0, len(content), 23):
+        with pytest.raises(InvalidFile):
+            facts_by_file(tmp_path, content[:size])
+
+
+@pytest.mark.parametrize("length", [0, 5_000_000, 0xFFFFFFFF])
+def test_footer_that_does_not_fit_into_its_file_is_refused(tmp_path: Path, length: int) -> None:
+    content = file_of(FACTS)
+    with pytest.raises(InvalidFile, match="which is impossible"):
+        facts_by_file(tmp_path, content[:-8] + length.to_bytes(4, "little") + content[-4:])
+
+
+@pytest.mark.parametrize("key", [IMITATION, f"a{IMITATION}b", "PAR1", "surge.space", "\x18\x0csurge.format\x18\x011"])
+def test_key_that_looks_like_an_entry_is_read_as_a_key(tmp_path: Path, key: str) -> None:
+    facts = replace(FACTS, partition_key=key)
+    assert facts_by_file(tmp_path, file_of(facts)) == facts
+
+
+def test_file_of_another_program_is_refused_with_the_reason(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": ["a"]}), tmp_path / "f")
+    with pytest.raises(InvalidFile, match="name the format None"):
+        read_published_file(LocalStore(tmp_path), "f")
+    with pytest.raises(FileNotFoundError):
+        read_published_file(LocalStore(tmp_path), "g")
+
+
+class TestFilesOfEarlierVersions:
+    """`former_format_1.parquet` and `former_format.arrow` were written by version 0.1.0 with its own writers."""
+
+    SPACE = "hash-16-9adc75c4bbaf"
+    TEXTS = ("red shoe", "blue boot", "green sandal")
+
+    def store(self, folder: Path, name: str, suffix: str) -> LocalStore:
+        (folder / self.SPACE).mkdir()
+        shutil.copy(Path(__file__).with_name(name), folder / self.SPACE / f"shoes{suffix}")
+        return LocalStore(folder)
+
+    def test_parquet_file_of_format_1_is_fresh_and_its_rows_are_read(self, tmp_path: Path) -> None:
+        store = self.store(tmp_path, "former_format_1.parquet", ".parquet")
+        state = OutputState(store, self.SPACE)
+        assert state.status(partition_of("shoes", [], version="v1")) == "fresh"
+        facts = state.facts("shoes")
+        assert facts is not None
+        assert (facts.rows, facts.dimension, facts.precision, facts.writer) == (3, 16, "fp32", "surge-dagster 0.1.0")
+        assert facts.desired_version == desired_version(facts.content_digest, self.SPACE)
+        with open_output_file(store.open(f"{self.SPACE}/shoes.parquet"), "parquet") as file:
+            [batch] = file.read()
+            assert file.facts == facts
+        assert batch.schema == COLUMNS
+        assert batch.column("id").to_pylist() == ["s-1", "s-2", "s-3"]
+        assert batch.column("text").to_pylist() == [*self.TEXTS]
+        np.testing.assert_array_equal(matrix_of(batch), hash_vectors([*self.TEXTS], 16))
+
+    def test_arrow_file_of_the_former_format_is_missing_and_must_be_embedded_again(self, tmp_path: Path) -> None:
+        store = self.store(tmp_path, "former_format.arrow", ".arrow")
+        assert OutputState(store, self.SPACE, "arrow").status(partition_of("shoes", [], version="v1")) == "missing"
+        name = f"{self.SPACE}/shoes.arrow"
+        for read in (
+            lambda: read_published_file(store, name),
+            lambda: open_output_file(store.open(name), "arrow"),
+        ):
+            with pytest.raises(InvalidFile, match=r"Arrow format of an earlier version; .* Embed again"):
+                read()
+
+
+WRITE_IN_A_FRESH_PROCESS = """
+import os, sys, tempfile
+import numpy as np, pyarrow as pa
+from surge_dagster.engine.files.facts import FileFacts
+from surge_dagster.engine.files.formats import write_file
+from surge_dagster.engine.files.rows import FileRows
+
+class Upload:
+    # Drops what is written, and counts the copy that is written with one call.
+    sink, copied = pa.OSFile(tempfile.mktemp(dir=sys.argv[6]), "wb"), 0
+    def write(self, data):
+        self.copied = len(data)
+
+rows, dimension, text_bytes, dtype = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+noise = np.random.default_rng(1).bytes(text_bytes).hex()[:text_bytes]  # zstd cannot make it much smaller
+texts, ids = pa.array([noise] * rows, pa.large_string()), pa.array([str(row) for row in range(rows)])
+matrix = np.random.default_rng(2).standard_normal((rows, dimension)).astype(dtype)
+watched = pa.proxy_memory_pool(pa.default_memory_pool())
+pa.set_memory_pool(watched)
+upload = Upload()
+facts = FileFacts("k", "s-1", "m", "fp32", "v1", "0" * 32, "1" * 32, rows, dimension, 0)
+write_file(sys.argv[5], upload, FileRows([ids], pa.string(), texts, matrix), facts)
+print(watched.max_memory() + upload.copied, flush=True)
+os._exit(0)  # the pool must not go before what it gave out
+"""
+
+
+@pytest.mark.parametrize("file_format", FILE_FORMATS)
+@pytest.mark.parametrize(
+    ("rows", "dimension", "text_bytes", "dtype"),
+    [
+        (30_000, 384, 46, "float32"),
+        (30_000, 384, 300, "float16"),
+        (1_000, 16, 30_000, "float32"),
+        (1, 384, 46, "float32"),
+        (10, 384, 46, "float32"),
+        (35, 384, 46, "float32"),
+        (20, 16, 3_000, "float32"),
+        (10_000, 14, 200, "float32"),
+    ],
+)
+def test_estimate_covers_the_memory_that_writing_takes(
+    tmp_path: Path, rows: int, dimension: int, text_bytes: int, dtype: str, file_format: FileFormat
+) -> None:
+    sizes = map(str, (rows, dimension, text_bytes))
+    command = [sys.executable, "-c", WRITE_IN_A_FRESH_PROCESS, *sizes, dtype, file_format, str(tmp_path)]
+    peak = int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout)
+    window = page_window_bytes(rows * text_bytes, text_bytes)
+    assert peak <= piece_bytes(rows, dimension, np.dtype(dtype).itemsize, window)

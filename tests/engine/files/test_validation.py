@@ -1,0 +1,59 @@
+"""Vectors are checked before they are published: finite, and of length 1 where the space is normalized."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from surge_dagster.engine.files.validation import invalid_row
+
+
+def unit_vectors(rows: int, dimension: int, dtype: str = "float32") -> np.ndarray:
+    values = np.random.default_rng(3).standard_normal((rows, dimension))
+    return (values / np.linalg.norm(values, axis=1, keepdims=True)).astype(dtype)
+
+
+def test_valid_vectors_pass() -> None:
+    assert invalid_row(unit_vectors(20_000, 8), normalized=True) is None
+    assert invalid_row(unit_vectors(5000, 8, "float16"), normalized=True) is None
+    assert invalid_row(np.zeros((0, 8), np.float32), normalized=True) is None
+    assert invalid_row(unit_vectors(10, 8) * 7, normalized=False) is None
+    assert invalid_row(np.full((2, 8), 3e38, np.float32), normalized=False) is None, "finite, though its square is not"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("normalized", [True, False])
+def test_vector_that_is_not_finite_is_found(value: float, normalized: bool, dtype: str) -> None:
+    matrix = unit_vectors(20_000, 8, dtype)
+    matrix[[17_321, 19_999], 3] = value
+    assert invalid_row(matrix, normalized=normalized) == (17_321, "its vector is not finite")
+
+
+@pytest.mark.parametrize("row", [0, 16_383, 16_384, 19_999])
+def test_first_vector_of_wrong_length_is_found(row: int) -> None:
+    matrix = unit_vectors(20_001, 8)
+    matrix[row] *= 1.01
+    matrix[20_000] = 0
+    assert invalid_row(matrix, normalized=True) == (row, "its vector has length 1.0100; expected 1")
+    matrix[20_000, 3] = np.nan
+    assert invalid_row(matrix, normalized=True) == (row, "its vector has length 1.0100; expected 1"), "the first"
+
+
+@pytest.mark.parametrize(("factor", "good"), [(1.0009, True), (0.9991, True), (1.0011, False), (0.9989, False)])
+def test_float32_length_may_differ_by_one_thousandth(factor: float, good: bool) -> None:
+    matrix = unit_vectors(700, 384)
+    matrix[699] *= np.float32(factor)
+    assert (invalid_row(matrix, normalized=True) is None) == good
+
+
+@pytest.mark.parametrize(("factor", "good"), [(1.004, True), (0.996, True), (1.007, False), (0.993, False)])
+def test_float16_length_may_differ_by_its_rounding(factor: float, good: bool) -> None:
+    matrix = (unit_vectors(700, 384) * np.float32(factor)).astype(np.float16)
+    assert (invalid_row(matrix, normalized=True) is None) == good
+
+
+def test_finite_float16_vectors_pass() -> None:
+    matrix = np.full((300, 8), 65_504, np.float16)
+    matrix[7] = 6e-8  # smaller than any normal number of that type
+    assert invalid_row(matrix, normalized=False) is None
