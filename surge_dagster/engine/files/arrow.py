@@ -97,8 +97,8 @@ class ArrowFile:
         self._source.close()
 
     def group_bytes(self, group: int) -> int:
-        """Upper estimate of the memory that one record batch takes: that of the whole file, in bytes."""
-        return self._file_bytes
+        """Estimate of the memory that one record batch takes, in bytes: twice the average, at most the whole file."""
+        return min(self._file_bytes, 2 * self._file_bytes // max(1, self.groups))
 
     def reading_bytes(self, widest_row: int) -> int:
         """Upper estimate of the memory that reading takes: a whole batch, however few of its rows are requested."""
