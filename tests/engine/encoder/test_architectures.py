@@ -91,7 +91,7 @@ def test_vectors_equal_sentence_transformers_with_openvino_and_with_torch(name: 
     best = "openvino" if importlib.util.find_spec("openvino") is not None else "torch"
     for asked, used in (("auto", best), ("torch", "torch")):
         loaded = load_backend(model.space, _SETTINGS, asked, check_parity=True)
-        assert (loaded.backend.name, loaded.notes) == (used, [])
+        assert (loaded.backend.name, loaded.notes) == (used, ())
         assert loaded.lowest_cosine is not None
         assert loaded.lowest_cosine >= FLOOR
         vectors, flags, figures = _vectors(loaded.backend, model.space)
@@ -120,8 +120,8 @@ def test_static_embeddings_use_sentence_transformers_and_a_note_says_so(tmp_path
     assert parity.lowest_cosine(_vectors(loaded.backend, model.space)[0], model.expected) >= FLOOR
     assert "through sentence-transformers' encode" in loaded.backend.detail
     if importlib.util.find_spec("openvino") is not None:
-        line = "openvino stepped aside for torch: this model's texts do not go through a plain fast tokenizer"
-        assert loaded.notes == [line]
+        line = "torch is used instead of openvino: this model's texts do not go through a plain fast tokenizer"
+        assert loaded.notes == (line,)
 
 
 def test_reference_backend_counts_cut_texts(tmp_path: Path) -> None:
@@ -145,9 +145,10 @@ def test_decoder_with_left_padding_works_with_a_measured_token_budget(tmp_path: 
         pool.encode(slot)
         found = slot.matrix(0, len(texts)).copy()
         assert pool.lowest_cosine is not None
-        assert "stepped aside" not in pool.device_reason
+        assert "instead of" not in pool.device_reason
     assert parity.lowest_cosine(found, model.expected) >= FLOOR
-    kept = [json.loads(file.read_text()) for file in (cache_folder / "token-budget").glob("*.json")]
-    assert [document["token_budget"] >= 256 for document in kept if document["space"] == model.space.name] == [True]
+    cached = [json.loads(file.read_text()) for file in (cache_folder / "calibration").glob("*.json")]
+    budgets = [document["token_budget"] for document in cached if document.get("space") == model.space.name]
+    assert [budget >= 256 for budget in budgets] == [True]
     # The empty text has no token at all here; sentence-transformers' answer is a row of zeros.
     assert not found[0].any()
