@@ -118,8 +118,8 @@ def _run_check_metadata(outcome: Outcome) -> dict[str, Any]:
         for name, value in outcome.figures.as_dict().items()
     }
     failed = [{"key": failure.key, "reason": failure.reason} for failure in outcome.failures]
-    if outcome.gone:
-        figures["partitions_gone"] = len(outcome.gone)
+    if outcome.removed:
+        figures["partitions_removed"] = len(outcome.removed)
     return figures | {
         "partitions_failed": dg.MetadataValue.json(failed),
         "failed": table_of_failures(outcome.failures, outcome.ended_by),

@@ -21,9 +21,9 @@ from surge_dagster.engine.errors import EncoderError, SurgeError, TransientError
 from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.support.waiting import rest
 from surge_dagster.orchestration.active_runs import record_process
+from surge_dagster.orchestration.asset_events import CODE_VERSION
 from surge_dagster.orchestration.failures import failure_of, tell_of_failures
 from surge_dagster.orchestration.launch import LaunchConfig
-from surge_dagster.orchestration.lineage import CODE_VERSION
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.pool_limit import POOL
@@ -158,10 +158,8 @@ class _Attempts:
     def _refresh(
         self, context: dg.OpExecutionContext, config: LaunchConfig, chosen: Iterable[str] | None, outcome: Outcome
     ) -> None:
-        resources = self.names.resources(context.resources)
         named = config.named_keys()
-        work = Refresh(self.names, context, config, resources.catalog, resources.encoder, resources.output, outcome)
-        work.run(named if named is not None else chosen)
+        Refresh(self.names, context, config, outcome).run(named if named is not None else chosen)
 
     def _tell_of_end(self, context: dg.OpExecutionContext, outcome: Outcome) -> None:
         """Tell of a run that an error ended; what cannot be told must not take the error's place."""

@@ -18,11 +18,11 @@ from typing import Any
 import dagster as dg
 from rich.console import Console
 
-from surge_dagster.assets.superbatches import figures_of
 from surge_dagster.catalogs.demo import build_demo_catalog
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.engine.search import search
 from surge_dagster.engine.support.urls import local_path
+from surge_dagster.orchestration.asset_events import superbatch_metrics
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.settings import Settings, load_settings
 from surge_dagster.terminal import one_line, progress_bar
@@ -122,7 +122,7 @@ def _embed_and_check(instance: dg.DagsterInstance, settings: Settings, out: Cons
         nonlocal texts
         if not event.is_step_materialization or event.asset_key != _NAMES.superbatches:
             return
-        metrics = figures_of(event.step_materialization_data.materialization)
+        metrics = superbatch_metrics(event.step_materialization_data.materialization)
         if metrics is not None:
             texts += metrics["texts"]
             out.print(

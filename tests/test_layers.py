@@ -35,17 +35,7 @@ HOUSES = {PACKAGE, "engine"}
 RANKS = {room: rank for rank, line in enumerate(LAYERS) for room in line.split()}
 
 # Imports that go up or close a circle. The list may only become shorter.
-KNOWN = {
-    ("event_storage", "orchestration.event_rows"),
-    ("orchestration.discovery", "assets.source_partitions"),
-    ("orchestration.lineage", "assets.source_partitions"),
-    ("orchestration.records_version", "assets.source_partitions"),
-    ("orchestration.refresh", "assets.source_partitions"),
-    ("orchestration.refresh", "assets.superbatches"),
-    ("orchestration.refusals", "assets.source_partitions"),
-    ("orchestration.removed_partitions", "assets.source_partitions"),
-    ("orchestration.selection", "assets.source_partitions"),
-}
+KNOWN: set[tuple[str, str]] = set()
 
 
 @cache

@@ -27,10 +27,10 @@ from surge_dagster.orchestration.discovery import (
     states_of_unfinished,
 )
 from surge_dagster.orchestration.launch import unattended_config
-from surge_dagster.orchestration.lineage import Catalogued
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outputs import known_space
 from surge_dagster.orchestration.pool_limit import POOL, enter_pool
+from surge_dagster.orchestration.records import Catalogued
 from surge_dagster.orchestration.refusals import refusal_terms, still_refused
 from surge_dagster.orchestration.sensor_cursor import REQUEST_TAG, Request, SensorCursor, Undone, look_after
 from surge_dagster.orchestration.shards import cut, shard_tags

@@ -8,18 +8,17 @@ from dataclasses import dataclass
 
 import dagster as dg
 
-from surge_dagster.assets.source_partitions import changed, observation
 from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store
+from surge_dagster.orchestration.asset_events import observation
 from surge_dagster.orchestration.events import report_events
-from surge_dagster.orchestration.lineage import Catalogued, read_catalogued_again
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outputs import file_states
-from surge_dagster.orchestration.partition_events import made
 from surge_dagster.orchestration.partition_keys import to_partition_key, with_short_keys
+from surge_dagster.orchestration.records import Catalogued, read_catalogued_again
 from surge_dagster.resources import CatalogSource
 
 # Dagster gives a tick a minute. A batch takes 0.3 to 1 s, or 10 to 25 s where Dagster stores events one by one.
@@ -53,7 +52,7 @@ def list_catalog(names: CatalogNames, instance: dg.DagsterInstance, catalog: Cat
     listed = list(catalog.open())
     catalogued = read_catalogued_again(names, instance)
     partitions = {to_partition_key(part.key): part for part in with_short_keys(listed, catalogued.registered)}
-    moved = {to_partition_key(partition.key) for partition in changed(partitions, catalogued.observed)}
+    moved = {to_partition_key(partition.key) for partition in catalogued.moved(partitions)}
     return Listing(
         partitions, catalogued, [key for key in partitions if key in moved or key not in catalogued.registered]
     )
@@ -63,7 +62,7 @@ def observations(names: CatalogNames, listing: Listing, keys: Iterable[str]) -> 
     """The source versions of those of the partitions whose version on record is another one."""
     observed = listing.catalogued.observed
     moved = (listing.partitions[key] for key in keys if observed.get(key) != listing.partitions[key].source_version)
-    return [made(observation(names, partition)) for partition in moved]  # pyright: ignore[reportReturnType]
+    return [observation(names, partition) for partition in moved]
 
 
 def report_changes(names: CatalogNames, instance: dg.DagsterInstance, listing: Listing) -> set[str]:

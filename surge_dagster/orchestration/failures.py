@@ -9,10 +9,11 @@ import dagster as dg
 from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.report import Failure
 from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.orchestration.dagster_internals import Planned
+from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.partition_keys import to_partition_key
-from surge_dagster.orchestration.planned import plan
 from surge_dagster.orchestration.refusals import tell_of_refusals
 
 _TABLE_ROWS = 200
@@ -80,12 +81,13 @@ def tell_of_failures(names: CatalogNames, context: dg.OpExecutionContext, outcom
     tell_of_refusals(
         names, context, (failure for failure in outcome.refused if failure.key not in done), outcome.partitions
     )
-    left = [failure for failure in outcome.failures if failure in outcome.strangers or failure.key not in done]
-    plan(names, context, (_partition_key(outcome, failure) for failure in left))
+    left = [failure for failure in outcome.failures if failure in outcome.unknown or failure.key not in done]
+    keys = dict.fromkeys(_partition_key(outcome, failure) for failure in left)
+    report_events(context.instance, context, [Planned(names.embeddings, key) for key in keys])
 
 
 def _partition_key(outcome: Outcome, failure: Failure) -> str:
-    return failure.key if failure in outcome.strangers else to_partition_key(failure.key)
+    return failure.key if failure in outcome.unknown else to_partition_key(failure.key)
 
 
 def _is_embedded_since(names: CatalogNames, instance: dg.DagsterInstance, partition: Partition) -> bool:

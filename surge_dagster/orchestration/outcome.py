@@ -19,8 +19,9 @@ class Outcome:
         report: the engine's figures of this attempt.
         partitions: those the run was about, by catalog key.
         failures: what was refused or could not be published.
-        strangers: those of the failures that are about a partition of Dagster's alone, by its key there.
-        gone: catalog keys that an unattended run was asked for and that have left the catalog since, without a file.
+        unknown: those of the failures that are about a partition of Dagster's alone, by its key there.
+        removed: keys that an unattended run was requested for and that were removed from the source since, without a
+            file.
         findings: what the engine's events showed beside that.
         published: catalog keys of what any attempt has published.
         fresh: catalog keys of what any attempt found up to date.
@@ -30,8 +31,8 @@ class Outcome:
     report: RunReport = field(default_factory=RunReport)
     partitions: dict[str, Partition] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
-    strangers: set[Failure] = field(default_factory=set)
-    gone: list[str] = field(default_factory=list)
+    unknown: set[Failure] = field(default_factory=set)
+    removed: list[str] = field(default_factory=list)
     findings: RunFindings = field(default_factory=RunFindings)
     published: set[str] = field(default_factory=set)
     fresh: set[str] = field(default_factory=set)
@@ -46,7 +47,7 @@ class Outcome:
             return cls(findings=RunFindings(policy))
         return cls(
             partitions=before.partitions,
-            strangers=before.strangers,
+            unknown=before.unknown,
             findings=RunFindings(policy, before.findings),
             published=before.published,
             fresh=before.fresh,

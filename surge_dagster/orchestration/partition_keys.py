@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from urllib.parse import quote, unquote
@@ -23,6 +23,7 @@ from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.support.keys import encode_key
 
 MOST_BYTES = 1_000  # of a partition key; Dagster's tags of runs and its asset keys need room as well
+_KEYS_PER_STATEMENT = 10_000  # SQLite takes 32,766 parameters
 _ALWAYS = frozenset('%,[]"*|')
 _ORDINARY = re.compile(r"[A-Za-z0-9_-]+(?:[ ./:=][A-Za-z0-9_-]+)*", re.ASCII)
 _DOTS = re.compile(r"\.{3,}")
@@ -71,6 +72,12 @@ def with_short_keys(partitions: Iterable[Partition], registered: Container[str])
         else:
             name = encode_key(partition.key)
             yield replace(partition, key=name, read=partial(_refuse, name, partition.key, size))
+
+
+def in_chunks(keys: Sequence[str]) -> Iterator[list[str]]:
+    """Keys in numbers that one statement of Dagster's storage can take as parameters."""
+    for start in range(0, len(keys), _KEYS_PER_STATEMENT):
+        yield list(keys[start : start + _KEYS_PER_STATEMENT])
 
 
 def is_canonical(partition_key: str) -> bool:

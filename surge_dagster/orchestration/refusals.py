@@ -16,13 +16,13 @@ from collections.abc import Iterable, Mapping
 
 import dagster as dg
 
-from surge_dagster.assets.source_partitions import DATA_VERSION_TAG
 from surge_dagster.engine.report import Failure
 from surge_dagster.engine.sources.partition import Partition
-from surge_dagster.orchestration.event_writer import EventWriter
-from surge_dagster.orchestration.lineage import Catalogued
+from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
+from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.names import CatalogNames, CatalogResources
 from surge_dagster.orchestration.partition_keys import to_partition_key
+from surge_dagster.orchestration.records import Catalogued
 
 
 def refusal_terms(resources: CatalogResources) -> str:
@@ -47,11 +47,10 @@ def tell_of_refusals(
     Args:
         partitions: as they were read, by catalog key.
     """
-    resources = names.resources(context.resources)
-    terms = refusal_terms(resources)
-    with EventWriter(context, grace_seconds=resources.encoder.grace_seconds) as events:
-        for key, reason in {failure.key: failure.reason for failure in refused}.items():
-            events.log(refusal(names, partitions[key], reason, terms))
+    terms = refusal_terms(names.resources(context.resources))
+    reasons = {failure.key: failure.reason for failure in refused}
+    events = [refusal(names, partitions[key], reason, terms) for key, reason in reasons.items()]
+    report_events(context.instance, context, events)
 
 
 def refusal(names: CatalogNames, partition: Partition, reason: str, terms: str) -> dg.AssetObservation:

@@ -11,13 +11,13 @@ from collections.abc import Container
 
 import dagster as dg
 
-from surge_dagster.assets.source_partitions import DATA_VERSION_TAG
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.keys import encode_key, is_hashed
 from surge_dagster.orchestration.active_runs import held_by_active_runs
+from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
 from surge_dagster.orchestration.discovery import list_catalog
 from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.launch import Removed

@@ -1,4 +1,4 @@
-"""Pictures of a run: when each stage was at work, how large the partitions were, how fast it went."""
+"""Charts of a run: when each stage was at work, how large the partitions were, how fast it went."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _LABEL = 90  # the room that a mark's label takes
 _PLOT_TOP, _PLOT_BOTTOM, _HEIGHT = 52, 210, 250
 
 
-def run_pictures(report: RunReport, findings: RunFindings) -> dict[str, dg.MarkdownMetadataValue]:
-    """The pictures by name, as metadata; none of a run that encoded nothing."""
-    pictures: dict[str, dg.MarkdownMetadataValue] = {}
+def run_charts(report: RunReport, findings: RunFindings) -> dict[str, dg.MarkdownMetadataValue]:
+    """The charts by name, as metadata; none of a run that encoded nothing."""
+    charts: dict[str, dg.MarkdownMetadataValue] = {}
     if findings.timeline.entries:
-        pictures["timeline"] = timeline_chart(findings.timeline)
-        pictures["throughput"] = throughput_chart(findings.timeline)
+        charts["timeline"] = timeline_chart(findings.timeline)
+        charts["throughput"] = throughput_chart(findings.timeline)
     if findings.sizes and report.texts_encoded and report.encode_seconds > 0:
         rate = report.texts_encoded / report.encode_seconds
         break_even = CostConstants(CALL_SECONDS, report.workers / rate, report.workers).break_even_texts
-        pictures["partition_sizes"] = sizes_chart(findings.sizes, break_even, report.b_min)
-    return pictures
+        charts["partition_sizes"] = sizes_chart(findings.sizes, break_even, report.b_min)
+    return charts
 
 
 def timeline_chart(timeline: Timeline) -> dg.MarkdownMetadataValue:

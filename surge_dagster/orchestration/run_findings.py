@@ -97,9 +97,6 @@ class RunFindings:
     Args:
         policy: of the checks.
         before: of the attempt before this one: checks are about the whole run, pictures about one attempt.
-
-    Attributes:
-        counted: keys of what was encoded and did not read back: if an attempt encodes it again, it is not news.
     """
 
     def __init__(self, policy: CheckPolicy | None = None, before: RunFindings | None = None) -> None:
@@ -108,7 +105,7 @@ class RunFindings:
         self.sizes: Counter[int] = Counter()  # partitions by the bits that their number of rows takes
         self.truncation = before.truncation if before else Truncation(policy)
         self.previous = before.previous if before else PreviousVectors()
-        self.counted = before.counted if before else set[str]()
+        self._counted = before._counted if before else set[str]()  # keys; what is encoded twice counts once
 
     def see(self, event: SuperBatchReport | Receipt | Failure) -> None:
         """Count one event."""
@@ -118,8 +115,9 @@ class RunFindings:
                 self.timeline.add(Entry(1, event.texts, event.encode_seconds, *spans))
             case Receipt(action="encoded"):
                 self.sizes[event.rows.bit_length()] += 1
-                if event.key in self.counted:
+                if event.key in self._counted:
                     return
+                self._counted.add(event.key)
                 self.truncation.add(event.key, event.rows, event.truncated)
                 if event.previous_cosine is not None:
                     self.previous.add(event.key, event.compared_rows, event.previous_cosine)

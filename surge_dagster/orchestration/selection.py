@@ -13,11 +13,10 @@ from pathlib import Path
 
 import dagster as dg
 
-from surge_dagster.assets.source_partitions import in_chunks
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output.freshness import Status
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.orchestration.partition_keys import to_partition_key
+from surge_dagster.orchestration.partition_keys import in_chunks, to_partition_key
 
 _NAMED = 20
 

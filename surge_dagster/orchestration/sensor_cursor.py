@@ -19,8 +19,8 @@ from datetime import datetime, timedelta
 import dagster as dg
 
 from surge_dagster.orchestration.active_runs import held_keys
-from surge_dagster.orchestration.lineage import Catalogued
 from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.records import Catalogued
 
 REQUEST_TAG = "surge/request"
 _VERSION = 4

@@ -1,10 +1,14 @@
-"""What a run finds before it encodes anything: files that are up to date, and partitions that are left to do."""
+"""What a run has to do: the partitions that it was launched for, and which of them need work.
+
+A fresh file that Dagster does not show as materialized is adopted: a run that was killed published it without its
+event, or something else made it. A footer says what a file should hold and not whether it does, so such a file is read
+in full beside its source first, and its partition is encoded again when the two differ.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
 
 import dagster as dg
 
@@ -12,147 +16,204 @@ from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.report import Failure, Receipt
-from surge_dagster.engine.sources.partition import Partition
-from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.sources.partition import Partition, Source
 from surge_dagster.orchestration.launch import LaunchConfig
-from surge_dagster.orchestration.lineage import Catalogued
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outputs import published
-from surge_dagster.orchestration.partition_keys import to_partition_key
-from surge_dagster.orchestration.read_back import Found, ReadBack, unanswered
-from surge_dagster.orchestration.resumed import done_before
-from surge_dagster.orchestration.selection import Select, failed_on_record
+from surge_dagster.orchestration.partition_keys import (
+    from_partition_key,
+    is_canonical,
+    to_partition_key,
+    with_short_keys,
+)
+from surge_dagster.orchestration.read_back import read_back, unanswered
+from surge_dagster.orchestration.records import Catalogued
+from surge_dagster.orchestration.selection import catalog_keys, failed_on_record
 
-# A check lists more of them; a log line costs as much as an event.
-FAILURES_LOGGED = 100
+_RECORDS_PER_PAGE = 1_000
+# Tags that Dagster leaves out when an operator executes a run again as a whole.
+_PARENT_RUN_TAG = "dagster/parent_run_id"
+_CONTINUES_TAGS = ("dagster/is_resume_retry", "dagster/retry_number")
 
 
-@dataclass(slots=True)
-class Surveyed:
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """What a run was launched for.
+
+    Attributes:
+        partitions: those that the catalog has, by key.
+        removed: keys that the catalog no longer has.
+        unknown: partition keys of Dagster's that are not how a key of the catalog is written.
+    """
+
+    partitions: dict[str, Partition]
+    removed: list[str]
+    unknown: list[str]
+
+
+def requested_partitions(
+    catalog: Source, registered: Collection[str], partition_keys: Iterable[str] | None, *, is_typed: bool
+) -> Requested:
+    """Look up what a run was launched for in the catalog.
+
+    Args:
+        catalog: as it is now.
+        registered: partition keys that Dagster has.
+        partition_keys: what was launched, None for the whole catalog.
+        is_typed: an operator named the keys, as in the catalog or as Dagster shows them, and may be mistaken.
+
+    Raises:
+        ConfigError: a typed key is not in the catalog, or could mean two of its keys.
+    """
+    listed = {partition.key: partition for partition in with_short_keys(catalog, registered)}
+    if partition_keys is None:
+        return Requested(listed, [], [])
+    wanted, unknown = dict[str, None](), list[str]()
+    if is_typed:
+        wanted = dict.fromkeys(catalog_keys(partition_keys, listed, catalog.url))
+    else:
+        for partition_key in partition_keys:
+            key = from_partition_key(partition_key)
+            if key in listed or is_canonical(partition_key):
+                wanted[key] = None
+            else:  # an operator can add any text to Dagster's partitions
+                unknown.append(partition_key)
+    partitions = {key: partition for key, partition in listed.items() if key in wanted}
+    return Requested(partitions, [key for key in wanted if key not in partitions], unknown)
+
+
+@dataclass(frozen=True, slots=True)
+class OnRecord:
+    """What Dagster's records say before a run.
+
+    Attributes:
+        catalogued: of the whole catalog; the run adds what it observes.
+        failed: partition keys that Dagster shows as failed.
+        done: partition keys that earlier attempts at the same run have embedded, where it encodes fresh ones too.
+    """
+
+    catalogued: Catalogued
+    failed: set[str]
+    done: set[str]
+
+    @classmethod
+    def read(
+        cls, names: CatalogNames, context: dg.OpExecutionContext, config: LaunchConfig, catalogued: Catalogued
+    ) -> OnRecord:
+        """Read what the records say for a run."""
+        done = _done_before(names, context) if config.force else set[str]()
+        return cls(catalogued, failed_on_record(names, context.instance), done)
+
+    def shows(self, receipt: Receipt, partition: Partition | None) -> bool:
+        """Whether Dagster shows a file as materialized from the source version that its partition has.
+
+        Args:
+            receipt: of the file.
+            partition: None where the catalog no longer has it.
+        """
+        key = to_partition_key(receipt.key)
+        source_version = None if partition is None else partition.source_version
+        return key not in self.failed and self.catalogued.knows(key, receipt.desired_version, source_version)
+
+
+@dataclass(frozen=True, slots=True)
+class Worklist:
     """Partitions by what a run has to do with them.
 
     Attributes:
         fresh: receipts of files that stay as they are.
+        adopted: keys of those that are not on record and were read back.
         todo: what is selected and needs work.
-        unreadable: those of which nobody can tell now.
+        damaged: keys of those whose files look fresh and are not what their source says, with the reason.
+        unreadable: partitions whose files cannot be read now.
     """
 
     fresh: list[Receipt] = field(default_factory=list)
+    adopted: set[str] = field(default_factory=set)
     todo: list[Partition] = field(default_factory=list)
+    damaged: dict[str, str] = field(default_factory=dict)
     unreadable: list[Failure] = field(default_factory=list)
 
 
-class Survey:
-    """Looks at the files of the partitions that a run was launched for.
+def make_worklist(
+    candidates: Sequence[Partition],
+    outputs: OutputState | None,
+    space: Space | None,
+    config: LaunchConfig,
+    record: OnRecord,
+) -> Worklist:
+    """Tell what is done from what needs work.
 
     Args:
-        names: of the catalog.
-        context: of the op.
-        config: what the run was told at its launch.
-        store: where the files are.
-        catalogued: what Dagster has on record, which the run keeps up to date.
+        candidates: the partitions of the run.
+        outputs, space: the files of the run's space; None where the output has no such space yet.
+        config: what was selected at the launch.
+        record: what Dagster knows.
 
-    Attributes:
-        sound: keys of up-to-date files that are not on record and were read back.
-        damaged: keys of such files that are not what their source says; they are encoded again.
+    Raises:
+        StoreUnavailable: the store is down.
     """
+    work, select = Worklist(), config.select
+    if outputs is None or space is None:
+        work.todo.extend(p for p in candidates if select.takes("missing", to_partition_key(p.key) in record.failed))
+        return work
+    found: list[tuple[Partition, Receipt | None, bool]] = []  # and whether the partition's state is selected
+    for partition in outputs.looked_at(candidates):
+        partition_key = to_partition_key(partition.key)
+        try:
+            status = outputs.status(partition)
+            selected = select.takes(status, partition_key in record.failed)
+            again = config.force and selected and partition_key not in record.done
+            receipt = published(outputs, partition.key) if status == "fresh" and not again else None
+        except StoreUnavailable:
+            raise  # of every partition, and each would wait for it anew
+        except TransientError as error:
+            work.unreadable.append(unanswered(partition.key, error))
+            continue
+        found.append((partition, receipt, selected))
+    unrecorded = [part for part, receipt, _ in found if receipt is not None and not record.shows(receipt, part)]
+    answers = dict(read_back(unrecorded, outputs.store, space))
+    for partition, receipt, selected in found:
+        answer = answers.get(partition.key)
+        if isinstance(answer, TransientError):
+            work.unreadable.append(unanswered(partition.key, answer))
+            continue
+        if isinstance(answer, Failure):
+            work.damaged[partition.key] = answer.reason
+            receipt, selected = None, select.takes("missing", to_partition_key(partition.key) in record.failed)
+        elif partition.key in answers:
+            work.adopted.add(partition.key)
+        if receipt:
+            work.fresh.append(receipt)
+        elif selected:
+            work.todo.append(partition)
+    return work
 
-    def __init__(
-        self,
-        names: CatalogNames,
-        context: dg.OpExecutionContext,
-        config: LaunchConfig,
-        store: Store,
-        catalogued: Catalogued,
-    ) -> None:
-        self._names = names
-        self._context = context
-        self._config = config
-        self._store = store
-        self._catalogued = catalogued
-        self.sound: set[str] = set()
-        self.damaged: set[str] = set()
 
-    def look(self, candidates: Sequence[Partition], space: Space | None) -> Surveyed:
-        """Tell what is done from what is left.
+def _done_before(names: CatalogNames, context: dg.OpExecutionContext) -> set[str]:
+    """Partition keys that earlier attempts at this run have embedded.
 
-        Args:
-            space: of the run, None where the output has none yet.
+    What is fresh is never encoded again, unless the launch says `force`. Then the files cannot tell what is done, and
+    Dagster's records can. Attempts are those of the run itself, and the runs that it continues: launched by Dagster
+    after a crash, or by an operator "from failure". A run that is executed again as a whole begins anew.
+    """
+    instance = context.instance
+    attempts = [context.run_id] if context.retry_number else []
+    run = instance.get_run_by_id(context.run_id)
+    while run and (parent := run.tags.get(_PARENT_RUN_TAG)) and any(tag in run.tags for tag in _CONTINUES_TAGS):
+        attempts.append(parent)
+        run = instance.get_run_by_id(parent)
+    return {key for run_id in attempts for key in _embedded(names, instance, run_id)}
 
-        Raises:
-            StoreUnavailable: the store is down.
-        """
-        select = self._config.select
-        outputs = OutputState(self._store, space.name, space.file_format) if space else None
-        failed = self._shown_as_failed if select is Select.failed else set[str]()
-        done = done_before(self._names, self._context) if self._config.force else set[str]()
-        found = Surveyed()
-        self.sound.clear()  # of another space
-        self.damaged.clear()
-        files: list[tuple[Partition, Receipt | None, bool]] = []  # and whether the partition's state is selected
-        for partition in outputs.looked_at(candidates) if outputs else candidates:
-            partition_key = to_partition_key(partition.key)
-            try:
-                status = outputs.status(partition) if outputs else "missing"
-                selected = select.takes(status, partition_key in failed)
-                again = self._config.force and selected and partition_key not in done
-                receipt = published(outputs, partition.key) if outputs and status == "fresh" and not again else None
-            except StoreUnavailable:
-                raise  # of every partition, and each would wait for it anew
-            except TransientError as error:
-                found.unreadable.append(unanswered(partition.key, error))
-                continue
-            files.append((partition, receipt, selected))
-        silent = self._read_back(files, space) if space else {}
-        found.unreadable += silent.values()
-        for partition, receipt, selected in files:
-            if partition.key in silent:
-                continue
-            if partition.key in self.damaged:
-                receipt, selected = None, select.takes("missing", to_partition_key(partition.key) in failed)
-            if receipt:
-                found.fresh.append(receipt)
-            elif selected:
-                found.todo.append(partition)
-        return found
 
-    def is_on_record(self, receipt: Receipt, partition: Partition | None) -> bool:
-        """Whether Dagster shows a file as materialized from the source version that its partition has.
-
-        Args:
-            partition: None where it left the catalog.
-        """
-        partition_key = to_partition_key(receipt.key)
-        source_version = partition.source_version if partition is not None else None
-        return partition_key not in self._shown_as_failed and self._catalogued.knows(
-            partition_key, receipt.desired_version, source_version
+def _embedded(names: CatalogNames, instance: dg.DagsterInstance, run_id: str) -> Iterator[str]:
+    cursor, more = None, True
+    while more:  # a page at a time: the events of a large run are many times as large as its keys
+        page = instance.get_records_for_run(
+            run_id, cursor, dg.DagsterEventType.ASSET_MATERIALIZATION, limit=_RECORDS_PER_PAGE
         )
-
-    @cached_property
-    def _shown_as_failed(self) -> set[str]:
-        return failed_on_record(self._names, self._context.instance)
-
-    def _read_back(self, files: Sequence[tuple[Partition, Receipt | None, bool]], space: Space) -> dict[str, Failure]:
-        """Tell sound files from damaged ones, of those that are not on record; gives those that are not read now."""
-        silent: dict[str, Failure] = {}
-
-        def tell(key: str, found: Found) -> None:
-            match found:
-                case None:
-                    self.sound.add(key)
-                case Failure() as failure:
-                    self.damaged.add(key)
-                    if len(self.damaged) <= FAILURES_LOGGED:
-                        self._context.log.warning(failure.reason)
-                case error:
-                    silent[key] = unanswered(key, error)
-
-        with ReadBack(self._store, space) as read_back:
-            for partition, receipt, _ in files:
-                if receipt is not None and not self.is_on_record(receipt, partition):
-                    read_back.look(partition, receipt.bytes, partial(tell, partition.key))
-        if (count := len(self.damaged)) > FAILURES_LOGGED:
-            self._context.log.warning(
-                f"{count - FAILURES_LOGGED:,} more files are not what they say, {count:,} in all."
-            )
-        return silent
+        cursor, more = page.cursor, page.has_more
+        for record in page.records:
+            event = record.asset_materialization
+            if event and event.asset_key == names.embeddings and event.partition and "reused" not in event.metadata:
+                yield event.partition

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,10 +22,14 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from sqlalchemy import Engine, event
 
 from benchmarks.postgres_server import NoPostgres, PostgresServer, postgres_server
-from surge_dagster.assets.superbatches import figures_of
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.report import Failure
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.orchestration.asset_events import superbatch_metrics
 from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.read_back import footer_failures
 from surge_dagster.settings import load_settings
 from tests.dagster.dev_server import CHILD_PATH
 from tests.small_catalogs import DIMENSION, Rows, numbered_rows, write_partition
@@ -58,11 +62,11 @@ class Ran:
 
     def superbatches(self) -> list[dict[str, Any]]:
         """Figures of each SuperBatch."""
-        return [figures for event in self._of_superbatches() if (figures := figures_of(event))]
+        return [figures for event in self._of_superbatches() if (figures := superbatch_metrics(event))]
 
     def pictures(self) -> dict[str, Any]:
         """Metadata of the event behind those of the SuperBatches; empty when there is none."""
-        found = [event for event in self._of_superbatches() if figures_of(event) is None]
+        found = [event for event in self._of_superbatches() if superbatch_metrics(event) is None]
         assert len(found) <= 1
         return {name: value.value for event in found for name, value in event.metadata.items()}
 
@@ -219,6 +223,20 @@ def origin_of(job_name: str) -> RemoteJobOrigin:
     target = LoadableTargetOrigin(module_name="surge_dagster.definitions", working_directory=str(Path.cwd()))
     location = ManagedGrpcPythonEnvCodeLocationOrigin(target, "surge")
     return RemoteJobOrigin(RemoteRepositoryOrigin(location, "__repository__"), job_name)
+
+
+def when_footers_are_checked(monkeypatch: pytest.MonkeyPatch, before: Callable[[str], Failure | None]) -> None:
+    """Call a function for each published file before a run checks its footer; it may give a failure or raise."""
+
+    def check(
+        outputs: OutputState, rows: Mapping[str, int], partitions: Mapping[str, Partition], dimension: int
+    ) -> Iterator[Failure]:
+        failures = {key: before(key) for key in rows}
+        yield from filter(None, failures.values())
+        sound = {key: count for key, count in rows.items() if failures[key] is None}
+        yield from footer_failures(outputs, sound, partitions, dimension)
+
+    monkeypatch.setattr("surge_dagster.orchestration.refresh.footer_failures", check)
 
 
 def requested(found: SensorExecutionData) -> list[list[str]]:

@@ -10,18 +10,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import dagster as dg
 
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.demo import execute, local_instance
-from surge_dagster.orchestration import event_writer
-from surge_dagster.orchestration.event_batches import Store, event_store
+from surge_dagster.orchestration import events
+from surge_dagster.orchestration.dagster_internals import Event
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.orchestration.partition_events import AnyEvent
 from surge_dagster.settings import load_settings
 
 
@@ -29,22 +27,21 @@ def main(catalog: str, output: str) -> None:
     partitions = len(list(Path(catalog).iterdir()))
     stored: list[int] = []
 
-    @contextmanager
-    def store_of(context: dg.OpExecutionContext) -> Iterator[Store]:
-        def store_the_first(events: Sequence[AnyEvent], wanted: bool) -> Sequence[int | None]:
-            if events[0].asset_key == CatalogNames().embeddings and stored:
-                while len(list(Path(output).glob("*/*.parquet"))) < partitions:
-                    pass  # the others are on their way
-                os.kill(os.getpid(), signal.SIGKILL)
-            ids = store(events, wanted)
-            if events[0].asset_key == CatalogNames().embeddings:
-                stored.append(len(events))
-            return ids
+    report = events.report_events
 
-        with event_store(context) as store:
-            yield store_the_first
+    def report_the_first(
+        instance: dg.DagsterInstance, context: dg.OpExecutionContext | None, batch: Sequence[Event]
+    ) -> None:
+        of_files = [event for event in batch if event.asset_key == CatalogNames().embeddings]
+        if of_files and stored:
+            while len(list(Path(output).glob("*/*.parquet"))) < partitions:
+                pass  # the others are on their way
+            os.kill(os.getpid(), signal.SIGKILL)
+        report(instance, context, batch)
+        stored.append(len(of_files)) if of_files else None
 
-    event_writer.event_store = store_of
+    events.report_events = report_the_first
+    events.BATCH_EVENTS = 2  # an observation and a materialization
     settings = load_settings(source=catalog, output=output, model="hash://16")
     with local_instance() as instance:
         execute(instance, embedding_catalog(settings).resolve_job_def("catalog_refresh"))

@@ -12,14 +12,10 @@ import pytest
 
 from surge_dagster.check_policy import CHECK_NAMES, CheckName
 from surge_dagster.engine.errors import ConfigError, StoreUnavailable
-from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.report import Failure
-from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.engine.store.store import Store
-from surge_dagster.orchestration import read_back
 from surge_dagster.orchestration.failures import failure_table
-from tests.dagster.conftest import NAMES, Workbench
+from tests.dagster.conftest import NAMES, Workbench, when_footers_are_checked
 from tests.small_catalogs import rewrite, with_vectors
 
 EVERYTHING = {*CHECK_NAMES} - {"vectors_have_not_drifted"}  # which only a run can see
@@ -164,17 +160,17 @@ def test_what_the_checks_of_a_run_found_survives_its_next_attempt(
 ) -> None:
     rewrite(embedded.file("b"), lambda table: with_vectors(table, lambda matrix: np.roll(matrix, 1, axis=1)))
     embedded.write("b", 41, version="v2")
-    made, failed = read_back.file_failure, iter([True])
+    failed = iter([True])
 
-    def unreadable_once(partition: Partition, store: Store, space: Space) -> Failure | None:
-        if partition.key != "d" or not next(failed, False):
-            return made(partition, store, space)
+    def unreadable_once(key: str) -> Failure | None:
+        if key != "d" or not next(failed, False):
+            return None
         if again == "encoded":
             embedded.file("d").write_bytes(b"damaged")
         return Failure("d", "the disk failed once", transient=True)
 
     embedded.write("d", 4)
-    monkeypatch.setattr(read_back, "file_failure", unreadable_once)
+    when_footers_are_checked(monkeypatch, unreadable_once)
     monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
     ran = embedded.refresh()
     assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1

@@ -5,23 +5,34 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 
 import dagster as dg
 import pytest
 
 from surge_dagster.engine.run import EmbeddingRun
-from surge_dagster.orchestration import event_batches, event_writer
-from surge_dagster.orchestration.event_batches import Store
-from surge_dagster.orchestration.event_writer import EventWriter
-from surge_dagster.orchestration.partition_events import AnyEvent
+from surge_dagster.orchestration import events as events_module
+from surge_dagster.orchestration.dagster_internals import Event
+from surge_dagster.orchestration.events import BATCH_EVENTS, EventWriter
 from tests.dagster.conftest import Workbench
 from tests.dagster.test_events import MATERIALIZATION, execute, ids_of
 from tests.signals import interrupted_in_another_thread
 
+Report = Callable[[dg.DagsterInstance, dg.OpExecutionContext | None, Sequence[Event]], None]
 
-def test_publishing_and_storing_the_events_of_that_share_one_grace_time(
+
+def report_when(opened: threading.Event, stored: list[int], begun: threading.Event | None = None) -> Report:
+    """An event log that stores nothing before `opened`; counts in `stored`."""
+
+    def report(instance: dg.DagsterInstance, context: dg.OpExecutionContext | None, events: Sequence[Event]) -> None:
+        if begun is not None:
+            begun.set()
+        assert opened.wait(60)
+        stored[0] += len(events)
+
+    return report
+
+
+def test_publishing_and_storing_its_events_share_one_grace_time(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.settings["grace_seconds"] = 8
@@ -51,18 +62,8 @@ def test_a_step_that_waits_for_the_event_log_is_interrupted_by_a_signal_that_ano
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, opened = threading.Event(), threading.Event()
-
-    @contextmanager
-    def slow(context: dg.OpExecutionContext) -> Iterator[Store]:
-        def store(events: Sequence[AnyEvent], wanted: bool) -> Sequence[int | None]:
-            begun.set()
-            assert opened.wait(60)
-            return [None] * len(events)
-
-        yield store
-
-    monkeypatch.setattr(event_writer, "event_store", slow)
-    monkeypatch.setattr(event_writer, "_WAITING_EVENTS", 1)
+    monkeypatch.setattr(events_module, "report_events", report_when(opened, [0], begun))
+    monkeypatch.setattr(events_module, "_WAITING_EVENTS", 1)
 
     @dg.op
     def work(context) -> None:
@@ -83,12 +84,7 @@ def test_a_step_that_waits_for_the_event_log_is_interrupted_by_a_signal_that_ano
 @pytest.mark.timeout(60)
 def test_a_step_whose_grace_time_is_spent_waits_for_no_event(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = threading.Event()
-
-    @contextmanager
-    def stuck(context: dg.OpExecutionContext) -> Iterator[Store]:
-        yield lambda events, wanted: [None] * len(events) if opened.wait(3600) else []
-
-    monkeypatch.setattr(event_writer, "event_store", stuck)
+    monkeypatch.setattr(events_module, "report_events", report_when(opened, [0]))
 
     @dg.op
     def work(context) -> None:
@@ -112,21 +108,6 @@ class TestWriter:
     def event(number: int) -> dg.AssetMaterialization:
         return dg.AssetMaterialization("thing", partition=str(number))
 
-    @staticmethod
-    def closed_until(opened: threading.Event, stored: list[int]) -> Callable[..., AbstractContextManager[Store]]:
-        """An event log that stores nothing before `opened`; counts in `stored`."""
-
-        @contextmanager
-        def store_of(context: dg.OpExecutionContext) -> Iterator[Store]:
-            def store(events: Sequence[AnyEvent], wanted: bool) -> Sequence[int | None]:
-                assert opened.wait(60)
-                stored[0] += len(events)
-                return [None] * len(events)
-
-            yield store
-
-        return store_of
-
     @pytest.mark.parametrize("end", [KeyboardInterrupt, RuntimeError])
     def test_a_step_that_is_ended_early_stores_what_it_has_logged(
         self, bench: Workbench, end: type[BaseException]
@@ -146,8 +127,8 @@ class TestWriter:
     ) -> None:
         opened, logged, stored = threading.Event(), [0], [0]
 
-        monkeypatch.setattr(event_writer, "event_store", self.closed_until(opened, stored))
-        monkeypatch.setattr(event_writer, "_WAITING_EVENTS", 600)
+        monkeypatch.setattr(events_module, "report_events", report_when(opened, stored))
+        monkeypatch.setattr(events_module, "_WAITING_EVENTS", 600)
         seen: list[int] = []
 
         @dg.op
@@ -169,51 +150,25 @@ class TestWriter:
                 logger.join()
 
         assert execute(bench, work).success
-        assert seen[0] <= 600 + event_batches.BATCH_EVENTS and stored == [5_000]
+        assert seen[0] <= 600 + BATCH_EVENTS and stored == [5_000]
 
-    def test_who_still_waits_for_room_when_the_time_is_over_is_let_go(
-        self, bench: Workbench, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A thread that reads files back may be in the middle of telling when the run is terminated."""
-        opened = threading.Event()
+    def test_event_that_points_back_is_made_when_what_it_points_at_is_stored(self, bench: Workbench) -> None:
+        cause, stored, pointed = dg.AssetKey("cause"), set[str | None](), list[bool]()
 
-        monkeypatch.setattr(event_writer, "event_store", self.closed_until(opened, [0]))
-        monkeypatch.setattr(event_writer, "_WAITING_EVENTS", 600)
-        threads: list[threading.Thread] = []
+        def pointing(number: int) -> dg.AssetMaterialization:
+            pointed.append(str(number) in stored)
+            return self.event(number)
 
-        @dg.op
-        def work(context) -> None:
-            with EventWriter(context, grace_seconds=0.2) as events:
-
-                def log_all() -> None:
-                    for number in range(2_000):
-                        events.log(self.event(number))
-
-                threads.append(threading.Thread(target=log_all))
-                threads[0].start()
-                with events._changed:
-                    assert events._changed.wait_for(lambda: len(events._waiting) == 600, 60)
-                raise KeyboardInterrupt
-
-        assert not execute(bench, work).success
-        threads[0].join(60)
-        assert not threads[0].is_alive()
-        opened.set()
-
-    def pointing(self, number: int, stored: list[int], pointed: list[int]) -> dg.AssetMaterialization:
-        pointed += stored
-        return self.event(number)
-
-    def test_an_event_that_points_back_is_made_when_what_it_points_at_is_stored(self, bench: Workbench) -> None:
-        pointed: list[int] = []
+        def learn(events: Sequence[Event]) -> None:
+            stored.update(ids_of(bench, cause, MATERIALIZATION))
 
         @dg.op
         def work(context) -> None:
-            with EventWriter(context, grace_seconds=60) as events:
+            with EventWriter(context, grace_seconds=60, stored=learn) as events:
                 for number in range(1_200):
-                    stored: list[int] = []
-                    events.log(dg.AssetMaterialization("cause"), stored.append)
-                    events.log_after(partial(self.pointing, number, stored, pointed))
+                    events.log(dg.AssetMaterialization(cause, partition=str(number)))
+                    events.log_after(lambda number=number: pointing(number))
 
         assert execute(bench, work).success
-        assert len(pointed) == 1_200 and pointed == sorted(set(pointed)), "each its own, in the order of the log"
+        assert pointed == [True] * 1_200
+        assert len(ids_of(bench, dg.AssetKey("thing"), MATERIALIZATION)) == 1_200

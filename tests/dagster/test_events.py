@@ -1,4 +1,4 @@
-"""What Dagster's event log holds after a run, however the events got there: SQLite or Postgres, batched or not."""
+"""What Dagster's event log holds after a run: the same on SQLite and Postgres, in batches and event by event."""
 
 from __future__ import annotations
 
@@ -8,41 +8,26 @@ import signal
 import string
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import dagster as dg
 import pytest
-from dagster._core.events import StepMaterializationData
-from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 from dagster._serdes import deserialize_value
-from dagster_postgres.event_log import PostgresEventLogStorage
 
-from benchmarks.postgres_server import PostgresServer
-from surge_dagster.assets.source_partitions import DATA_VERSION_TAG, observation
 from surge_dagster.engine.report import Receipt
 from surge_dagster.engine.sources.parquet_files import _VERSION_BYTES
 from surge_dagster.engine.sources.partition import Partition
-from surge_dagster.orchestration import event_batches, event_rows, event_texts, event_writer, lineage
-from surge_dagster.orchestration.event_batches import Store, event_store
-from surge_dagster.orchestration.event_rows import EventRows, postgres_writer
-from surge_dagster.orchestration.event_writer import EventWriter
-from surge_dagster.orchestration.partition_events import AnyEvent, made
+from surge_dagster.orchestration import asset_events
+from surge_dagster.orchestration import events as events_module
+from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
+from surge_dagster.orchestration.dagster_internals import Event, can_batch
+from surge_dagster.orchestration.events import EventWriter, report_events
 from surge_dagster.orchestration.partition_keys import MOST_BYTES, with_short_keys
-from surge_dagster.orchestration.planned import plan
-from surge_dagster.orchestration.row_store import writers_turn
-from surge_dagster.orchestration.runless_events import store_runless
 from tests.dagster.conftest import NAMES, ROOT, Workbench
-from tests.dagster.dev_server import eventually
-from tests.dagster.test_event_storage import entries as event_log_entries
 from tests.dagster.test_failures import shown
 from tests.small_catalogs import assert_embedded, numbered_rows
 
-_HERE = "FROM pg_stat_activity WHERE datname = current_database()"
-_WAITING = f"SELECT count(*) {_HERE} AND wait_event_type = 'Lock'"
-_END_TURNS = f"SELECT pg_terminate_backend(pid) {_HERE} AND state = 'idle in transaction'"
 MATERIALIZATION, OBSERVATION = dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_OBSERVATION
 
 
@@ -99,7 +84,7 @@ def test_a_run_leaves_a_complete_record_on_every_storage(recorded: Workbench) ->
     assert again.materialized() == {} and again.observed() == {}
 
 
-def test_a_partition_is_shown_as_failed_on_every_storage_until_a_run_has_mended_it(recorded: Workbench) -> None:
+def test_partition_is_shown_as_failed_on_every_storage_until_a_run_has_fixed_it(recorded: Workbench) -> None:
     for key in "abc":
         recorded.write(key)
     recorded.write("b", [("x", "fine"), ("y", None)])
@@ -110,15 +95,15 @@ def test_a_partition_is_shown_as_failed_on_every_storage_until_a_run_has_mended_
     assert shown(recorded) == ({"a", "b", "c"}, set())
 
 
-def events_of_every_kind() -> list[AnyEvent]:
+def events_of_every_kind() -> list[Event]:
     """Several of each, alike and not alike, with texts and numbers that JSON writes in a special way."""
-    events: list[AnyEvent] = []
+    events: list[Event] = []
     for number, key in enumerate(["plain", 'quote"back\\slash', "größe 中文 🙂", "7316400070000000", "e"]):
         partition = Partition(key, f"v{number}", lambda: iter(()), lambda: "v", rows=number or None)
-        events.append(observation(NAMES, partition))
+        events.append(asset_events.observation(NAMES, partition))
         rate = (0.1, 1e-7, 2.0**70, float("inf"), None)[number]
         receipt = Receipt(key, "encoded", f"/a/{key}", number, 8, 2**60, "d", 0, "s", "c", "w", "space", number, rate)
-        events.append(lineage.materialization(NAMES, receipt, number, None, reused=number % 2 == 0))
+        events.append(asset_events.embedding(NAMES, receipt, number, None, reused=number % 2 == 0))
         metadata: dict[str, Any] = {"nested": {"a": [1, None]}, "none": dg.MetadataValue.text(None or ""), "n": number}
         events.append(dg.AssetMaterialization(NAMES.superbatches, f"SuperBatch {number}", metadata))
     return events
@@ -166,11 +151,10 @@ def without_messages(read: Any) -> Any:
     return [without_messages(part) for part in read] if isinstance(read, list | tuple) else read
 
 
-def test_events_read_back_the_same_whichever_way_they_were_stored(
-    recorded: Workbench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_events_read_back_the_same_in_batches_and_event_by_event(
+    recorded: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As rows, in Dagster's batches, and event by event: the public call alone says something more in the run's log."""
-    found: list[dict[str, Any]] = []
+    """The public call says something more in the run's log, and nothing else differs."""
 
     @dg.op
     def work(context) -> None:
@@ -178,108 +162,15 @@ def test_events_read_back_the_same_whichever_way_they_were_stored(
             for event in events_of_every_kind():
                 events.log(event)
 
-    for way in ("rows", "batches", "one by one"):
-        if way == "batches":
-            monkeypatch.setattr(event_batches, "row_writer", lambda instance, run_id: None)
-        elif way == "one by one":
-            monkeypatch.setattr(event_batches, "CHECKED_VERSIONS", ())
-        found.append(as_read(recorded, execute(recorded, work).run_id))
-    assert "Dagster's own calls" not in caplog.text
-    rows, batches, one_by_one = found
-    assert rows["events"] == len(rows[f"{NAMES.embeddings} materializations"]) * 3 == 15
-    assert rows == batches
-    for name, read in rows.items():
+    in_batches = as_read(recorded, execute(recorded, work).run_id)
+    monkeypatch.setattr(events_module, "can_batch", lambda: False)
+    one_by_one = as_read(recorded, execute(recorded, work).run_id)
+    assert in_batches["events"] == len(in_batches[f"{NAMES.embeddings} materializations"]) * 3 == 15
+    for name, read in in_batches.items():
         if name.endswith((" log", " materializations", " observations", " latest", " record")):
             assert without_messages(read) == without_messages(one_by_one[name]), name
         else:
             assert read == one_by_one[name], name
-
-
-def test_rows_that_are_copied_into_postgres_are_those_that_dagster_inserts(postgres: PostgresServer) -> None:
-    """Every column, for values that are missing or that hold what means something to COPY."""
-    [entry] = [entry for entry in event_log_entries() if entry.get_dagster_event().partition == "p1"][:1]
-    strange = 'a\tb\nc\rd\\e\\N"f\\.'
-    entries: list[dg.EventLogEntry] = []
-    for number, partition in enumerate(["plain", strange, "größe 中文 🙂", None, "\\."]):
-        event = dg.AssetMaterialization("thing", partition=partition, tags={DATA_VERSION_TAG: partition or "none"})
-        told = entry.get_dagster_event()._replace(
-            event_type_value=MATERIALIZATION.value, event_specific_data=StepMaterializationData(event)
-        )
-        step = None if number == 2 else "step"
-        entries.append(entry._replace(timestamp=1.8e9 + number / 7, dagster_event=told._replace(step_key=step)))
-
-    def tables(name: str, store: Callable[[SqlEventLogStorage], None]) -> tuple[list[Any], list[Any]]:
-        storage = PostgresEventLogStorage(postgres.create_database(name), should_autocreate_tables=True)
-        store(storage)
-        with storage.index_connection() as connection:
-            columns = "run_id, event, dagster_event_type, timestamp, step_key, asset_key, partition"
-            rows = connection.exec_driver_sql(f"SELECT {columns} FROM event_logs ORDER BY id").fetchall()
-            columns = "event, tag.asset_key, key, value, event_timestamp"
-            tags = connection.exec_driver_sql(
-                f"SELECT {columns} FROM asset_event_tags AS tag JOIN event_logs ON event_logs.id = event_id ORDER BY 1"
-            ).fetchall()
-        return list(rows), list(tags)
-
-    def copied(storage: SqlEventLogStorage) -> None:
-        tags = [dict(storage._tags_for_asset_event(entry)) for entry in entries]
-        with postgres_writer(storage) as write:
-            ids = write(EventRows([storage._event_to_row(entry) for entry in entries], tags, [(0, entries[0])]))
-        assert ids == sorted(set(ids))
-
-    def inserted(storage: SqlEventLogStorage) -> None:
-        for entry in entries:
-            storage.store_event(entry)
-
-    assert tables("copied", copied) == tables("inserted", inserted)
-
-
-def test_writers_into_postgres_take_the_rows_of_assets_in_one_order(
-    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those rows stay locked until a batch is stored: two writers with two orders would wait for each other."""
-    [entry] = [entry for entry in event_log_entries() if entry.get_dagster_event().partition == "p1"][:1]
-    entries: list[dg.EventLogEntry] = []
-    for asset in ("b", "c", "a"):
-        data = StepMaterializationData(dg.AssetMaterialization(asset, partition="p1"))
-        told = entry.get_dagster_event()._replace(event_type_value=MATERIALIZATION.value, event_specific_data=data)
-        entries.append(entry._replace(dagster_event=told))
-    storage = PostgresEventLogStorage(postgres.create_database("orders"), should_autocreate_tables=True)
-    taken: list[dg.AssetKey | None] = []
-
-    def key_of(entry: dg.EventLogEntry) -> dg.AssetKey | None:
-        return entry.get_dagster_event().asset_key
-
-    take = storage._store_asset_event
-    monkeypatch.setattr(storage, "_store_asset_event", lambda *given: (taken.append(key_of(given[1])), take(*given)))
-    with postgres_writer(storage) as write:
-        write(EventRows([storage._event_to_row(entry) for entry in entries], [{}] * 3, list(enumerate(entries))))
-    assert taken == [dg.AssetKey(name) for name in "abc"]
-
-
-def embedded(*keys: str) -> list[dg.AssetMaterialization]:
-    return [dg.AssetMaterialization(NAMES.embeddings, partition=key) for key in keys]
-
-
-@contextmanager
-def amid_a_batch(bench: Workbench, monkeypatch: pytest.MonkeyPatch, *keys: str) -> Iterator[None]:
-    """While another writer has drawn the ids of a batch and has not stored it yet; it is stored in the end."""
-    drawn, opened, copy = threading.Event(), threading.Event(), event_rows._copy
-
-    def held(*given: Any) -> None:
-        copy(*given)
-        if threading.current_thread() is other:
-            drawn.set()
-            assert opened.wait(60)
-
-    monkeypatch.setattr(event_rows, "_copy", held)
-    other = threading.Thread(target=store_runless, args=(bench.instance, embedded(*keys)))
-    other.start()
-    try:
-        assert drawn.wait(60)
-        yield
-    finally:
-        opened.set()
-        other.join(60)
 
 
 def test_postgres_has_room_for_the_longest_key_and_version(postgres_bench: Workbench) -> None:
@@ -289,107 +180,18 @@ def test_postgres_has_room_for_the_longest_key_and_version(postgres_bench: Workb
     partition = Partition(key, version, lambda: iter(()), lambda: version)
     assert [listed.key for listed in with_short_keys([partition], ())] == [key]
     receipt = Receipt(key, "encoded", "/a", 1, 8, 2**60, "d", 0, version, "c", "w", "space")
-    events = [observation(NAMES, partition), lineage.materialization(NAMES, receipt, 1)]
+    events = [asset_events.observation(NAMES, partition), asset_events.embedding(NAMES, receipt, 1)]
     instance = postgres_bench.instance
     instance.add_dynamic_partitions(NAMES.partitions_name, [key])
-    assert store_runless(instance, events)
-    for event in events:
-        instance.report_runless_asset_event(made(event))
+    report_events(instance, None, events)
     tags = {"dagster/partition": key, "dagster/asset_partition_range_start": key}
     postgres_bench.pretend_run("embed_partitions", dg.DagsterRunStatus.FAILURE, tags=tags)
     assert shown(postgres_bench) == ({key}, set())
 
 
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("planned", [False, True])
-def test_partitions_that_two_runs_store_at_once_are_all_shown(
-    postgres_bench: Workbench, monkeypatch: pytest.MonkeyPatch, planned: bool
-) -> None:
-    """Dagster counts what is above the last storage id that it has seen, and never looks below it again."""
-    bench, mine, others = postgres_bench, ("a",) if planned else ("a", "b"), ("y", "z")
-
-    @dg.op
-    def work(context) -> None:
-        plan(NAMES, context, mine)
-
-    def store_mine() -> None:
-        assert execute(bench, work).success if planned else store_runless(bench.instance, embedded(*mine))
-
-    bench.instance.add_dynamic_partitions(NAMES.partitions_name, [*mine, *others])
-    assert store_runless(bench.instance, embedded("a"))
-    assert shown(bench) == ({"a"}, set())
-    storage = bench.instance.event_log_storage
-    store = threading.Thread(target=store_mine)
-
-    def has_had_its_turn_or_waits() -> bool:
-        with storage.index_connection() as connection:  # pyright: ignore[reportAttributeAccessIssue]
-            waits = connection.exec_driver_sql(_WAITING).scalar_one()
-        return waits or not store.is_alive()
-
-    with amid_a_batch(bench, monkeypatch, *others):
-        store.start()
-        eventually("a turn", has_had_its_turn_or_waits)
-        shown(bench)
-    store.join(60)
-    assert shown(bench) == ({*mine, *others}, set())
-
-
-@pytest.mark.timeout(60)
-def test_a_turn_that_the_server_ends_ends_nothing_else(
-    postgres_bench: Workbench, caplog: pytest.LogCaptureFixture
-) -> None:
-    storage = postgres_bench.instance.event_log_storage
-    with writers_turn(postgres_bench.instance):
-        postgres_bench.instance.report_runless_asset_event(*embedded("a"))
-        with storage.index_connection() as connection:  # pyright: ignore[reportAttributeAccessIssue]
-            assert connection.exec_driver_sql(_END_TURNS).scalars().all() == [True]
-    assert "ended early" in caplog.text
-    assert ids_of(postgres_bench, NAMES.embeddings, MATERIALIZATION).keys() == {"a"}
-
-
-def test_a_writer_that_is_stuck_stops_no_other(
-    postgres_bench: Workbench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(event_rows, "_BEGIN", event_rows._BEGIN.replace(f"'{event_rows._LOCK_SECONDS}s'", "10"))
-
-    @dg.op
-    def work(context) -> None:
-        with EventWriter(context, grace_seconds=60) as events:
-            for event in embedded("a", "b"):
-                events.log(event)
-
-    with amid_a_batch(postgres_bench, monkeypatch, "z"):
-        assert execute(postgres_bench, work).success
-        assert ids_of(postgres_bench, NAMES.embeddings, MATERIALIZATION).keys() == {"a", "b"}
-    assert "lock timeout" in caplog.text
-    assert ids_of(postgres_bench, NAMES.embeddings, MATERIALIZATION).keys() == {"a", "b", "z"}
-
-
-@pytest.mark.parametrize("how", ["other rows", "refused rows"])
-def test_events_whose_rows_cannot_be_used_go_through_dagster_once(
-    recorded: Workbench, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    if how == "other rows":
-        monkeypatch.setattr(event_texts._Template, "fill", lambda template, values: "{}")
-    else:
-        monkeypatch.setattr(EventRows, "tag_rows", lambda rows, ids: [{"event_id": None}])
-
-    @dg.op
-    def work(context) -> None:
-        with EventWriter(context, grace_seconds=60) as events:
-            for event in events_of_every_kind():
-                events.log(event)
-
-    read = as_read(recorded, execute(recorded, work).run_id)
-    assert read["events"] == 15
-    assert [
-        len(read[f"{asset} {kind}"])
-        for asset, kind in ((NAMES.embeddings, "materializations"), (NAMES.source_partitions, "observations"))
-    ] == [5, 5]
-
-
 def test_events_of_no_run_are_stored_as_dagster_stores_them_one_by_one(recorded: Workbench) -> None:
-    events = [event for event in events_of_every_kind() if event.partition is not None]
+    kinds = (dg.AssetMaterialization, dg.AssetObservation)
+    events = [event for event in events_of_every_kind() if isinstance(event, kinds) and event.partition is not None]
 
     def columns() -> list[object]:
         with recorded.instance.event_log_storage.index_connection() as connection:  # pyright: ignore[reportAttributeAccessIssue]
@@ -403,10 +205,10 @@ def test_events_of_no_run_are_stored_as_dagster_stores_them_one_by_one(recorded:
         return [(entry, *row[3:], row[1], sorted(by_id[row[0]])) for entry, row in zip(entries, rows, strict=True)]
 
     for event in events:
-        recorded.instance.report_runless_asset_event(made(event))
+        recorded.instance.report_runless_asset_event(event)
     one_by_one = columns()
-    assert store_runless(recorded.instance, events)
-    assert columns()[len(one_by_one) :] == one_by_one and len(one_by_one) == 10
+    report_events(recorded.instance, None, events)
+    assert sorted(columns()[len(one_by_one) :], key=repr) == sorted(one_by_one, key=repr) and len(one_by_one) == 10
 
 
 def test_whoever_listens_to_a_run_hears_every_event(bench: Workbench) -> None:
@@ -438,7 +240,7 @@ def test_where_events_cannot_be_batched_they_are_written_one_by_one(bench: Workb
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dg.OpExecutionContext, "log_event", counting)
         if why == "another version":
-            patch.setattr(event_batches, "CHECKED_VERSIONS", ())
+            patch.setattr(events_module, "can_batch", lambda: False)
         else:
             patch.setenv("DAGSTER_EVENT_BATCH_SIZE", "0")
         assert bench.refresh().success
@@ -449,10 +251,13 @@ def test_where_events_cannot_be_batched_they_are_written_one_by_one(bench: Workb
     assert_complete_record(bench, "abc")
 
 
-def test_a_dagster_whose_calls_look_otherwise_gets_its_events_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert event_batches._looks_as_checked()
-    monkeypatch.setattr(event_batches.internal, "DagsterEventBatchMetadata", lambda batch: batch)
-    assert not event_batches._looks_as_checked()
+@pytest.mark.parametrize("lacks", ["DagsterEventBatchMetadata", "StepMaterializationData"])
+def test_dagster_without_what_batches_need_gets_its_events_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, lacks: str
+) -> None:
+    assert can_batch()
+    monkeypatch.delattr(f"dagster._core.events.{lacks}")
+    assert not can_batch()
 
 
 def assert_told_as_it_is(
@@ -483,15 +288,15 @@ def assert_told_as_it_is(
     assert tags == {
         DATA_VERSION_TAG: facts.desired_version,
         "dagster/data_version_is_user_provided": "true",
-        "dagster/code_version": lineage.CODE_VERSION,
+        "dagster/code_version": asset_events.CODE_VERSION,
         "dagster/input_data_version/source_partitions": "v1",
         "dagster/input_event_pointer/source_partitions": str(ids_of(bench, NAMES.source_partitions, OBSERVATION)[key]),
         "dagster/input_data_version/superbatches": file.parent.name,
     }
 
 
-def test_a_batch_that_is_lost_in_a_crash_is_adopted_with_its_own_figures(recorded: Workbench) -> None:
-    """Takes some 5 s for a process that is killed; the sensor adopts on SQLite, the next run on Postgres."""
+def test_files_whose_events_a_crash_lost_are_adopted_with_their_own_metrics(recorded: Workbench) -> None:
+    """Takes some 5 s for a process that is killed."""
     keys = [f"p{number}" for number in range(9)]
     for number, key in enumerate(keys):
         recorded.write(key, number + 1)
@@ -501,10 +306,7 @@ def test_a_batch_that_is_lost_in_a_crash_is_adopted_with_its_own_figures(recorde
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     known = ids_of(recorded, NAMES.embeddings, MATERIALIZATION)
     assert len(known) == 1 and len(list(recorded.output.glob("*/p*.parquet"))) == len(keys)
-    if "postgres" not in recorded.instance.root_directory:
-        assert not recorded.tick().run_requests
-    else:
-        assert recorded.refresh().figures()["texts_encoded"] == 0
+    assert recorded.refresh().figures()["texts_encoded"] == 0
     records = recorded.instance.fetch_materializations(NAMES.embeddings, limit=100).records
     events = {record.partition_key: record.asset_materialization for record in records}
     assert len(records) == len(events) == len(keys)
@@ -523,17 +325,14 @@ def test_an_event_log_that_refuses_events_ends_the_attempt_and_the_next_one_adop
     monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
     refusals = iter([True])
 
-    @contextmanager
-    def refusing(context: dg.OpExecutionContext) -> Iterator[Store]:
-        def refuse_once(events: Sequence[AnyEvent], wanted: bool) -> Sequence[int | None]:
-            if events[0].asset_key == NAMES.embeddings and next(refusals, False):
-                raise OSError("the disk of the event log is full")
-            return store(events, wanted)
+    def refuse_once(
+        instance: dg.DagsterInstance, context: dg.OpExecutionContext | None, events: Sequence[Event]
+    ) -> None:
+        if any(event.asset_key == NAMES.embeddings for event in events) and next(refusals, False):
+            raise OSError("the disk of the event log is full")
+        report_events(instance, context, events)
 
-        with event_store(context) as store:
-            yield refuse_once
-
-    monkeypatch.setattr(event_writer, "event_store", refusing)
+    monkeypatch.setattr(events_module, "report_events", refuse_once)
     ran = bench.refresh()
     assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
     assert [event.metadata["action"].value for event in ran.materialized().values()] == ["adopted"] * 3

@@ -18,16 +18,14 @@ from dagster._core.storage.partition_status_cache import get_and_update_asset_st
 from surge_dagster.assets import embeddings
 from surge_dagster.check_policy import CheckPolicy
 from surge_dagster.engine.errors import ConfigError, EncoderError, StoreUnavailable
-from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.report import Failure
 from surge_dagster.engine.sources.parquet import ParquetCatalog
 from surge_dagster.engine.sources.partition import Partition
-from surge_dagster.engine.store.store import Store
 from surge_dagster.orchestration import active_runs, read_back
 from surge_dagster.orchestration.failures import table_of_failures
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.resources import Encoder
-from tests.dagster.conftest import NAMES, Workbench, requested
+from tests.dagster.conftest import NAMES, Workbench, requested, when_footers_are_checked
 
 NULL_TEXT = [("x", "fine"), ("y", None)]
 
@@ -231,7 +229,7 @@ def test_between_two_attempts_a_run_can_be_terminated_and_is_known_to_live(
 ) -> None:
     """Dagster's own wait is deaf; in an op it raises what it is told."""
     bench.write("a")
-    monkeypatch.setattr(read_back, "file_failure", lambda *_: Failure("a", "the disk failed", transient=True))
+    when_footers_are_checked(monkeypatch, lambda key: bench.file(key).unlink())  # each attempt encodes it again
     waited: list[float] = []
 
     def terminated_meanwhile(seconds: float) -> None:
@@ -365,61 +363,55 @@ def test_every_failure_is_told_with_what_to_do() -> None:
 
 
 def damage(path: Path) -> None:
-    """Change bytes of a page, whose checksum tells."""
+    """Cut a file short, so that it has no footer."""
     with path.open("r+b") as file:
-        file.seek(600)
-        file.write(b"\xff\xff\xff\xff")
+        file.truncate(path.stat().st_size - 8)
 
 
 def damage_when_published(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, keys: str, times: int | None = None
 ) -> None:
-    """Damage the files of these partitions before the run that published them reads them back, so many times."""
-    honest, left = read_back.file_failure, [times]
+    """Damage the files of these partitions before the run that published them checks their footers, so many times."""
+    left = [times]
 
-    def damaged_first(partition: Partition, store: Store, space: Space) -> Failure | None:
-        if partition.key in keys and left[0] != 0:
+    def damage_first(key: str) -> None:
+        if key in keys and left[0] != 0:
             left[0] = None if left[0] is None else left[0] - 1
-            damage(bench.file(partition.key))
-        return honest(partition, store, space)
+            damage(bench.file(key))
 
-    monkeypatch.setattr(read_back, "file_failure", damaged_first)
+    when_footers_are_checked(monkeypatch, damage_first)
 
 
-def test_a_file_that_does_not_read_back_is_never_called_materialized_and_is_encoded_again_until_it_does(
+def test_partition_with_damaged_footer_fails_and_is_encoded_again(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Takes its seconds for three runs."""
     bench.write("a", 50)
     bench.write("b", 50)
     monkeypatch.setattr("surge_dagster.assets.embeddings._RETRIES", 0)
     with monkeypatch.context() as patch:
         damage_when_published(bench, patch, "b")
         ran = bench.refresh()
-        assert not ran.success and set(ran.materialized()) == {"a"}
-        check = ran.checks()[NAMES.run_check.name]
-        assert "partition 'b'" in ran.failure() and not check.passed
-        assert str(check.metadata["failed"].value).endswith("| Run again: it is encoded again. |")
-        found = bench.tick()
-        assert requested(found) == [["b"]] and not found.asset_events
-        assert shown(bench) == ({"a"}, {"b"})
-        [again] = bench.launch(found)
-        assert not again.success and again.figures()["texts_encoded"] == 50
-    assert requested(bench.later(seconds=59)) == [], "it waits, as after any failure"
-    [request] = bench.later(seconds=1).run_requests or []
-    run = bench.pretend_run(
-        "embed_partitions", dg.DagsterRunStatus.STARTED, tags=request.tags, run_config=request.run_config
-    )
-    damage(bench.file("b"))  # by now it is another file
-    assert requested(bench.tick()) == []
-    bench.instance.report_run_failed(run)
-    assert requested(bench.later(seconds=119)) == [], "the second attempt is not forgotten over a file that looks fresh"
-    found = bench.later(seconds=1)
-    assert requested(found) == [["b"]] and not found.asset_events
-    [mended] = bench.launch(found)
-    assert mended.success and set(mended.materialized()) == {"b"} and mended.figures()["texts_encoded"] == 50
+    check = ran.checks()[NAMES.run_check.name]
+    assert not ran.success and not check.passed
+    assert "partition 'b': its published file is missing or damaged" in ran.failure()
+    assert str(check.metadata["failed"].value).endswith("| Run again: it is encoded again. |")
+    assert shown(bench) == ({"a"}, {"b"})
+    fixed = bench.refresh()
+    assert fixed.success and set(fixed.materialized()) == {"b"} and fixed.figures()["texts_encoded"] == 50
     assert shown(bench) == ({"a", "b"}, set())
-    assert requested(bench.later(days=1)) == []
+
+
+def test_file_that_is_not_on_record_and_damaged_is_encoded_again(bench: Workbench) -> None:
+    for key in "ab":
+        bench.write(key, 50)
+    bench.refresh()
+    bench.instance.wipe_assets([NAMES.embeddings])
+    with bench.file("b").open("r+b") as file:  # bytes of a page, whose checksum tells
+        file.seek(600)
+        file.write(b"\xff\xff\xff\xff")
+    ran = bench.refresh()
+    actions = {key: event.metadata["action"].value for key, event in ran.materialized().items()}
+    assert ran.success and actions == {"a": "adopted", "b": "encoded"}
 
 
 def test_a_file_that_is_damaged_once_is_encoded_again_by_the_same_run(
@@ -495,13 +487,10 @@ def test_a_store_that_is_down_is_asked_for_one_partition_and_not_for_each(
 
     for key in "abc":
         bench.write(key)
-    monkeypatch.setattr(read_back, "file_failure", down)
-    assert not bench.refresh().success and len(asked) == 1, "what is published is read back"
-    bench.write("d")
-    bench.cursor = None
-    assert not bench.refresh().success and len(asked) == 2, "files that are not on record are"
-    bench.tick()
-    assert not bench.tick().asset_events and len(asked) == 3, "nor does the sensor go on asking"
-    monkeypatch.undo()
     assert bench.refresh().success
-    assert shown(bench) == (set("abcd"), set())
+    bench.instance.wipe_assets([NAMES.embeddings])
+    with monkeypatch.context() as patch:
+        patch.setattr(read_back, "file_failure", down)
+        assert not bench.refresh().success and len(asked) == 1, "files that are not on record are read"
+    assert bench.refresh().success
+    assert shown(bench) == (set("abc"), set())

@@ -14,15 +14,12 @@ import pytest
 from surge_dagster.assets import embeddings
 from surge_dagster.automation.alerts import _failed_partitions
 from surge_dagster.engine.errors import StoreUnavailable
-from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.report import Failure
 from surge_dagster.engine.sources.parquet import ParquetCatalog
 from surge_dagster.engine.sources.partition import Partition, RowBatch
-from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.keys import encode_key
-from surge_dagster.orchestration import read_back
 from surge_dagster.orchestration.partition_keys import to_partition_key
-from tests.dagster.conftest import Workbench, requested
+from tests.dagster.conftest import Workbench, requested, when_footers_are_checked
 from tests.dagster.test_failures import NULL_TEXT, shown
 from tests.small_catalogs import rewrite
 
@@ -30,7 +27,6 @@ from tests.small_catalogs import rewrite
 def test_every_partition_that_failed_is_shown_and_left_alone_however_many_there_are(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("surge_dagster.orchestration.planned._AT_ONCE", 4)
     bad = {f"bad{number:02}" for number in range(10)}
     for key in sorted(bad):
         bench.write(key, NULL_TEXT)
@@ -105,7 +101,10 @@ def test_what_was_refused_is_told_also_by_a_run_that_ends_by_something_else(
     bench.write("good")
     monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
     with monkeypatch.context() as patch:
-        patch.setattr(read_back, "file_failure", down)
+        when_footers_are_checked(patch, down)
+        patch.setattr(
+            "surge_dagster.orchestration.refresh.sweep_orphan_files", down
+        )  # by attempts with nothing to encode
         ran = bench.refresh()
     assert not ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 2
     assert ran.failure().splitlines()[:2] == ["the store is down", "1 partition had failed by then:"]
@@ -128,12 +127,12 @@ def test_what_was_refused_is_told_also_when_the_next_attempt_finds_no_catalog(
     bench.write("good")
     monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
 
-    def fails_and_the_catalog_goes(*_: object) -> Failure:
+    def fails_and_the_catalog_goes(key: str) -> Failure:
         bench.catalog.rename(bench.root / "away")
         return Failure("good", "the disk failed", transient=True)
 
     with monkeypatch.context() as patch:
-        patch.setattr(read_back, "file_failure", fails_and_the_catalog_goes)
+        when_footers_are_checked(patch, fails_and_the_catalog_goes)
         ran = bench.refresh()
     assert not ran.success and "no catalog at" in ran.failure()
     assert shown(bench)[1] == {"bad", "good"}
@@ -194,17 +193,16 @@ def test_what_was_refused_is_read_again_by_the_next_attempt_when_its_source_has_
 ) -> None:
     bench.write("bad", NULL_TEXT)
     bench.write("d", 4)
-    made = read_back.file_failure
-    mended: list[str] = []
+    fixed: list[str] = []
 
-    def mended_meanwhile(partition: Partition, store: Store, space: Space) -> Failure | None:
-        if mended:
-            return made(partition, store, space)
-        mended.append("bad")
+    def fixed_meanwhile(key: str) -> Failure | None:
+        if fixed:
+            return None
+        fixed.append("bad")
         bench.write("bad", 2, version="v2")
-        return Failure(partition.key, "the disk failed once", transient=True)
+        return Failure(key, "the disk failed once", transient=True)
 
-    monkeypatch.setattr(read_back, "file_failure", mended_meanwhile)
+    when_footers_are_checked(monkeypatch, fixed_meanwhile)
     monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
     ran = bench.refresh()
     assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1

@@ -14,7 +14,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.store import open_store
-from surge_dagster.orchestration.lineage import CODE_VERSION
+from surge_dagster.orchestration.asset_events import CODE_VERSION
 from surge_dagster.resources import Encoder
 from tests.dagster.conftest import NAMES, Workbench
 from tests.small_catalogs import assert_embedded, numbered_rows

@@ -1,0 +1,165 @@
+"""The events of the catalog's assets: what they are made of, and the tags from which Dagster tells what is up to date.
+
+Dagster decides that a partition is up to date from four tags of its last materialization: its own data and code
+version, and which version and which event of each upstream asset it was made from. A partition that was just encoded
+and a valid file that is adopted get the same tags.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+
+from surge_dagster.engine.report import Receipt, RunReport, SuperBatchReport
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.partition_keys import to_partition_key
+from surge_dagster.orchestration.run_charts import run_charts
+from surge_dagster.orchestration.run_findings import RunFindings
+
+DATA_VERSION_TAG = "dagster/data_version"
+# Raised by hand when the same texts in the same space would give other files.
+CODE_VERSION = "1"
+
+_USER_VERSION = {"dagster/data_version_is_user_provided": "true"}
+_INPUT_VERSION_TAG = "dagster/input_data_version/"
+_INPUT_EVENT_TAG = "dagster/input_event_pointer/"
+_NO_EVENT = "NULL"
+_WHERE_MEASURED = ("pace_ratio", "gpu_utilisation", "gpu_memory_bytes")
+
+
+def observation(names: CatalogNames, partition: Partition) -> dg.AssetObservation:
+    """The event that says which source version a partition has now."""
+    metadata: dict[str, Any] = {"key": partition.key, "source_version": partition.source_version}
+    if partition.rows is not None:
+        metadata["dagster/row_count"] = partition.rows
+    return dg.AssetObservation(
+        names.source_partitions,
+        partition=to_partition_key(partition.key),
+        metadata=metadata,
+        tags={DATA_VERSION_TAG: partition.source_version},
+    )
+
+
+def embedding(
+    names: CatalogNames,
+    receipt: Receipt,
+    observation_id: int | None,
+    superbatch_event_id: int | None = None,
+    *,
+    reused: bool = False,
+    adopted: bool = False,
+) -> dg.AssetMaterialization:
+    """The event of one embedded partition.
+
+    Args:
+        names: of its catalog.
+        receipt: of its file.
+        observation_id: storage id of the observation of the source version that it was made from.
+        superbatch_event_id: storage id of the event of its SuperBatch, where this run encoded it.
+        reused: the file was there already and is on record; reported again because a backfill requested it.
+        adopted: the file was there already and was not on record.
+    """
+    metadata: dict[str, Any] = {
+        "key": receipt.key,
+        "dagster/row_count": receipt.rows,
+        "rows": receipt.rows,
+        "dimension": receipt.dimension,
+        "path": dg.MetadataValue.path(receipt.path),
+        "bytes": receipt.bytes,
+        "truncated": receipt.truncated,
+        "space": receipt.space,
+        "source_version": receipt.source_version,
+        "content_digest": receipt.content_digest,
+        "etag": receipt.etag,
+        "action": "adopted" if adopted else receipt.action,
+    }
+    if receipt.superbatch is not None:
+        metadata["superbatch"] = receipt.superbatch
+    if receipt.texts_per_second is not None:
+        metadata["texts_per_second"] = float(round(receipt.texts_per_second, 1))
+    if receipt.previous_cosine is not None:
+        metadata["compared_rows"] = receipt.compared_rows
+        metadata["previous_cosine"] = float(round(receipt.previous_cosine, 6))
+    if reused:
+        metadata["reused"] = True
+    source, superbatch = names.source_partitions.to_user_string(), names.superbatches.to_user_string()
+    return dg.AssetMaterialization(
+        names.embeddings,
+        partition=to_partition_key(receipt.key),
+        metadata=metadata,
+        tags={
+            DATA_VERSION_TAG: receipt.desired_version,
+            **_USER_VERSION,
+            "dagster/code_version": CODE_VERSION,
+            f"{_INPUT_VERSION_TAG}{source}": receipt.source_version,
+            f"{_INPUT_EVENT_TAG}{source}": _pointer(observation_id),
+            f"{_INPUT_VERSION_TAG}{superbatch}": receipt.space,
+            f"{_INPUT_EVENT_TAG}{superbatch}": _pointer(superbatch_event_id),
+        },
+    )
+
+
+def superbatch(names: CatalogNames, report: SuperBatchReport, space: str) -> dg.AssetMaterialization:
+    """The event of one SuperBatch. Its data version is the space: another SuperBatch makes no embedding stale."""
+    return dg.AssetMaterialization(
+        names.superbatches,
+        description=f"SuperBatch {report.index}: {report.texts:,} texts of {report.partitions:,} partitions",
+        metadata={
+            "superbatch": report.index,
+            "partitions": report.partitions,
+            "texts": report.texts,
+            "text_bytes": report.text_bytes,
+            "tokens": report.tokens,
+            "padding_ratio": round(report.padding_ratio, 4),
+            "truncated": report.truncated,
+            "encode_seconds": round(report.encode_seconds, 4),
+            "tokenize_seconds": round(report.tokenize_seconds, 4),
+            "forward_seconds": round(report.forward_seconds, 4),
+            "copy_seconds": round(report.copy_seconds, 4),
+            "duty_cycle": round(report.duty_cycle, 4),
+            "worker_idle_ratio": round(report.worker_idle_ratio, 4),
+            "compute_intensity": round(report.compute_intensity, 4),
+            "replays": report.replays,
+            "serialize_seconds": round(report.serialize_seconds, 4),
+            "upload_seconds": round(report.upload_seconds, 4),
+            "fill_ratio": round(report.fill_ratio, 4),
+            "overlap_ratio": round(report.overlap_ratio, 4),
+            "texts_per_second": round(report.texts_per_second, 1),
+            "peak_resident_bytes": report.peak_resident_bytes,
+            "space": space,
+        }
+        | {name: value for name in _WHERE_MEASURED if (value := getattr(report, name)) is not None},
+        tags={DATA_VERSION_TAG: space, **_USER_VERSION},
+    )
+
+
+def whole_run(names: CatalogNames, report: RunReport, findings: RunFindings) -> dg.AssetMaterialization:
+    """The event that follows those of a run's SuperBatches, with charts.
+
+    Its metrics have other names than theirs: Dagster plots every number over all events of an asset, and a run's would
+    stand among those of SuperBatches.
+    """
+    return dg.AssetMaterialization(
+        names.superbatches,
+        description=f"Run: {report.superbatches:,} SuperBatches with {report.texts_encoded:,} texts",
+        metadata={
+            **run_charts(report, findings),
+            "superbatches": report.superbatches,
+            "partitions_written": report.partitions_written,
+            "texts_encoded": report.texts_encoded,
+            "space": report.space,
+        },
+        tags={DATA_VERSION_TAG: report.space, **_USER_VERSION},
+    )
+
+
+def superbatch_metrics(event: dg.AssetMaterialization) -> dict[str, Any] | None:
+    """The metrics of a SuperBatch's event; None for the event of a whole run."""
+    metrics = {name: value.value for name, value in event.metadata.items()}
+    return metrics if "superbatch" in metrics else None
+
+
+def _pointer(storage_id: int | None) -> str:
+    return _NO_EVENT if storage_id is None else str(storage_id)

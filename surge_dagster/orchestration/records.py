@@ -1,0 +1,185 @@
+"""What Dagster has on record of a catalog, read in bulk: one query per question, never one per partition."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+
+import dagster as dg
+
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
+from surge_dagster.orchestration.dagster_internals import Event
+from surge_dagster.orchestration.names import CatalogNames
+
+_OBSERVATION = dg.DagsterEventType.ASSET_OBSERVATION
+_MATERIALIZATION = dg.DagsterEventType.ASSET_MATERIALIZATION
+# How long events are taken for unchanged that have the same newest ones. Partitions that an operator wipes change
+# neither these nor the number of runs.
+_TRUSTED_SECONDS = 300
+
+_known: dict[Hashable, _Known] = {}  # by event log and catalog
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogued:
+    """What Dagster has on record, by partition key.
+
+    Attributes:
+        registered: the dynamic partitions, in Dagster's order.
+        observed: source version observed last.
+        observation_ids: storage id of that observation.
+        embedded: data version of the last materialization of `embeddings`.
+        embedding_ids: storage id of that materialization.
+        refused: what the last observation of `embeddings`, which reports a refusal, is about.
+        refusal_ids: storage id of that observation.
+    """
+
+    registered: dict[str, None]
+    observed: dict[str, str]
+    observation_ids: dict[str, int]
+    embedded: dict[str, str]
+    embedding_ids: dict[str, int]
+    refused: dict[str, str]
+    refusal_ids: dict[str, int]
+
+    def moved(self, by_key: Mapping[str, Partition]) -> Iterator[Partition]:
+        """Partitions, given by partition key, whose source version is not the one observed last."""
+        return (part for key, part in by_key.items() if self.observed.get(key) != part.source_version)
+
+    def knows(self, key: str, desired_version: str, source_version: str | None = None) -> bool:
+        """Whether a partition key's last materialization is of this version, from the source version observed last.
+
+        Event tags other than the data version cannot be read in bulk. That the materialization is younger than the
+        observation says the same. A younger refusal leaves open what became of the file.
+
+        Args:
+            key: the partition key.
+            desired_version: data version that the materialization must have.
+            source_version: that it must have been made from; None for any.
+        """
+        made = self.embedding_ids.get(key, -1)
+        since = max(self.observation_ids.get(key, -1), self.refusal_ids.get(key, -1))
+        return (
+            self.embedded.get(key) == desired_version
+            and made > since
+            and source_version in (None, self.observed.get(key))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What an earlier call read, with the mark of the event log at that time (seconds on the monotonic clock)."""
+
+    mark: Hashable
+    read_at: float
+    catalogued: Catalogued
+
+
+def read_catalogued(names: CatalogNames, instance: dg.DagsterInstance) -> Catalogued:
+    """Everything on record, in seven queries whatever the number of partitions."""
+    storage = instance.event_log_storage
+
+    def versions(asset: dg.AssetKey, kind: dg.DagsterEventType) -> dict[str, str]:
+        tags = storage.get_latest_tags_by_partition(asset, kind, [DATA_VERSION_TAG])
+        return {key: of_partition[DATA_VERSION_TAG] for key, of_partition in tags.items()}
+
+    def ids(asset: dg.AssetKey, kind: dg.DagsterEventType) -> dict[str, int]:
+        return dict(instance.get_latest_storage_id_by_partition(asset, kind))
+
+    return Catalogued(
+        registered=_registered(names, instance),
+        observed=versions(names.source_partitions, _OBSERVATION),
+        observation_ids=ids(names.source_partitions, _OBSERVATION),
+        embedded=versions(names.embeddings, _MATERIALIZATION),
+        embedding_ids=ids(names.embeddings, _MATERIALIZATION),
+        refused=versions(names.embeddings, _OBSERVATION),
+        refusal_ids=ids(names.embeddings, _OBSERVATION),
+    )
+
+
+def read_catalogued_again(names: CatalogNames, instance: dg.DagsterInstance) -> Catalogued:
+    """Everything on record, for a process that asks again and again: events are read when there may be new ones.
+
+    What an operator wipes is seen within five minutes. The result is shared with later calls: don't change it.
+    """
+    if not instance.is_persistent:
+        return read_catalogued(names, instance)
+    reference = instance.get_ref()
+    log = reference.local_artifact_storage_data, reference.storage_data, reference.event_storage_data, names
+    # Before the events: one that comes meanwhile is read now or, since the mark has moved, by the next call.
+    mark = _mark(names, instance)
+    known, now = _known.get(log), time.monotonic()
+    if known is None or known.mark != mark or now - known.read_at > _TRUSTED_SECONDS:
+        known = _known[log] = _Known(mark, now, read_catalogued(names, instance))
+    return replace(known.catalogued, registered=_registered(names, instance))
+
+
+def _mark(names: CatalogNames, instance: dg.DagsterInstance) -> Hashable:
+    """The newest event of each kind and the number of runs: what new events and deleted runs change."""
+    newest = [
+        instance.fetch_observations(names.source_partitions, limit=1),
+        instance.fetch_observations(names.embeddings, limit=1),
+        instance.fetch_materializations(names.embeddings, limit=1),
+    ]
+    events = [(record.storage_id, record.timestamp) for found in newest for record in found.records]
+    return instance.get_runs_count(), *events
+
+
+def planned_by_name(names: CatalogNames, instance: dg.DagsterInstance) -> Set[str]:
+    """Partition keys that a run ever planned by name, because it failed on them.
+
+    Runs plan their whole range in one event, so that fresh partitions which a failing run skipped are not shown as
+    failed. A partition that truly failed is planned by name just before its run ends, and exactly that shows it as
+    failed. From then on every run that materializes it plans it too: Dagster's page of the partition would otherwise go
+    on saying that the run which failed did not materialize it.
+    """
+    kind = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
+    return instance.get_latest_storage_id_by_partition(names.embeddings, kind).keys()
+
+
+def _registered(names: CatalogNames, instance: dg.DagsterInstance) -> dict[str, None]:
+    return dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name))
+
+
+class EventPointers:
+    """Storage ids of the events that a run's materializations point at, as they become known.
+
+    Args:
+        names: of the catalog.
+        context: of the op that reports the events.
+        observation_ids: of earlier observations, by partition key; updated here.
+    """
+
+    def __init__(self, names: CatalogNames, context: dg.OpExecutionContext, observation_ids: dict[str, int]) -> None:
+        self._names = names
+        self._context = context
+        self.observations = observation_ids
+        self.superbatches: dict[int, int] = {}  # by index of the SuperBatch
+        newest = context.instance.fetch_materializations(names.superbatches, limit=1).records
+        self._seen = newest[0].storage_id if newest else 0
+
+    def learn(self, stored: Sequence[Event]) -> None:
+        """Look up the storage ids of events that were just stored, with one query for each of the two assets."""
+        instance = self._context.instance
+        observed = {event.partition for event in stored if event.asset_key == self._names.source_partitions}
+        if keys := {key for key in observed if key is not None}:
+            self.observations |= instance.get_latest_storage_id_by_partition(
+                self._names.source_partitions, _OBSERVATION, keys
+            )
+        if any(event.asset_key == self._names.superbatches for event in stored):
+            self._learn_superbatches()
+
+    def _learn_superbatches(self) -> None:
+        more = True
+        while more:  # other runs may report SuperBatches at the same time
+            since = dg.AssetRecordsFilter(self._names.superbatches, after_storage_id=self._seen)
+            page = self._context.instance.fetch_materializations(since, limit=1_000, ascending=True)
+            for record in page.records:
+                self._seen = record.storage_id
+                event = record.asset_materialization
+                if record.run_id == self._context.run_id and event and "superbatch" in event.metadata:
+                    index = event.metadata["superbatch"].value
+                    self.superbatches[int(str(index))] = record.storage_id
+            more = page.has_more and bool(page.records)
