@@ -28,7 +28,7 @@ class EventStream:
         stop: events are dropped once the run is abandoned.
 
     Attributes:
-        published: keys of the partitions that were published, also those whose receipt nobody has taken yet.
+        published: keys of the partitions that were published, also those whose receipt was not taken yet.
         ended: whether the last event was taken.
     """
 
@@ -86,7 +86,7 @@ class EventStream:
         self.ended = True
 
     def drop_next(self) -> None:
-        """Drop the next group if one comes soon: a thread may wait to hand it over while nobody takes events."""
+        """Drop the next group if one comes soon: a thread may wait to hand it over while no thread takes events."""
         with contextlib.suppress(queue.Empty):
             self._queue.get(timeout=_POLL_SECONDS)
 

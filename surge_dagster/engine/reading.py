@@ -39,7 +39,7 @@ def superbatches(
     """Read partitions in their order, and yield what follows from each.
 
     Args:
-        context: of the run. The memory of each SuperBatch is booked, and whoever takes it releases it.
+        context: of the run. The memory of each SuperBatch is booked, and its receiver releases it.
         force: encode fresh partitions too.
         again: keys of partitions to encode although their files look fresh.
 

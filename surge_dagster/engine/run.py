@@ -123,7 +123,7 @@ class EmbeddingRun:
 
     @property
     def published(self) -> set[str]:
-        """Keys of the partitions that were published, also those whose receipt nobody has taken yet."""
+        """Keys of the partitions that were published, also those whose receipt was not taken yet."""
         return self._events.published
 
     @property

@@ -29,7 +29,7 @@ class StopSignal:
 
     @property
     def abandoned(self) -> bool:
-        """Whether nobody waits for the run any more."""
+        """Whether the caller no longer waits for the run."""
         return self._abandoned.is_set()
 
     def request(self) -> None:
@@ -44,7 +44,7 @@ class StopSignal:
         self.over.set()
 
     def seconds_left(self, share: float = 1.0) -> float | None:
-        """Seconds until this share of the grace time has passed; None as long as nobody asked the run to stop."""
+        """Seconds until this share of the grace time has passed; None as long as the run was not asked to stop."""
         if self.abandoned:
             return 0.0
         if self.requested_at is None:
