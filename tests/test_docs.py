@@ -1,0 +1,48 @@
+"""The README and the pages under docs: what they name exists, and the library example runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from surge_dagster.engine.model.spec import EncodingSpec
+from tests.small_catalogs import write_partition
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "deploy").rglob("*.md"))]
+_NAMED_PATH = re.compile(r"`((?:surge_dagster|assets|resources|automation|tests|benchmarks|docs|deploy)/[\w./-]*)`")
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_path_and_link_of_a_page_exists(page: Path) -> None:
+    text = page.read_text()
+    missing = [name for name in _NAMED_PATH.findall(text) if not (ROOT / name).exists()]
+    for link in _LINK.findall(text):
+        if "://" in link:
+            continue
+        place, _, anchor = link.partition("#")
+        target = (page.parent / place).resolve() if place else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            missing.append(link)
+    assert not missing
+
+
+def test_library_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    page = (ROOT / "docs" / "how-it-works.md").read_text()
+    example = page.split("```python\n")[1].split("```")[0]
+    assert "EncodingSpec()" in example
+    write_partition(tmp_path / "data" / "catalog", "shoes", [("1", "waterproof boots"), ("2", "sandals")])
+    monkeypatch.chdir(tmp_path)
+    exec(example.replace("EncodingSpec()", 'EncodingSpec("hash://8")'), {})
+    assert capsys.readouterr().out.startswith("shoes 2\n")
+    space = EncodingSpec("hash://8").resolve().name
+    assert (tmp_path / "data" / "embeddings" / space / "shoes.parquet").is_file()
