@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from surge_dagster.assets.checks import check_result
 from surge_dagster.check_policy import CheckName, CheckPolicy
@@ -84,7 +83,7 @@ def catalog_checks(names: CatalogNames, policy: CheckPolicy) -> dg.AssetChecksDe
     return compare
 
 
-def catalog_check(names: CatalogNames, checks: dg.AssetChecksDefinition) -> UnresolvedAssetJobDefinition:
+def catalog_check(names: CatalogNames, checks: dg.AssetChecksDefinition) -> Any:
     """The job that evaluates the catalog's checks."""
     return dg.define_asset_job(
         names.check_job,

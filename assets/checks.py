@@ -1,9 +1,9 @@
-"""The checks that end every run, whatever ended it but an interruption, and cover what the run did.
+"""The checks that end every run except an interrupted one, and cover what the run did.
 
-A vector that cannot be right never gets as far as a file: the engine refuses it before it is published. What was
-published is read back beside its source before Dagster hears of it, so a partition that Dagster calls materialized is
-what a reader will find. One check says whether all of the run's partitions got there, names those that did not, and
-carries the run's figures and pictures. The others look at what was encoded and warn.
+The engine refuses a vector that cannot be right before it is published. At the end of a run the footer of each
+published file is compared with its source; adopted files are read in full before. One check says whether all of the
+run's partitions are published, names those that are not, and carries the run's metrics. The others look at what was
+encoded and warn.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ def run_checks(names: CatalogNames, policy: CheckPolicy) -> list[dg.AssetCheckSp
             asset=names.embeddings,
             blocking=True,
             description=(
-                "Every partition of the run is published, and what was published reads back as it should: rows, ids, "
-                "texts, dimension, finite values, unit length where the space has it, one space. Lists what failed and "
-                "why."
+                "Every partition of the run is published, and the footer of each published file names the rows of its "
+                "source, the dimension and the space. Lists what failed and why."
             ),
         ),
         *(

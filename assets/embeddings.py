@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import dagster as dg
-from dagster._core.definitions.composition import PendingNodeInvocation
 
 from surge_dagster.assets.checks import evaluation_of, run_check_results, run_checks
 from surge_dagster.check_policy import CheckPolicy
@@ -91,7 +90,7 @@ def embedding_jobs(names: CatalogNames, policy: CheckPolicy) -> tuple[dg.JobDefi
             raise failure_of(names, outcome)
         yield dg.Output(None)
 
-    def job(name: str, node: dg.OpDefinition | PendingNodeInvocation, description: str) -> dg.JobDefinition:
+    def job(name: str, node: dg.OpDefinition | dg.PendingNodeInvocation, description: str) -> dg.JobDefinition:
         @dg.job(name=name, executor_def=dg.in_process_executor, run_tags=RUN_TAGS, description=description)
         def compose() -> None:
             node()

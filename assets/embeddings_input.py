@@ -16,7 +16,6 @@ import hashlib
 from typing import Any, NoReturn
 
 import dagster as dg
-from dagster._core.execution.context.system import StepExecutionContext
 
 from surge_dagster.engine.errors import ConfigError, DataError
 from surge_dagster.engine.loading import Embeddings, open_embeddings
@@ -59,7 +58,7 @@ class EmbeddingsInput(dg.ConfigurableIOManager):
             wanted = pl.LazyFrame
         try:
             store = self.output.open()
-            opened = open_embeddings(store, self.space or _space_of_run(context.step_context, store))
+            opened = open_embeddings(store, self.space or _space_of_run(context, store))
             partitions = self._partitions(context, opened)
             context.log.info(
                 f"{len(opened.keys() if partitions is None else partitions):,} partitions of {opened.space.name}"
@@ -94,9 +93,10 @@ class EmbeddingsInput(dg.ConfigurableIOManager):
         return None
 
 
-def _space_of_run(step: StepExecutionContext, store: Store) -> str:
+def _space_of_run(context: dg.InputContext, store: Store) -> str:
     """The space that a run reads: the current one when its first step asked, left on the run for the others."""
     tag = f"{_SPACE_TAG}/{hashlib.sha256(store.url.encode()).hexdigest()[:12]}"
+    step = context.step_context
     run = step.instance.get_run_by_id(step.run_id)
     # With the run's id: whoever launches a run again launches it with the tags it had.
     run_id, _, kept = (run.tags.get(tag, "") if run else "").partition(" ")

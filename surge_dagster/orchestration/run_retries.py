@@ -1,11 +1,9 @@
 """Which runs Dagster may launch again.
 
-Where run retries are on, Dagster launches every run again that failed, unless it is told otherwise: reading bad data
-three times. A run's own attempts have tried again whatever may pass by then, so only a run whose process died is to be
-launched again. The jobs say so themselves, whatever the instance says. A run that is launched for an asset is of no job
-of ours, and the instance decides about it: `run_retries: {retry_on_asset_or_op_failure: false}`.
+Where run retries are on, Dagster launches every failed run again, unless its tags say otherwise, and reads bad data
+three times. The attempts of a run have retried what is transient, so only a run whose process died is to be launched
+again: the jobs say so themselves. For a run of an asset the instance decides: `run_retries:
+{retry_on_asset_or_op_failure: false}`.
 """
 
-from dagster._core.storage.tags import RETRY_ON_ASSET_OR_OP_FAILURE_TAG
-
-RUN_TAGS = {RETRY_ON_ASSET_OR_OP_FAILURE_TAG: "false"}
+RUN_TAGS = {"dagster/retry_on_asset_or_op_failure": "false"}

@@ -136,7 +136,6 @@ def as_read(bench: Workbench, run_id: str) -> dict[str, Any]:
             f"{asset} record": of_any_run(record.asset_entry.last_materialization),
             f"{asset} last run": record.asset_entry.last_run_id == run_id,
             f"{asset} partitions": instance.get_materialized_partitions(asset),
-            f"{asset} of the run": instance.get_asset_keys_for_run(run_id),
         }
         for kind in (MATERIALIZATION, OBSERVATION):
             read[f"{asset} {kind} tags"] = storage.get_latest_tags_by_partition(asset, kind, [DATA_VERSION_TAG])
