@@ -29,7 +29,7 @@ from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.store.local_store import LocalStore
 
 TEXTS = 10
-THREADS = 8  # of the publisher with one worker
+THREADS = 4  # of the publisher on a local disk
 _RATES = ("tmpfs", "disk", "raw_write", "memcpy")
 
 
@@ -60,7 +60,7 @@ def tiny_document(partitions: int, rounds: int, memory: Path, disk: Path) -> Doc
 
         def run(folder: Path) -> float:
             shutil.rmtree(folder, ignore_errors=True)
-            report = embed(pool, source, LocalStore(folder), publish_threads=THREADS)
+            report = embed(pool, source, LocalStore(folder))
             return report.partitions_written / report.wall_seconds
 
         run(memory / "tiny")  # warms up, and leaves the files for the loops

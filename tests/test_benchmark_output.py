@@ -43,7 +43,7 @@ def test_small_run_gives_the_document_and_the_table(tmp_path: Path, monkeypatch:
     assert document["tiny"]["partitions_per_second"].keys() == {
         "run on tmpfs",
         "run on disk",
-        "loop on disk, 8 threads",
+        "loop on disk, 4 threads",
         "loop on disk, 1 thread",
     }
     (case,) = document["bound"]["cases"]
