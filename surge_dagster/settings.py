@@ -49,7 +49,7 @@ from surge_dagster.engine.model.locating import DEFAULT_MODEL
 from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, FileFormat
 from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, ParquetCatalog, open_source
 from surge_dagster.engine.store import StorageOptions, open_store
-from surge_dagster.engine.store.storage_options import NO_ENDPOINT
+from surge_dagster.engine.store.object_client import NO_ENDPOINT
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.urls import is_bare, is_object_store, local_path
 from surge_dagster.engine.thresholds import Thresholds

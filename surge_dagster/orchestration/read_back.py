@@ -10,7 +10,7 @@ from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.report import Failure
 from surge_dagster.engine.sources.partition import Partition
-from surge_dagster.engine.store.concurrent_reads import read_at_once
+from surge_dagster.engine.store.concurrent_reads import read_concurrently
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.verify import Violation, verify
 
@@ -47,7 +47,7 @@ def read_back(
         yield from ((key, read(store, key)) for key in by_key)
         return
     answers: dict[str, Failure | TransientError | None] = {}
-    read_at_once(store, list(by_key), read, answers.__setitem__)
+    read_concurrently(store, list(by_key), read, answers.__setitem__)
     yield from answers.items()
 
 

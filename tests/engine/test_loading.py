@@ -316,7 +316,7 @@ class TestBucket:
         self, store: ObjectStore, object_server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path))
-        monkeypatch.setattr(freshness, "READS_AT_ONCE", 3)  # more than that are worth keeping
+        monkeypatch.setattr(freshness, "CONCURRENT_READS", 3)  # more than that are worth keeping
         object_server.log.clear()
         first = open_embeddings(store).lazy()
         assert self.asked_for(object_server) == sorted(self.KEYS)

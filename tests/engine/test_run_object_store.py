@@ -27,10 +27,9 @@ from surge_dagster.engine.files.parquet import read_facts, read_guarded
 from surge_dagster.engine.output import freshness
 from surge_dagster.engine.output.staging import SEGMENT_FORMAT, STAGING, SegmentFacts
 from surge_dagster.engine.sources import open_source
-from surge_dagster.engine.store.object_client import ClientLimits
+from surge_dagster.engine.store.object_client import ClientLimits, StorageOptions
 from surge_dagster.engine.store.object_store import ObjectStore, open_object_store
 from surge_dagster.engine.store.retries import ATTEMPTS
-from surge_dagster.engine.store.storage_options import StorageOptions
 from surge_dagster.engine.thresholds import Thresholds
 from surge_dagster.engine.verify import Violation, verify
 from tests.engine.runs import assert_nothing_is_held, failures, finish, make_run, receipts

@@ -21,7 +21,7 @@ from surge_dagster.engine.files.formats import SUFFIXES, PublishedFile, file_nam
 from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.output.footer_cache import FooterCache
 from surge_dagster.engine.sources.partition import Partition
-from surge_dagster.engine.store.concurrent_reads import READS_AT_ONCE, read_at_once
+from surge_dagster.engine.store.concurrent_reads import CONCURRENT_READS, read_concurrently
 from surge_dagster.engine.store.store import Store, StoredObject
 
 Status = Literal["fresh", "stale", "missing", "foreign"]
@@ -99,7 +99,7 @@ class OutputState:
         names = sorted(self._listed) if keys is None else [name for name in self._names(keys) if name in self._listed]
         unread = [name for name in names if name not in self._found]
         # Loading the cache takes longer than reading a few files.
-        with self._cached() if self.store.is_remote and len(unread) > READS_AT_ONCE else contextlib.nullcontext():
+        with self._cached() if self.store.is_remote and len(unread) > CONCURRENT_READS else contextlib.nullcontext():
             self._read_all(names)
         found: dict[str, Found] = {}
         for name in names:
@@ -191,7 +191,7 @@ class OutputState:
                 else:
                     self._remember(name, known.stored, known)
         if self.store.is_remote:
-            read_at_once(self.store, unread, _read, self._keep)
+            read_concurrently(self.store, unread, _read, self._keep)
         else:
             for name in unread:
                 self._keep(name, _read(self.store, name))

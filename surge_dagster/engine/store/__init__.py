@@ -6,7 +6,7 @@ from pathlib import Path
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.engine.store.storage_options import StorageOptions
+from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.urls import is_object_store, local_path
 

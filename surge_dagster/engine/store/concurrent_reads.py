@@ -8,18 +8,18 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.waiting import TURN_SECONDS
 
-READS_AT_ONCE = 32
-_POLL_SECONDS = 0.1
+CONCURRENT_READS = 32
 T = TypeVar("T")
 
 
-def read_at_once(
+def read_concurrently(
     store: Store, names: Sequence[str], read: Callable[[Store, str], T], keep: Callable[[str, T], None]
 ) -> None:
-    """Read each name in one of `READS_AT_ONCE` threads, and keep the results in this one, in the order of the names.
+    """Read each name in one of `CONCURRENT_READS` threads; keep the results in this thread, in the order of the names.
 
-    An error, or an interrupt, does not wait for reads under way; nothing is kept after it.
+    After an error or an interrupt nothing more is kept, and reads under way are not waited for.
 
     Args:
         read: called in any thread, with a store whose waits end when the results are no longer needed.
@@ -29,10 +29,10 @@ def read_at_once(
     """
     over = threading.Event()
     view = store.until(over)
-    pool = ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="surge-footer")
+    pool = ThreadPoolExecutor(CONCURRENT_READS, thread_name_prefix="surge-footer")
     try:
         for name, answer in [(name, pool.submit(read, view, name)) for name in names]:
-            while not wait([answer], _POLL_SECONDS).done:  # in turns, so that any thread's signal interrupts it
+            while not wait([answer], TURN_SECONDS).done:  # in turns, so that a signal to any thread interrupts it
                 pass
             keep(name, answer.result())
     finally:

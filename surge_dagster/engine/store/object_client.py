@@ -1,29 +1,64 @@
-"""Connections to object stores: the obstore client of a bucket, with its credentials, timeouts and retries.
+"""How an object store is reached: its options, and the obstore client of a bucket with credentials and timeouts.
 
 Credentials come from where each cloud's own tools find them: boto3 for S3, google-auth for GCS, obstore itself for
-Azure. Explicit options win. Errors of credentials name their type alone: their text may quote a key file, or what a
+Azure. Explicit options win. An error about credentials shows only its type: its text may quote a key file, or what a
 program that provides credentials has printed.
+
+The clients are imported where they are used, because settings import this module and a local output needs no client.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from obstore.store import GCSStore, S3Store, from_url
-
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.store.storage_options import StorageOptions
+from surge_dagster.engine.support.urls import is_bare
 
+NO_ENDPOINT = (
+    "expected as endpoint the base URL of a service, without user, query or fragment; credentials belong into the "
+    "environment or into storage_options"
+)
 MIB = 1024 * 1024
 _GCS_ENDPOINT = "https://storage.googleapis.com"
 _GCS_SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 _DEFAULT_REGION = "us-east-1"
 # boto3 renews credentials ten minutes or more before they expire.
-_ASK_BOTO3_AGAIN = timedelta(minutes=5)
+_BOTO3_REFRESH = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True)
+class StorageOptions:
+    """Settings of an object store; an option that is not set comes from the environment, as in the cloud's own tools.
+
+    The representation leaves secrets out, so that printing or logging the options shows none.
+
+    Attributes:
+        endpoint: base URL of the service, for S3-compatible stores and test servers.
+        region: S3's region.
+        access_key_id, secret_access_key, session_token: S3's credentials.
+        service_account: path of a GCS service account's key file.
+        credentials: returns google-auth credentials, such as those of dagster-gcp's `GCSResource`.
+
+    Raises:
+        ConfigError: the endpoint holds more than a service's URL does.
+    """
+
+    endpoint: str | None = None
+    region: str | None = None
+    access_key_id: str | None = field(default=None, repr=False)
+    secret_access_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    service_account: str | None = None
+    credentials: Callable[[], object] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.endpoint is not None and not is_bare(self.endpoint):
+            raise ConfigError(NO_ENDPOINT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +81,14 @@ class ClientLimits:
 
 
 def connect(scheme: str, bucket: str, options: StorageOptions, limits: ClientLimits) -> tuple[Any, str]:
-    """The obstore client of a whole bucket, and the base URL of its service, empty where obstore alone knows it.
+    """The obstore client of a whole bucket, and the base URL of its service, empty where only obstore knows it.
 
     Raises:
         ConfigError: there are no credentials.
         BaseError, ValueError, TypeError: obstore refuses the options; the text may quote them.
     """
+    from obstore.store import from_url
+
     endpoint = (options.endpoint or "").rstrip("/")
     if scheme == "memory":
         return from_url("memory://"), ""
@@ -84,6 +121,7 @@ def _connect_s3(bucket: str, endpoint: str, options: StorageOptions, limits: Cli
         raise ConfigError("only one of access_key_id and secret_access_key was given; give both or neither")
     import boto3
     from obstore.auth.boto3 import Boto3CredentialProvider
+    from obstore.store import S3Store
 
     logging.getLogger("botocore.credentials").addFilter(_without_traceback)
     try:
@@ -93,8 +131,8 @@ def _connect_s3(bucket: str, endpoint: str, options: StorageOptions, limits: Cli
             aws_session_token=options.session_token,
         )
         found = session.get_credentials() is not None
-        provider = Boto3CredentialProvider(session, ttl=_ASK_BOTO3_AGAIN) if found else None
-    except Exception as error:  # of a program, a service or a file: no type covers what they raise
+        provider = Boto3CredentialProvider(session, ttl=_BOTO3_REFRESH) if found else None
+    except Exception as error:  # a program, a service or a file provides credentials, and may raise any type
         raise ConfigError(
             f"the S3 credentials cannot be read ({type(error).__name__}): check AWS_PROFILE, both of "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and where the profile says that they come from."
@@ -124,6 +162,7 @@ def _connect_gcs(bucket: str, endpoint: str, options: StorageOptions, limits: Cl
     import google.auth
     from google.auth.exceptions import GoogleAuthError
     from obstore.auth.google import GoogleCredentialProvider
+    from obstore.store import GCSStore
 
     credentials: Any
     try:
@@ -148,6 +187,6 @@ def _connect_gcs(bucket: str, endpoint: str, options: StorageOptions, limits: Cl
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
-    """Lets a record pass without its traceback, which quotes the error of what provides the credentials."""
+    """Let a record pass without its traceback, which quotes the error of the program that provides credentials."""
     record.exc_info = record.exc_text = None
     return True

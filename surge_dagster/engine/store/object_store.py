@@ -18,12 +18,10 @@ import pyarrow as pa
 from obstore.exceptions import BaseError
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.store.object_client import ClientLimits, connect
+from surge_dagster.engine.store.object_client import ClientLimits, StorageOptions, connect
 from surge_dagster.engine.store.object_reader import ObjectReader, fetch_end
 from surge_dagster.engine.store.object_upload import PIECE_BYTES, ObjectUpload
-from surge_dagster.engine.store.request_errors import request_errors
-from surge_dagster.engine.store.retries import Retrier
-from surge_dagster.engine.store.storage_options import StorageOptions
+from surge_dagster.engine.store.retries import Retrier, request_errors
 from surge_dagster.engine.store.store import ObjectEnd, StoredObject
 from surge_dagster.engine.support.urls import is_bare, split_url
 

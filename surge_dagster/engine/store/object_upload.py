@@ -23,8 +23,7 @@ import pyarrow as pa
 from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PreconditionError
 
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.store.request_errors import classified, request_errors
-from surge_dagster.engine.store.retries import Retrier
+from surge_dagster.engine.store.retries import Retrier, classified, request_errors
 from surge_dagster.engine.store.store import StoredObject
 
 PIECE_BYTES = 1024 * 1024  # what obstore's writer is given at a time

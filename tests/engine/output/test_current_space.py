@@ -25,8 +25,8 @@ from surge_dagster.engine.output.current_space import (
 )
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.store import open_store
+from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.store.object_store import open_object_store
-from surge_dagster.engine.store.storage_options import StorageOptions
 from surge_dagster.engine.store.store import Store
 from tests.spaces import Spaces
 

@@ -23,10 +23,9 @@ from surge_dagster.engine.files.rows import schema
 from surge_dagster.engine.output import freshness
 from surge_dagster.engine.output.footer_cache import FooterCache
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.store.object_client import ClientLimits
+from surge_dagster.engine.store.object_client import ClientLimits, StorageOptions
 from surge_dagster.engine.store.object_store import ObjectStore, open_object_store
 from surge_dagster.engine.store.retries import Retrier
-from surge_dagster.engine.store.storage_options import StorageOptions
 from surge_dagster.engine.store.store import Store, StoredObject
 from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, always
 from tests.small_catalogs import partition_of

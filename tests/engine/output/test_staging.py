@@ -23,8 +23,8 @@ from surge_dagster.engine.output.space_target import SpaceTarget
 from surge_dagster.engine.output.staging import STAGING, Staging
 from surge_dagster.engine.sources.content import ContentDigest
 from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.store.object_store import open_object_store
-from surge_dagster.engine.store.storage_options import StorageOptions
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.superbatch import OpenPartition, Segment, StagedRows
 from tests.engine.store.object_server import BUCKET, ObjectServer

@@ -27,10 +27,9 @@ from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
 from google.auth.credentials import Credentials
 from yarl import URL
 
-from surge_dagster.engine.store.object_client import ClientLimits
+from surge_dagster.engine.store.object_client import ClientLimits, StorageOptions
 from surge_dagster.engine.store.object_store import ObjectStore, open_object_store
 from surge_dagster.engine.store.retries import Retrier
-from surge_dagster.engine.store.storage_options import StorageOptions
 
 BUCKET = "vectors"
 Action = Literal["status", "reset_before", "reset_after", "truncate_up", "truncate_down", "stall"]

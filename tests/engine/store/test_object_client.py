@@ -12,10 +12,9 @@ from google.auth.exceptions import RefreshError, TransportError
 
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.store import open_store
-from surge_dagster.engine.store.object_client import ClientLimits
+from surge_dagster.engine.store.object_client import ClientLimits, StorageOptions
 from surge_dagster.engine.store.object_store import open_object_store
 from surge_dagster.engine.store.retries import Retrier
-from surge_dagster.engine.store.storage_options import StorageOptions
 from tests.engine.store.object_server import BUCKET, ObjectServer
 
 

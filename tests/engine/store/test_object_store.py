@@ -13,9 +13,8 @@ import pytest
 
 from surge_dagster.engine.errors import ConfigError, StoreUnavailable, TransientError
 from surge_dagster.engine.store import open_store
-from surge_dagster.engine.store.object_client import ClientLimits
+from surge_dagster.engine.store.object_client import ClientLimits, StorageOptions
 from surge_dagster.engine.store.object_store import ObjectStore, open_object_store
-from surge_dagster.engine.store.storage_options import StorageOptions
 from tests.engine.store.object_server import Fault, ObjectServer, always, on, open_bucket
 
 PART = 64 * 1024

@@ -17,10 +17,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.store.object_client import ClientLimits
+from surge_dagster.engine.store.object_client import ClientLimits, StorageOptions
 from surge_dagster.engine.store.object_store import ObjectStore, open_object_store
 from surge_dagster.engine.store.retries import Retrier
-from surge_dagster.engine.store.storage_options import StorageOptions
 from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, always
 
 Operation = Callable[[ObjectStore], object]

@@ -9,8 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from surge_dagster.engine.errors import Cancelled, StoreUnavailable, TransientError
-from surge_dagster.engine.store.request_errors import RequestFailed
-from surge_dagster.engine.store.retries import Retrier
+from surge_dagster.engine.store.retries import RequestFailed, Retrier
 
 
 class Clock:

@@ -11,10 +11,9 @@ import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.sources.partition import Partition, RowBatch
-from surge_dagster.engine.store.concurrent_reads import read_at_once
+from surge_dagster.engine.store.concurrent_reads import read_concurrently
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.engine.store.request_errors import RequestFailed
-from surge_dagster.engine.store.retries import Retrier
+from surge_dagster.engine.store.retries import RequestFailed, Retrier
 from surge_dagster.engine.support.waiting import next_item, rest, wait_for_thread, wait_in_turns
 from tests.engine.runs import make_run
 from tests.signals import interrupted_in_another_thread
@@ -83,7 +82,7 @@ def test_a_run_is_interrupted_while_its_source_gives_nothing(
 
 def test_concurrent_reads_are_interrupted(opened: threading.Event, tmp_path: Path) -> None:
     with interrupted_in_another_thread():
-        read_at_once(LocalStore(tmp_path), ["a", "b"], lambda *_: opened.wait(), lambda *_: None)
+        read_concurrently(LocalStore(tmp_path), ["a", "b"], lambda *_: opened.wait(), lambda *_: None)
 
 
 def test_wait_before_a_retry_is_interrupted() -> None:
