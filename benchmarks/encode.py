@@ -22,6 +22,7 @@ from benchmarks.encode_sides import PEERS
 from benchmarks.fixed_costs import call_cost_document, start_cost_document
 from benchmarks.harness import Document, names_of, print_document, say, start_document
 from benchmarks.inputs import INPUTS, draw_workload
+from benchmarks.shapes import SHAPES, write_model
 from surge_dagster.engine.model.spec import EncodingSpec
 
 PRECISIONS = ("fp32", "fp16", "bf16")
@@ -45,14 +46,16 @@ def measure(arguments: argparse.Namespace) -> Document:
         seed=arguments.seed,
     )
     document = start_document("encode", arguments, _LIBRARIES) | {"device": device, "gpu": gpu}
-    spec = EncodingSpec(arguments.model) if arguments.model else EncodingSpec()
+    models = arguments.models or (["default"] if on_cpu else ["default", *SHAPES])
     scratch = Path(tempfile.mkdtemp(prefix="surge-bench-"))
     try:
-        document["workloads"] = [_measure_input(name, texts, spec, plan, scratch) for name in arguments.inputs]
+        document["workloads"] = [
+            workload for model in models for workload in _measure_model(model, arguments.inputs, texts, plan, scratch)
+        ]
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     document["call_cost"] = call_cost_document(quick)
-    document["start"] = start_cost_document(spec, device, 1 if quick else 5)
+    document["start"] = start_cost_document(EncodingSpec(), device, 1 if quick else 5)
     return document | {"slower_than_sentence_transformers": slower(document)}
 
 
@@ -65,11 +68,20 @@ def slower(document: Document) -> bool:
     return False
 
 
-def _measure_input(name: str, texts: int, spec: EncodingSpec, plan: Plan, scratch: Path) -> Document:
-    say(f"{name}: drawing texts")
-    workload = draw_workload(name, texts, plan.seed, spec, scratch)
-    (scratch / name).mkdir()
-    return measure_workload(workload, spec, plan, scratch / name, scratch / "model.onnx")
+def _measure_model(model: str, inputs: list[str], texts: int, plan: Plan, scratch: Path) -> list[Document]:
+    """Every input with one model; a shape that is ten times as large gets an eighth of the texts."""
+    folder = scratch / model
+    folder.mkdir()
+    spec = EncodingSpec() if model == "default" else EncodingSpec(write_model(model, folder))
+    found = []
+    for name in inputs:
+        say(f"{model}, {name}: drawing texts")
+        amount = texts if model == "default" else max(20, texts // 8)
+        workload = draw_workload(name, amount, plan.seed, spec, folder)
+        (folder / name).mkdir()
+        measured = measure_workload(workload, spec, plan, folder / name, folder / "model.onnx")
+        found.append(measured | {"model": f"{model}, random weights" if model in SHAPES else spec.model})
+    return found
 
 
 def _device() -> tuple[str, str | None]:
@@ -90,7 +102,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     add("--inputs", type=names_of(INPUTS), default=list(INPUTS), help=f"of {','.join(INPUTS)}")
     add("--peers", type=names_of(PEERS), default=list(PEERS), help=f"of {','.join(PEERS)}")
     add("--precisions", type=names_of(PRECISIONS), help=f"of {','.join(PRECISIONS)}")
-    add("--model", help="hub name or folder (the demo model)")
+    add("--models", type=names_of(("default", *SHAPES)), help=f"of default,{','.join(SHAPES)} (random weights)")
     add("--superbatch", type=int, help="texts of the one large call (100,000)")
     add("--quick", action="store_true", help="tiny sizes: shows that everything runs, measures nothing")
     return parser.parse_args(words)
