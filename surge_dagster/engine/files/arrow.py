@@ -97,8 +97,11 @@ class ArrowFile:
         self._source.close()
 
     def group_bytes(self, group: int) -> int:
-        """Estimate of the memory that one record batch takes, in bytes: twice the average, at most the whole file."""
-        return min(self._file_bytes, 2 * self._file_bytes // max(1, self.groups))
+        """Upper bound of the memory that one record batch takes, in bytes: the size of the file.
+
+        The footer has the size of each batch, but pyarrow does not give it, and texts can be of any length.
+        """
+        return self._file_bytes
 
     def reading_bytes(self, widest_row: int) -> int:
         """Upper estimate of the memory that reading takes: a whole batch, however few of its rows are requested."""

@@ -118,6 +118,17 @@ class TestFormat:
             assert pa.Table.from_batches(file.read(groups=[2])).equals(whole.slice(50, 25))
             assert file.group_bytes(2) >= 25 * 16 * 4
 
+    def test_group_bytes_cover_one_batch_with_long_texts_among_short_ones(self, tmp_path: Path) -> None:
+        columns = schema(pa.string(), 16, "float32", include_text=True)
+        with pa.OSFile(str(tmp_path / "f"), "wb") as sink:
+            writer = ArrowWriter(sink, columns, guarded_metadata(replace(FACTS, rows=50), FORMAT))
+            for words in (*[1] * 24, 10_000, *[1] * 25):
+                writer.append(ids_of(1), texts_of(1, words), vectors(1))
+            writer.close()
+        with ArrowFile(pa.OSFile(str(tmp_path / "f"))) as file:
+            [batch] = file.read(groups=[24])
+            assert file.group_bytes(24) >= batch.nbytes > 50_000
+
 
 class TestMapped:
     def test_what_is_read_is_the_file_itself(self, tmp_path: Path) -> None:
