@@ -148,7 +148,7 @@ def test_space_keeps_its_first_format(
     code, out, _ = in_process(capsys, monkeypatch, tmp_path, *embed, "--format", "arrow")
     assert (code, json.loads(out.splitlines()[-1])["partitions_skipped"]) == (0, 3)
     code, _, error = in_process(capsys, monkeypatch, tmp_path, *embed)
-    assert code == 2 and "'parquet' was asked for. Set format to 'arrow'" in " ".join(error.split())
+    assert code == 2 and "the settings request 'parquet'. Set format to 'arrow'" in " ".join(error.split())
     assert in_process(capsys, monkeypatch, tmp_path, "verify", catalog, "out", *MODEL)[0] == 0
 
 

@@ -9,7 +9,7 @@ from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.freshness import OutputState, Status
 from surge_dagster.engine.output.space_target import receipt_of
-from surge_dagster.engine.output.spaces import find_space, list_spaces
+from surge_dagster.engine.output.spaces import find_space, list_spaces, unsupported_spaces
 from surge_dagster.engine.report import Receipt
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store
@@ -53,7 +53,7 @@ def refuse_to_begin(names: CatalogNames, store: Store, spec: EncodingSpec) -> No
     Raises:
         SpaceNotBegun: the output holds other spaces.
     """
-    if others := [other.name for other in list_spaces(store)]:
+    if others := [*(other.name for other in list_spaces(store)), *unsupported_spaces(store)]:
         raise SpaceNotBegun(
             f"the output has no space for the model {spec.model!r} with these settings; it holds {', '.join(others)}. "
             "A space is never begun unattended, since that encodes the whole catalog: launch "

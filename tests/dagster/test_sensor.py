@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -318,6 +319,16 @@ def test_the_nightly_schedule_begins_no_second_space(bench: Workbench) -> None:
     bench.settings["model"] = "hash://24"
     skipped = schedule_tick(bench)
     assert isinstance(skipped, dg.SkipReason) and "by hand" in (skipped.skip_message or "")
+
+
+def test_sensor_begins_no_space_beside_an_int8_space_of_an_earlier_version(bench: Workbench) -> None:
+    bench.write("a")
+    folder = Path(bench.output) / "model-0123456789ab"
+    folder.mkdir(parents=True)
+    (folder / "space.json").write_text('{"format": 1, "name": "model-0123456789ab", "arithmetic": "int8-1"}')
+    found = bench.tick()
+    assert not found.run_requests and "launch catalog_refresh by hand" in (found.skip_message or "")
+    assert bench.refresh().success  # the explicit launch
 
 
 def test_cron_and_timezone_come_from_the_settings(bench: Workbench) -> None:

@@ -109,7 +109,7 @@ def test_fresh_arrow_files_are_not_encoded_again(
 
 class TestOneFormat:
     def test_space_names_its_file_format(self, copy: Path, hash_pool: EncoderPool) -> None:
-        wrong = r"has files in the format 'arrow'; 'parquet' was asked for\. Set format to 'arrow', or write to another"
+        wrong = r"'arrow'; the settings request 'parquet'\. Set format to 'arrow', or write to another"
         before = {path: path.stat().st_mtime_ns for path in (copy / "out").rglob("*")}
         with pytest.raises(ConfigError, match=wrong):
             make_run(hash_pool, open_source(copy / "catalog"), copy / "out")
@@ -128,7 +128,7 @@ class TestOneFormat:
         record = tmp_path / run.space.name / "space.json"
         record.write_text(record.read_text().replace('  "file_format": "parquet",\n', ""))
         assert "file_format" not in record.read_text()
-        with pytest.raises(ConfigError, match="has files in the format 'parquet'; 'arrow' was asked for"):
+        with pytest.raises(ConfigError, match="has files in the format 'parquet'; the settings request 'arrow'"):
             make_run(hash_pool, in_memory({"a": CATALOG["a"]}), tmp_path, file_format="arrow")
         assert [receipt.action for receipt in receipts(finish(make_run(hash_pool, [], tmp_path)))] == []
         assert open_embeddings(tmp_path).keys() == ["a"]

@@ -1,18 +1,19 @@
-"""Which space of an output its readers use: one small object at its root, `current_space.json`.
+"""The space that the readers of an output use, named in one small object at its root: `current_space.json`.
 
-An output with one space needs none. Before a second one is begun, the one that is there is named in it, so that whoever
-reads goes on reading what was complete; the name is changed by a switch alone (`surge_dagster.engine.switching`). It is
-replaced as a whole, and only in the place of the one that the writer has seen: two switches never interleave.
+An output with one space needs no such object. Before a run begins a second space, it names the first one there, so that
+readers keep reading what is complete; only a switch changes it (`surge_dagster.engine.switching`). A writer replaces
+the object as a whole, and only if it still says what the writer has read: concurrent switches never interleave.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 
 from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.output.spaces import SPACE_FILE, list_spaces
+from surge_dagster.engine.output.spaces import SPACE_FILE, list_spaces, require_supported, unsupported_spaces
 from surge_dagster.engine.store.store import Store
 
 CURRENT_FILE = "current_space.json"
@@ -20,17 +21,17 @@ _FORMAT = 1
 
 
 class SwitchedMeanwhile(SurgeError):
-    """Somebody else changed the current space since it was looked up; nothing was written."""
+    """Another switch changed the current space since it was read; nothing was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class CurrentSpace:
-    """What `current_space.json` says.
+    """The content of `current_space.json`.
 
     Attributes:
         space: name of the space that readers use.
-        previous: the one before it; None for the first.
-        number: how many have been current up to this one, itself included; tells two turns of one space apart.
+        previous: the space that was current before it; None for the first one.
+        number: 1 for the first current space, plus 1 at each switch, also when a space becomes current again.
     """
 
     space: str
@@ -39,10 +40,10 @@ class CurrentSpace:
 
 
 def read_current(store: Store) -> CurrentSpace | None:
-    """What the output says is current; None where it says nothing.
+    """The content of `current_space.json`; None where there is none.
 
     Raises:
-        ConfigError: the object is there and cannot be used.
+        ConfigError: it cannot be read or is damaged.
     """
     where = store.location(CURRENT_FILE)
     try:
@@ -58,7 +59,7 @@ def read_current(store: Store) -> CurrentSpace | None:
             raise ValueError(f"it has the format {document['format']!r}; this version knows {_FORMAT}")
         space, previous, number = document["space"], document["previous"], document["number"]
         if not isinstance(space, str) or not isinstance(previous, str | None) or not isinstance(number, int):
-            raise TypeError("space and previous are names, and number counts")
+            raise TypeError("space and previous must be names, and number a number")
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(
             f"{where!r} cannot be used ({type(error).__name__}: {error}). Remove it and switch to a space again; until "
@@ -71,24 +72,25 @@ def space_of_readers(store: Store) -> Space:
     """The space to read where none is named: the current one, or the only one.
 
     Raises:
-        ConfigError: there are no embeddings, the current space is not there, or there are several spaces and none is
-            current.
+        ConfigError: there are no embeddings, the current space is missing or was made by an earlier version, or there
+            are several spaces and none is current.
     """
-    # In this order: a second space is begun only after the first one was made current.
-    spaces = {space.name: space for space in list_spaces(store)}
     current = read_current(store)
+    spaces = {space.name: space for space in list_spaces(store)}
+    if current is None and len(spaces) > 1:
+        # A run that has just begun the second space has named the first one before.
+        current = read_current(store)
     if current is None:
-        if len(spaces) == 1:
-            return next(iter(spaces.values()))
         if not spaces:
-            raise ConfigError(_nothing_in(store))
-        raise ConfigError(
-            f"{store.url!r} holds several spaces, whose vectors cannot be compared: {', '.join(spaces)}. Name one, or "
-            "make one of them the current space (`surge-dagster switch`, or materialize `current_space`)."
-        )
-    if current.space not in spaces:  # begun since they were listed, or gone
-        spaces = {space.name: space for space in list_spaces(store)}
+            raise _no_embeddings(store)
+        if len(spaces) > 1:
+            raise ConfigError(
+                f"{store.url!r} holds several spaces, whose vectors cannot be compared: {', '.join(spaces)}. Name one, "
+                "or make one of them the current space (`surge-dagster switch`, or materialize `current_space`)."
+            )
+        return next(iter(spaces.values()))
     if current.space not in spaces:
+        require_supported(store, current.space)
         held = ", ".join(spaces) or "none"
         raise ConfigError(
             f"{store.location(CURRENT_FILE)!r} names the space {current.space!r}, and the output holds {held}. Put its "
@@ -101,39 +103,39 @@ def named_space(store: Store, name: str) -> Space:
     """A space by its name.
 
     Raises:
+        UnsupportedSpace: an earlier version made it, and this one cannot use it.
         ConfigError: the output has no such space.
     """
     spaces = {space.name: space for space in list_spaces(store)}
+    if name in spaces:
+        return spaces[name]
+    require_supported(store, name)
     if not spaces:
-        raise ConfigError(_nothing_in(store))
-    if name not in spaces:
-        raise ConfigError(f"{store.url!r} has no space {name!r}; it holds {', '.join(spaces)}.")
-    return spaces[name]
+        raise _no_embeddings(store)
+    raise ConfigError(f"{store.url!r} has no space {name!r}; it holds {', '.join(spaces)}.")
 
 
 def keep_current(store: Store, beginning: Space) -> None:
-    """Before a space is begun beside the only one there is: make that one current, so that readers stay with it.
+    """Before a run begins a second space, make the first one current, so that readers stay with it.
 
     Args:
         beginning: the space that a run is about to write to.
     """
     spaces = list_spaces(store)
     if len(spaces) == 1 and spaces[0].spec_sha256 != beginning.spec_sha256 and read_current(store) is None:
-        try:
+        with contextlib.suppress(SwitchedMeanwhile):  # another run did the same
             write_current(store, spaces[0].name, seen=None)
-        except SwitchedMeanwhile:
-            return  # another run did the same
 
 
 def write_current(store: Store, space: str, *, seen: CurrentSpace | None) -> CurrentSpace:
-    """Make a space current; whether it may be is for the caller to know.
+    """Make a space current; the caller decides whether it is fit for that.
 
     Args:
         space: name of the space.
-        seen: what `read_current` gave when that was decided; the switch is refused when it says something else now.
+        seen: the result of `read_current` that the decision rests on.
 
     Raises:
-        SwitchedMeanwhile: somebody else was faster.
+        SwitchedMeanwhile: the current space is not `seen` any more.
         TransientError: it cannot be written.
     """
     made = CurrentSpace(space, seen.space if seen else None, seen.number + 1 if seen else 1)
@@ -141,8 +143,8 @@ def write_current(store: Store, space: str, *, seen: CurrentSpace | None) -> Cur
     def require_as_seen() -> None:
         found = read_current(store)
         if found != seen:
-            now = f"the space {found.space!r} was made current" if found else "the current space was taken back"
-            raise SwitchedMeanwhile(f"{now} in {store.url!r} meanwhile. Nothing was changed; look, then switch again.")
+            now = f"the space {found.space!r} was made current" if found else f"{CURRENT_FILE} was removed"
+            raise SwitchedMeanwhile(f"{now} in {store.url!r} meanwhile. Nothing was changed; check, then switch again.")
 
     document = {"format": _FORMAT, "space": made.space, "previous": made.previous, "number": made.number}
     try:
@@ -155,7 +157,11 @@ def write_current(store: Store, space: str, *, seen: CurrentSpace | None) -> Cur
     return made
 
 
-def _nothing_in(store: Store) -> str:
+def _no_embeddings(store: Store) -> ConfigError:
     if any(stored.name == SPACE_FILE for stored in store.list("")):
-        return f"{store.url!r} is the folder of one space; give the folder above it, and the space by name."
-    return f"{store.url!r} holds no embeddings. Run `surge-dagster embed`, or give another output."
+        return ConfigError(
+            f"{store.url!r} is the folder of one space; give the folder above it, and the space by name."
+        )
+    others = unsupported_spaces(store)
+    held = f" that this version can read; an earlier one made {', '.join(others)}" if others else ""
+    return ConfigError(f"{store.url!r} holds no embeddings{held}. Run `surge-dagster embed`, or give another output.")

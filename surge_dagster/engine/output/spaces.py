@@ -1,50 +1,78 @@
-"""Which vector spaces an output holds: one folder each, described by its `space.json`.
+"""The vector spaces of an output: one folder each, described by its `space.json`.
 
-A space is resolved once, by the first run that writes to it. Whoever comes later, a sensor above all, finds it by the
-settings that were asked for, without loading or even having the model. The twelve hex digits decide, not the slug: the
-same weights under another folder name go to the folder that is there.
+The first run that writes to a space resolves it and writes `space.json`. Later runs, sensors and readers find the space
+by their settings, without loading the model. The twelve hex digits of the name identify a space, not the slug: the same
+weights under another model name use the folder that exists.
 
-Several spaces were asked for by the same settings when the content of a model changed behind its name. Then the one
-that was claimed last is meant, be it new or an older one whose content has come back; no unattended run claims another.
-Each `space.json` has a number for each request that it answers: the highest is meant, and the first by name among
-equals, as in outputs that have no numbers yet or where two runs claimed at the same moment.
+When the content of a model changes behind its name, the same settings resolve to a second space. The space that was
+claimed last counts, and only a run that an operator launches claims another one. `space.json` has a number, the turn,
+for each request that its space answers: the highest turn counts, and the first name among equal turns, as in outputs
+without turns and after two concurrent claims.
+
+A space that an earlier version made and this one cannot compute is left alone: it is not listed, read or deleted, and
+only a reader that names it gets an error.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from surge_dagster.engine.errors import ConfigError, TransientError
-from surge_dagster.engine.model.spec import EncodingSpec, FileFormat, Space, space_from_json
+from surge_dagster.engine.model.spec import EncodingSpec, FileFormat, Space, UnsupportedSpace, space_from_json
 from surge_dagster.engine.store.store import Store
 
 SPACE_FILE = "space.json"
 
 
 def list_spaces(store: Store) -> list[Space]:
-    """Every space of the output, by name.
+    """Every space of the output that this version can use, by name.
 
     Raises:
         ConfigError: a space.json is damaged.
     """
-    return [space for space, _ in _documents(store)]
+    return [described.space for described in _all_described(store)]
+
+
+def unsupported_spaces(store: Store) -> list[str]:
+    """Names of the folders whose spaces this version cannot use.
+
+    Raises:
+        ConfigError: a space.json is damaged.
+    """
+    names = []
+    for folder in store.folders():
+        try:
+            require_supported(store, folder)
+        except UnsupportedSpace:
+            names.append(folder)
+    return names
+
+
+def require_supported(store: Store, name: str) -> None:
+    """Refuse a space that an earlier version made and that this version cannot use.
+
+    Raises:
+        UnsupportedSpace: the folder of this name describes such a space.
+        ConfigError: its space.json is damaged.
+    """
+    _described(store, name)
 
 
 def find_space(store: Store, spec: EncodingSpec) -> Space | None:
     """The space that was claimed for this spec last, or None when the output has none yet."""
-    known = _documents(store)
-    asked = spec.as_dict()
-    answering = [(_turn(space, document, asked), space) for space, document in known]
-    meant = max((turn for turn, _ in answering if turn is not None), default=None)
-    if meant is not None:
-        return next(space for turn, space in answering if turn == meant)
+    known = _all_described(store)
+    request = spec.as_dict()
+    turns = [described.turn(request) for described in known]
+    last = max((turn for turn in turns if turn is not None), default=None)
+    if last is not None:
+        return known[turns.index(last)].space
     if known and Path(spec.model).expanduser().is_dir():
-        wanted = spec.resolve()
-        return next((space for space, _ in known if space.spec_sha256 == wanted.spec_sha256), None)
+        expected = spec.resolve()
+        return next((one.space for one in known if one.space.spec_sha256 == expected.spec_sha256), None)
     return None
 
 
@@ -59,19 +87,20 @@ def require_format(store: Store, space: Space, file_format: FileFormat) -> None:
     """
     if space.file_format != file_format:
         raise ConfigError(
-            f"the space {space.name} in {store.url!r} has files in the format {space.file_format!r}; "
-            f"{file_format!r} was asked for. Set format to {space.file_format!r}, or write to another output; to "
-            "change the format of a space, remove its folder and embed it again."
+            f"the space {space.name} in {store.url!r} has files in the format {space.file_format!r}; the settings "
+            f"request {file_format!r}. Set format to {space.file_format!r}, or write to another output; to change the "
+            "format of a space, remove its folder and embed it again."
         )
 
 
 def claim_space(store: Store, space: Space, file_format: FileFormat = "parquet") -> Space:
-    """Make the space's folder ready for writing and describe it there; gives the space as this output has it.
-
-    From now on it is the one that is meant by what was asked for.
+    """Prepare the space's folder for writing and describe the space there; from now on its request means this space.
 
     Args:
         file_format: of the files to be written.
+
+    Returns:
+        The space as this output has it.
 
     Raises:
         ConfigError: the output is itself a space's folder, cannot be written, has another space under that name, or has
@@ -82,102 +111,106 @@ def claim_space(store: Store, space: Space, file_format: FileFormat = "parquet")
         raise ConfigError(
             f"the output {store.url!r} is the folder of one space; give the folder above it, which holds all spaces."
         )
-    own: dict[str, Any] | None = None
-    space = replace(space, file_format=file_format)
-    asked = space.requested.as_dict()
-    turns_of_others: list[int] = []
-    for known, document in _documents(store):
-        if known.spec_sha256 == space.spec_sha256:
-            require_format(store, known, file_format)
-            space, own = replace(space, name=known.name), document
-            continue
-        if known.name == space.name:
-            raise ConfigError(
-                f"the folder {store.location(space.name)!r} holds another space (spec {known.spec_sha256[:12]}). "
-                "Move it away or give another output."
-            )
-        turn = _turn(known, document, asked)
-        turns_of_others += [] if turn is None else [turn]
+    known = _all_described(store)
+    own = next((one for one in known if one.space.spec_sha256 == space.spec_sha256), None)
+    if own is None:
+        _require_free(store, space.name)
+    else:
+        require_format(store, own.space, file_format)
+    space = replace(space, name=own.space.name if own else space.name, file_format=file_format)
     store.prepare(space.name)
     store.sweep(space.name)
-    if own is None:
-
-        def not_begun_otherwise() -> None:
-            for known, _ in _documents(store):
-                if known.spec_sha256 == space.spec_sha256:
-                    require_format(store, known, file_format)
-
-        _write(store, space, _claimed(space, space.to_json(), asked, turns_of_others), not_begun_otherwise)
-    else:
-        document = _claimed(space_from_json(own), own, asked, turns_of_others)
-        if document != own:
-            _write(store, space, document)
+    request = space.requested.as_dict()
+    others = [turn for one in known if one is not own and (turn := one.turn(request)) is not None]
+    document = (own or _Described(space, space.to_json())).claimed(request, others)
+    if own is None or document != own.document:
+        _write(store, space, document)
     return space
 
 
-def _claimed(space: Space, document: dict[str, Any], asked: dict[str, Any], others: list[int]) -> dict[str, Any]:
-    """The document of a space once it is its turn to answer a request, which these others answer too."""
-    requests = _requests(space, document)
-    turns = [_turn(space, document, request) or 0 for request in requests]
-    if asked not in requests:
-        requests, turns = [*requests, asked], [*turns, 0]
-    place = requests.index(asked)
-    if others and turns[place] <= max(others):
-        turns[place] = max(others) + 1
-    added = {"also_requested": requests[1:], "turns": turns}
-    return document | {name: value for name, value in added.items() if any(value)}
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """A space with the content of its `space.json`."""
+
+    space: Space
+    document: dict[str, Any]
+
+    def turns(self) -> list[tuple[dict[str, Any], int]]:
+        """Each request that the space answers, with its turn: the higher it is, the later the claim was."""
+        requests = [self.space.requested.as_dict(), *self.document.get("also_requested", [])]
+        turns = self.document.get("turns", [])  # missing where no other space answers the request
+        return [(request, turns[place] if place < len(turns) else 0) for place, request in enumerate(requests)]
+
+    def turn(self, request: dict[str, Any]) -> int | None:
+        """The turn of a request; None where the space does not answer it."""
+        return next((turn for known, turn in self.turns() if known == request), None)
+
+    def claimed(self, request: dict[str, Any], others: list[int]) -> dict[str, Any]:
+        """The document after the space was claimed by a request; `others` are the turns of other spaces for it."""
+        turn = max([self.turn(request) or 0, *(other + 1 for other in others)])
+        turns = [(known, turn if known == request else before) for known, before in self.turns()]
+        if self.turn(request) is None:
+            turns.append((request, turn))
+        added = {"also_requested": [known for known, _ in turns[1:]], "turns": [number for _, number in turns]}
+        return self.document | {name: values for name, values in added.items() if any(values)}
 
 
-def _requests(space: Space, document: dict[str, Any]) -> list[dict[str, Any]]:
-    """All that the space was asked for by."""
-    return [space.requested.as_dict(), *document.get("also_requested", [])]
-
-
-def _turn(space: Space, document: dict[str, Any], asked: dict[str, Any]) -> int | None:
-    """The higher, the later the space was claimed by a request; None where it was not asked for by that."""
-    requests = _requests(space, document)
-    if asked not in requests:
-        return None
-    turns = document.get("turns", [])
-    place = requests.index(asked)
-    return turns[place] if place < len(turns) else 0  # older ones do not say it
-
-
-def _documents(store: Store) -> list[tuple[Space, dict[str, Any]]]:
+def _all_described(store: Store) -> list[_Described]:
     found = []
     for folder in store.folders():
-        name = f"{folder}/{SPACE_FILE}"
-        try:
-            with store.open(name) as source:
-                raw = source.read()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise ConfigError(f"{store.location(name)!r} cannot be read: {error}") from error
-        try:
-            document = json.loads(raw)
-            space = space_from_json(document)
-            if not all(isinstance(turn, int) for turn in document.get("turns", [])):
-                raise TypeError("turns are numbers")
-        except (ValueError, TypeError, AttributeError, ConfigError) as error:
-            raise ConfigError(f"{store.location(name)!r} cannot be used: {error}") from error
-        if space.name != folder:
-            raise ConfigError(
-                f"{store.location(name)!r} describes the space {space.name!r}: the folder was renamed or the file "
-                "copied. Give the folder its own name back, or move it away."
-            )
-        found.append((space, document))
-    return found
+        with contextlib.suppress(UnsupportedSpace):
+            found.append(_described(store, folder))
+    return [described for described in found if described is not None]
 
 
-def _write(
-    store: Store, space: Space, document: dict[str, Any], still_wanted: Callable[[], None] = lambda: None
-) -> None:
+def _described(store: Store, folder: str) -> _Described | None:
+    """The space of a folder; None where the folder has no `space.json`."""
+    name = f"{folder}/{SPACE_FILE}"
+    try:
+        with store.open(name) as source:
+            raw = source.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"{store.location(name)!r} cannot be read: {error}") from error
+    try:
+        document = json.loads(raw)
+        space = space_from_json(document)
+        if not all(isinstance(turn, int) for turn in document.get("turns", [])):
+            raise TypeError("turns must be numbers")
+    except UnsupportedSpace as error:
+        raise UnsupportedSpace(f"{store.location(name)!r} cannot be used: {error}") from error
+    except (ValueError, TypeError, AttributeError, ConfigError) as error:
+        raise ConfigError(f"{store.location(name)!r} cannot be used: {error}") from error
+    if space.name != folder:
+        raise ConfigError(
+            f"{store.location(name)!r} describes the space {space.name!r}: the folder was renamed or the file copied. "
+            "Rename the folder back, or move it away."
+        )
+    return _Described(space, document)
+
+
+def _require_free(store: Store, folder: str) -> None:
+    """Refuse to begin a space in the folder of another one."""
+    other = _described(store, folder)
+    if other is not None:
+        raise ConfigError(
+            f"the folder {store.location(folder)!r} holds another space (spec {other.space.spec_sha256[:12]}). Move it "
+            "away or give another output."
+        )
+
+
+def _write(store: Store, space: Space, document: dict[str, Any]) -> None:
+    def require_same_format() -> None:  # a concurrent run may have begun the space
+        for known in list_spaces(store):
+            if known.spec_sha256 == space.spec_sha256:
+                require_format(store, known, space.file_format)
+
     name = f"{space.name}/{SPACE_FILE}"
     try:
         with store.create(name) as upload:
             upload.sink.write(json.dumps(document, indent=2, sort_keys=True).encode() + b"\n")
-            upload.publish(still_wanted)
+            upload.publish(require_same_format)
         store.sync(space.name)
     except OSError as error:
         raise TransientError(

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model import locating
-from surge_dagster.engine.model.spec import DEFAULT_MODEL, EncodingSpec, space_from_json
+from surge_dagster.engine.model.spec import DEFAULT_MODEL, EncodingSpec, UnsupportedSpace, space_from_json
 
 
 @pytest.fixture
@@ -93,9 +93,9 @@ def test_space_of_the_demo_model_keeps_its_published_name(demo_folder: Path) -> 
     assert set(space.to_json()["requested"]) == {"model", "prompt", "max_length", "normalize", "dimension", "dtype"}
 
 
-def test_int8_space_of_an_older_version_is_refused_with_what_to_do(small_model: Path) -> None:
+def test_int8_space_of_an_earlier_version_is_refused_with_the_remedy(small_model: Path) -> None:
     document = EncodingSpec(str(small_model)).resolve().to_json() | {"arithmetic": "int8-1"}
-    with pytest.raises(ConfigError, match=r"holds int8-1 vectors.*move its folder out of the output"):
+    with pytest.raises(UnsupportedSpace, match=r"holds int8-1 vectors.*embed the catalog again"):
         space_from_json(document)
 
 

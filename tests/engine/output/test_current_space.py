@@ -1,4 +1,4 @@
-"""Which space readers use is one small object: theirs as long as they have it open, and written by one at a time."""
+"""The current space: readers keep the one that they opened, and of concurrent switches one wins."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return open_object_store(f"s3://{BUCKET}/out", options)
 
 
-def test_without_any_the_only_space_is_read_and_of_several_none(store: Store) -> None:
+def test_without_a_current_space_the_only_one_is_read_and_several_are_refused(store: Store) -> None:
     with pytest.raises(ConfigError, match="holds no embeddings"):
         space_of_readers(store)
     first, second = (claim_space(store, spec.resolve()) for spec in SPECS[:2])
@@ -57,7 +57,7 @@ def test_without_any_the_only_space_is_read_and_of_several_none(store: Store) ->
     assert space_of_readers(store).name == second.name
 
 
-def test_before_a_second_space_is_begun_the_first_one_is_made_current_and_never_another(store: Store) -> None:
+def test_first_space_becomes_current_before_a_second_one_is_begun(store: Store) -> None:
     first, second, third = (spec.resolve() for spec in SPECS)
     for beginning in (first, second, third, second):
         keep_current(store, beginning)
@@ -65,18 +65,18 @@ def test_before_a_second_space_is_begun_the_first_one_is_made_current_and_never_
     assert read_current(store) == CurrentSpace(first.name)
 
 
-def test_a_run_that_begins_another_space_leaves_readers_with_the_first(three_spaces: Spaces) -> None:
+def test_run_that_begins_another_space_leaves_readers_with_the_first(three_spaces: Spaces) -> None:
     assert read_current(three_spaces.store) == CurrentSpace(three_spaces.of("hash://16").name)
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_of_writers_that_saw_the_same_one_wins_and_the_others_are_told(store: Store, first: bool) -> None:
+def test_one_of_several_concurrent_switches_wins_and_the_others_are_refused(store: Store, first: bool) -> None:
     spaces = [claim_space(store, spec.resolve()).name for spec in SPECS]
     seen = None if first else write_current(store, spaces[0], seen=None)
-    at_once = threading.Barrier(4)
+    together = threading.Barrier(4)
 
     def write(name: str) -> CurrentSpace | None:
-        at_once.wait(timeout=60)
+        together.wait(timeout=60)
         try:
             return write_current(store, name, seen=seen)
         except SwitchedMeanwhile:
@@ -89,7 +89,7 @@ def test_of_writers_that_saw_the_same_one_wins_and_the_others_are_told(store: St
     assert (won.previous, won.number) == ((None, 1) if first else (spaces[0], 2))
 
 
-def test_a_space_that_is_current_for_the_second_time_is_told_from_its_first_turn(store: Store) -> None:
+def test_space_that_is_current_again_does_not_match_its_first_time(store: Store) -> None:
     x, y, z = (claim_space(store, spec.resolve()).name for spec in SPECS)
     first = write_current(store, x, seen=None)
     back = write_current(store, x, seen=write_current(store, y, seen=first))
@@ -97,11 +97,11 @@ def test_a_space_that_is_current_for_the_second_time_is_told_from_its_first_turn
     with pytest.raises(SwitchedMeanwhile, match=f"{x!r} was made current"):
         write_current(store, z, seen=first)
     store.delete(CURRENT_FILE)
-    with pytest.raises(SwitchedMeanwhile, match="taken back"):
+    with pytest.raises(SwitchedMeanwhile, match="was removed"):
         write_current(store, z, seen=back)
 
 
-def test_what_is_open_stays_with_its_space_when_another_becomes_current(three_spaces: Spaces, tmp_path: Path) -> None:
+def test_open_embeddings_stay_with_their_space_after_a_switch(three_spaces: Spaces, tmp_path: Path) -> None:
     made = three_spaces.copy_to(tmp_path)
     first, second, _ = made.names()
     seen = write_current(made.store, first, seen=None)
@@ -116,7 +116,7 @@ def test_what_is_open_stays_with_its_space_when_another_becomes_current(three_sp
 @pytest.mark.parametrize(
     "text", ["", "[]", '{"format": 2}', '{"format": 1, "space": 3, "previous": null, "number": 1}']
 )
-def test_one_that_is_damaged_is_named_and_not_guessed(tmp_path: Path, text: str) -> None:
+def test_damaged_current_space_file_is_refused_and_a_named_space_is_read(tmp_path: Path, text: str) -> None:
     store = open_store(tmp_path)
     space = claim_space(store, SPECS[0].resolve())
     (tmp_path / "current_space.json").write_text(text)
@@ -125,10 +125,10 @@ def test_one_that_is_damaged_is_named_and_not_guessed(tmp_path: Path, text: str)
     assert open_embeddings(store, space.name).space.name == space.name
 
 
-def test_one_whose_space_is_gone_says_so_instead_of_taking_another(tmp_path: Path) -> None:
+def test_current_space_without_its_folder_is_refused(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     claim_space(store, replace(SPECS[0]).resolve())
-    document = {"format": 1, "space": "gone", "previous": None, "number": 1}
+    document = {"format": 1, "space": "removed", "previous": None, "number": 1}
     (tmp_path / "current_space.json").write_text(json.dumps(document))
-    with pytest.raises(ConfigError, match="names the space 'gone', and the output holds hash-16-"):
+    with pytest.raises(ConfigError, match="names the space 'removed', and the output holds hash-16-"):
         open_embeddings(store)

@@ -1,4 +1,4 @@
-"""Vector spaces share an output and never a folder; who asks for one finds it without a model."""
+"""Vector spaces share an output but never a folder, and are found by their settings without the model."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.model.spec import EncodingSpec, Space
-from surge_dagster.engine.output.spaces import claim_space, find_space, list_spaces
+from surge_dagster.engine.model.spec import EncodingSpec, Space, UnsupportedSpace
+from surge_dagster.engine.output.current_space import keep_current, named_space, space_of_readers, write_current
+from surge_dagster.engine.output.spaces import claim_space, find_space, list_spaces, unsupported_spaces
+from surge_dagster.engine.output.staging import sweep_orphan_files
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.local_store import LocalStore
 
@@ -33,8 +35,8 @@ def document(store: LocalStore, space: Space) -> dict:
     return json.loads((store.root / space.name / "space.json").read_bytes())
 
 
-def asked_for(spec: EncodingSpec, dimension: int) -> Space:
-    """A space that a request was resolved to: what the model is at the time decides its dimension here."""
+def resolved_from(spec: EncodingSpec, dimension: int) -> Space:
+    """The space that a request resolves to while the model has this dimension."""
     return replace(EncodingSpec(model=f"hash://{dimension}").resolve(), requested=spec)
 
 
@@ -48,32 +50,30 @@ def without_folder(space: Space) -> Space:
 
 
 class TestClaiming:
-    def test_a_new_space_gets_a_folder_and_a_description(self, store: LocalStore, space: Space) -> None:
+    def test_new_space_gets_a_folder_with_a_space_json(self, store: LocalStore, space: Space) -> None:
         assert claim_space(store, space) == space
         assert document(store, space) == space.to_json()
         assert [without_folder(space)] == list_spaces(store)
 
-    def test_claiming_again_changes_nothing(self, store: LocalStore, space: Space) -> None:
+    def test_claiming_again_does_not_write(self, store: LocalStore, space: Space) -> None:
         claim_space(store, space)
         before = (store.root / space.name / "space.json").stat().st_mtime_ns
         assert claim_space(store, space) == space
         assert (store.root / space.name / "space.json").stat().st_mtime_ns == before
 
-    def test_two_spaces_stand_side_by_side(self, store: LocalStore, space: Space) -> None:
+    def test_two_spaces_have_a_folder_each(self, store: LocalStore, space: Space) -> None:
         other = EncodingSpec(model="hash://32").resolve()
         claim_space(store, space)
         claim_space(store, other)
         assert {found.name for found in list_spaces(store)} == {space.name, other.name}
 
     @pytest.mark.parametrize("spec", [replace(SPEC, prompt="query: "), replace(SPEC, dtype="float16")])
-    def test_whatever_shapes_a_vector_makes_another_space(
+    def test_setting_that_shapes_vectors_makes_another_space(
         self, store: LocalStore, space: Space, spec: EncodingSpec
     ) -> None:
         assert claim_space(store, spec.resolve()).name != claim_space(store, space).name
 
-    def test_the_same_weights_under_another_name_go_to_the_folder_that_is_there(
-        self, store: LocalStore, space: Space
-    ) -> None:
+    def test_same_weights_under_another_name_use_the_existing_folder(self, store: LocalStore, space: Space) -> None:
         claim_space(store, space)
         renamed = replace(
             space, name=f"my-copy-{space.spec_sha256[:12]}", requested=replace(SPEC, model="hash://16", max_length=256)
@@ -83,21 +83,21 @@ class TestClaiming:
         assert find_space(store, renamed.requested) == without_folder(space)
         assert find_space(store, SPEC) == without_folder(space), "the first name still finds it"
 
-    def test_an_output_that_is_itself_a_spaces_folder_is_refused(self, store: LocalStore, space: Space) -> None:
+    def test_output_that_is_the_folder_of_a_space_is_refused(self, store: LocalStore, space: Space) -> None:
         claim_space(store, space)
         inner = open_store(store.root / space.name)
         with pytest.raises(ConfigError, match="is the folder of one space; give the folder above it"):
             claim_space(inner, space)
         assert inner.folders() == []
 
-    def test_a_folder_that_describes_another_space_is_refused(self, store: LocalStore, space: Space) -> None:
+    def test_renamed_folder_is_refused(self, store: LocalStore, space: Space) -> None:
         other = EncodingSpec(model="hash://32").resolve()
         claim_space(store, other)
         (store.root / other.name).rename(store.root / space.name)
         with pytest.raises(ConfigError, match=r"the folder was renamed or the file copied"):
             claim_space(store, space)
 
-    def test_a_copied_folder_is_refused(self, store: LocalStore, space: Space) -> None:
+    def test_copied_folder_is_refused(self, store: LocalStore, space: Space) -> None:
         claim_space(store, space)
         shutil.copytree(store.root / space.name, store.root / "backup")
         with pytest.raises(ConfigError, match="backup"):
@@ -106,7 +106,7 @@ class TestClaiming:
     @pytest.mark.parametrize(
         "change", [{"dimension": 17}, {"spec_sha256": "0" * 64}, {"format": 99}, {"name": None}, {"turns": ["1"]}]
     )
-    def test_a_description_that_was_changed_is_refused(self, store: LocalStore, space: Space, change: dict) -> None:
+    def test_changed_space_json_is_refused(self, store: LocalStore, space: Space, change: dict) -> None:
         claim_space(store, space)
         path = store.root / space.name / "space.json"
         path.write_text(json.dumps(document(store, space) | change))
@@ -114,49 +114,47 @@ class TestClaiming:
             claim_space(store, space)
 
     @pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[]"])
-    def test_a_description_that_cannot_be_read_is_refused(
-        self, store: LocalStore, space: Space, content: bytes
-    ) -> None:
+    def test_damaged_space_json_is_refused(self, store: LocalStore, space: Space, content: bytes) -> None:
         claim_space(store, space)
         (store.root / space.name / "space.json").write_bytes(content)
         with pytest.raises(ConfigError, match="cannot be used"):
             list_spaces(store)
 
-    def test_folders_of_other_things_are_passed_over(self, store: LocalStore, space: Space) -> None:
+    def test_folders_without_space_json_are_ignored(self, store: LocalStore, space: Space) -> None:
         (store.root / "notes").mkdir(parents=True)
         claim_space(store, space)
         assert [found.name for found in list_spaces(store)] == [space.name]
 
 
 class TestFinding:
-    def test_a_space_is_found_by_what_was_asked_for(self, store: LocalStore, space: Space) -> None:
+    def test_space_is_found_by_its_settings(self, store: LocalStore, space: Space) -> None:
         claim_space(store, space)
         assert find_space(store, SPEC) == without_folder(space)
         assert find_space(store, replace(SPEC, prompt="x")) is None
 
     @pytest.mark.parametrize("order", [[0, 1], [1, 0]])
-    def test_of_two_that_were_asked_for_alike_the_one_claimed_last_is_meant(
+    def test_last_claimed_of_two_spaces_with_the_same_settings_is_found(
         self, store: LocalStore, order: list[int]
     ) -> None:
-        both = sorted((asked_for(HUB, 16), asked_for(HUB, 24)), key=lambda space: space.name)
+        both = sorted((resolved_from(HUB, 16), resolved_from(HUB, 24)), key=lambda space: space.name)
         old, new = (both[place] for place in order)
         claim_space(store, old)
         assert "turns" not in document(store, old), "most outputs never need them"
-        for meant in (new, new, old, old, new):  # contents that come, go on, and come back
+        for meant in (new, new, old, old, new):  # the content changes, stays, and changes back
             claim_space(store, meant)
             assert found(store, HUB) == meant.name
 
-    def test_claiming_the_one_that_is_meant_again_changes_nothing(self, store: LocalStore) -> None:
-        old, new = asked_for(HUB, 16), asked_for(HUB, 24)
+    def test_claiming_the_last_claimed_space_again_does_not_write(self, store: LocalStore) -> None:
+        old, new = resolved_from(HUB, 16), resolved_from(HUB, 24)
         claim_space(store, old)
         claim_space(store, new)
         before = [document(store, space) for space in (old, new)]
         claim_space(store, new)
         assert [document(store, space) for space in (old, new)] == before
 
-    def test_what_one_request_means_is_nothing_to_another(self, store: LocalStore) -> None:
+    def test_claim_for_one_request_does_not_change_another(self, store: LocalStore) -> None:
         copy = EncodingSpec(model="/somewhere/my-copy")
-        old, new = asked_for(HUB, 16), asked_for(HUB, 24)
+        old, new = resolved_from(HUB, 16), resolved_from(HUB, 24)
         claim_space(store, old)
         claim_space(store, replace(old, requested=copy))
         claim_space(store, new)
@@ -166,8 +164,8 @@ class TestFinding:
         claim_space(store, replace(old, requested=copy))
         assert (found(store, HUB), found(store, copy)) == (new.name, old.name)
 
-    def test_an_output_without_numbers_means_the_first_by_name_until_one_is_claimed(self, store: LocalStore) -> None:
-        both = [asked_for(HUB, 16), asked_for(HUB, 24)]
+    def test_output_without_turns_gives_the_first_name_until_a_claim(self, store: LocalStore) -> None:
+        both = [resolved_from(HUB, 16), resolved_from(HUB, 24)]
         for space in both:
             claim_space(store, space)
             path = store.root / space.name / "space.json"
@@ -176,13 +174,65 @@ class TestFinding:
         claim_space(store, max(both, key=lambda space: space.name))
         assert found(store, HUB) == max(space.name for space in both)
 
-    def test_it_is_found_without_the_model(self, store: LocalStore, space: Space) -> None:
-        gone = EncodingSpec(model="somebody/model-that-is-nowhere")
-        claim_space(store, replace(space, requested=gone))
-        found = find_space(store, gone)
+    def test_space_is_found_without_the_model(self, store: LocalStore, space: Space) -> None:
+        missing = EncodingSpec(model="somebody/model-that-is-nowhere")
+        claim_space(store, replace(space, requested=missing))
+        found = find_space(store, missing)
         assert found is not None
         assert found.name == space.name
 
-    def test_an_output_that_is_not_there_has_none(self, store: LocalStore) -> None:
+    def test_missing_output_has_no_spaces(self, store: LocalStore) -> None:
         assert find_space(store, SPEC) is None
         assert list_spaces(store) == []
+
+
+class TestInt8SpaceOfAnEarlierVersion:
+    """Version 0.1.0 could compute in int8 arithmetic; such a space has `arithmetic` in its space.json."""
+
+    NAME = "model-0123456789ab"
+
+    @pytest.fixture(autouse=True)
+    def content(self, store: LocalStore, space: Space) -> dict[str, bytes]:
+        """The files of the space."""
+        folder = store.root / self.NAME
+        folder.mkdir(parents=True)
+        described = space.to_json() | {
+            "name": self.NAME,
+            "arithmetic": "int8-1",
+            "spec_sha256": "0123456789ab" + "0" * 52,
+        }
+        described["requested"] = SPEC.as_dict() | {"arithmetic": "int8"}
+        (folder / "space.json").write_text(json.dumps(described))
+        (folder / "a.parquet").write_bytes(b"vectors")
+        return self.files(store)
+
+    def files(self, store: LocalStore) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (store.root / self.NAME).iterdir()}
+
+    def test_it_is_left_alone_and_other_spaces_work(
+        self, store: LocalStore, space: Space, content: dict[str, bytes]
+    ) -> None:
+        assert list_spaces(store) == [] and find_space(store, SPEC) is None
+        keep_current(store, space)
+        claim_space(store, space)
+        sweep_orphan_files(store)
+        assert list_spaces(store) == [find_space(store, SPEC)] == [without_folder(space)]
+        assert space_of_readers(store) == named_space(store, space.name) == without_folder(space)
+        assert unsupported_spaces(store) == [self.NAME]
+        assert self.files(store) == content
+
+    def test_reader_that_names_it_gets_the_remedy(self, store: LocalStore, space: Space) -> None:
+        claim_space(store, space)
+        remedy = "holds int8-1 vectors, .* embed the catalog again, .* or use the version that wrote it"
+        with pytest.raises(UnsupportedSpace, match=remedy):
+            named_space(store, self.NAME)
+        write_current(store, self.NAME, seen=None)
+        with pytest.raises(UnsupportedSpace, match=remedy):
+            space_of_readers(store)
+        assert named_space(store, space.name) == without_folder(space)
+
+    def test_output_without_other_spaces_names_it(self, store: LocalStore) -> None:
+        with pytest.raises(ConfigError, match=rf"no embeddings that this version can read.* {self.NAME}\. Run"):
+            space_of_readers(store)
+        with pytest.raises(ConfigError, match="holds no embeddings"):
+            named_space(store, "other")
