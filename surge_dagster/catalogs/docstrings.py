@@ -1,10 +1,7 @@
-"""Public docstrings out of Python source files, read and never imported.
+"""Public docstrings of Python source files, read with `ast` and never imported.
 
-A row is one public class, function or method: its qualified name and the first paragraph of its docstring, as one
-line, without the signature that some projects open it with. Importing packages to ask them would be three lines, and
-would run the code of everything that is installed; a file that does not parse is passed over instead.
-
-This is what each parsing process loads, so it imports nothing heavy.
+A row is one public class, function or method: its qualified name, and the first paragraph of its docstring on one line,
+without the signature that some projects put in front. Files that do not parse are skipped.
 """
 
 from __future__ import annotations
@@ -25,90 +22,72 @@ _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 _PARAGRAPH_END = re.compile(r"\n[ \t]*\n")
 _BLANKS = re.compile(r"\s+")
-_SIGNATURE_OPENING = re.compile(r"\s*(?:[\w, ]+=\s*)?(?:\w+\.)*(\w+)\(")
+_SIGNATURE_START = re.compile(r"\s*(?:[\w, ]+=\s*)?(?:\w+\.)*(\w+)\(")
 _SIGNATURE_REST = re.compile(r"[ \t]*(?:->[^\n]*|:)?(?:\n|$)")
-_DOCSTRING_OPENING = re.compile(rb":\s+[rRuU]?(?:\"\"\"|''')")
+_DOCSTRING_START = re.compile(rb":\s+[rRuU]?(?:\"\"\"|''')")
 # A definition may also stand under `if`, `try`, `with` or a loop.
 _BLOCKS = ("body", "handlers", "orelse", "finalbody")
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A public module, where it lies, and its size in bytes as far as that is known."""
+    """A public module, its path, and its size in bytes (0 when it is not known)."""
 
     module: str
-    path: str
+    path: Path
     size: int
 
 
 def module_name(path: str) -> str | None:
-    """The dotted public name of a file as a wheel's RECORD lists it, None for whatever is private or no module."""
+    """The dotted name of a file in a wheel's RECORD, None when the file is private or no module."""
     if not path.endswith(".py"):
         return None
     parts = path.removesuffix(".py").split("/")
     if parts[-1] == "__init__":
         parts.pop()
-    if not parts or not all(_is_public(part) for part in parts):
-        return None
-    return ".".join(parts)
+    return ".".join(parts) if parts and all(map(_is_public, parts)) else None
 
 
 def count_docstrings(files: Iterable[SourceFile]) -> int:
-    """About how many rows the files would give: 1.0 to 2.8 times as many in most packages, a hundred times faster."""
-    return sum(_count(file) for file in files)
+    """A quick upper estimate of the files' rows: 1.0 to 2.8 times as many in most packages."""
+    return sum(map(_count, files))
 
 
-def extract(files: Sequence[SourceFile], at_most: int | None = None) -> list[Row]:
-    """The rows of several files, in the files' order; files that can't be read or parsed give none.
+def extract(files: Sequence[SourceFile], limit: int | None = None) -> list[Row]:
+    """The rows of several files, in the files' order; files that cannot be read or parsed give none.
 
-    With `at_most`, files are parsed in an order that is scattered over the package, and only until there are enough.
+    With a limit, files are parsed in an order that is scattered over the package, until there are enough rows. When two
+    rows have one id, the first is kept.
     """
-    order = range(len(files)) if at_most is None else _scattered(files, at_most)
     found: dict[int, list[Row]] = {}
-    missing = at_most
-    for index in order:
+    missing = limit
+    for index in range(len(files)) if limit is None else _scattered(files, limit):
         if missing == 0:
             break
-        rows = _rows(files[index])[:missing]
-        found[index] = rows
-        missing = None if missing is None else missing - len(rows)
-    return [row for index in sorted(found) for row in found[index]]
+        found[index] = _rows(files[index])[:missing]
+        missing = None if missing is None else missing - len(found[index])
+    merged: dict[str, str] = {}
+    for index in sorted(found):
+        for row_id, text in found[index]:
+            merged.setdefault(row_id, text)
+    return list(merged.items())
 
 
-def _scattered(files: Sequence[SourceFile], at_most: int) -> list[int]:
-    """An order that is the same on every machine, with files first that have much to say for their size.
+def extract_source(module: str, source: bytes) -> list[Row]:
+    """The rows of one module; of several definitions with one name, the first that has a docstring.
 
-    Taking twice as many of those as will be needed keeps some variety, and halves the sources that are parsed.
+    Raises:
+        SyntaxError, ValueError, RecursionError, MemoryError: the source does not parse.
     """
-    counts = [_count(file) for file in files]
-    scattered = sorted(range(len(files)), key=lambda index: (zlib.crc32(files[index].module.encode()), index))
-    densest = sorted(scattered, key=lambda index: -counts[index] / max(1, files[index].size))
-    enough = bisect_left(list(accumulate(counts[index] for index in densest)), 2 * at_most) + 1
-    first = set(densest[:enough])
-    return sorted(scattered, key=lambda index: index not in first)
-
-
-def _count(file: SourceFile) -> int:
-    try:
-        return len(_DOCSTRING_OPENING.findall(Path(file.path).read_bytes()))
-    except OSError:
-        return 0
-
-
-def extract_source(module: str, source: bytes) -> Iterator[Row]:
-    """The rows of one module; of several definitions with one name, the first that has a docstring."""
-    seen: set[str] = set()
+    rows: dict[str, str] = {}
     for name, node in _public_definitions(ast.parse(source).body, module):
-        if name in seen:
-            continue
-        text = first_paragraph(ast.get_docstring(node, clean=False) or "", node.name)
-        if text:
-            seen.add(name)
-            yield name, text
+        if name not in rows and (text := first_paragraph(ast.get_docstring(node, clean=False) or "", node.name)):
+            rows[name] = text
+    return list(rows.items())
 
 
 def first_paragraph(docstring: str, name: str) -> str:
-    """The first paragraph that says something, on one line; leading signatures of `name` are dropped."""
+    """The first paragraph after leading signatures of `name`, on one line; empty when there is none."""
     text = inspect.cleandoc(docstring)
     text = text[_signature_end(text, name) :].lstrip()
     paragraph = _PARAGRAPH_END.split(text, maxsplit=1)[0]
@@ -116,11 +95,32 @@ def first_paragraph(docstring: str, name: str) -> str:
     return _BLANKS.sub(" ", paragraph).strip().encode("utf-8", "replace").decode("utf-8")
 
 
+def _scattered(files: Sequence[SourceFile], limit: int) -> list[int]:
+    """The files' indexes in the order of parsing, the same on every machine.
+
+    Files with many docstrings for their size come first. Choosing twice as many of those as are needed keeps some
+    variety and halves the bytes that are parsed.
+    """
+    counts = [_count(file) for file in files]
+    scattered = sorted(range(len(files)), key=lambda index: (zlib.crc32(files[index].module.encode()), index))
+    densest = sorted(scattered, key=lambda index: -counts[index] / max(1, files[index].size))
+    enough = bisect_left(list(accumulate(counts[index] for index in densest)), 2 * limit) + 1
+    first = set(densest[:enough])
+    return sorted(scattered, key=lambda index: index not in first)
+
+
+def _count(file: SourceFile) -> int:
+    try:
+        return len(_DOCSTRING_START.findall(file.path.read_bytes()))
+    except OSError:
+        return 0
+
+
 def _rows(file: SourceFile) -> list[Row]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # invalid escapes in other people's code
+        warnings.simplefilter("ignore")  # invalid escapes in the packages' sources
         try:
-            return list(extract_source(file.module, Path(file.path).read_bytes()))
+            return extract_source(file.module, file.path.read_bytes())
         except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
             return []
 
@@ -138,9 +138,9 @@ def _public_definitions(body: Iterable[ast.AST], prefix: str) -> Iterator[tuple[
 
 
 def _signature_end(text: str, name: str) -> int:
-    """Where the text goes on after lines such as `name(a, b=1) -> int` or `out = name(a)`; 0 where it opens without."""
+    """Where lines such as `name(a, b=1) -> int` or `out = name(a)` at the start of a docstring end; 0 without any."""
     end = 0
-    while (match := _SIGNATURE_OPENING.match(text, end)) and match[1] == name:
+    while (match := _SIGNATURE_START.match(text, end)) and match[1] == name:
         depth, position = 1, match.end()
         while depth and position < len(text):
             depth += {"(": 1, ")": -1}.get(text[position], 0)

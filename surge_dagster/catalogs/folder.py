@@ -1,11 +1,11 @@
-"""A catalog folder that is built again and again: only what differs is written, what has gone is removed.
+"""A catalog folder that can be built again: a build writes only partitions that differ and removes the others.
 
-    <folder>/_catalog.json                       who builds it, with which arguments, and what the builder remembers
+    <folder>/_catalog.json                       the kind of the catalog, and what its builder remembers
     <folder>/partition=<encoded key>/part-0.parquet
 
-A partition's file says in its own metadata which version of the partition it holds, so that a build that was cut short
-goes on where it stopped, and a build of what is already there leaves even the modification times alone. The
-engine's source passes over names that begin with `_` or `.`, and so over the manifest and over unfinished files.
+Each file's metadata holds the version of its partition. An interrupted build therefore continues where it stopped, and
+a build without changes keeps even the modification times. The engine's source ignores names that begin with `_` or
+`.`: the manifest and unfinished files.
 """
 
 from __future__ import annotations
@@ -26,17 +26,14 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources.partition import KEY_METADATA, SOURCE_VERSION_METADATA
 from surge_dagster.engine.support.keys import encode_key
 
-ROW_GROUP_ROWS = 65_536
-
 _MANIFEST = "_catalog.json"
-_FOLDER_PREFIX = "partition="
 _FILE = "part-0.parquet"
 _COLUMNS = pa.schema([pa.field("id", pa.string(), nullable=False), pa.field("text", pa.string(), nullable=False)])
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogSummary:
-    """What a build left behind: partitions and texts in all, and what it did to the partitions' files."""
+    """Partitions and texts after a build, and how many partition files it wrote, kept and removed."""
 
     partitions: int
     texts: int
@@ -46,51 +43,50 @@ class CatalogSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What a partition's file holds now."""
+class WrittenPartition:
+    """What a partition's file holds."""
 
     version: str
     rows: int
 
 
 class CatalogFolder:
-    """One folder that belongs to one kind of builder ("demo", "synthetic").
+    """A folder that belongs to one kind of catalog ("demo", "synthetic").
+
+    Attributes:
+        memory: what the last build remembered; empty without one.
 
     Raises:
-        ConfigError: the folder can't be written, or holds something that this builder didn't put there.
+        ConfigError: the folder cannot be written, or holds something else.
     """
 
     def __init__(self, root: Path, kind: str) -> None:
         self._root = root
         self._kind = kind
+        self.memory: dict[str, Any] = {}
         try:
             root.mkdir(parents=True, exist_ok=True)
-            self._memory = self._read_manifest()
-            if self._memory is None:
-                if any(root.iterdir()):
-                    raise ConfigError(
-                        f"{root} is not empty and was not built as a {kind} catalog, so nothing was changed in it. "
-                        "Choose another folder, or empty this one"
-                    )
-                self.remember({})  # claims the folder: a build that is cut short can go on
+            memory = self._read_manifest()
+            if memory is not None:
+                self.memory = memory
+                return
+            if any(root.iterdir()):
+                raise ConfigError(
+                    f"{root} is not empty and was not built as a {kind} catalog, so nothing was changed in it. "
+                    "Choose another folder, or empty this one"
+                )
+            self._write_manifest()  # marks the folder, so that an interrupted build can continue
         except OSError as error:
             raise ConfigError(f"the catalog folder {root} can't be used: {error}") from error
 
-    def memory(self) -> dict[str, Any]:
-        """What the last build asked to be remembered, empty where there was none."""
-        return self._memory or {}
-
     def remember(self, memory: dict[str, Any]) -> None:
-        """Keep `memory` for the next build; an equal one leaves the file alone."""
-        if memory == self._memory:
-            return
-        document = {"format": 1, "kind": self._kind, "memory": memory}
-        with _replacing(self._root / _MANIFEST) as temporary:
-            temporary.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        self._memory = memory
+        """Keep `memory` for the next build. The file is written only when the memory changed."""
+        if memory != self.memory:
+            self.memory = memory
+            self._write_manifest()
 
-    def held(self, key: str) -> Held | None:
-        """What the file of `key` holds, None where there is no valid one."""
+    def written(self, key: str) -> WrittenPartition | None:
+        """What the file of `key` holds, None when there is no valid one."""
         try:
             metadata = pq.read_metadata(self._path(key))
         except (OSError, pa.ArrowException):
@@ -98,34 +94,34 @@ class CatalogFolder:
         facts = metadata.metadata or {}
         if facts.get(KEY_METADATA) != key.encode() or SOURCE_VERSION_METADATA not in facts:
             return None
-        return Held(facts[SOURCE_VERSION_METADATA].decode(), metadata.num_rows)
+        return WrittenPartition(facts[SOURCE_VERSION_METADATA].decode(), metadata.num_rows)
 
-    def write(self, key: str, version: str, batches: Iterable[tuple[pa.Array, pa.Array]]) -> None:
-        """Put a partition's file in place, whole or not at all; each pair of ids and texts becomes a row group."""
-        path = self._path(key)
+    def write(self, key: str, version: str, row_groups: Iterable[tuple[pa.Array, pa.Array]]) -> None:
+        """Write a partition's file atomically; each pair of ids and texts becomes a row group."""
         schema = _COLUMNS.with_metadata({KEY_METADATA: key.encode(), SOURCE_VERSION_METADATA: version.encode()})
         with (
-            _replacing(path) as temporary,
-            # Ids and texts hardly repeat: dictionaries would cost time and be thrown away.
+            _replacing(self._path(key)) as temporary,
+            # Ids and texts seldom repeat, so that dictionaries would only cost time.
             pq.ParquetWriter(temporary, schema, compression="zstd", use_dictionary=False) as writer,
         ):
-            for ids, texts in batches:
+            for ids, texts in row_groups:
                 writer.write_batch(pa.record_batch([ids, texts], schema=schema))
 
     def keep_only(self, keys: Iterable[str]) -> int:
-        """Remove every partition but `keys`, and what a killed build left half written; returns how many went."""
-        wanted = {_folder_name(key) for key in keys}
-        surplus = [path for path in self._root.glob(f"{_FOLDER_PREFIX}*") if path.name not in wanted]
+        """Remove all partitions but `keys`, and files of a killed build; returns the number of removed partitions."""
+        kept = {self._path(key).parent for key in keys}
+        surplus = [path for path in self._root.glob("partition=*") if path not in kept]
         for path in surplus:
             shutil.rmtree(path)
-        for path in self._root.glob(f"{_FOLDER_PREFIX}*/.{_FILE}.*.tmp"):
+        for path in self._root.glob(f"partition=*/.{_FILE}.*.tmp"):
             path.unlink(missing_ok=True)
         return len(surplus)
 
     def _path(self, key: str) -> Path:
-        return self._root / _folder_name(key) / _FILE
+        return self._root / f"partition={encode_key(key)}" / _FILE
 
     def _read_manifest(self) -> dict[str, Any] | None:
+        """The memory in the manifest, None when there is no manifest of this kind."""
         try:
             document = json.loads((self._root / _MANIFEST).read_text(encoding="utf-8"))
             if document["format"] == 1 and document["kind"] == self._kind:
@@ -134,22 +130,22 @@ class CatalogFolder:
             pass
         return None
 
-
-def _folder_name(key: str) -> str:
-    return f"{_FOLDER_PREFIX}{encode_key(key)}"
+    def _write_manifest(self) -> None:
+        document = {"format": 1, "kind": self._kind, "memory": self.memory}
+        with _replacing(self._root / _MANIFEST) as temporary:
+            temporary.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A file beside `path` that takes its place when the block ends well and is gone when it doesn't."""
+    """Yield a temporary path beside `path`, which replaces `path` at the end and is removed after an error."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(exist_ok=True)
         yield temporary
         temporary.replace(path)
-    except BaseException as error:
+    except OSError as error:
+        raise ConfigError(f"{path} can't be written: {error}. The earlier file was not changed") from error
+    finally:
         with suppress(OSError):
             temporary.unlink()
-        if isinstance(error, OSError):
-            raise ConfigError(f"{path} can't be written: {error}. What was there before is still there") from error
-        raise

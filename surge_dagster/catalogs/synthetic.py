@@ -1,23 +1,22 @@
-"""The synthetic catalog: the papers' workload at any size, the same on every machine.
+"""The synthetic catalog: log-normal partition sizes and short product titles, the same on every machine.
 
-The law of the sizes: P draws from a log-normal with mu 9.03 and sigma (1.72 unless told otherwise), scaled by one
-factor so that they sum to exactly N, rounded by largest remainders, each at least 1. The published parameters need
-that scaling: their median is exp(9.03) = 8,350, but their mean exp(9.03 + 1.72²/2) = 36,600, while 10M texts in 4,000
-partitions leave 2,500 each. Scaling keeps the ratios and so the coefficient of variation, for which the law says
-sqrt(exp(sigma²) - 1), 4.27 at sigma 1.72; mu cancels out.
+The sizes are P draws from a log-normal distribution with mu 9.03 and sigma (default: 1.72), scaled by one factor so
+that they sum to exactly N, rounded by largest remainders, each at least 1. The published parameters need that scaling:
+their median is exp(9.03) = 8,350 and their mean exp(9.03 + 1.72²/2) = 36,600, but 10M texts in 4,000 partitions leave
+2,500 each. Scaling keeps the ratios and so the coefficient of variation, sqrt(exp(sigma²) - 1) or 4.27 at sigma 1.72;
+mu has no effect.
 
-A text is words out of a small vocabulary, as in the title of a product, and `mean_bytes` long on average. Partition p
-(from 1), row r is a function of (seed, p, r, mean_bytes) alone, computed in integers by splitmix64: texts are drawn
-with numpy, a row group at a time, so memory stays the same for 50M of them, and a partition that grows keeps its rows.
+A text consists of words from a small vocabulary, like the title of a product; `mean_bytes` is its mean length. Row r of
+partition p (from 1) is a function of (seed, p, r, mean_bytes) alone, computed in integers by splitmix64. numpy draws
+one row group at a time (1 µs per text), so that memory does not grow with the catalog, and a partition that grows keeps
+its rows.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import NormalDist
 
@@ -26,22 +25,23 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from surge_dagster.catalogs.folder import ROW_GROUP_ROWS, CatalogFolder, CatalogSummary
+from surge_dagster.catalogs.folder import CatalogFolder, CatalogSummary
 from surge_dagster.engine.errors import ConfigError
 
 LOG_MEAN = 9.03
 LOG_SIGMA = 1.72
 MEAN_BYTES = 47
 
-# Part of every source version, changed whenever the same arguments would give other rows.
+# Part of every source version; changes when the same arguments give other rows.
 _RULES = 2
-_LEAST_MEAN_BYTES = 16
-_MOST_MEAN_BYTES = 100_000
-# A row group also ends at this much text, so that long texts don't make big ones.
+_MIN_MEAN_BYTES = 16
+_MAX_MEAN_BYTES = 100_000
+# A row group ends at this many rows or bytes of text, which bounds memory.
+_ROW_GROUP_ROWS = 65_536
 _ROW_GROUP_BYTES = 8 << 20
 _ID_STRIDE = 10**10
 
-# Four kinds of words that take turns; 64 of each, so that 8 random bits choose one.
+# Four kinds of words, used in turn; 64 of each, so that 6 random bits choose one.
 _KINDS = (
     "compact portable folding heavy slim classic modern vintage wireless cordless rugged soft matte glossy insulated"
     " waterproof adjustable stackable reusable organic natural premium basic deluxe mini large small wide narrow tall"
@@ -68,7 +68,7 @@ _U64 = npt.NDArray[np.uint64]
 
 
 def partition_sizes(texts: int, partitions: int, sigma: float = LOG_SIGMA, seed: int = 0) -> npt.NDArray[np.int64]:
-    """The texts of each partition, by the law at the top of this module.
+    """The number of texts of each partition, as the top of this module describes.
 
     Raises:
         ConfigError: fewer than one partition, fewer texts than partitions, or a sigma outside 0…5.
@@ -80,7 +80,7 @@ def partition_sizes(texts: int, partitions: int, sigma: float = LOG_SIGMA, seed:
     uniform = (_mixed(seed, np.arange(partitions, dtype=np.uint64)) >> np.uint64(11)).astype(np.float64) + 0.5
     normal = NormalDist()
     drawn = np.array([math.exp(LOG_MEAN + sigma * normal.inv_cdf(u)) for u in (uniform / 2.0**53).tolist()])
-    # One text each is set aside first: what is dealt out by the law is the rest.
+    # Each partition has one text; the distribution divides the rest.
     exact = drawn * ((texts - partitions) / drawn.sum())
     sizes = np.floor(exact).astype(np.int64)
     largest_remainders = np.argsort(-(exact - sizes), kind="stable")[: texts - partitions - int(sizes.sum())]
@@ -98,63 +98,51 @@ def build_synthetic_catalog(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> CatalogSummary:
-    """Bring the catalog in `out` to these arguments; partitions that they don't change are left alone.
+    """Bring the catalog in `out` up to date with the arguments; files that would not change are kept.
 
     Args:
-        out: the catalog's folder, made when it is missing.
-        texts: N, over all partitions.
-        partitions: P; their keys are category-0001 and so on.
-        sigma: spread of the partition sizes, by the law at the top of this module.
+        out: the catalog's folder; it is created when it is missing.
+        texts: number of texts of all partitions, N.
+        partitions: number of partitions, P; their keys are category-0001 and so on.
+        sigma: spread of the partition sizes.
         mean_bytes: mean size of a text.
-        seed: another seed draws other sizes and other texts.
-        progress: called with texts done and texts in all.
+        seed: other seeds give other sizes and other texts.
+        progress: called with the texts built so far and the total.
 
     Raises:
-        ConfigError: arguments that no catalog can have, or a folder that can't be used or holds something else.
+        ConfigError: an argument is out of range, or the folder cannot be used or holds something else.
     """
-    if not _LEAST_MEAN_BYTES <= mean_bytes <= _MOST_MEAN_BYTES:
+    if not _MIN_MEAN_BYTES <= mean_bytes <= _MAX_MEAN_BYTES:
         raise ConfigError(
-            f"the mean size of a text must be {_LEAST_MEAN_BYTES} to {_MOST_MEAN_BYTES} bytes, not {mean_bytes}"
+            f"the mean size of a text must be {_MIN_MEAN_BYTES} to {_MAX_MEAN_BYTES} bytes, not {mean_bytes}"
         )
     sizes = partition_sizes(texts, partitions, sigma, seed)
     folder = CatalogFolder(Path(out), "synthetic")
     digits = max(4, len(str(partitions)))
     keys = [f"category-{number:0{digits}d}" for number in range(1, partitions + 1)]
-
-    def build(number: int) -> bool:
-        key, size = keys[number - 1], int(sizes[number - 1])
-        version = _version(seed, number, size, mean_bytes)
-        held = folder.held(key)
-        if held is not None and held.version == version:
-            return False
-        folder.write(key, version, _row_groups(seed, number, size, mean_bytes))
-        return True
-
     written = done = 0
-    # numpy and arrow let go of the interpreter where the time is spent, so threads are enough to use every core.
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        try:
-            for size, was_written in zip(sizes.tolist(), pool.map(build, range(1, partitions + 1)), strict=True):
-                written += was_written
-                done += size
-                if progress is not None:
-                    progress(done, texts)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    for number, (key, size) in enumerate(zip(keys, sizes.tolist(), strict=True), start=1):
+        version = _version(seed, number, size, mean_bytes)
+        before = folder.written(key)
+        if before is None or before.version != version:
+            folder.write(key, version, _row_groups(seed, number, size, mean_bytes))
+            written += 1
+        done += size
+        if progress is not None:
+            progress(done, texts)
     removed = folder.keep_only(keys)
     folder.remember({"texts": texts, "partitions": partitions, "sigma": sigma, "mean_bytes": mean_bytes, "seed": seed})
     return CatalogSummary(partitions, texts, written, partitions - written, removed)
 
 
 def _version(seed: int, number: int, size: int, mean_bytes: int) -> str:
-    """The source version of a partition: everything that its rows follow from."""
+    """The source version of a partition: a hash of everything that determines its rows."""
     origin = f"{_RULES} {seed} {number} {size} {mean_bytes}"
     return f"synthetic-{hashlib.sha256(origin.encode()).hexdigest()[:16]}"
 
 
 def _row_groups(seed: int, number: int, size: int, mean_bytes: int) -> Iterator[tuple[pa.Array, pa.Array]]:
-    step = min(ROW_GROUP_ROWS, max(1, _ROW_GROUP_BYTES // mean_bytes))
+    step = min(_ROW_GROUP_ROWS, max(1, _ROW_GROUP_BYTES // mean_bytes))
     for start in range(0, size, step):
         rows = np.arange(start, min(start + step, size), dtype=np.uint64)
         ids = pa.array(number * _ID_STRIDE + rows.astype(np.int64)).cast(pa.string())
@@ -162,23 +150,23 @@ def _row_groups(seed: int, number: int, size: int, mean_bytes: int) -> Iterator[
 
 
 def draw_texts(seed: int, number: int, rows: _U64, mean_bytes: int = MEAN_BYTES) -> pa.StringArray:
-    """The texts of some rows of partition `number`, each from its own random bits."""
-    # As many words as make the mean right: uniform from half the mean to one and a half, and one more by a toss.
+    """The texts of the given rows of partition `number`; the same row always has the same text."""
+    # The number of words is uniform between half and one and a half of the mean; a random extra word corrects the mean.
     mean_words = (mean_bytes + 1) / (_MEAN_WORD_BYTES + 1)
     middle = math.floor(mean_words)
     least = max(1, middle // 2)
     choices = 2 * (middle - least) + 1
     bits = _mixed(int(_mixed(seed, np.array([number], dtype=np.uint64))[0]), rows)
-    toss = np.uint64(round((mean_words - middle) * 2**16))
+    extra_word = np.uint64(round((mean_words - middle) * 2**16))
     words = (bits & np.uint64(0xFFFF_FFFF)) * np.uint64(choices) >> np.uint64(32)
-    words = (words + np.uint64(least) + ((bits >> np.uint64(32) & np.uint64(0xFFFF)) < toss)).astype(np.int64)
+    words = (words + np.uint64(least) + ((bits >> np.uint64(32) & np.uint64(0xFFFF)) < extra_word)).astype(np.int64)
 
     # One byte of random bits per word, taken from the row's own sequence.
     most = least + choices
     blocks = np.arange(1, most // 8 + 2, dtype=np.uint64) << np.uint64(40)
-    drawn = _finalized(bits[:, None] + blocks).astype("<u8").view(np.uint8)[:, :most]
+    drawn = _scrambled(bits[:, None] + blocks).astype("<u8").view(np.uint8)[:, :most]
     position = np.arange(most)
-    # The first word's kind is drawn as well: kinds differ in their words' lengths.
+    # The first word's kind is random too, because the kinds' words differ in length.
     kind = (position.astype(np.uint8) + (bits >> np.uint64(56)).astype(np.uint8)[:, None]) & np.uint8(3)
     chosen = (drawn & np.uint8(63)) | (kind << np.uint8(6))
     offsets = np.zeros(len(rows) + 1, dtype=np.int32)
@@ -188,12 +176,13 @@ def draw_texts(seed: int, number: int, rows: _U64, mean_bytes: int = MEAN_BYTES)
 
 
 def _mixed(seed: int, counters: _U64) -> _U64:
-    """Splitmix64: well mixed bits for (seed, counter), the same on every platform."""
+    """Splitmix64: random bits for each (seed, counter), the same on every platform."""
     start = np.uint64(int.from_bytes(hashlib.sha256(str(seed).encode()).digest()[:8], "little"))
-    return _finalized(start + counters * np.uint64(0x9E37_79B9_7F4A_7C15))
+    return _scrambled(start + counters * np.uint64(0x9E37_79B9_7F4A_7C15))
 
 
-def _finalized(state: _U64) -> _U64:
+def _scrambled(state: _U64) -> _U64:
+    """The output function of splitmix64."""
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
     return state ^ (state >> np.uint64(31))

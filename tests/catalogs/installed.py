@@ -1,4 +1,4 @@
-"""Distributions that exist for a test only, laid out as an installer would, and what is on disk at an instant."""
+"""Helpers of the catalog tests: distributions as an installer writes them, and the content of a catalog folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def functions(count: int, *, prefix: str = "task") -> str:
 
 
 def install(site: Path, name: str, files: Mapping[str, str | bytes], version: str = "1.0") -> None:
-    """Put a distribution into `site`, in the place of any other version of it."""
+    """Install a distribution into `site`; another version of it is replaced."""
     uninstall(site, name)
     record: list[str] = []
     for path, content in files.items():
@@ -33,7 +33,7 @@ def install(site: Path, name: str, files: Mapping[str, str | bytes], version: st
 
 
 def uninstall(site: Path, name: str) -> None:
-    """Remove what `install` made known; the sources may stay."""
+    """Remove the metadata that `install` wrote; the sources stay."""
     for info in site.glob(f"{name}-*.dist-info"):
         shutil.rmtree(info)
 
@@ -53,7 +53,7 @@ def sizes_of(catalog: Path) -> dict[str, int]:
 
 
 def on_disk(root: Path) -> dict[str, tuple[int, int, bytes]]:
-    """Everything that would show that a file was written again: inode, modification time, content."""
+    """Inode, modification time and content of each file: a file that is written again differs."""
     return {
         str(path.relative_to(root)): (path.stat().st_ino, path.stat().st_mtime_ns, path.read_bytes())
         for path in root.rglob("*")

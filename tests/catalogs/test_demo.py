@@ -1,13 +1,10 @@
-"""The demo catalog is what is installed, is capped without losing its shape, and is rebuilt without being rewritten."""
+"""Tests of the demo catalog: its partitions and rows, its limit, and rebuilding without rewriting."""
 
 from __future__ import annotations
 
 import hashlib
-import subprocess
-import sys
 from pathlib import Path
 
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +18,7 @@ from tests.catalogs.installed import functions, install, on_disk, rows_of, sizes
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """An environment with partitions of very different sizes; `quiet` has nothing to say."""
+    """An environment with partitions of very different sizes; `quiet` has no public docstring."""
     site = tmp_path / "site"
     install(site, "huge", {f"huge/m{n:02}.py": functions(30) for n in range(20)})
     install(site, "middle", {"middle/b.py": functions(40), "middle/a.py": functions(20)})
@@ -35,7 +32,7 @@ def build(site: Path, out: Path, limit: int | None = None) -> CatalogSummary:
     return build_demo_catalog(out, limit=limit, search_path=[str(site)])
 
 
-def test_a_partition_is_a_distribution_and_rows_follow_paths_and_lines(site: Path, tmp_path: Path) -> None:
+def test_distributions_are_partitions_and_rows_follow_paths_and_lines(site: Path, tmp_path: Path) -> None:
     out = tmp_path / "catalog"
     assert build(site, out) == CatalogSummary(partitions=4, texts=664, written=4, unchanged=0, removed=0)
     assert sizes_of(out) == {"Small%2EOne": 3, "huge": 600, "middle": 60, "tiny": 1}
@@ -44,7 +41,7 @@ def test_a_partition_is_a_distribution_and_rows_follow_paths_and_lines(site: Pat
     assert names == [f"middle.{module}.task_{n}" for module, count in (("a", 20), ("b", 40)) for n in range(count)]
 
 
-def test_the_engine_reads_it_with_the_version_and_record_hash_as_source_version(site: Path, tmp_path: Path) -> None:
+def test_source_version_is_the_version_and_record_hash(site: Path, tmp_path: Path) -> None:
     build(site, tmp_path / "catalog")
     partitions = {partition.key: partition for partition in open_source(str(tmp_path / "catalog"))}
     assert list(partitions) == ["Small.One", "huge", "middle", "tiny"]
@@ -54,7 +51,7 @@ def test_the_engine_reads_it_with_the_version_and_record_hash_as_source_version(
 
 
 @pytest.mark.parametrize("limit", [None, 200])
-def test_a_build_without_an_upgrade_rewrites_nothing(site: Path, tmp_path: Path, limit: int | None) -> None:
+def test_build_without_an_upgrade_rewrites_nothing(site: Path, tmp_path: Path, limit: int | None) -> None:
     out = tmp_path / "catalog"
     first = build(site, out, limit)
     before = on_disk(out)
@@ -65,7 +62,7 @@ def test_a_build_without_an_upgrade_rewrites_nothing(site: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize("limit", [None, 200])
-def test_an_upgrade_rewrites_that_partition_alone(site: Path, tmp_path: Path, limit: int | None) -> None:
+def test_upgrade_rewrites_only_its_partition(site: Path, tmp_path: Path, limit: int | None) -> None:
     out = tmp_path / "catalog"
     build(site, out, limit)
     before = on_disk(out)
@@ -78,7 +75,7 @@ def test_an_upgrade_rewrites_that_partition_alone(site: Path, tmp_path: Path, li
     assert versions["middle"].startswith("1.1+")
 
 
-def test_what_is_uninstalled_or_falls_silent_is_removed(site: Path, tmp_path: Path) -> None:
+def test_partitions_of_uninstalled_or_undocumented_packages_are_removed(site: Path, tmp_path: Path) -> None:
     out = tmp_path / "catalog"
     build(site, out)
     uninstall(site, "tiny")
@@ -89,7 +86,7 @@ def test_what_is_uninstalled_or_falls_silent_is_removed(site: Path, tmp_path: Pa
     assert build(site, out).removed == 0
 
 
-def test_a_limit_caps_the_texts_and_keeps_the_heavy_tail(site: Path, tmp_path: Path) -> None:
+def test_limit_caps_the_texts_and_keeps_the_ratio_of_sizes(site: Path, tmp_path: Path) -> None:
     whole, capped = tmp_path / "whole", tmp_path / "capped"
     build(site, whole)
     summary = build(site, capped, 100)
@@ -102,17 +99,17 @@ def test_a_limit_caps_the_texts_and_keeps_the_heavy_tail(site: Path, tmp_path: P
         assert set(rows_of(capped, key)) < set(rows_of(whole, key))
 
 
-def test_a_limit_above_everything_takes_everything(site: Path, tmp_path: Path) -> None:
+def test_limit_above_the_number_of_texts_takes_all(site: Path, tmp_path: Path) -> None:
     assert build(site, tmp_path / "catalog", 10**9).texts == 664
     assert build(site, tmp_path / "catalog").written == 0
 
 
-def test_a_limit_below_the_number_of_distributions_takes_a_text_of_the_largest(site: Path, tmp_path: Path) -> None:
+def test_limit_below_the_number_of_distributions_takes_one_text_of_the_largest(site: Path, tmp_path: Path) -> None:
     assert build(site, tmp_path / "catalog", 2).texts == 2
     assert sizes_of(tmp_path / "catalog") == {"huge": 1, "middle": 1}
 
 
-def test_another_limit_rewrites_what_it_cuts_and_says_so_in_the_version(site: Path, tmp_path: Path) -> None:
+def test_changed_limit_changes_the_version_of_partitions_that_it_cuts(site: Path, tmp_path: Path) -> None:
     out = tmp_path / "catalog"
     build(site, out, 100)
     capped = {partition.key: partition.source_version for partition in open_source(str(out))}
@@ -124,7 +121,7 @@ def test_another_limit_rewrites_what_it_cuts_and_says_so_in_the_version(site: Pa
     assert {partition.key: partition.source_version for partition in open_source(str(out))} == capped
 
 
-def test_a_build_that_is_cut_short_goes_on_where_it_stopped(site: Path, tmp_path: Path) -> None:
+def test_interrupted_build_continues_where_it_stopped(site: Path, tmp_path: Path) -> None:
     out, straight = tmp_path / "catalog", tmp_path / "straight"
 
     def interrupt(done: int, total: int) -> None:
@@ -142,7 +139,7 @@ def test_a_build_that_is_cut_short_goes_on_where_it_stopped(site: Path, tmp_path
     assert all(rows_of(out, key) == rows_of(straight, key) for key in ("huge", "middle", "Small.One", "tiny"))
 
 
-def test_a_file_that_was_damaged_lost_or_left_half_written_is_made_again(site: Path, tmp_path: Path) -> None:
+def test_damaged_missing_and_unfinished_files_are_replaced(site: Path, tmp_path: Path) -> None:
     out = tmp_path / "catalog"
     build(site, out)
     (out / "partition=huge" / "part-0.parquet").write_bytes(b"PAR1")
@@ -169,17 +166,17 @@ def test_equal_ids_within_a_distribution_become_one_row(tmp_path: Path) -> None:
     assert [row[0] for row in rows_of(tmp_path / "catalog", "twice")] == [f"twice.task_{n}" for n in range(3)]
 
 
-def test_distributions_that_cannot_be_read_are_left_out(site: Path, tmp_path: Path) -> None:
+def test_distributions_without_record_metadata_or_sources_are_left_out(site: Path, tmp_path: Path) -> None:
     install(site, "norecord", {"norecord.py": functions(2)})
     (site / "norecord-1.0.dist-info" / "RECORD").unlink()
     install(site, "nometadata", {"nometadata.py": functions(2)})
     (site / "nometadata-1.0.dist-info" / "METADATA").unlink()
-    install(site, "gone", {"gone.py": functions(2)})
-    (site / "gone.py").unlink()
+    install(site, "deleted", {"deleted.py": functions(2)})
+    (site / "deleted.py").unlink()
     assert build(site, tmp_path / "catalog").partitions == 4
 
 
-def test_a_folder_that_holds_something_else_is_refused_untouched(site: Path, tmp_path: Path) -> None:
+def test_folder_that_holds_something_else_is_refused_unchanged(site: Path, tmp_path: Path) -> None:
     foreign = tmp_path / "foreign" / "partition=mine" / "part-0.parquet"
     foreign.parent.mkdir(parents=True)
     foreign.write_bytes(b"precious")
@@ -191,7 +188,7 @@ def test_a_folder_that_holds_something_else_is_refused_untouched(site: Path, tmp
 
 
 @pytest.mark.parametrize("limit", [0, -5])
-def test_a_limit_below_one_is_refused(site: Path, tmp_path: Path, limit: int) -> None:
+def test_limit_below_one_is_refused(site: Path, tmp_path: Path, limit: int) -> None:
     with pytest.raises(ConfigError, match="at least 1"):
         build(site, tmp_path / "catalog", limit)
     assert not (tmp_path / "catalog").exists()
@@ -201,7 +198,7 @@ def test_a_limit_below_one_is_refused(site: Path, tmp_path: Path, limit: int) ->
     counts=st.dictionaries(st.text(min_size=1, max_size=3), st.integers(0, 5_000), max_size=12),
     limit=st.integers(1, 20_000),
 )
-def test_shares_never_pass_the_limit_and_follow_the_counts(counts: dict[str, int], limit: int) -> None:
+def test_shares_follow_the_counts_within_the_limit(counts: dict[str, int], limit: int) -> None:
     scale, dealt = share_out(counts, limit)
     assert sum(dealt.values()) <= limit
     assert all(share >= 1 for share in dealt.values())
@@ -211,7 +208,7 @@ def test_shares_never_pass_the_limit_and_follow_the_counts(counts: dict[str, int
     assert share_out(counts, limit, scale) == (scale, dealt)
 
 
-def test_shares_are_dealt_anew_only_when_the_limit_is_passed_or_badly_used() -> None:
+def test_factor_is_kept_unless_shares_exceed_the_limit_or_use_too_little() -> None:
     scale, shares = share_out({"a": 800, "b": 200}, 100)
     kept, grown = share_out({"a": 800, "b": 210}, 100, scale)
     assert (kept, grown["a"]) == (scale, shares["a"])
@@ -219,29 +216,9 @@ def test_shares_are_dealt_anew_only_when_the_limit_is_passed_or_badly_used() -> 
     assert share_out({"a": 400, "b": 200}, 100, scale)[0] > scale
 
 
-def test_a_killed_build_leaves_no_process_behind(tmp_path: Path) -> None:
-    """The parsing processes can't see the death of their parent in the pool's own pipes."""
-    script = tmp_path / "hold.py"
-    script.write_text(
-        "import os, sys\n"
-        "from surge_dagster.catalogs.parsers import parser_pool\n"
-        "if __name__ == '__main__':\n"
-        "    with parser_pool() as pool:\n"
-        "        print(*{pool.submit(os.getpid).result() for _ in range(20)}, flush=True)\n"
-        "        sys.stdin.read()\n"
-    )
-    with subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
-        children = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
-        assert children
-        parent.kill()
-    _, alive = psutil.wait_procs(children, timeout=30)
-    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
-
-
 @pytest.mark.soak
-def test_this_very_environment_makes_a_catalog_with_a_heavy_tail(tmp_path: Path) -> None:
-    """Takes many seconds, since it counts the docstrings of everything that is installed here; so does `make demo`."""
+def test_installed_packages_make_a_catalog_with_partitions_of_very_different_sizes(tmp_path: Path) -> None:
+    """Takes many seconds: it reads the sources of all installed packages."""
     summary = build_demo_catalog(tmp_path / "catalog", limit=400)
     sizes = sizes_of(tmp_path / "catalog")
     assert summary.texts <= 400

@@ -1,4 +1,4 @@
-"""What counts as a public docstring, and what of it becomes a text."""
+"""Tests of reading docstrings: which definitions are rows, and which part of a docstring is the text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from surge_dagster.catalogs.docstrings import (
 def source_file(folder: Path, module: str, content: str | bytes) -> SourceFile:
     path = folder / f"{module}.py"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return SourceFile(module, str(path), path.stat().st_size)
+    return SourceFile(module, path, path.stat().st_size)
 
 
 @pytest.mark.parametrize(
@@ -37,11 +37,11 @@ def source_file(folder: Path, module: str, content: str | bytes) -> SourceFile:
         ("__init__.py", None),
     ],
 )
-def test_modules_are_named_by_their_path_and_private_ones_are_left_out(path: str, expected: str | None) -> None:
+def test_module_name_is_the_dotted_path_and_none_for_private_modules(path: str, expected: str | None) -> None:
     assert module_name(path) == expected
 
 
-def test_classes_functions_and_methods_are_rows_in_the_order_of_the_file() -> None:
+def test_public_classes_functions_and_methods_are_rows_in_file_order() -> None:
     source = b'''
 """A module's own docstring is no row."""
 def load(): "Load it."
@@ -67,7 +67,7 @@ class _Private:
     def method(self):
         """Private by its class."""
 '''
-    assert list(extract_source("pkg.mod", source)) == [
+    assert extract_source("pkg.mod", source) == [
         ("pkg.mod.load", "Load it."),
         ("pkg.mod.fetch", "Fetch it."),
         ("pkg.mod.Table", "A table."),
@@ -77,7 +77,7 @@ class _Private:
     ]
 
 
-def test_of_definitions_with_one_name_the_first_with_a_docstring_stays() -> None:
+def test_first_documented_definition_of_a_name_is_the_row() -> None:
     source = b'''
 from typing import overload
 @overload
@@ -106,7 +106,7 @@ class Size:
     def width(self, value):
         """Set the width."""
 '''
-    assert list(extract_source("m", source)) == [
+    assert extract_source("m", source) == [
         ("m.read", "The one that is documented."),
         ("m.write", "On this platform."),
         ("m.fallback", "Slow."),
@@ -136,11 +136,11 @@ class Size:
         ("Half a pair: \ud800.", "Half a pair: ?."),
     ],
 )
-def test_the_text_is_the_first_paragraph_on_one_line_without_a_signature(docstring: str, expected: str) -> None:
+def test_text_is_the_first_paragraph_on_one_line_without_signature(docstring: str, expected: str) -> None:
     assert first_paragraph(docstring, "parse") == expected
 
 
-def test_files_that_do_not_parse_are_passed_over(tmp_path: Path) -> None:
+def test_files_that_do_not_parse_are_skipped(tmp_path: Path) -> None:
     good = 'def f():\n    """Good."""\n'
     files = [
         source_file(tmp_path, "syntax", "def f(:\n"),
@@ -149,21 +149,21 @@ def test_files_that_do_not_parse_are_passed_over(tmp_path: Path) -> None:
         source_file(tmp_path, "undecodable", b'def f():\n    """\xff"""\n'),
         source_file(tmp_path, "encoding", b"# coding: no-such-encoding\n" + good.encode()),
         source_file(tmp_path, "nested", "x = " + "(" * 2_000 + ")" * 2_000 + "\n" + good),
-        SourceFile("missing", str(tmp_path / "missing.py"), 10),
+        SourceFile("missing", tmp_path / "missing.py", 10),
         source_file(tmp_path, "latin", b'# coding: latin-1\ndef f():\n    """Caf\xe9."""\n'),
         source_file(tmp_path, "good", good),
     ]
     assert extract(files) == [("latin.f", "Café."), ("good.f", "Good.")]
 
 
-def test_sources_are_never_run(tmp_path: Path) -> None:
+def test_sources_are_never_executed(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     source = f'open({str(ran)!r}, "w")\nraise SystemExit\ndef f():\n    """Documented."""\n'
     assert extract([source_file(tmp_path, "m", source)]) == [("m.f", "Documented.")]
     assert not ran.exists()
 
 
-def test_a_cap_takes_as_many_rows_from_scattered_files_in_the_files_order(tmp_path: Path) -> None:
+def test_limit_takes_rows_from_scattered_files_in_file_order(tmp_path: Path) -> None:
     files = [
         source_file(tmp_path, f"m{n:02}", "".join(f'def f{i}():\n    """Text {i}."""\n' for i in range(5)))
         for n in range(40)
@@ -179,8 +179,8 @@ def test_a_cap_takes_as_many_rows_from_scattered_files_in_the_files_order(tmp_pa
     assert extract(files, 10_000) == everything
 
 
-def test_the_quick_count_is_about_the_number_of_rows(tmp_path: Path) -> None:
+def test_quick_count_is_the_number_of_rows_of_plain_sources(tmp_path: Path) -> None:
     source = 'class A:\n    """A."""\n    def f(self, x: int) -> None:\n        r"""F."""\n'
     source += "def g():\r\n    '''G.'''\r\n"
-    files = [source_file(tmp_path, "m", source), SourceFile("missing", str(tmp_path / "missing.py"), 0)]
+    files = [source_file(tmp_path, "m", source), SourceFile("missing", tmp_path / "missing.py", 0)]
     assert count_docstrings(files) == len(extract(files)) == 3

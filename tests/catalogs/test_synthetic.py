@@ -1,4 +1,4 @@
-"""The synthetic catalog obeys its law, is the same everywhere, and is written in bounded memory."""
+"""Tests of the synthetic catalog: its sizes and texts, rebuilding, and the memory of a build."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def texts_of(seed: int, number: int, count: int, mean_bytes: int = 47) -> list[s
     sigma=st.floats(0, 5),
     seed=st.integers(0, 2**70),
 )
-def test_sizes_sum_to_exactly_the_texts_and_none_is_empty(
+def test_sizes_sum_to_the_number_of_texts_and_none_is_zero(
     partitions: int, surplus: int, sigma: float, seed: int
 ) -> None:
     sizes = partition_sizes(partitions + surplus, partitions, sigma, seed)
@@ -50,8 +50,8 @@ def test_sizes_are_log_normal_with_the_given_sigma(sigma: float) -> None:
     assert inner == pytest.approx(np.array([-2, -1, 0, 1, 2]) * sigma, abs=0.2 * sigma)
 
 
-def test_the_paper_s_mean_is_not_what_is_left_after_scaling() -> None:
-    """Its parameters mean 36,600 texts per partition; 10M in 4,000 leave 2,500, and a median to match."""
+def test_scaling_keeps_the_ratio_of_median_to_mean() -> None:
+    """The published parameters give a mean of 36,600; 10M texts in 4,000 partitions have a mean of 2,500."""
     sizes = partition_sizes(10_000_000, 4_000)
     assert sizes.mean() == 2_500
     assert np.median(sizes) == pytest.approx(8_350 * 2_500 / 36_600, rel=0.15)
@@ -66,7 +66,7 @@ def test_sizes_and_texts_are_the_same_on_every_machine() -> None:
     ]
 
 
-def test_texts_are_as_long_as_asked_on_average() -> None:
+def test_mean_text_length_is_the_requested_one() -> None:
     for mean_bytes in (16, 47, 200, 5_000):
         count = max(200, 400_000 // mean_bytes)
         lengths = pc.call_function(
@@ -76,18 +76,18 @@ def test_texts_are_as_long_as_asked_on_average() -> None:
         assert lengths.min() > 0
 
 
-def test_a_text_depends_on_its_place_alone() -> None:
+def test_text_depends_only_on_seed_partition_and_row() -> None:
     whole = texts_of(5, 2, 1_000)
     assert draw_texts(5, 2, np.arange(400, 700, dtype=np.uint64)).to_pylist() == whole[400:700]
     assert texts_of(5, 3, 1_000) != whole
     assert texts_of(6, 2, 1_000) != whole
     assert len(set(whole)) > 990
     rows = np.arange(20, dtype=np.uint64)
-    long = draw_texts(5, 2, rows, 3_000).to_pylist()  # of over 255 words each
+    long = draw_texts(5, 2, rows, 3_000).to_pylist()  # over 255 words each
     assert [draw_texts(5, 2, rows[row : row + 1], 3_000).to_pylist() for row in range(20)] == [[text] for text in long]
 
 
-def test_the_engine_reads_it(tmp_path: Path) -> None:
+def test_engine_reads_the_catalog(tmp_path: Path) -> None:
     summary = build_synthetic_catalog(tmp_path, texts=5_000, partitions=12)
     assert summary == CatalogSummary(partitions=12, texts=5_000, written=12, unchanged=0, removed=0)
     partitions = list(open_source(str(tmp_path)))
@@ -108,7 +108,7 @@ def test_equal_arguments_rewrite_nothing(tmp_path: Path) -> None:
     assert on_disk(tmp_path) == before
 
 
-def test_other_arguments_make_another_catalog_in_the_same_place(tmp_path: Path) -> None:
+def test_changed_arguments_replace_the_catalog(tmp_path: Path) -> None:
     build_synthetic_catalog(tmp_path, texts=2_000, partitions=5)
     versions = {partition.key: partition.source_version for partition in open_source(str(tmp_path))}
     summary = build_synthetic_catalog(tmp_path, texts=2_000, partitions=3, seed=1)
@@ -118,7 +118,7 @@ def test_other_arguments_make_another_catalog_in_the_same_place(tmp_path: Path) 
         assert partition.source_version != versions[partition.key]
 
 
-def test_a_build_that_is_cut_short_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_interrupted_build_continues_where_it_stopped(tmp_path: Path) -> None:
     def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
@@ -144,7 +144,7 @@ def test_row_groups_are_bounded_in_rows_and_in_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_memory_does_not_grow_with_the_catalog(tmp_path: Path) -> None:
-    """Two million texts and their ids are 120 MB; a build ten times smaller needs as much memory."""
+    """Two million texts and their ids have 120 MB. A tenth of them needs as much memory."""
     script = (
         "import resource, sys; from pathlib import Path\n"
         "from surge_dagster.catalogs.synthetic import build_synthetic_catalog\n"
@@ -169,15 +169,13 @@ def test_memory_does_not_grow_with_the_catalog(tmp_path: Path) -> None:
         ({"texts": 5, "partitions": 5, "mean_bytes": 15}, "mean size"),
     ],
 )
-def test_arguments_that_no_catalog_can_have_are_refused(
-    tmp_path: Path, arguments: dict[str, Any], message: str
-) -> None:
+def test_arguments_out_of_range_are_refused(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_synthetic_catalog(tmp_path / "catalog", **arguments)
     assert not (tmp_path / "catalog").exists()
 
 
-def test_a_demo_catalog_is_not_built_over(tmp_path: Path) -> None:
+def test_demo_catalog_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "_catalog.json").write_text('{"format": 1, "kind": "demo", "memory": {}}')
     with pytest.raises(ConfigError, match="not built as a synthetic catalog"):
         build_synthetic_catalog(tmp_path, texts=5, partitions=5)
