@@ -83,20 +83,14 @@ class _DelayedUpload:
         self._upload = upload
         self._latency = latency
         self._rate = rate
-        self._written: int | None = None
 
     @property
     def sink(self) -> pa.NativeFile:
         return self._upload.sink
 
-    def write(self, data: bytes) -> None:
-        """Write a small object."""
-        self._written = len(data)
-        self._upload.write(data)
-
     def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
         """Wait for the object's delay, then publish it."""
-        size = self.sink.tell() if self._written is None else self._written
+        size = self.sink.tell()
         time.sleep(self._latency + (size / self._rate if self._rate else 0.0))
         return self._upload.publish(still_wanted)
 

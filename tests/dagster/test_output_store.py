@@ -104,7 +104,7 @@ def test_store_uses_the_credentials_of_a_gcs_resource(google: str) -> None:
         OutputStore(url="gs://vectors/out", include_text=True, storage=storage, gcs=package.GCSResource(project="test"))
     )
     with store.create("space/a.parquet") as upload:
-        upload.write(b"content")
+        upload.sink.write(b"content")
         upload.publish(lambda: None)
     with pytest.raises(FileNotFoundError):
         store.open("space/b.parquet")

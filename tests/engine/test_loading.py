@@ -198,7 +198,7 @@ def test_a_filter_on_the_partition_opens_no_other_file(
     opened = open_embeddings(output.root)
     read: list[str] = []
     original = type(output.store).open
-    monkeypatch.setattr(type(output.store), "open", lambda self, name: read.append(name) or original(self, name))
+    monkeypatch.setattr(type(output.store), "open", lambda self, *of: read.append(of[0]) or original(self, *of))
     lazy = opened.lazy()
     assert read == [], "footers are read from the end of the file"
     assert lazy.filter(pl.col("partition") == LONG).collect().height == 5
@@ -247,7 +247,7 @@ def test_a_partition_alone_is_loaded_without_a_look_at_the_others(
 ) -> None:
     read: list[str] = []
     original = type(output.store).open
-    monkeypatch.setattr(type(output.store), "open", lambda self, name: read.append(name) or original(self, name))
+    monkeypatch.setattr(type(output.store), "open", lambda self, *of: read.append(of[0]) or original(self, *of))
     opened = open_embeddings(output.root)
     assert opened.facts("b").rows == 20_000
     assert opened.dataset(["b"]).count_rows() == opened.lazy("b").collect().height == 20_000
@@ -414,7 +414,7 @@ class TestDamage:
         def fail(*_: object) -> None:
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
-        monkeypatch.setattr(LocalStore, "open_listed", fail)
+        monkeypatch.setattr(LocalStore, "open", fail)
         refused = "could not be read: Permission denied. Give whoever runs this the right"
         with pytest.raises(TransientError, match=f"partition 'a': .*{refused}"):
             frame.collect()

@@ -58,7 +58,7 @@ class FaultyStore(LocalStore):
         upload = FaultyUpload(self.root, name)
         if struck:
             upload.step, upload.happen = self._step, self._happen
-            upload._sink = pa.PythonFile(FaultySink(upload, upload.sink), "w")
+            upload.sink = pa.PythonFile(FaultySink(upload, upload.sink), "w")
         return upload
 
     def sync(self, folder: str) -> None:
@@ -70,12 +70,6 @@ class FaultyStore(LocalStore):
 class FaultyUpload(LocalUpload):
     step = ""
     happen: Callable[[], None] = staticmethod(lambda: None)
-
-    def write(self, data: bytes) -> None:
-        if self.step == "write":
-            super().write(data[:2000])
-            self.happen()
-        super().write(data)
 
     def flush(self) -> None:
         if self.step == "publish":
@@ -97,12 +91,12 @@ class FaultyUpload(LocalUpload):
 
 
 class FaultySink(io.RawIOBase):
-    """Takes two thousand bytes and then no more."""
+    """Takes a thousand bytes and then no more."""
 
     def __init__(self, upload: FaultyUpload, sink: pa.NativeFile) -> None:
         self._upload = upload
         self._sink = sink
-        self._left = 2000
+        self._left = 1000
 
     def writable(self) -> bool:
         return True
@@ -110,6 +104,7 @@ class FaultySink(io.RawIOBase):
     def write(self, data: Any) -> int:
         self._left -= len(data)
         if self._upload.step == "write" and self._left < 0:
+            self._sink.write(data[: self._left])
             self._upload.happen()
         return self._sink.write(data)
 

@@ -11,6 +11,7 @@ import fcntl
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import local_upload, open_store
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.engine.store.local_upload import FolderLock, LocalUpload
+from surge_dagster.engine.store.local_upload import LocalUpload, folder_lock
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.thresholds import Thresholds
 from tests.engine.runs import failures, make_run, receipts
@@ -191,13 +192,12 @@ class TestOnADisk:
     ) -> None:
         output, looked, waits = tmp_path / "out", Door(), threading.Event()
 
-        class Watched(FolderLock):
-            def __enter__(self) -> None:
-                if looked.reached.is_set():
-                    waits.set()
-                super().__enter__()
+        def watched(folder: Path) -> AbstractContextManager[None]:
+            if looked.reached.is_set():
+                waits.set()
+            return folder_lock(folder)
 
-        monkeypatch.setattr(local_upload, "FolderLock", Watched)
+        monkeypatch.setattr(local_upload, "folder_lock", watched)
         old, new = two.prepare(open_store(output), after=looked), two.prepare(open_store(output))
         first = two.begin(old)
         assert looked.reached.wait(SECONDS)

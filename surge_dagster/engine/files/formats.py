@@ -142,7 +142,7 @@ def write_file(file_format: FileFormat, upload: Upload, rows: FileRows, facts: F
         writer.append(pa.chunked_array(list(rows.ids), type=rows.id_type), texts, matrix)
         writer.close()
     if held is not None:
-        upload.write(held.getvalue().to_pybytes())
+        upload.sink.write(held.getvalue())
 
 
 def open_output_file(

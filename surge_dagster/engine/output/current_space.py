@@ -149,7 +149,7 @@ def write_current(store: Store, space: str, *, seen: CurrentSpace | None) -> Cur
     document = {"format": _FORMAT, "space": made.space, "previous": made.previous, "number": made.number}
     try:
         with store.create(CURRENT_FILE) as upload:
-            upload.write(json.dumps(document, indent=2).encode() + b"\n")
+            upload.sink.write(json.dumps(document, indent=2).encode() + b"\n")
             upload.publish(require_as_seen)
         store.sync("")
     except OSError as error:

@@ -44,7 +44,7 @@ class OutputState:
         self.store = store
         self.space = space
         self._format: FileFormat = file_format
-        self._remembered = {} if store.identity is None else _known.setdefault((store.identity, space), {})
+        self._remembered = _known.setdefault((store.identity, space), {})
         self._cache: FooterCache | None = None
         self.refresh()
 
@@ -82,7 +82,7 @@ class OutputState:
         with self._cached() as cache:
             while chunk := list(itertools.islice(source, size)):
                 self._read_all(self._names(partition.key for partition in chunk))
-                if cache is not None and cache.has_grown:
+                if cache.has_grown:
                     cache.save(self._listed)
                 yield from chunk
                 size = min(2 * size, _LOOK_AHEAD[1])
@@ -163,15 +163,14 @@ class OutputState:
         return "fresh" if found.facts.source_version == partition.source_version else "stale"
 
     @contextlib.contextmanager
-    def _cached(self) -> Iterator[FooterCache | None]:
-        """Loads the cache on disk, and saves to it what is read meanwhile; None where nothing may be remembered."""
-        cache = self._cache = None if self.store.identity is None else FooterCache(self.store.identity, self.space)
+    def _cached(self) -> Iterator[FooterCache]:
+        """Loads the cache on disk, and saves to it what is read meanwhile."""
+        cache = self._cache = FooterCache(self.store.identity, self.space)
         try:
             yield cache
         finally:
             self._cache = None  # as large as all footers together
-            if cache is not None:
-                cache.save(self._listed)
+            cache.save(self._listed)
 
     def _names(self, keys: Iterable[str]) -> list[str]:
         names = []

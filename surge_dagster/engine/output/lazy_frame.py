@@ -79,7 +79,7 @@ def _batches(store: Store, files: Iterable[PublishedFile], wanted: pa.Schema, ro
         key, location = file.facts.partition_key, store.location(file.stored.name)
         try:
             with (
-                store.open_listed(file.stored) as source,
+                store.open(file.stored.name, file.stored) as source,
                 open_output_file(source, format_of(file.stored.name) or "parquet", mapped=True) as reader,
             ):
                 if reader.facts != file.facts:  # a store may give one tag to two contents

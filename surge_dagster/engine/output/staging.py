@@ -258,7 +258,7 @@ def _borders(sizes: np.ndarray) -> list[int]:
 
 
 def sweep_orphan_files(store: Store, claimed: str | None = None) -> None:
-    """Remove temp files and unfinished uploads of dead writers from every space and from what is staged of it.
+    """Remove the temp files of dead writers from every space and from its staged segments.
 
     They do no harm: where they cannot be removed, the log says so and the next run tries again.
 

@@ -1,4 +1,4 @@
-"""Where bytes go: local disk and object stores behind one small interface."""
+"""The store of output files: a local disk or an object store behind one small interface."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["StorageOptions", "open_store"]
 
 
 def open_store(url: str | Path, options: StorageOptions | None = None) -> Store:
-    """Open an output: a local path, a `file://` URL, or a bucket (`s3://`, `gs://`, `az://`); it need not exist yet.
+    """Open an output: a local path, a `file://` URL, or a bucket (`s3://`, `gs://`, `az://`). It need not exist yet.
 
     Args:
         options: how an object store is reached; a local output takes none.
@@ -23,7 +23,7 @@ def open_store(url: str | Path, options: StorageOptions | None = None) -> Store:
         ConfigError: the path is a file, lies on a storage that is not supported, or there are no credentials for it.
     """
     if is_object_store(url):
-        # Here, since a run on a local disk needs no client of any cloud.
+        # Imported here, because a run on a local disk needs no client of any cloud.
         from surge_dagster.engine.store.object_store import open_object_store
 
         return open_object_store(str(url), options)

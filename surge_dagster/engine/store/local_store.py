@@ -1,7 +1,7 @@
 """Output files on a local disk; `local_upload` writes them.
 
-The folder itself is flushed once per SuperBatch (`sync`), before its receipts are reported. Hidden folders are created
-with their first object and removed with their last.
+The folder itself is flushed once per SuperBatch (`sync`), before its receipts are reported. Hidden folders, whose
+names at the root begin with a dot, are created with their first object and removed with their last.
 """
 
 from __future__ import annotations
@@ -11,21 +11,19 @@ import errno
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Self
 
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.store.local_upload import (
-    LOCK_NAME,
     TEMP_PREFIX,
     LocalUpload,
-    StorageErrors,
-    hidden_depth,
+    is_hidden,
     remove_dead_temp_files,
+    storage_errors,
     stored_object,
-    sync_folder,
 )
 from surge_dagster.engine.store.store import ObjectEnd, StoredObject
 from surge_dagster.engine.support.keys import is_text
@@ -35,33 +33,15 @@ _SETTLED_NS = 2_000_000_000
 
 
 class LocalStore:
-    """A folder on a local disk."""
+    """A folder on a local disk; see `Store`."""
+
+    is_remote = False  # reading a footer is faster than a thread or a cache
+    upload_bytes = 0  # written bytes go to the disk's own buffers
 
     def __init__(self, root: Path) -> None:
         self.root = root
-
-    @property
-    def url(self) -> str:
-        return str(self.root)
-
-    @property
-    def identity(self) -> str:
-        return str(self.root)
-
-    @property
-    def is_remote(self) -> bool:
-        """False: reading a footer is faster than a thread or a cache."""
-        return False
-
-    @property
-    def retries(self) -> Mapping[str, int]:
-        """Empty: nothing is tried again, because a disk that refuses once refuses twice."""
-        return {}
-
-    @property
-    def upload_bytes(self) -> int:
-        """0: written bytes go to the disk's own buffers."""
-        return 0
+        self.url = self.identity = str(root)
+        self.retries: Mapping[str, int] = {}  # nothing is attempted again: a disk that refuses once refuses twice
 
     def until(self, over: threading.Event) -> Self:
         """The same store: nothing waits for a disk."""
@@ -92,8 +72,7 @@ class LocalStore:
         if folds_case:
             raise ConfigError(
                 f"the disk of {str(path)!r} does not distinguish upper from lower case, and two partitions could share "
-                "a file. "
-                "Put the output on a disk that does."
+                "a file. Put the output on a disk that does."
             )
 
     def sweep(self, folder: str) -> None:
@@ -103,12 +82,14 @@ class LocalStore:
             TransientError: the disk refuses.
         """
         path = self.root / folder
-        with StorageErrors(path):
-            if hidden_depth(folder.split("/")) is None:
+        with storage_errors(path):
+            if not is_hidden(folder):
                 remove_dead_temp_files(path)
-            else:
-                _remove_empty_below(path)
-                self._remove_empty_above(f"{folder}/")
+                return
+            for below, _, _ in os.walk(path, topdown=False):
+                remove_dead_temp_files(Path(below))
+                _remove_if_empty(Path(below))
+            self._remove_empty(folder)
 
     def list(self, folder: str, *, deep: bool = False) -> Iterator[StoredObject]:
         """Yield the objects of a folder in no particular order, without hidden ones and names that are not UTF-8.
@@ -119,26 +100,13 @@ class LocalStore:
         Raises:
             ConfigError: the folder cannot be listed.
         """
-        try:
-            entries = os.scandir(self.root / folder)
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        except OSError as error:
-            raise _unlistable(self.root / folder, error) from error
         prefix = f"{folder}/" if folder else ""
-        with entries:
-            for entry in entries:
-                name = entry.name
-                if name.startswith(".") or not is_text(name):
-                    continue
-                if deep and entry.is_dir(follow_symlinks=False):
-                    yield from self.list(f"{prefix}{name}", deep=True)
-                elif entry.is_file():
-                    try:
-                        status = entry.stat()
-                    except FileNotFoundError:
-                        continue  # replaced or removed while the folder is being listed
-                    yield stored_object(f"{prefix}{name}", status)
+        for entry in self._entries(folder):
+            if deep and entry.is_dir(follow_symlinks=False):
+                yield from self.list(f"{prefix}{entry.name}", deep=True)
+            elif entry.is_file():
+                with contextlib.suppress(FileNotFoundError):  # removed after the folder was listed
+                    yield stored_object(f"{prefix}{entry.name}", entry.stat())
 
     def folders(self) -> list[str]:
         """Names of the folders at the root, sorted, without hidden ones and names that are not UTF-8.
@@ -146,22 +114,22 @@ class LocalStore:
         Raises:
             ConfigError: the root cannot be listed.
         """
-        try:
-            entries = list(os.scandir(self.root))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except OSError as error:
-            raise _unlistable(self.root, error) from error
-        names = (entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-        return sorted(filter(is_text, names))
+        return sorted(entry.name for entry in self._entries("") if entry.is_dir())
 
-    def open(self, name: str) -> pa.NativeFile:
+    def open(self, name: str, listed: StoredObject | None = None) -> pa.NativeFile:
         """Open an object for reading.
 
+        Args:
+            listed: the object as a listing showed it, and no other one.
+
         Raises:
-            FileNotFoundError: there is no such object.
+            FileNotFoundError: there is no such object, or it was replaced since it was listed.
         """
-        return pa.OSFile(f"{self.root}/{name}", "rb")
+        file = pa.OSFile(self.location(name), "rb")
+        if listed in (None, stored_object(name, os.fstat(file.fileno()))):
+            return file
+        file.close()
+        raise FileNotFoundError(errno.ENOENT, "another file stands in its place now", self.location(name))
 
     def read_end(self, name: str, size: int) -> ObjectEnd:
         """The last `size` bytes of an object, or all of it.
@@ -170,7 +138,7 @@ class LocalStore:
             FileNotFoundError: there is no such object.
             TransientError: the disk does not return it.
         """
-        path = f"{self.root}/{name}"
+        path = self.location(name)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -190,62 +158,54 @@ class LocalStore:
         """Whether the file was so old when it was seen that its next version gets another modification time."""
         return seen_ns - int(stored.etag) > _SETTLED_NS
 
-    def open_listed(self, listed: StoredObject) -> pa.NativeFile:
-        """Open an object as a listing showed it.
-
-        Raises:
-            FileNotFoundError: it was removed or replaced since.
-        """
-        file = self.open(listed.name)
-        if stored_object(listed.name, os.fstat(file.fileno())) == listed:
-            return file
-        file.close()
-        raise FileNotFoundError(errno.ENOENT, "another file stands in its place now", self.location(listed.name))
-
     def create(self, name: str) -> LocalUpload:
         """Begin an object; its folder must exist (see `prepare`), or is created where it is hidden."""
         return LocalUpload(self.root, name)
 
     def delete(self, name: str) -> None:
-        """Remove an object; harmless when there is none.
-
-        Below a hidden folder, the folders that are empty then are removed too.
-        """
+        """Remove an object, and its folder where that is hidden and empty then; harmless when there is none."""
         path = self.root / name
-        with StorageErrors(path):
+        with storage_errors(path):
             with contextlib.suppress(NotADirectoryError):
                 path.unlink(missing_ok=True)
-            self._remove_empty_above(name)
+            if is_hidden(name):
+                self._remove_empty(name.rpartition("/")[0])
 
     def sync(self, folder: str) -> None:
-        """Make the names of the files published in a folder durable."""
-        sync_folder(self.root / folder)
+        """Make the names of the files published in a folder durable; of a hidden one, also the folders' own names."""
+        for part in _with_parents(folder) if is_hidden(folder) else [folder]:
+            descriptor = os.open(self.root / part, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
-    def _remove_empty_above(self, name: str) -> None:
-        parts = name.split("/")[:-1]
-        hidden = hidden_depth(parts)
-        if hidden is None:
-            return
-        for depth in range(len(parts), hidden, -1):
-            if not _remove_if_empty(self.root.joinpath(*parts[:depth])):
+    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
+        try:
+            with os.scandir(self.root / folder) as entries:
+                return [entry for entry in entries if not entry.name.startswith(".") and is_text(entry.name)]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            path = str(self.root / folder)
+            raise ConfigError(f"cannot list the output folder {path!r}: {error.strerror}. Make it readable.") from error
+
+    def _remove_empty(self, folder: str) -> None:
+        """Remove a folder and those above it, as long as they are empty."""
+        for part in _with_parents(folder)[:-1]:
+            if not _remove_if_empty(self.root / part):
                 break
 
 
-def _remove_empty_below(folder: Path) -> None:
-    """`_remove_if_empty` for all folders below this one, and for itself."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for entry in list(os.scandir(folder)):
-            if entry.is_dir(follow_symlinks=False):
-                _remove_empty_below(Path(entry))
-        _remove_if_empty(folder)
+def _with_parents(folder: str) -> list[PurePosixPath]:
+    """The folder and those above it; the last one is the root."""
+    path = PurePosixPath(folder)
+    return [path, *path.parents]
 
 
 def _remove_if_empty(folder: Path) -> bool:
-    """Remove a folder that holds nothing, or only what dead writers left; gives whether it is removed."""
+    """Remove a folder that holds nothing; returns whether it is removed."""
     try:
-        remove_dead_temp_files(folder)
-        if [entry.name for entry in os.scandir(folder)] == [LOCK_NAME]:  # left by an earlier release
-            (folder / LOCK_NAME).unlink(missing_ok=True)
         folder.rmdir()
     except (FileNotFoundError, NotADirectoryError):
         return True  # another process removed it
@@ -254,7 +214,3 @@ def _remove_if_empty(folder: Path) -> bool:
             raise
         return False
     return True
-
-
-def _unlistable(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"cannot list the output folder {str(path)!r}: {error.strerror}. Make it readable.")

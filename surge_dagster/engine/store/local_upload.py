@@ -1,8 +1,7 @@
 """One file on its way to a local disk: a temp file in the same folder, flushed to disk and renamed.
 
 A writer holds a kernel lock on its temp file, which ends with its process. So a sweep can tell the temp files of dead
-writers from those of living ones, in other containers too. A catalog may have tens of thousands of files of a few
-kilobytes; paths are strings, because `pathlib` costs more than some of these system calls.
+writers from those of living ones, in other containers too.
 """
 
 from __future__ import annotations
@@ -11,11 +10,10 @@ import contextlib
 import errno
 import fcntl
 import functools
-import itertools
 import os
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -31,120 +29,77 @@ TEMP_PREFIX = ".tmp-"
 LOCK_NAME = ".lock"
 _POLL_SECONDS = 0.01
 _ATTEMPTS = 100  # to create a folder that other processes remove when it is empty
-# Part of the names of this process's temp files; a process of another container may have the same id.
-_PROCESS = secrets.token_hex(6)
-_NUMBERS = itertools.count()
 
 
 class LocalUpload:
-    """See `Upload`; the folder must exist, or is created where it is hidden."""
+    """See `Upload`; the folder must exist, or is created where it is hidden.
+
+    Attributes:
+        sink: a stream into the temp file; closing it ends the file's lock.
+    """
+
+    sink: pa.NativeFile
 
     def __init__(self, root: Path, name: str) -> None:
-        self._root = root
         self._name = name
-        self._final = f"{root}/{name}"
-        self._folder = name.rpartition("/")[0]
-        self._is_hidden = hidden_depth(self._folder.split("/")) is not None
-        self._sink: pa.NativeFile | None = None
+        self._final = root / name
+        self._is_hidden = is_hidden(name)
         self._published = False
-        with StorageErrors(self._final):
-            self._temp, self._descriptor = self._open()
+        with storage_errors(self._final):
+            self._temp, self._file = self._open()
+        self.sink = self._file
 
     def __enter__(self) -> Self:
         return self
-
-    @property
-    def sink(self) -> pa.NativeFile:
-        """A stream that opens on first use."""
-        if self._sink is None:
-            with StorageErrors(self._final):
-                self._sink = pa.OSFile(self._temp, "wb")
-        return self._sink
-
-    def write(self, data: bytes) -> None:
-        """Write the whole object; instead of `sink`."""
-        with StorageErrors(self._final):
-            written = 0
-            while written < len(data):
-                written += os.write(self._descriptor, memoryview(data)[written:])
 
     def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
         """Make the object appear under its name, complete and flushed to disk.
 
         Args:
             still_wanted: called last, under the folder's lock; what it raises stops the publication. Hidden folders
-                have no lock: their names say which version of the source a file is of.
+                have no lock: the names of their files contain the version of the source.
         """
         self.flush()
-        with StorageErrors(self._final):
-            if self._is_hidden:
-                return self._rename(still_wanted)
-            with FolderLock(f"{self._root}/{self._folder}"):
-                return self._rename(still_wanted)
+        lock = contextlib.nullcontext() if self._is_hidden else folder_lock(self._final.parent)
+        with storage_errors(self._final), lock:
+            still_wanted()
+            self._temp.rename(self._final)
+            self._published = True
+            return stored_object(self._name, os.fstat(self._file.fileno()))
 
     def flush(self) -> None:
         """Bring the content to the disk."""
-        with StorageErrors(self._final):
-            if self._sink is not None:
-                self._sink.close()
-            os.fsync(self._descriptor)
+        with storage_errors(self._final):
+            self.sink.flush()
+            os.fsync(self._file.fileno())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            if self._sink is not None and not self._sink.closed:
-                with contextlib.suppress(OSError):  # the bytes that a full disk did not take are discarded
-                    self._sink.close()
-            if not self._published:
-                Path(self._temp).unlink(missing_ok=True)
-        finally:
-            os.close(self._descriptor)
+        if not self._published:
+            self._temp.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a published file is on the disk, and another one is discarded
+            self._file.close()
 
-    def _rename(self, still_wanted: Callable[[], None]) -> StoredObject:
-        still_wanted()
-        os.rename(self._temp, self._final)  # noqa: PTH104
-        self._published = True
-        return stored_object(self._name, os.fstat(self._descriptor))
-
-    def _open(self) -> tuple[str, int]:
-        folder = self._root / self._folder
-        try:
-            return _open_temp(str(folder))
-        except FileNotFoundError:
-            if not self._is_hidden:
-                raise
-            temp, descriptor = _create_folder(folder)
-        try:
-            for parent in Path(self._folder).parents:  # which hold something now, and are not removed any more
-                sync_folder(self._root / parent)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return temp, descriptor
+    def _open(self) -> tuple[Path, pa.NativeFile]:
+        folder = self._final.parent
+        for _ in range(_ATTEMPTS if self._is_hidden else 0):
+            with contextlib.suppress(FileNotFoundError, FileExistsError):  # another process removed it meanwhile
+                folder.mkdir(parents=True, exist_ok=True)
+                return _open_temp(folder)
+        return _open_temp(folder)
 
 
-class FolderLock:
+@contextlib.contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
     """Held by one thread of one process at a time, while a file is checked for the last time and renamed."""
-
-    def __init__(self, folder: str | Path) -> None:
-        self._threads, self._processes = _locks(str(folder))
-
-    def __enter__(self) -> None:
-        wait_in_turns(lambda turn: self._threads.acquire(timeout=turn))
-        try:
-            self._processes.acquire(poll_interval=_POLL_SECONDS)
-        except BaseException:
-            self._threads.release()
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self._processes.release()
-        finally:
-            self._threads.release()
+    threads, processes = _locks(str(folder))
+    wait_in_turns(lambda turn: threads.acquire(timeout=turn))
+    try:
+        with processes.acquire(poll_interval=_POLL_SECONDS):
+            yield
+    finally:
+        threads.release()
 
 
 @functools.cache
@@ -153,37 +108,29 @@ def _locks(folder: str) -> tuple[threading.Lock, FileLock]:
     return threading.Lock(), FileLock(f"{folder}/{LOCK_NAME}", thread_local=False)
 
 
-def _open_temp(folder: str) -> tuple[str, int]:
-    """Create and lock a temp file; gives its path and descriptor."""
+def _open_temp(folder: Path) -> tuple[Path, pa.NativeFile]:
+    """Create and lock a temp file."""
     while True:
-        path = f"{folder}/{TEMP_PREFIX}{os.getpid()}-{_PROCESS}{next(_NUMBERS):x}"
-        try:
-            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666)
-        except FileExistsError:  # left by a fork of the same process that had the same id
-            continue
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if os.fstat(descriptor).st_nlink:
-            return path, descriptor
-        os.close(descriptor)  # a sweep removed it between the two calls
-
-
-def _create_folder(folder: Path) -> tuple[str, int]:
-    """Create a folder with a temp file in it, against runs that remove it as long as it is empty."""
-    for _ in range(_ATTEMPTS):
-        with contextlib.suppress(FileNotFoundError, FileExistsError):
-            folder.mkdir(parents=True, exist_ok=True)
-            return _open_temp(str(folder))
-    folder.mkdir(parents=True, exist_ok=True)
-    return _open_temp(str(folder))
+        path = folder / f"{TEMP_PREFIX}{secrets.token_hex(12)}"
+        file = pa.OSFile(str(path), "wb")
+        os.set_inheritable(file.fileno(), False)  # a child process would keep the lock
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return path, file
+        file.close()  # a sweep removed it between the two calls
 
 
 def remove_dead_temp_files(folder: Path) -> None:
-    """Remove the temp files of dead writers in a folder.
+    """Remove the temp files of dead writers in a folder; harmless when there is no such folder.
 
     Raises:
         OSError: the folder cannot be written.
     """
-    for path in folder.glob(f"{TEMP_PREFIX}*"):
+    try:
+        found = list(folder.glob(f"{TEMP_PREFIX}*"))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for path in found:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except (FileNotFoundError, PermissionError):
@@ -197,43 +144,25 @@ def remove_dead_temp_files(folder: Path) -> None:
             os.close(descriptor)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def stored_object(name: str, status: os.stat_result) -> StoredObject:
     """A file as a listing shows it."""
     return StoredObject(name, status.st_size, str(status.st_mtime_ns))
 
 
-def hidden_depth(parts: Sequence[str]) -> int | None:
-    """Which part of a name is the first that hides what lies below it, None when none does."""
-    return next((depth for depth, part in enumerate(parts) if part.startswith(".")), None)
+def is_hidden(name: str) -> bool:
+    """Whether a name lies in a hidden folder at the root: such folders come and go with their files."""
+    return name.startswith(".")
 
 
-class StorageErrors:
-    """Turns an OSError into an error that names the file and what to do; cheaper than a generator."""
-
-    __slots__ = ("_target",)
-
-    def __init__(self, target: Path | str) -> None:
-        self._target = target
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, OSError):
-            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            hint = "Make room on the disk" if is_full else "Check the disk and its permissions"
-            raise TransientError(
-                f"cannot write {str(self._target)!r}: {error.strerror or error}. Nothing was left behind. "
-                f"{hint}, then run again."
-            ) from error
+@contextlib.contextmanager
+def storage_errors(target: Path) -> Iterator[None]:
+    """Turn an OSError into an error that names the file and what to do."""
+    try:
+        yield
+    except OSError as error:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = "Make room on the disk" if is_full else "Check the disk and its permissions"
+        cause = os.strerror(error.errno) if error.errno else str(error)
+        raise TransientError(
+            f"cannot write {str(target)!r}: {cause}. Nothing was left behind. {hint}, then run again."
+        ) from error

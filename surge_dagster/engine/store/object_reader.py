@@ -1,4 +1,4 @@
-"""An object in a store as a file that Arrow can read: its end comes with the first request, then ranges on request.
+"""An object in a store as a file that Arrow can read: the first request reads its end, later ones read ranges.
 
 obstore's own reader asks for the size first and may mix two versions of an object that is replaced meanwhile.
 """
@@ -41,7 +41,7 @@ class ObjectReader(io.RawIOBase):
 
     @property
     def etag(self) -> str | None:
-        """Of the version that is read."""
+        """Tag of the version that is read."""
         return self._etag
 
     def readable(self) -> bool:
@@ -125,7 +125,7 @@ def _range(store: Any, key: str, start: int, length: int, etag: str | None) -> b
 
 def _whole(content: bytes, length: int) -> bytes:
     if len(content) != length:
-        raise RequestFailed("short", f"{len(content):,} bytes came of {length:,}", retryable=True)
+        raise RequestFailed("short", f"{len(content):,} of {length:,} bytes came", retryable=True)
     return content
 
 

@@ -1,13 +1,14 @@
 """Output files in an object store, through obstore.
 
-No object is visible before it is complete, so there are no temp files. See `object_upload` for how two writers of one
-object are told apart.
+No object is visible before it is complete, so there are no temp files. `object_upload` says what happens when two
+writers publish the same object.
 """
 
 from __future__ import annotations
 
 import copy
 import errno
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -29,53 +30,32 @@ _HIDDEN = "."
 
 
 class ObjectStore:
-    """A bucket, or what lies below a prefix in it.
+    """A bucket, or what lies below a prefix in it; see `Store`.
 
     Args:
         url: without a slash at the end.
-        identity: the URL and the URL of its service, without secrets; None where two contents may share a tag.
+        identity: the URL and the URL of its service, without secrets.
         prefix: of every key, empty or with a slash at the end.
         store: an obstore store of the whole bucket.
     """
 
-    def __init__(
-        self,
-        url: str,
-        identity: str | None,
-        prefix: str,
-        store: Any,
-        retrier: Retrier,
-        part_bytes: int,
-    ) -> None:
-        self._url = url
-        self._identity = identity
+    is_remote = True
+
+    def __init__(self, url: str, identity: str, prefix: str, store: Any, retrier: Retrier, part_bytes: int) -> None:
+        self.url = url
+        self.identity = identity
+        # What a part holds, here and in obstore, and the pieces between the two.
+        self.upload_bytes = 2 * (part_bytes + min(PIECE_BYTES, part_bytes))
         self._prefix = prefix
         self._store = store
         self._retrier = retrier
         self._part_bytes = part_bytes
-        self._names: set[str] = set()  # seen in a listing: a look at these before a PUT saves a PUT in vain
-
-    @property
-    def url(self) -> str:
-        return self._url
-
-    @property
-    def identity(self) -> str | None:
-        return self._identity
-
-    @property
-    def is_remote(self) -> bool:
-        return True
+        self._names: set[str] = set()  # seen in a listing: a HEAD before the PUT of these saves a PUT that fails
 
     @property
     def retries(self) -> Mapping[str, int]:
         """Operations that were attempted again so far, by cause; retries within obstore are not counted."""
         return self._retrier.counts
-
-    @property
-    def upload_bytes(self) -> int:
-        """Memory that an upload may hold: what a part holds, here and in obstore, and the pieces between the two."""
-        return 2 * (self._part_bytes + min(PIECE_BYTES, self._part_bytes))
 
     def until(self, over: threading.Event) -> ObjectStore:
         """The same store; once `over` is set, its operations raise `Cancelled` instead of waiting."""
@@ -85,7 +65,7 @@ class ObjectStore:
 
     def location(self, name: str) -> str:
         """The URL of an object."""
-        return f"{self._url}/{name}"
+        return f"{self.url}/{name}"
 
     def prepare(self, folder: str) -> None:
         """Nothing: a bucket has no folders."""
@@ -136,21 +116,30 @@ class ObjectStore:
         names = [path.rstrip("/").rpartition("/")[2] for path in found]
         return sorted(name for name in names if not name.startswith(_HIDDEN))
 
-    def open(self, name: str) -> pa.NativeFile:
-        """Open an object for reading; its last 64 KiB, a footer above all, come with the first request.
+    def open(self, name: str, listed: StoredObject | None = None) -> pa.NativeFile:
+        """Open an object for reading; its last 64 KiB, which hold the footer, come with the first request.
+
+        Args:
+            listed: the object as a listing showed it, and no other one.
 
         Raises:
-            FileNotFoundError: there is no such object.
+            FileNotFoundError: there is no such object, or it was replaced since it was listed.
             TransientError: the store does not answer.
         """
-        return pa.PythonFile(ObjectReader(self._store, self._key(name), self._retrier), mode="r")
+        reader = ObjectReader(self._store, self._key(name), self._retrier)
+        if listed is not None:
+            # Azure's listings leave out the quotes.
+            same = not listed.etag or not reader.etag or reader.etag.strip('"') == listed.etag.strip('"')
+            if reader.size() != listed.size or not same:
+                raise FileNotFoundError(errno.ENOENT, "another object stands in its place now", self.location(name))
+        return pa.PythonFile(reader, mode="r")
 
     def read_end(self, name: str, size: int) -> ObjectEnd:
         """The last `size` bytes of an object, or all of it.
 
         Raises:
             FileNotFoundError: there is no such object.
-            TransientError: the store does not answer, or does not give it.
+            TransientError: the store does not answer, or does not return it.
         """
         whole, etag, content = fetch_end(self._store, self._key(name), self._retrier, size)
         return ObjectEnd(StoredObject(name, whole, etag or ""), content)
@@ -158,20 +147,6 @@ class ObjectStore:
     def is_settled(self, stored: StoredObject, seen_ns: int) -> bool:
         """Whether the store gave an etag: it changes with the content, at any time."""
         return bool(stored.etag)
-
-    def open_listed(self, listed: StoredObject) -> pa.NativeFile:
-        """Open an object as a listing showed it.
-
-        Raises:
-            FileNotFoundError: it was removed or replaced since.
-            TransientError: the store does not answer.
-        """
-        reader = ObjectReader(self._store, self._key(listed.name), self._retrier)
-        # Azure's listings leave out the quotes.
-        same = not listed.etag or not reader.etag or reader.etag.strip('"') == listed.etag.strip('"')
-        if reader.size() == listed.size and same:
-            return pa.PythonFile(reader, mode="r")
-        raise FileNotFoundError(errno.ENOENT, "another object stands in its place now", self.location(listed.name))
 
     def create(self, name: str) -> ObjectUpload:
         """Begin an object."""
@@ -214,7 +189,7 @@ def open_object_store(
     """
     options, limits = options or StorageOptions(), limits or ClientLimits()
     parts = split_url(url, what="output")
-    if not is_bare(url):  # not shown
+    if not is_bare(url):  # the error does not show the URL
         raise ConfigError(
             f"the {parts.scheme}:// output holds more than a bucket and a path. Credentials belong into the "
             "environment or into storage_options."
@@ -229,11 +204,13 @@ def open_object_store(
     except ConfigError as error:
         raise ConfigError(f"cannot open the output {clean!r}: {error}") from error
     except (BaseError, ValueError, TypeError) as error:
-        # Its text may quote the options.
+        # The error's text may quote the options.
         raise ConfigError(
             f"the output {clean!r} cannot be opened with these options ({type(error).__name__})."
         ) from None
-    identity = None if parts.scheme == "memory" else f"{clean} at {_without_user(service)}"
+    # Two memory stores with the same URL hold different objects.
+    service = secrets.token_hex() if parts.scheme == "memory" else _without_user(service)
+    identity = f"{clean} at {service}"
     return ObjectStore(clean, identity, prefix, store, retrier(clean), limits.part_bytes)
 
 

@@ -1,13 +1,13 @@
 """One object on its way to a store: one conditional PUT, or a multipart upload when it is larger than a part.
 
-It appears under its name in one step, in `publish`. A PUT replaces only what stood at the name when `still_wanted` was
-last called. A writer whose condition fails looks again and calls `still_wanted` again: of two writers, the one whose
-source is out of date finds out and discards its result. This also covers a PUT whose answer was lost: the next round
-replaces the object with the same bytes.
+It appears under its name in one step, in `publish`. A PUT replaces only the object that stood at the name when
+`still_wanted` was last called. A writer whose condition fails looks again and calls `still_wanted` again: of two
+writers, the one whose source is out of date finds out and discards its result. This also covers a PUT whose answer was
+lost: the next round replaces the object with the same bytes.
 
-obstore takes no condition when a multipart upload completes. So the upload looks at what stands there just before; two
-writers that complete within that moment are not told apart. A killed or failed upload leaves parts in the bucket that
-no listing shows; a lifecycle rule of the bucket removes them (docs/storage.md).
+obstore takes no condition when a multipart upload completes. So the upload looks at the object just before; two writers
+that complete within that moment do not notice each other. A killed or failed upload leaves parts in the bucket that no
+listing shows; a lifecycle rule of the bucket removes them (docs/storage.md).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.store.retries import Retrier, classified, request_errors
 from surge_dagster.engine.store.store import StoredObject
 
-PIECE_BYTES = 1024 * 1024  # what obstore's writer is given at a time
+PIECE_BYTES = 1024 * 1024  # passed to obstore's writer in one call
 _ROUNDS = 8  # how often two writers may replace each other's object before one of them gives up
-_MARK = "surge_upload"
+_MARK = "surge_upload"  # name of an attribute of objects that were uploaded in parts
 
 
 class ObjectUpload:
@@ -51,23 +51,19 @@ class ObjectUpload:
         self._buffer = bytearray()
         self._size = 0
         self._writer: Any = None  # of a multipart upload
-        self._mark = secrets.token_hex(16)  # tells a completed multipart upload from another writer's
+        self._mark = secrets.token_hex(16)  # distinguishes a completed multipart upload from another writer's
         self._failed = False
         self.sink = pa.PythonFile(_Sink(self._take), mode="w")
 
     def __enter__(self) -> Self:
         return self
 
-    def write(self, data: bytes) -> None:
-        """Write the whole object; instead of `sink`."""
-        self.sink.write(data)
-
     def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
         """Make the object appear under its name, complete.
 
         Args:
-            still_wanted: called after a look at what stands at the name, and again whenever that has changed; what it
-                raises stops the publication.
+            still_wanted: called after a look at the object that stands at the name, and again whenever that has
+                changed; what it raises stops the publication.
 
         Raises:
             TransientError: the store does not answer, or other writers keep replacing the object.
@@ -85,7 +81,7 @@ class ObjectUpload:
             self.sink.close()
 
     def _take(self, content: memoryview) -> None:
-        if self._failed:  # a writer above is closing; its footer must not complete a broken object
+        if self._failed:  # the caller closes its writer, whose footer must not complete a broken object
             return
         self._size += len(content)
         for start in range(0, len(content), self._piece_bytes):
@@ -102,7 +98,7 @@ class ObjectUpload:
             what = f"begin the upload of {self._key}"
             self._writer = self._retrier.call(what, lambda: self._begin(body), kind="begin")
         else:
-            self._large(lambda: self._append(self._writer, body))
+            self._continue(lambda: self._append(self._writer, body))
         self._failed = False
 
     def _begin(self, body: bytearray) -> Any:
@@ -117,8 +113,8 @@ class ObjectUpload:
         with request_errors():
             writer.write(body)
 
-    def _large(self, attempt: Callable[[], None]) -> None:
-        """A later step of a multipart upload, whose requests obstore alone repeats: earlier parts are not kept here."""
+    def _continue(self, attempt: Callable[[], None]) -> None:
+        """Do a later step of a multipart upload; only obstore repeats its requests, as earlier parts are not kept."""
         self._retrier.call(f"upload {self._key} in parts", attempt, kind="write", attempts=1)
 
     def _publish_whole(self, still_wanted: Callable[[], None]) -> StoredObject:
@@ -132,7 +128,7 @@ class ObjectUpload:
         raise self._contended()
 
     def _put(self, replacing: Any) -> Any:
-        """What obstore says of the stored object; None when something else than `replacing` stands at the name."""
+        """The etag and version of the stored object; None when another object than `replacing` stands at the name."""
         tags = {name: replacing[name] for name in ("e_tag", "version") if replacing[name]} if replacing else {}
         mode: Any = tags or "create"
         try:
@@ -168,7 +164,7 @@ class ObjectUpload:
 
         failure: TransientError | None = None
         try:
-            self._large(attempt)
+            self._continue(attempt)
         except TransientError as error:  # the answer may have been lost after the upload was complete
             failure = error
         found = self._retrier.call(f"GET {self._key}", self._marked)
@@ -177,7 +173,7 @@ class ObjectUpload:
         return StoredObject(self._name, self._size, found["e_tag"] or "")
 
     def _marked(self) -> Any:
-        """What stands at the name when it is this upload's object."""
+        """The object at the name if it is this upload's."""
         try:
             with request_errors():
                 # A HEAD through obstore carries no attributes.
@@ -187,7 +183,7 @@ class ObjectUpload:
         return found.meta if found.attributes.get(_MARK) == self._mark else None
 
     def _look(self) -> Any:
-        """What stands at the name now, None when nothing does."""
+        """The object that stands at the name now, or None."""
 
         def attempt() -> Any:
             try:
@@ -206,7 +202,7 @@ class ObjectUpload:
 
 
 class _Sink(io.RawIOBase):
-    """Passes on what is written to it."""
+    """A stream that passes its content to a function."""
 
     def __init__(self, take: Callable[[memoryview], None]) -> None:
         super().__init__()

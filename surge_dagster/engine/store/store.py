@@ -1,7 +1,7 @@
-"""Where output files lie: one small interface over local disk and object stores.
+"""The interface of a store: what the engine needs of a local disk or an object store.
 
 An object at its final name is complete, or it is not there. Names are relative to the store's root and have `/`
-between their parts; a part that begins with a dot hides what lies below it from listings of what lies above.
+between their parts. A part that begins with a dot hides the objects below it from listings of the folders above.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow as pa
 class StoredObject(NamedTuple):
     """One object as a listing shows it: name relative to the store, size in bytes, and a tag that changes with it.
 
-    A tuple, since a listing makes tens of thousands of them, and compares each with what is known of it.
+    A tuple, because a listing makes and compares tens of thousands of them.
     """
 
     name: str
@@ -38,13 +38,17 @@ class Upload(Protocol):
     """One object on its way; leaving its `with` block without `publish` leaves nothing behind."""
 
     @property
-    def sink(self) -> pa.NativeFile: ...
-
-    def write(self, data: bytes) -> None:
-        """Write the whole object, which is small; instead of `sink`."""
+    def sink(self) -> pa.NativeFile:
+        """The stream that takes the content; whoever writes does not close it."""
         ...
 
-    def publish(self, still_wanted: Callable[[], None]) -> StoredObject: ...
+    def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
+        """Make the object appear under its name, complete and durable; on a disk, `Store.sync` makes the name durable.
+
+        Args:
+            still_wanted: called last; what it raises stops the publication.
+        """
+        ...
 
     def __enter__(self) -> Self: ...
 
@@ -54,24 +58,24 @@ class Upload(Protocol):
 
 
 class Store(Protocol):
-    """Objects under names with `/`, relative to the store's root."""
+    """Objects below one folder of a disk, or one prefix of a bucket."""
 
     @property
     def url(self) -> str: ...
 
     @property
-    def identity(self) -> str | None:
-        """Tells this output from every other one, without secrets; None: nothing about it may be remembered."""
+    def identity(self) -> str:
+        """Distinguishes this output from every other one, without secrets."""
         ...
 
     @property
     def is_remote(self) -> bool:
-        """Whether a read is a request: worth sending several at a time, and worth remembering its answer on disk."""
+        """Whether a read is a request: worth sending several concurrently, and worth keeping its answer on disk."""
         ...
 
     @property
     def retries(self) -> Mapping[str, int]:
-        """Requests that were sent again since the store was opened, by cause."""
+        """Operations that were attempted again since the store was opened, by cause."""
         ...
 
     @property
@@ -80,37 +84,53 @@ class Store(Protocol):
         ...
 
     def until(self, over: threading.Event) -> Store:
-        """The same store, which waits for nothing once `over` is set: what it would try again raises `Cancelled`."""
+        """The same store; once `over` is set, its operations raise `Cancelled` instead of waiting."""
         ...
 
-    def location(self, name: str) -> str: ...
+    def location(self, name: str) -> str:
+        """The path or URL of an object, for messages and receipts."""
+        ...
 
     def prepare(self, folder: str) -> None:
         """Make a folder that is not hidden ready for writing."""
         ...
 
     def sweep(self, folder: str) -> None:
-        """Remove what writers that died left in a folder and below it; once per run, before it writes there."""
+        """Remove the temp files of dead writers in a folder and, if it is hidden, below it; a bucket has none."""
         ...
 
-    def list(self, folder: str, *, deep: bool = False) -> Iterator[StoredObject]: ...
+    def list(self, folder: str, *, deep: bool = False) -> Iterator[StoredObject]:
+        """Yield the objects of a folder, with `deep` also those of its folders; hidden ones are left out."""
+        ...
 
-    def folders(self) -> list[str]: ...
+    def folders(self) -> list[str]:
+        """Names of the folders at the root, sorted; hidden ones are left out."""
+        ...
 
-    def open(self, name: str) -> pa.NativeFile: ...
+    def open(self, name: str, listed: StoredObject | None = None) -> pa.NativeFile:
+        """Open an object for reading; with `listed`, only the version that a listing showed.
 
-    def read_end(self, name: str, size: int) -> ObjectEnd: ...
+        Raises:
+            FileNotFoundError: there is no such object or version.
+        """
+        ...
+
+    def read_end(self, name: str, size: int) -> ObjectEnd:
+        """The last `size` bytes of an object, or all of it."""
+        ...
 
     def is_settled(self, stored: StoredObject, seen_ns: int) -> bool:
-        """Whether what had this name, size and tag at a time (Unix, ns) can never have them with other content."""
+        """Whether an object seen at a time (Unix, ns) can never have the same name, size and tag with other content."""
         ...
 
-    def open_listed(self, listed: StoredObject) -> pa.NativeFile:
-        """Open an object as a listing showed it; `FileNotFoundError` when another one stands at its name now."""
+    def create(self, name: str) -> Upload:
+        """Begin an object."""
         ...
 
-    def create(self, name: str) -> Upload: ...
+    def delete(self, name: str) -> None:
+        """Remove an object; harmless when there is none."""
+        ...
 
-    def delete(self, name: str) -> None: ...
-
-    def sync(self, folder: str) -> None: ...
+    def sync(self, folder: str) -> None:
+        """Make the names of the objects published in a folder durable."""
+        ...

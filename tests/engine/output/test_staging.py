@@ -123,7 +123,6 @@ class TestSegments:
     def test_temp_files_of_a_dead_writer_are_removed_when_the_next_run_begins(self, tmp_path: Path) -> None:
         folder = tmp_path / STAGING / self.SPACE.name / "key" / "version"
         folder.mkdir(parents=True)
-        (folder / ".lock").touch()
         (folder / ".tmp-1-0123456789ab").write_bytes(b"half")
         staging_of(LocalStore(tmp_path), self.SPACE)
         assert not (tmp_path / STAGING).exists()

@@ -59,7 +59,7 @@ class TestCredentialProcess:
         )
         if operation == "PUT":
             with store.create("space/a.parquet") as upload:
-                upload.write(b"content")
+                upload.sink.write(b"content")
                 upload.publish(lambda: None)
         else:
             assert list(store.list("space")) == []

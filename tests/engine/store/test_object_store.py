@@ -109,15 +109,15 @@ class TestObjects:
     def test_object_is_opened_as_it_was_listed_or_not_at_all(self, store: ObjectStore) -> None:
         put(store, NAME, b"old")
         [listed] = store.list("space")
-        with store.open_listed(listed) as file:
+        with store.open(listed.name, listed) as file:
             assert file.read() == b"old"
         for content in (b"new", b"longer"):
             put(store, NAME, content)
             with pytest.raises(FileNotFoundError, match="another object stands in its place now"):
-                store.open_listed(listed)
+                store.open(listed.name, listed)
         store.delete(NAME)
         with pytest.raises(FileNotFoundError):
-            store.open_listed(listed)
+            store.open(listed.name, listed)
 
     def test_listing_leaves_hidden_names_out_at_any_depth(self, store: ObjectStore) -> None:
         for name in ("space/a", "space/in/b", "space/.hidden/c", "space/.d", ".staged/e/f", "other/g", "top"):

@@ -37,7 +37,7 @@ def store_at(endpoint: str, bucket: str = BUCKET, limits: ClientLimits | None = 
 
 def write(store: ObjectStore) -> object:
     with store.create("space/a.parquet") as upload:
-        upload.write(b"content")
+        upload.sink.write(b"content")
         return upload.publish(lambda: None)
 
 
@@ -128,7 +128,7 @@ def test_store_that_reads_no_body_times_out() -> None:
             pytest.raises(TransientError, match="timeout: no answer in time"),
             store.create("space/a.parquet") as upload,
         ):
-            upload.write(bytes(32 * 1024 * 1024))
+            upload.sink.write(bytes(32 * 1024 * 1024))
             upload.publish(lambda: None)
 
 
