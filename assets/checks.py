@@ -16,8 +16,7 @@ import dagster as dg
 from surge_dagster.check_policy import MIN_PREVIOUS_COSINE, RUN_CHECK, CheckName, CheckPolicy
 from surge_dagster.orchestration.failures import failure_table, table_of_failures
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.orchestration.outcome import Outcome
-from surge_dagster.orchestration.run_findings import Listed
+from surge_dagster.orchestration.outcome import Listed, Outcome
 
 _SEVERITIES = {"error": dg.AssetCheckSeverity.ERROR, "warn": dg.AssetCheckSeverity.WARN}
 _DESCRIPTIONS: dict[CheckName, str] = {
@@ -114,7 +113,7 @@ def _run_check_metadata(outcome: Outcome) -> dict[str, Any]:
     """The run's figures, under the names of `embed --json`, and the table of what failed."""
     figures = {
         name: round(value, 4) if isinstance(value, float) else value
-        for name, value in outcome.figures.as_dict().items()
+        for name, value in outcome.metrics.as_dict().items()
     }
     failed = [{"key": failure.key, "reason": failure.reason} for failure in outcome.failures]
     if outcome.removed:

@@ -21,13 +21,12 @@ from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.support.waiting import rest
 from surge_dagster.orchestration.active_runs import record_process
 from surge_dagster.orchestration.asset_events import CODE_VERSION
-from surge_dagster.orchestration.failures import failure_of, tell_of_failures
+from surge_dagster.orchestration.failures import failure_of, report_failures
 from surge_dagster.orchestration.launch import LaunchConfig
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
-from surge_dagster.orchestration.pool_limit import POOL
 from surge_dagster.orchestration.refresh import Refresh
-from surge_dagster.orchestration.run_retries import RUN_TAGS
+from surge_dagster.orchestration.run_queue import POOL, RUN_TAGS
 
 _RETRIES = 2
 _RETRY_SECONDS = 5
@@ -151,7 +150,7 @@ class _Attempts:
         outcome.settle()
         if any(failure.transient for failure in outcome.failures) and _may_retry(context):
             raise self._retry(context, outcome)
-        tell_of_failures(self.names, context, outcome)
+        report_failures(self.names, context, outcome)
         return outcome
 
     def _refresh(
@@ -168,7 +167,7 @@ class _Attempts:
                     continue  # of a part of the run, and a check that failed before would be taken for mended
                 context.log_event(evaluation_of(self.names, result))  # pyright: ignore[reportArgumentType]
         with _logged(context, "the partitions that failed"):
-            tell_of_failures(self.names, context, outcome)
+            report_failures(self.names, context, outcome)
 
     def _retry(self, context: dg.OpExecutionContext, outcome: Outcome) -> dg.RetryRequested:
         """What has Dagster make another attempt, after a wait."""

@@ -13,8 +13,8 @@ import dagster as dg
 import requests
 
 from surge_dagster.check_policy import RUN_CHECK
+from surge_dagster.orchestration.active_runs import embeds, switches
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.orchestration.run_assets import embeds, switches
 from surge_dagster.settings import Settings
 
 _SENSOR_SECONDS = 30

@@ -10,7 +10,7 @@ import dagster as dg
 
 from surge_dagster.orchestration.active_runs import active_runs
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.orchestration.pool_limit import enter_pool
+from surge_dagster.orchestration.run_queue import record_pool_limit
 
 _SENSOR_SECONDS = 30
 
@@ -25,7 +25,7 @@ def lost_runs(names: CatalogNames) -> dg.SensorDefinition:
         description="Declares runs failed whose process is gone: their slot is free then, and they are launched again.",
     )
     def sensor(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-        enter_pool(context.instance)
+        record_pool_limit(context.instance)
         going_on = sum(1 for _ in active_runs(context.instance, lambda run: True))
         return dg.SkipReason(f"{going_on:,} runs are waiting or going on")
 

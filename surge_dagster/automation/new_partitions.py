@@ -21,17 +21,17 @@ import dagster as dg
 from surge_dagster.engine.errors import SurgeError
 from surge_dagster.orchestration.active_runs import Held, held_by_active_runs
 from surge_dagster.orchestration.discovery import (
+    known_space,
     list_catalog,
     observations,
     report_changes,
     states_of_unfinished,
 )
+from surge_dagster.orchestration.failures import refusal_fingerprint, still_refused
 from surge_dagster.orchestration.launch import unattended_config
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.orchestration.outputs import known_space
-from surge_dagster.orchestration.pool_limit import POOL, enter_pool
 from surge_dagster.orchestration.records import Catalogued
-from surge_dagster.orchestration.refusals import refusal_terms, still_refused
+from surge_dagster.orchestration.run_queue import POOL, record_pool_limit
 from surge_dagster.orchestration.sensor_cursor import REQUEST_TAG, Request, SensorCursor, Undone, look_after
 from surge_dagster.orchestration.shards import cut, shard_tags
 from surge_dagster.settings import Settings
@@ -55,7 +55,7 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
     def sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         instance, resources, now = context.instance, names.resources(context.resources), _now()
         is_trial = not _is_real_tick(context)
-        limited = is_trial or enter_pool(instance)
+        limited = is_trial or record_pool_limit(instance)
         try:
             held = held_by_active_runs(names, instance)  # before the output is listed: a run may end meanwhile
             listing = list_catalog(names, instance, resources.catalog)
@@ -65,10 +65,10 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
             states = states_of_unfinished(listing, store, space)
         except SurgeError as error:
             return dg.SkipReason(str(error))
-        terms = refusal_terms(resources)
-        refused = still_refused(listing.catalogued, listing.partitions, terms)
+        fingerprint = refusal_fingerprint(resources)
+        refused = still_refused(listing.catalogued, listing.partitions, fingerprint)
         needed = {key: None for key, state in states.items() if state in wanted and key not in refused}
-        cursor = SensorCursor.read(context.cursor, hashlib.sha256(terms.encode()).hexdigest()[:12])
+        cursor = SensorCursor.read(context.cursor, hashlib.sha256(fingerprint.encode()).hexdigest()[:12])
         requests, undone = look_after(cursor.requests, names, instance, needed, listing.catalogued, now)
         attempt, keys = _next_attempt((key for key in needed if key not in held and key not in unreported), undone, now)
         stretches = cut(keys[: settings.shards * _KEYS_PER_RUN], listing.partitions, settings.shards) if keys else []

@@ -1,7 +1,7 @@
-"""Runs that are waiting or going on: whether their process still lives, and which partitions they hold.
+"""Runs of a catalog that wait or are executed: which assets they concern, whether they live, what partitions they hold.
 
 Dagster's run monitoring asks the run launcher whether a run lives, and the default launcher cannot answer. So a run
-tags itself with the process that executes it. A run whose process is gone is declared failed, which frees its
+tags itself with the process that executes it. A run whose process has ended is declared failed, which frees its
 partitions and its slot of the pool.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,11 +18,9 @@ from typing import Any
 import dagster as dg
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.orchestration.launch import keys_of
+from surge_dagster.orchestration.launch import Select, keys_of
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import to_partition_key
-from surge_dagster.orchestration.run_assets import embeds
-from surge_dagster.orchestration.selection import Select
 
 # Dagster's UI leaves out tags with this prefix. The value is "<run id> <host> <process>": Dagster copies the tags of a
 # run to the run that retries it, whose process is another one.
@@ -37,11 +35,13 @@ _ACTIVE = [
     *_EXECUTING,
 ]
 _RUNS_NAMED = 3
+_PLANS_KEPT = 1000
+_assets_of_plans: dict[str, Set[dg.AssetKey]] = {}  # a plan is stored under a digest of its content
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What active runs hold.
+    """The partitions that active runs hold.
 
     Attributes:
         keys: partition keys that they may touch, None for all.
@@ -56,7 +56,7 @@ class Held:
 
     @property
     def by(self) -> str:
-        """The runs, for an operator: a run that never goes on holds its partitions until it is terminated."""
+        """The runs, for an operator: a run that makes no progress holds its partitions until it is terminated."""
         more = len(self.run_ids) - _RUNS_NAMED
         named = ", ".join(self.run_ids[:_RUNS_NAMED]) + (f" and {more:,} more" if more > 0 else "")
         return f"active runs ({named}; terminate one that does not go on)"
@@ -64,7 +64,7 @@ class Held:
 
 def record_process(context: dg.OpExecutionContext) -> None:
     """Tag the op's run with the process that executes it."""
-    # An executor with a process per step defers retries to the run's own process, which is the step's parent and ends
+    # An executor with a process per step leaves retries to the run's own process, which is the step's parent and ends
     # after it.
     own = context.get_step_execution_context().retry_mode.name != "DEFERRED"
     tag = process_tag(context.run_id, os.getpid() if own else os.getppid())
@@ -72,12 +72,16 @@ def record_process(context: dg.OpExecutionContext) -> None:
 
 
 def process_tag(run_id: str, pid: int) -> str:
-    """The value of the tag of a run that a process of this machine executes."""
+    """The tag's value for a run that a process of this machine executes."""
     return f"{run_id} {socket.gethostname()} {_process(pid)}"
 
 
 def active_runs(instance: dg.DagsterInstance, concerned: Callable[[dg.DagsterRun], bool]) -> Iterator[dg.DagsterRun]:
-    """Runs that are waiting or going on; one whose process is gone is declared failed instead of being yielded."""
+    """Yield the runs that wait or are executed; declare a run failed whose process has ended.
+
+    Args:
+        concerned: tells which runs to look at.
+    """
     for run in instance.get_runs(filters=dg.RunsFilter(statuses=_ACTIVE)):
         if not concerned(run):
             continue
@@ -85,6 +89,16 @@ def active_runs(instance: dg.DagsterInstance, concerned: Callable[[dg.DagsterRun
             _declare_lost(instance, run.run_id)
         else:
             yield run
+
+
+def embeds(names: CatalogNames, instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    """Whether a run embeds partitions of this catalog."""
+    return run.job_name in (names.refresh_job, names.embed_job) or names.embeddings in _assets_of(instance, run)
+
+
+def switches(names: CatalogNames, instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    """Whether a run may make another space the current one of this catalog."""
+    return run.job_name == names.switch_job or names.current_space in _assets_of(instance, run)
 
 
 def held_by_active_runs(
@@ -95,7 +109,7 @@ def held_by_active_runs(
     Args:
         names: of the catalog.
         instance: where the runs are recorded.
-        entirely: only of runs that embed all that they hold; a run that selects a state passes over the others.
+        entirely: count only runs that embed all that they hold; a run that selects a state skips other partitions.
         besides: id of a run that does not count.
     """
     op_names = (names.embeddings_op, names.refresh_op)
@@ -106,12 +120,12 @@ def held_by_active_runs(
     ]
     registered = dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name)) if runs else {}
     held: set[str] = set()
-    all_of_it, some = list[str](), list[str]()
+    holders_of_all, holders = list[str](), list[str]()
     for run in runs:
         keys = held_keys(run, registered, op_names)
-        (all_of_it if keys is None else some).append(run.run_id)
+        (holders_of_all if keys is None else holders).append(run.run_id)
         held |= keys or set()
-    return Held(None if all_of_it else held, (*all_of_it, *some))
+    return Held(None if holders_of_all else held, (*holders_of_all, *holders))
 
 
 def held_keys(run: dg.DagsterRun, registered: Mapping[str, None], op_names: Sequence[str]) -> set[str] | None:
@@ -150,7 +164,7 @@ def _configs(run: dg.DagsterRun, op_names: Sequence[str]) -> Iterator[Mapping[st
 
 
 def _is_lost(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
-    """Whether a run was executed by a process of this machine that is gone."""
+    """Whether a run was executed by a process of this machine that has ended."""
     if run.status not in _EXECUTING or getattr(instance.run_launcher, "supports_check_run_worker_health", False):
         return False  # Dagster's run monitoring asks such a launcher
     run_id, _, place = run.tags.get(PROCESS_TAG, "").partition(" ")
@@ -160,22 +174,42 @@ def _is_lost(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
 
 
 def _declare_lost(instance: dg.DagsterInstance, run_id: str) -> None:
-    """End a run whose process is gone, unless the process has reported its end since the run was listed."""
+    """End a run whose process has ended, unless the process reported the end since the run was listed."""
     run = instance.get_run_by_id(run_id)
     if run is None or run.status not in _EXECUTING:
         return
-    why = "The process of this run is gone; it was killed, or its machine was started again."
-    if run.status is dg.DagsterRunStatus.CANCELING:  # Dagster would launch it again if it failed
-        instance.report_run_canceled(run, f"{why} It had been asked to end.")
+    why = "The process of this run is gone; it was killed, or its machine was restarted."
+    if run.status is dg.DagsterRunStatus.CANCELING:  # Dagster would launch a failed run again
+        instance.report_run_canceled(run, f"{why} Its termination had been requested.")
     else:
         instance.report_run_failed(run, why)
 
 
 def _process(pid: int) -> str:
-    """Names a process of this machine by its id and its start, in clock ticks since the boot; empty if it has ended."""
+    """A process of this machine by its id and its start in clock ticks since the boot; empty if it has ended."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return ""
     state, *counts = status.rpartition(")")[2].split()
     return "" if state in _ENDED else f"{pid}@{counts[18]}"
+
+
+def _assets_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Set[dg.AssetKey]:
+    """The assets that a run executes; none where its plan is missing or this version of Dagster cannot read it.
+
+    Dagster records on a run the assets that were selected for it. A user's own job, `define_asset_job(selection=[…])`,
+    selects them beforehand: a run that a schedule, a sensor or a backfill of the job launches has its plan alone.
+    """
+    plan_id = run.execution_plan_snapshot_id
+    if run.asset_selection is not None or plan_id is None:
+        return run.asset_selection or frozenset()
+    if plan_id not in _assets_of_plans:
+        try:
+            assets = instance.get_execution_plan_snapshot(plan_id).asset_selection
+        except Exception:
+            return frozenset()
+        while len(_assets_of_plans) >= _PLANS_KEPT:
+            _assets_of_plans.pop(next(iter(_assets_of_plans)))
+        _assets_of_plans[plan_id] = assets
+    return _assets_of_plans[plan_id]

@@ -14,9 +14,9 @@ import dagster as dg
 from surge_dagster.engine.report import Receipt, RunReport, SuperBatchReport
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.outcome import RunFindings
 from surge_dagster.orchestration.partition_keys import to_partition_key
 from surge_dagster.orchestration.run_charts import run_charts
-from surge_dagster.orchestration.run_findings import RunFindings
 
 DATA_VERSION_TAG = "dagster/data_version"
 # Raised by hand when the same texts in the same space would give other files.

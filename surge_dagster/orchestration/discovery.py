@@ -1,25 +1,28 @@
-"""What a tick finds: the catalog's listing beside Dagster's records, and the partitions that need a run."""
+"""The catalog beside Dagster's records, the space of the settings, and the partitions that are unfinished."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import dagster as dg
 
-from surge_dagster.engine.files.formats import PublishedFile
-from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.errors import ConfigError, TransientError
+from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.output.spaces import find_space, list_spaces, unsupported_spaces
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store
 from surge_dagster.orchestration.asset_events import observation
 from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.orchestration.outputs import file_states
 from surge_dagster.orchestration.partition_keys import to_partition_key, with_short_keys
 from surge_dagster.orchestration.records import Catalogued, read_catalogued_again
 from surge_dagster.resources import CatalogSource
+
+log = logging.getLogger(__name__)
 
 # Dagster gives a tick a minute. A batch takes 0.3 to 1 s, or 10 to 25 s where Dagster stores events one by one.
 _REPORT_SECONDS = 20.0
@@ -27,9 +30,13 @@ _BATCH = 1_000
 _MOST_REPORTED = 10_000
 
 
+class SpaceNotBegun(ConfigError):
+    """The settings mean a space that the output does not have beside its others: an operator has to begin it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The catalog's partitions, beside what Dagster has on record of them.
+    """The catalog's partitions beside Dagster's records of them.
 
     Attributes:
         partitions: by partition key, in the source's order.
@@ -43,7 +50,7 @@ class Listing:
 
 
 def list_catalog(names: CatalogNames, instance: dg.DagsterInstance, catalog: CatalogSource) -> Listing:
-    """List the source, then read Dagster's records: a run that works meanwhile must not look undone.
+    """List the source, then read Dagster's records, so that a run that ends between the two is not missed.
 
     Raises:
         ConfigError: the source cannot be listed.
@@ -59,14 +66,14 @@ def list_catalog(names: CatalogNames, instance: dg.DagsterInstance, catalog: Cat
 
 
 def observations(names: CatalogNames, listing: Listing, keys: Iterable[str]) -> list[dg.AssetObservation]:
-    """The source versions of those of the partitions whose version on record is another one."""
+    """Events with the source versions of those partitions whose version on record is another one."""
     observed = listing.catalogued.observed
     moved = (listing.partitions[key] for key in keys if observed.get(key) != listing.partitions[key].source_version)
     return [observation(names, partition) for partition in moved]
 
 
 def report_changes(names: CatalogNames, instance: dg.DagsterInstance, listing: Listing) -> set[str]:
-    """Observe and register what Dagster does not know yet, as much as a tick has time for.
+    """Observe and register what Dagster does not have yet, as much as a tick has time for.
 
     Returns:
         Partition keys that are left to the next tick.
@@ -85,8 +92,36 @@ def report_changes(names: CatalogNames, instance: dg.DagsterInstance, listing: L
     return left
 
 
+def known_space(names: CatalogNames, store: Store, spec: EncodingSpec, *, unattended: bool) -> Space | None:
+    """The space that the output has for a spec, found without loading a model; None where a run would create it.
+
+    Raises:
+        SpaceNotBegun: unattended, and the output holds other spaces only: an operator launches a model's first run.
+        ConfigError: the output cannot be read, or the URL cannot be an output.
+        TransientError: the store does not answer.
+    """
+    space = find_space(store, spec)
+    if space is None and unattended:
+        refuse_to_begin(names, store, spec)
+    return space
+
+
+def refuse_to_begin(names: CatalogNames, store: Store, spec: EncodingSpec) -> None:
+    """Refuse to create a space for a spec, unless it is the first one of an empty output.
+
+    Raises:
+        SpaceNotBegun: the output holds other spaces.
+    """
+    if others := [*(other.name for other in list_spaces(store)), *unsupported_spaces(store)]:
+        raise SpaceNotBegun(
+            f"the output has no space for the model {spec.model!r} with these settings; it holds {', '.join(others)}. "
+            "A space is never begun unattended, since that encodes the whole catalog: launch "
+            f"{names.refresh_job} by hand once."
+        )
+
+
 def states_of_unfinished(listing: Listing, store: Store, space: Space | None) -> dict[str, str | None]:
-    """The partitions that are not up to date and on record, in the source's order, each with the state of its file.
+    """The partitions that are not both fresh and on record, in the source's order, each with the state of its file.
 
     The state is a `Status`, None for a file that cannot be read now, or "unknown" for a fresh file that Dagster has no
     record of: a run was killed before it reported the file, or another program made it. The next run adopts it.
@@ -94,13 +129,21 @@ def states_of_unfinished(listing: Listing, store: Store, space: Space | None) ->
     Raises:
         StoreUnavailable: the store is down.
     """
-    outputs = OutputState(store, space.name, space.file_format) if space else None
-    fresh: dict[str, PublishedFile] = {}
-    states: dict[str, str | None] = dict(file_states(listing.partitions, outputs, fresh))
-    for key, file in fresh.items():
-        version = listing.partitions[key].source_version
-        if listing.catalogued.knows(key, file.facts.desired_version, version):
-            del states[key]
-        else:
+    if space is None:
+        return dict.fromkeys(listing.partitions, "missing")
+    outputs = OutputState(store, space.name, space.file_format)
+    outputs.look_at(partition.key for partition in listing.partitions.values())
+    states: dict[str, str | None] = {}
+    for key, partition in listing.partitions.items():
+        try:
+            file = outputs.file(partition.key)
+        except TransientError as error:
+            log.warning("%s", error)
+            states[key] = None
+            continue
+        status = outputs.status_of(partition, file)
+        if file is None or status != "fresh":
+            states[key] = status
+        elif not listing.catalogued.knows(key, file.facts.desired_version, partition.source_version):
             states[key] = "unknown"
     return states

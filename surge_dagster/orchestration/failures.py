@@ -1,31 +1,42 @@
-"""How partitions that failed are told: in tables, as the failure of their run, and on the partitions themselves."""
+"""Partitions that failed: their tables, the failure of their run, and the events that show them in Dagster.
+
+Bad data stays bad until its source or a setting changes. So a partition that a run refuses for its content gets an
+observation of `embeddings` with the reason: an operator finds it on the page of the partition, and the sensor reads in
+one query what it must not request. What failed for a transient reason gets none and is tried again.
+
+A refusal names the source version and the fingerprint of the settings under which the partition was read: it may be
+reported hours later, when the source or the settings are others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 
 import dagster as dg
 
 from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.report import Failure
 from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
 from surge_dagster.orchestration.dagster_internals import Planned
 from surge_dagster.orchestration.events import report_events
-from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.names import CatalogNames, CatalogResources
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.partition_keys import to_partition_key
-from surge_dagster.orchestration.refusals import tell_of_refusals
+from surge_dagster.orchestration.records import Catalogued
 
 _TABLE_ROWS = 200
 _NAMED = 20
-_TRY_AGAIN = "Run again."
-_MEND = "Mend what the reason names, then launch this partition again."
-_MEND_RUN = "Mend what the reason names, then run again."
-_LOOK = "Look at the run's error, then run again."
+_RUN_AGAIN = "Run again."
+_FIX_PARTITION = "Fix what the reason names, then launch this partition again."
+_FIX_RUN = "Fix what the reason names, then run again."
+_READ_ERROR = "Look at the run's error, then run again."
 
 
 def failure_table(rows: Sequence[tuple[str, str]], count: int | None = None) -> dg.MarkdownMetadataValue:
-    """A table of keys and reasons, cut to what a person will read.
+    """A table of keys and reasons, cut to a length that an operator will read.
 
     Args:
         count: of all, where `rows` has only the first ones.
@@ -39,37 +50,37 @@ def table_of_failures(failures: Sequence[Failure], ended_by: Exception | None = 
     Args:
         ended_by: the error that ended the run; it has a row of its own, the first one.
     """
-    rows = [] if ended_by is None else [("(the whole run)", _told(ended_by), _remedy(ended_by))]
+    rows = [] if ended_by is None else [("(the whole run)", _text(ended_by), _remedy(ended_by))]
     rows += [
-        (failure.key, _reason(failure), failure.remedy or (_TRY_AGAIN if failure.transient else _MEND))
+        (failure.key, _reason(failure), failure.remedy or (_RUN_AGAIN if failure.transient else _FIX_PARTITION))
         for failure in failures[:_TABLE_ROWS]
     ]
     return _table(("partition", "reason", "what to do"), rows, len(failures) + (ended_by is not None))
 
 
 def failure_of(names: CatalogNames, outcome: Outcome) -> dg.Failure:
-    """What a run ends with that did not do all it was to do, where another attempt would not do it either."""
+    """The failure that ends a run whose partitions failed, or that an error ended; Dagster does not retry it."""
     count, error = len(outcome.failures), outcome.ended_by
-    named = [failure.reason for failure in outcome.failures[:_NAMED]]
+    reasons = [failure.reason for failure in outcome.failures[:_NAMED]]
     if count > _NAMED:
-        named.append(f"… and {count - _NAMED:,} more, listed in the check {names.run_check.name}")
+        reasons.append(f"… and {count - _NAMED:,} more, listed in the check {names.run_check.name}")
     failed = f"{count:,} partition{'' if count == 1 else 's'}"
     if error is None:
-        told = f"{failed} failed; the others are published and will not be encoded again."
+        summary = f"{failed} failed; the others are published and will not be encoded again."
     else:
-        told = f"{_told(error)}\n{failed} had failed by then:" if count else _told(error)
+        summary = f"{_text(error)}\n{failed} had failed by then:" if count else _text(error)
     return dg.Failure(
-        "\n".join((told, *named)),
+        "\n".join((summary, *reasons)),
         metadata={"failed": table_of_failures(outcome.failures, error)},
         allow_retries=False,
     )
 
 
-def tell_of_failures(names: CatalogNames, context: dg.OpExecutionContext, outcome: Outcome) -> None:
-    """Make Dagster show exactly these partitions as failed when the run has ended, and why it refused any.
+def report_failures(names: CatalogNames, context: dg.OpExecutionContext, outcome: Outcome) -> None:
+    """Make Dagster show exactly these partitions as failed when the run has ended, and why any was refused.
 
-    Dagster shows a partition as failed when a failed run planned it and did not materialize it. One that was mended
-    and embedded by another run meanwhile is left out.
+    Dagster shows a partition as failed when a failed run planned it and did not materialize it. A partition that was
+    fixed and embedded by another run meanwhile is left out.
     """
     if not outcome.failures:
         return
@@ -78,12 +89,56 @@ def tell_of_failures(names: CatalogNames, context: dg.OpExecutionContext, outcom
         for failure in outcome.refused
         if _is_embedded_since(names, context.instance, outcome.partitions[failure.key])
     }
-    tell_of_refusals(
-        names, context, (failure for failure in outcome.refused if failure.key not in done), outcome.partitions
-    )
+    fingerprint = refusal_fingerprint(names.resources(context.resources))
+    reasons = {failure.key: failure.reason for failure in outcome.refused if failure.key not in done}
+    refusals = [refusal(names, outcome.partitions[key], reason, fingerprint) for key, reason in reasons.items()]
+    report_events(context.instance, context, refusals)
     left = [failure for failure in outcome.failures if failure in outcome.unknown or failure.key not in done]
     keys = dict.fromkeys(_partition_key(outcome, failure) for failure in left)
     report_events(context.instance, context, [Planned(names.embeddings, key) for key in keys])
+
+
+def refusal_fingerprint(resources: CatalogResources) -> str:
+    """The settings that decide which content is refused, as JSON."""
+    return json.dumps(
+        [
+            resources.catalog.model_dump(include={"id_column", "text_column", "max_text_bytes"}),
+            resources.encoder.model_dump(exclude={"grace_seconds"}),  # a text may kill the workers of one device only
+        ],
+        sort_keys=True,
+    )
+
+
+def refusal(names: CatalogNames, partition: Partition, reason: str, fingerprint: str) -> dg.AssetObservation:
+    """The event that says that a partition was refused as it was read, under settings of this fingerprint."""
+    return dg.AssetObservation(
+        names.embeddings,
+        partition=to_partition_key(partition.key),
+        description="Refused; not requested again until its source or a setting changes.",
+        metadata={"key": dg.MetadataValue.text(partition.key), "refused": dg.MetadataValue.text(reason)},
+        # Dagster can read no other tag of many partitions in one query.
+        tags={DATA_VERSION_TAG: _refused_version(partition, fingerprint)},
+    )
+
+
+def still_refused(catalogued: Catalogued, by_key: Mapping[str, Partition], fingerprint: str) -> set[str]:
+    """Partition keys whose present content was refused under the present settings, and was not embedded since.
+
+    Args:
+        by_key: the catalog, by partition key.
+        fingerprint: of the present settings, from `refusal_fingerprint`.
+    """
+    return {
+        key
+        for key, version in catalogued.refused.items()
+        if key in by_key
+        and version == _refused_version(by_key[key], fingerprint)
+        and catalogued.refusal_ids.get(key, -1) > catalogued.embedding_ids.get(key, -1)
+    }
+
+
+def _refused_version(partition: Partition, fingerprint: str) -> str:
+    return hashlib.sha256(f"{partition.source_version}\0{fingerprint}".encode()).hexdigest()[:32]
 
 
 def _partition_key(outcome: Outcome, failure: Failure) -> str:
@@ -91,11 +146,11 @@ def _partition_key(outcome: Outcome, failure: Failure) -> str:
 
 
 def _is_embedded_since(names: CatalogNames, instance: dg.DagsterInstance, partition: Partition) -> bool:
-    """Whether a partition has changed since it was listed, and has been embedded as it is now."""
+    """Whether a partition has changed since it was listed, and has been embedded from its present version."""
     try:
         now = partition.current_source_version()
     except (SurgeError, OSError):
-        return False  # nobody can tell now
+        return False  # unknown at present
     if now == partition.source_version:
         return False
     of_partition = dg.AssetRecordsFilter(names.embeddings, asset_partitions=[to_partition_key(partition.key)])
@@ -119,22 +174,22 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("`", "'").replace("\n", " ")
 
 
-def _told(error: Exception) -> str:
-    """An error's text; of one that is not ours, with its kind, without which it often says little."""
+def _text(error: Exception) -> str:
+    """An error's text; an error of another package is named with its class, since its text often says little."""
     return str(error) if isinstance(error, SurgeError) else f"{type(error).__name__}: {error}"
 
 
 def _remedy(error: Exception) -> str:
     match error:
         case ConfigError():
-            return _MEND_RUN
+            return _FIX_RUN
         case SurgeError():
-            return _TRY_AGAIN
+            return _RUN_AGAIN
         case _:
-            return _LOOK
+            return _READ_ERROR
 
 
 def _reason(failure: Failure) -> str:
-    """The reason without what stands in the other columns."""
+    """The reason without the text of the other columns."""
     reason = failure.reason.removesuffix(failure.remedy) if failure.remedy else failure.reason
     return reason.strip().removeprefix(f"partition {failure.key!r}").lstrip(":, ")

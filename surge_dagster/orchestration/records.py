@@ -12,6 +12,7 @@ from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
 from surge_dagster.orchestration.dagster_internals import Event
 from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.partition_keys import in_chunks
 
 _OBSERVATION = dg.DagsterEventType.ASSET_OBSERVATION
 _MATERIALIZATION = dg.DagsterEventType.ASSET_MATERIALIZATION
@@ -137,6 +138,18 @@ def planned_by_name(names: CatalogNames, instance: dg.DagsterInstance) -> Set[st
     """
     kind = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
     return instance.get_latest_storage_id_by_partition(names.embeddings, kind).keys()
+
+
+def failed_on_record(names: CatalogNames, instance: dg.DagsterInstance) -> set[str]:
+    """Partition keys that Dagster shows as failed: planned by a run that failed, and not materialized since."""
+    storage = instance.event_log_storage
+    attempts = storage.get_latest_asset_partition_materialization_attempts_without_materializations(names.embeddings)
+    runs = sorted({run_id for run_id, _ in attempts.values()})
+    failed: set[str] = set()
+    for run_ids in in_chunks(runs):
+        failures = dg.RunsFilter(run_ids=run_ids, statuses=[dg.DagsterRunStatus.FAILURE])
+        failed |= {run.run_id for run in instance.get_runs(filters=failures)}
+    return {key for key, (run_id, _) in attempts.items() if run_id in failed}
 
 
 def _registered(names: CatalogNames, instance: dg.DagsterInstance) -> dict[str, None]:

@@ -25,17 +25,16 @@ from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration import asset_events
 from surge_dagster.orchestration.dagster_internals import Planned
+from surge_dagster.orchestration.discovery import known_space, refuse_to_begin
 from surge_dagster.orchestration.events import EventWriter
-from surge_dagster.orchestration.launch import LaunchConfig, require_expected_settings
+from surge_dagster.orchestration.launch import LaunchConfig, named, require_expected_settings
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
-from surge_dagster.orchestration.outputs import known_space, published, refuse_to_begin
 from surge_dagster.orchestration.partition_keys import in_chunks, to_partition_key
 from surge_dagster.orchestration.read_back import footer_failures, read_back, unanswered
 from surge_dagster.orchestration.records import EventPointers, planned_by_name, read_catalogued
 from surge_dagster.orchestration.removed_partitions import handle_removed_partitions
-from surge_dagster.orchestration.selection import named
-from surge_dagster.orchestration.worklist import OnRecord, Worklist, make_worklist, requested_partitions
+from surge_dagster.orchestration.worklist import OnRecord, Worklist, make_worklist, published, requested_partitions
 
 # Of the grace time, for publishing; the events of that are stored meanwhile, and the last ones in the rest of the time.
 _PUBLISH_SHARE = 0.75
@@ -206,7 +205,7 @@ class Refresh:
         rows: dict[str, int] = {}
         with closing(engine.events()) as events:
             for event in events:
-                self._outcome.findings.see(event)
+                self._outcome.findings.add(event)
                 match event:
                     case SuperBatchReport():
                         self._events.log(asset_events.superbatch(self._names, event, engine.space.name))

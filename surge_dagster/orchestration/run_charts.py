@@ -1,9 +1,15 @@
-"""Charts of a run: when each stage was at work, how large the partitions were, how fast it went."""
+"""Charts of a run as SVG images: when each stage worked, how large the partitions were, how fast it encoded.
+
+A plotting library would take seconds to import and a third of a second per chart, at the end of every run; a run of a
+few small partitions takes less. Dagster's UI shows an image that stands in an event's metadata as markdown.
+"""
 
 from __future__ import annotations
 
+import base64
 import math
 from collections import Counter
+from html import escape
 from itertools import pairwise
 
 import dagster as dg
@@ -11,14 +17,16 @@ import dagster as dg
 from surge_dagster.engine.cost_model import CALL_SECONDS, CostConstants
 from surge_dagster.engine.report import RunReport
 from surge_dagster.engine.support.timeline import Span, Timeline
-from surge_dagster.orchestration.run_findings import RunFindings
-from surge_dagster.orchestration.svg import GREY, LEFT, RIGHT, Svg, short, ticks
+from surge_dagster.orchestration.outcome import RunFindings
 
+WIDTH = 760
+LEFT, RIGHT = 90, 740  # of the plotted area
 _LANES = (("encode", "#2f6f9f"), ("serialize", "#c98a3a"), ("upload", "#5b9a68"))
 _LANE, _TOP, _FAINTEST = 38, 36, 0.25
 _BLUE, _PALE, _RED, _DARK = "#2f6f9f", "#a9c6dc", "#b5403a", "#444"
 _LABEL = 90  # the room that a mark's label takes
 _PLOT_TOP, _PLOT_BOTTOM, _HEIGHT = 52, 210, 250
+_GREY = "#8a8a8a"
 
 
 def run_charts(report: RunReport, findings: RunFindings) -> dict[str, dg.MarkdownMetadataValue]:
@@ -39,7 +47,7 @@ def timeline_chart(timeline: Timeline) -> dg.MarkdownMetadataValue:
     spans = [[span for span in (entry.encode, entry.serialize, entry.upload) if span] for entry in timeline.entries]
     last = max((span.ended for row in spans for span in row), default=0.0) or 1.0
     bars = "a bar is a SuperBatch" if timeline.per_entry == 1 else f"a bar is {timeline.per_entry:,} SuperBatches"
-    chart = Svg(f"When each stage was at work ({bars})", _TOP + 3 * _LANE + 30)
+    chart = _Svg(f"When each stage was at work ({bars})", _TOP + 3 * _LANE + 30)
 
     def place(seconds: float) -> float:
         return LEFT + (RIGHT - LEFT) * seconds / last
@@ -47,7 +55,7 @@ def timeline_chart(timeline: Timeline) -> dg.MarkdownMetadataValue:
     bottom = _TOP + 3 * _LANE
     for tick in ticks(last):
         chart.line(place(tick), _TOP, place(tick), bottom)
-        chart.text(place(tick), bottom + 16, f"{tick:,.6g} s", anchor="middle", fill=GREY)
+        chart.text(place(tick), bottom + 16, f"{tick:,.6g} s", anchor="middle", fill=_GREY)
     for row, (lane, colour) in enumerate(_LANES):
         top = _TOP + row * _LANE
         chart.text(10, top + 24, lane)
@@ -66,14 +74,14 @@ def throughput_chart(timeline: Timeline) -> dg.MarkdownMetadataValue:
     mean = _rate(sum(e.texts for e in timeline.entries), sum(e.encode_seconds for e in timeline.entries))
     most = 1.1 * max(max(rate for _, rate in rates), mean) or 1.0
     count = sum(superbatches for superbatches, _ in rates)
-    chart = Svg("Texts per second of each encode call", _HEIGHT)
+    chart = _Svg("Texts per second of each encode call", _HEIGHT)
 
     def level(rate: float) -> float:
         return _PLOT_BOTTOM - (_PLOT_BOTTOM - _PLOT_TOP) * rate / most
 
     for tick in ticks(most):
         chart.line(LEFT, level(tick), RIGHT, level(tick))
-        chart.text(LEFT - 8, level(tick) + 4, short(tick), anchor="end", fill=GREY)
+        chart.text(LEFT - 8, level(tick) + 4, _short(tick), anchor="end", fill=_GREY)
     before, points = 0, []
     for superbatches, rate in rates:
         points.append((LEFT + (RIGHT - LEFT) * (before + superbatches / 2) / count, level(rate)))
@@ -84,8 +92,8 @@ def throughput_chart(timeline: Timeline) -> dg.MarkdownMetadataValue:
         chart.dot(x, y, _BLUE)
     chart.line(LEFT, level(mean), RIGHT, level(mean), stroke=_RED, dashed=True)
     chart.text(RIGHT, 40, f"all calls together: {mean:,.0f} texts/s (dashed)", anchor="end", fill=_RED)
-    chart.text(LEFT, _PLOT_BOTTOM + 18, "first SuperBatch", fill=GREY)
-    chart.text(RIGHT, _PLOT_BOTTOM + 18, f"last of {count:,}", anchor="end", fill=GREY)
+    chart.text(LEFT, _PLOT_BOTTOM + 18, "first SuperBatch", fill=_GREY)
+    chart.text(RIGHT, _PLOT_BOTTOM + 18, f"last of {count:,}", anchor="end", fill=_GREY)
     return chart.metadata()
 
 
@@ -96,23 +104,23 @@ def sizes_chart(sizes: Counter[int], break_even: float, b_min: int) -> dg.Markdo
         sizes: partitions by the bits that their number of texts takes.
         break_even: n*, below which a partition alone would spend more on its encode call than on its texts.
     """
-    marks = [(f"n* = {short(max(break_even, 0))}", break_even, _RED), (f"B_min = {short(b_min)}", b_min, _DARK)]
+    marks = [(f"n* = {_short(max(break_even, 0))}", break_even, _RED), (f"B_min = {_short(b_min)}", b_min, _DARK)]
     first = min([*sizes, *(int(_bits(value)) for _, value, _ in marks)])
     bins = max([*sizes, *(int(_bits(value)) for _, value, _ in marks)]) + 1 - first
     most = max(sizes.values())
     width = (RIGHT - LEFT) / bins
-    chart = Svg(f"Encoded partitions by their number of texts ({sum(sizes.values()):,} in all)", _HEIGHT)
+    chart = _Svg(f"Encoded partitions by their number of texts ({sum(sizes.values()):,} in all)", _HEIGHT)
     for tick in ticks(most):
         y = _PLOT_BOTTOM - (_PLOT_BOTTOM - _PLOT_TOP) * tick / most
         chart.line(LEFT, y, RIGHT, y)
         if tick == int(tick):
-            chart.text(LEFT - 8, y + 4, short(tick), anchor="end", fill=GREY)
+            chart.text(LEFT - 8, y + 4, _short(tick), anchor="end", fill=_GREY)
     for number in range(bins):
         bits, x = first + number, LEFT + width * number
         height = (_PLOT_BOTTOM - _PLOT_TOP) * sizes[bits] / most
         if sizes[bits]:
             chart.box(x + 1, _PLOT_BOTTOM - height, width - 2, height, _PALE)
-        chart.text(x, _PLOT_BOTTOM + 16, _power(bits), anchor="middle", fill=GREY)
+        chart.text(x, _PLOT_BOTTOM + 16, _power(bits), anchor="middle", fill=_GREY)
     lines = [(LEFT + width * (_bits(value) - first), label, colour) for label, value, colour in marks]
     for x, _, colour in lines:
         chart.line(x, _PLOT_TOP - 6, x, _PLOT_BOTTOM, stroke=colour, dashed=True, width=2)
@@ -137,3 +145,67 @@ def _power(bits: int) -> str:
 
 def _rate(texts: int, seconds: float) -> float:
     return texts / seconds if seconds > 0 else 0.0
+
+
+class _Svg:
+    """A document that is drawn into.
+
+    Args:
+        title: above everything.
+        height: in pixels; the width is `WIDTH`.
+    """
+
+    def __init__(self, title: str, height: int) -> None:
+        self._parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" font-family="sans-serif" '
+            f'font-size="12"><rect width="{WIDTH}" height="{height}" fill="#fff"/>'
+        ]
+        self.text(10, 20, title, size=14)
+
+    def text(self, x: float, y: float, text: str, *, anchor: str = "start", size: int = 12, fill: str = "#222") -> None:
+        """Write at the baseline."""
+        self._parts.append(
+            f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}" font-size="{size}" fill="{fill}">'
+            f"{escape(text)}</text>"
+        )
+
+    def box(self, x: float, y: float, width: float, height: float, fill: str, opacity: float = 1.0) -> None:
+        """Fill a rectangle; what is thinner than a pixel is still seen."""
+        shade = f' fill-opacity="{opacity:.2f}"' if opacity < 1 else ""
+        self._parts.append(
+            f'<rect x="{x:.1f}" y="{y:.0f}" width="{max(1.0, width):.1f}" height="{height:.0f}" fill="{fill}"{shade}/>'
+        )
+
+    def line(
+        self, x1: float, y1: float, x2: float, y2: float, *, stroke: str = "#ddd", dashed: bool = False, width: int = 1
+    ) -> None:
+        """Draw a line."""
+        style = f' stroke-width="{width}"' if width != 1 else ""
+        style += ' stroke-dasharray="5 4"' if dashed else ""
+        self._parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{stroke}"{style}/>')
+
+    def dot(self, x: float, y: float, fill: str) -> None:
+        """Draw a point."""
+        self._parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{fill}"/>')
+
+    def metadata(self) -> dg.MarkdownMetadataValue:
+        """The document as an image within markdown."""
+        document = base64.b64encode("".join([*self._parts, "</svg>"]).encode()).decode()
+        return dg.MetadataValue.md(f"![chart](data:image/svg+xml;base64,{document})")
+
+
+def ticks(most: float) -> list[float]:
+    """Four to ten round values from 0 up to `most`."""
+    if most <= 0:
+        return [0.0]
+    step = 10.0 ** math.floor(math.log10(most))
+    step *= next(part for part in (1, 0.5, 0.2) if most / (step * part) >= 4)
+    return [step * count for count in range(int(most / step + 1e-9) + 1)]
+
+
+def _short(value: float) -> str:
+    """A number for an axis: 0.05, 250, 4k, 1.5M."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"

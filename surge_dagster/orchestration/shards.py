@@ -11,11 +11,10 @@ import dagster as dg
 from surge_dagster.engine.errors import SurgeError
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration.active_runs import Held
-from surge_dagster.orchestration.discovery import list_catalog, states_of_unfinished
+from surge_dagster.orchestration.discovery import SpaceNotBegun, known_space, list_catalog, states_of_unfinished
 from surge_dagster.orchestration.launch import unattended_config
 from surge_dagster.orchestration.names import CatalogNames, CatalogResources
-from surge_dagster.orchestration.outputs import SpaceNotBegun, known_space
-from surge_dagster.orchestration.selection import failed_on_record
+from surge_dagster.orchestration.records import failed_on_record
 
 SHARD_TAG = "surge/shard"
 SHARD_BYTES = 16 * 1024 * 1024  # of text, which is worth the start of another encoder

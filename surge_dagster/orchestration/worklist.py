@@ -1,8 +1,8 @@
 """What a run has to do: the partitions that it was launched for, and which of them need work.
 
 A fresh file that Dagster does not show as materialized is adopted: a run that was killed published it without its
-event, or something else made it. A footer says what a file should hold and not whether it does, so such a file is read
-in full beside its source first, and its partition is encoded again when the two differ.
+event, or another program made it. A footer states what a file should hold and does not prove it. So such a file is
+first read in full beside its source, and its partition is encoded again when the two differ.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import dagster as dg
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.output.space_target import receipt_of
 from surge_dagster.engine.report import Failure, Receipt
 from surge_dagster.engine.sources.partition import Partition, Source
-from surge_dagster.orchestration.launch import LaunchConfig
+from surge_dagster.orchestration.launch import LaunchConfig, catalog_keys
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.orchestration.outputs import published
 from surge_dagster.orchestration.partition_keys import (
     from_partition_key,
     is_canonical,
@@ -27,8 +27,7 @@ from surge_dagster.orchestration.partition_keys import (
     with_short_keys,
 )
 from surge_dagster.orchestration.read_back import read_back, unanswered
-from surge_dagster.orchestration.records import Catalogued
-from surge_dagster.orchestration.selection import catalog_keys, failed_on_record
+from surge_dagster.orchestration.records import Catalogued, failed_on_record
 
 _RECORDS_PER_PAGE = 1_000
 # Tags that Dagster leaves out when an operator executes a run again as a whole.
@@ -89,7 +88,7 @@ class OnRecord:
     Attributes:
         catalogued: of the whole catalog; the run adds what it observes.
         failed: partition keys that Dagster shows as failed.
-        done: partition keys that earlier attempts at the same run have embedded, where it encodes fresh ones too.
+        done: partition keys that earlier attempts at the same run have embedded, where the launch forces encoding.
     """
 
     catalogued: Catalogued
@@ -124,7 +123,7 @@ class Worklist:
         fresh: receipts of files that stay as they are.
         adopted: keys of those that are not on record and were read back.
         todo: what is selected and needs work.
-        damaged: keys of those whose files look fresh and are not what their source says, with the reason.
+        damaged: keys of those whose files look fresh and differ from their source, with the reason.
         unreadable: partitions whose files cannot be read now.
     """
 
@@ -142,7 +141,7 @@ def make_worklist(
     config: LaunchConfig,
     record: OnRecord,
 ) -> Worklist:
-    """Tell what is done from what needs work.
+    """Sort the partitions of a run into fresh ones and ones that need work.
 
     Args:
         candidates: the partitions of the run.
@@ -166,7 +165,7 @@ def make_worklist(
             again = config.force and selected and partition_key not in record.done
             receipt = published(outputs, partition.key) if status == "fresh" and not again else None
         except StoreUnavailable:
-            raise  # of every partition, and each would wait for it anew
+            raise  # each further partition would wait for the store again
         except TransientError as error:
             work.unreadable.append(unanswered(partition.key, error))
             continue
@@ -190,12 +189,24 @@ def make_worklist(
     return work
 
 
+def published(outputs: OutputState, key: str) -> Receipt | None:
+    """The receipt of a partition's valid file of the space; None where there is none.
+
+    Raises:
+        TransientError: the file cannot be read now.
+    """
+    file = outputs.file(key)
+    if file is None or file.facts.space != outputs.space:
+        return None
+    return receipt_of(file.facts, file.stored, outputs.store.location(file.stored.name), action="fresh")
+
+
 def _done_before(names: CatalogNames, context: dg.OpExecutionContext) -> set[str]:
     """Partition keys that earlier attempts at this run have embedded.
 
-    What is fresh is never encoded again, unless the launch says `force`. Then the files cannot tell what is done, and
-    Dagster's records can. Attempts are those of the run itself, and the runs that it continues: launched by Dagster
-    after a crash, or by an operator "from failure". A run that is executed again as a whole begins anew.
+    Fresh partitions are encoded again only if the launch says `force`. Then the files do not show what is done, and
+    Dagster's records do. Attempts are those of the run itself, and the runs that it continues: launched by Dagster
+    after a crash, or by an operator "from failure". A run that is executed again as a whole starts from the beginning.
     """
     instance = context.instance
     attempts = [context.run_id] if context.retry_number else []
@@ -208,7 +219,7 @@ def _done_before(names: CatalogNames, context: dg.OpExecutionContext) -> set[str
 
 def _embedded(names: CatalogNames, instance: dg.DagsterInstance, run_id: str) -> Iterator[str]:
     cursor, more = None, True
-    while more:  # a page at a time: the events of a large run are many times as large as its keys
+    while more:  # in pages: the events of a large run take many times the memory of its keys
         page = instance.get_records_for_run(
             run_id, cursor, dg.DagsterEventType.ASSET_MATERIALIZATION, limit=_RECORDS_PER_PAGE
         )

@@ -252,7 +252,7 @@ def test_between_two_attempts_a_run_can_be_terminated_and_is_known_to_live(
         ("a job that retries nothing", EncoderError("the pool failed"), "the pool failed | Run again."),
         ("the asset", EncoderError("the pool failed"), "the pool failed | Run again."),
         ("the asset", RuntimeError("odd"), "RuntimeError: odd | Look at the run's error, then run again."),
-        ("a job", ConfigError("no such model"), "no such model | Mend what the reason names, then run again."),
+        ("a job", ConfigError("no such model"), "no such model | Fix what the reason names, then run again."),
         ("the asset", KeyboardInterrupt(), None),
     ],
 )
@@ -356,7 +356,7 @@ def test_every_failure_is_told_with_what_to_do() -> None:
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     assert [cell[:2] for cell in cells] == [["`a`", "odd"], ["`b`", "away"], ["`c`", "null."]]
     assert [cell[2] for cell in cells] == [
-        "Mend what the reason names, then launch this partition again.",
+        "Fix what the reason names, then launch this partition again.",
         "Run again.",
         "Fill it.",
     ]

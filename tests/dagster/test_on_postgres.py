@@ -12,10 +12,10 @@ from benchmarks.postgres_server import PostgresServer
 from tests.dagster.conftest import ROOT, Workbench
 from tests.dagster.test_back_off import *  # noqa: F403
 from tests.dagster.test_failures import *  # noqa: F403
+from tests.dagster.test_launch import *  # noqa: F403
 from tests.dagster.test_refusals import *  # noqa: F403
 from tests.dagster.test_removed_partitions import *  # noqa: F403
 from tests.dagster.test_runs import *  # noqa: F403
-from tests.dagster.test_selection import *  # noqa: F403
 from tests.dagster.test_sensor import *  # noqa: F403
 
 pytestmark = pytest.mark.soak

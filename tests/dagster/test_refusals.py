@@ -45,7 +45,7 @@ def test_what_was_mended_while_its_run_went_on_is_not_taken_for_refused(
         bench.write(key, NULL_TEXT)
     bench.write("good")
     bench.tick()  # all are observed as they are
-    tell = embeddings.tell_of_failures
+    tell = embeddings.report_failures
 
     def mended_before(*arguments: Any) -> None:
         patch.undo()
@@ -56,7 +56,7 @@ def test_what_was_mended_while_its_run_went_on_is_not_taken_for_refused(
         tell(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(embeddings, "tell_of_failures", mended_before)
+        patch.setattr(embeddings, "report_failures", mended_before)
         assert not bench.refresh().success
     failed = {"worse"} if embedded_too else {"bad", "worse"}
     assert shown(bench) == ({"good", "bad", "worse"} - failed, failed)

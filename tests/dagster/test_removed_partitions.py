@@ -11,7 +11,7 @@ from surge_dagster.assets import embeddings
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.orchestration import refresh
-from surge_dagster.orchestration.selection import failed_on_record
+from surge_dagster.orchestration.records import failed_on_record
 from tests.dagster.conftest import NAMES, Ran, Workbench, requested
 from tests.small_catalogs import partition_folder
 

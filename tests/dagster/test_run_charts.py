@@ -10,8 +10,15 @@ import dagster as dg
 import pytest
 
 from surge_dagster.engine.support.timeline import Entry, Span, Timeline
-from surge_dagster.orchestration.run_charts import sizes_chart, throughput_chart, timeline_chart
-from surge_dagster.orchestration.svg import LEFT, RIGHT, WIDTH, ticks
+from surge_dagster.orchestration.run_charts import (
+    LEFT,
+    RIGHT,
+    WIDTH,
+    sizes_chart,
+    throughput_chart,
+    ticks,
+    timeline_chart,
+)
 from tests.dagster.conftest import Workbench
 
 _SVG = "{http://www.w3.org/2000/svg}"

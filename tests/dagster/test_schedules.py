@@ -21,7 +21,7 @@ def tick(bench: Workbench, name: str) -> dg.RunRequest | str | None:
     return found.run_requests[0] if found.run_requests else found.skip_message
 
 
-@pytest.mark.parametrize("asked", ["shards.known_space", "discovery.file_states"])
+@pytest.mark.parametrize("asked", ["shards.known_space", "shards.states_of_unfinished"])
 def test_a_nightly_refresh_whose_store_does_not_answer_is_one_run_that_tries_again_and_begins_no_space(
     bench: Workbench, three_spaces: Spaces, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
@@ -29,7 +29,7 @@ def test_a_nightly_refresh_whose_store_does_not_answer_is_one_run_that_tries_aga
     bench.settings["shards"] = 2
     down = mock.Mock(side_effect=StoreUnavailable("GET failed (503: SlowDown) after 3 attempts."))
     monkeypatch.setattr(f"surge_dagster.orchestration.{asked}", down)
-    expected = {"expected_space": space} if asked == "discovery.file_states" else {}
+    expected = {"expected_space": space} if asked == "shards.states_of_unfinished" else {}
     assert config_of(tick(bench, NAMES.schedule)) == {"unattended": True} | expected
     bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.QUEUED)
     assert "held by active runs" in str(tick(bench, NAMES.schedule)), "there is one that tries again"

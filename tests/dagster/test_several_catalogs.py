@@ -13,7 +13,7 @@ from dagster._core.definitions.sensor_definition import SensorExecutionData
 from surge_dagster import embedding_catalog
 from surge_dagster.check_policy import CHECK_NAMES
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.orchestration import run_assets
+from surge_dagster.orchestration import active_runs
 from surge_dagster.orchestration.names import CatalogNames
 from tests.dagster.conftest import Ran, Workbench
 from tests.small_catalogs import numbered_rows, write_partition
@@ -166,7 +166,7 @@ def test_what_a_job_of_a_users_own_embeds_is_held_as_it_runs(bench: Workbench, b
     run = begin("nightly_shop")
     assert run.asset_selection is None
     assert (asked(SHOP), asked(DOCS)) == (["b"], ["a", "b"])
-    run_assets._assets_of_plans.clear()
+    active_runs._assets_of_plans.clear()
     with mock.patch.object(dg.DagsterInstance, "get_execution_plan_snapshot", return_value=None):
         assert asked(SHOP) == ["a", "b"], "nobody can tell"
     assert asked(SHOP) == ["b"]
