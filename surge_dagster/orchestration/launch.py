@@ -119,7 +119,7 @@ def read_keys(path: str) -> list[str]:
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"the list of partition keys {path!r} cannot be read ({error}). Such a file holds a JSON list, or a key "
-            "in each line, the first without a bracket before it."
+            "in each line, the first without a bracket before it. Correct or replace the file, then launch a new run."
         ) from error
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import dagster as dg
 
-from surge_dagster.engine.errors import SurgeError
+from surge_dagster.engine.errors import Cancelled, SurgeError
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration.active_runs import Held
 from surge_dagster.orchestration.discovery import SpaceNotBegun, known_space, list_catalog, states_of_unfinished
@@ -22,6 +24,8 @@ SHARD_BYTES = 16 * 1024 * 1024  # of text, which is worth the start of another e
 # bytes of text.
 _FILE_BYTES = 4096
 _ROW_BYTES = 64
+# Dagster kills a tick after a minute, without a run or an alert.
+_LOOK_SECONDS = 40.0
 
 
 def cut(keys: Sequence[str], partitions: Mapping[str, Partition], shards: int) -> list[list[str]]:
@@ -58,13 +62,13 @@ def refresh_requests(
 ) -> list[dg.RunRequest]:
     """Runs that bring the whole catalog up to date, except for partitions that active runs hold.
 
-    A single run covers everything and looks for itself what there is to do. Several runs, and one beside active runs,
+    A single run covers everything and finds out itself what there is to do. Several runs, and one beside active runs,
     name their partitions.
 
     Args:
         names, instance: of the catalog, and where runs are recorded.
-        resources: of the catalog. Where source or output cannot be looked at now, the single run tries again, and
-            fails if it cannot either.
+        resources: of the catalog. Where source or output cannot be read now, or not in time, the single run tries
+            again, and fails if it cannot read them either.
         shards: how many runs there are at most.
         options: config of the first run.
         held: what active runs hold; there may be nothing else to do.
@@ -76,23 +80,24 @@ def refresh_requests(
         return []
     space = None
     try:
-        store = resources.output.open()
-        space = known_space(names, store, resources.encoder.spec(), unattended=True)
-        if shards == 1 and not held.keys:
-            return [_everything(names, resources, space, options)]
-        listing = list_catalog(names, instance, resources.catalog)
-        todo = states_of_unfinished(listing, store, space).keys() | failed_on_record(names, instance)
-        keys = [key for key in listing.partitions if key in todo and key not in held]
+        with _set_after(_LOOK_SECONDS) as over:
+            store = resources.output.open().until(over)
+            space = known_space(names, store, resources.encoder.spec(), unattended=True)
+            if shards == 1 and not held.keys:
+                return [_everything(names, resources, space, options)]
+            listing = list_catalog(names, instance, resources.catalog)
+            todo = states_of_unfinished(listing, store, space).keys() | failed_on_record(names, instance)
     except SpaceNotBegun:
         raise
-    except SurgeError:
+    except (SurgeError, Cancelled):
         return [_everything(names, resources, space, options)]
+    keys = [key for key in listing.partitions if key in todo and key not in held]
     stretches = cut(keys, listing.partitions, shards) if keys else []
     if len(stretches) < 2 and not held.keys:
         return [_everything(names, resources, space, options)]
     return [
         dg.RunRequest(
-            # Dagster evaluates a tick again that its daemon died in, and launches the runs whose key is new then.
+            # Dagster evaluates a tick again in which its daemon died, and launches the runs whose key is new then.
             run_key=hashlib.sha256("\n".join(stretch).encode()).hexdigest(),
             run_config=unattended_config(
                 names.refresh_op, resources, space, {"keys": stretch, **(options if number == 1 else {})}
@@ -101,6 +106,19 @@ def refresh_requests(
         )
         for number, stretch in enumerate(stretches, 1)
     ]
+
+
+@contextmanager
+def _set_after(seconds: float) -> Iterator[threading.Event]:
+    """An event that is set when the block takes longer than these seconds."""
+    over = threading.Event()
+    timer = threading.Timer(seconds, over.set)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield over
+    finally:
+        timer.cancel()
 
 
 def _everything(

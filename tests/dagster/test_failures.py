@@ -17,13 +17,14 @@ from dagster._core.storage.partition_status_cache import get_and_update_asset_st
 
 from surge_dagster.assets import embeddings
 from surge_dagster.check_policy import CheckPolicy
-from surge_dagster.engine.errors import ConfigError, EncoderError, StoreUnavailable
+from surge_dagster.engine.errors import ConfigError, EncoderError, StoreUnavailable, TransientError
 from surge_dagster.engine.report import Failure
 from surge_dagster.engine.sources.parquet import ParquetCatalog
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration import active_runs, read_back
 from surge_dagster.orchestration.failures import table_of_failures
 from surge_dagster.orchestration.outcome import Outcome
+from surge_dagster.orchestration.records import failed_on_record
 from surge_dagster.resources import Encoder
 from tests.dagster.conftest import NAMES, Workbench, requested, when_footers_are_checked
 
@@ -459,19 +460,27 @@ def test_a_file_on_record_that_was_replaced_by_a_damaged_one_is_encoded_again_by
     assert shown(bench) == ({"a", "b"}, set())
 
 
-def test_a_disk_that_failed_once_while_the_sensor_read_a_file_is_forgotten(
+def test_file_that_could_not_be_read_once_is_adopted_by_the_next_run(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def fail(*_: object) -> None:
+        raise TransientError("the disk failed once", "a")
+
     bench.write("a")
     bench.refresh()
     bench.instance.wipe_assets([NAMES.embeddings])
+    found = bench.tick()
+    assert requested(found) == [["a"]] and not found.asset_events
     with monkeypatch.context() as patch:
-        damage = Failure("a", "it cannot be read", transient=True)
-        patch.setattr("surge_dagster.orchestration.read_back.file_failure", lambda *_: damage)
-        found = bench.tick()
-        assert requested(found) == [["a"]] and not found.asset_events
-    [adopted] = bench.tick().asset_events
-    assert isinstance(adopted, dg.AssetMaterialization) and shown(bench) == ({"a"}, set())
+        patch.setattr("surge_dagster.assets.embeddings._RETRIES", 0)
+        patch.setattr("surge_dagster.orchestration.read_back.file_failure", fail)
+        [failed] = bench.launch(found)
+        assert not failed.success and "the disk failed once" in failed.failure()
+    assert failed_on_record(NAMES, bench.instance) == {"a"}
+    assert requested(bench.tick()) == [], "it waits after a failure"
+    [ran] = bench.launch(bench.later(minutes=1))
+    assert ran.success and ran.figures()["texts_encoded"] == 0
+    assert ran.materialized()["a"].metadata["action"].value == "adopted" and shown(bench) == ({"a"}, set())
     assert requested(bench.later(days=1)) == []
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 from unittest import mock
 
 import dagster as dg
 import pytest
 
-from surge_dagster.engine.errors import StoreUnavailable
+from surge_dagster.engine.errors import Cancelled, StoreUnavailable
+from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.orchestration import shards
 from tests.dagster.conftest import NAMES, Workbench
 from tests.spaces import Spaces
 
@@ -33,6 +36,25 @@ def test_a_nightly_refresh_whose_store_does_not_answer_is_one_run_that_tries_aga
     assert config_of(tick(bench, NAMES.schedule)) == {"unattended": True} | expected
     bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.QUEUED)
     assert "held by active runs" in str(tick(bench, NAMES.schedule)), "there is one that tries again"
+
+
+def test_nightly_refresh_whose_store_hangs_is_one_run_before_dagster_ends_the_tick(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[threading.Event] = []
+
+    def until(self: LocalStore, over: threading.Event) -> LocalStore:
+        limits.append(over)
+        return self
+
+    def hang(*_: object, **options: object) -> None:
+        assert limits[0].wait(60)
+        raise Cancelled  # as an object store does then
+
+    monkeypatch.setattr(LocalStore, "until", until)
+    monkeypatch.setattr(shards, "known_space", hang)
+    monkeypatch.setattr(shards, "_LOOK_SECONDS", 0.1)
+    assert config_of(tick(bench, NAMES.schedule)) == {"unattended": True}
 
 
 def test_a_nightly_refresh_with_an_unreadable_space_fails_as_a_run(bench: Workbench, three_spaces: Spaces) -> None:
