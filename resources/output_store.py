@@ -1,7 +1,7 @@
 """The output as a Dagster resource.
 
-The options of a bucket are a dependency and not a field: fields are configuration, which Dagster's UI shows and its
-event log keeps, and these options hold secrets. Dagster finds dependencies by looking at the annotations while the
+The options of a bucket are a dependency and not a field: Dagster's UI shows fields and its event log keeps them, and
+these options hold secrets. Dagster finds dependencies by looking at the annotations while the
 class is created, so the annotations of this module must not be strings.
 """
 

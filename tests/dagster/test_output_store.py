@@ -1,4 +1,4 @@
-"""The output resource: credentials reach the store and no page of Dagster's."""
+"""The output resource: credentials reach the store and are not shown by Dagster."""
 
 from __future__ import annotations
 
@@ -92,10 +92,11 @@ def google(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
 
 
 def test_store_uses_the_credentials_of_a_gcs_resource(google: str) -> None:
-    """The resource, google-auth, the key and the token's request are real, and so are the store's; Google is not.
+    """The real `GCSResource` gets a token with google-auth and a service account's key; obstore sends it with requests.
 
-    google-cloud-storage's client says in no public way what credentials it has, so the resource is asked for its
-    client's `_credentials`: this test is what notices when they are no longer there.
+    Only Google's servers are replaced, by a fake for the token and the bucket. google-cloud-storage's client has no
+    public attribute for its credentials, so the store takes the client's `_credentials`; this test fails if a release
+    removes them.
     """
     package = pytest.importorskip("dagster_gcp", reason="not installed: the extra 'gcs'")
 
@@ -111,7 +112,7 @@ def test_store_uses_the_credentials_of_a_gcs_resource(google: str) -> None:
     assert Google.shown == [(method, "Bearer token-of-the-resource") for method in ("PUT", "GET")]
 
 
-def test_storage_options_reach_the_store_and_no_page_of_dagster() -> None:
+def test_storage_options_reach_the_store_and_are_not_shown_by_dagster() -> None:
     given = {"access_key_id": "hunter1", "secret_access_key": "hunter2", "endpoint": "http://127.0.0.1:9"}
     options = StorageSettings.model_validate(given)
     webhook = "https://127.0.0.1:9/hunter3"

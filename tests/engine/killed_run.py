@@ -1,13 +1,13 @@
-"""A run that kills its own process, with SIGKILL, at the n-th time it comes to a given point.
+"""A run that kills its own process with SIGKILL when it passes a given point for the n-th time.
 
-    python -m tests.engine.killed_run CATALOG OUTPUT ENDPOINT LOG POINT N
+    python -m tests.engine.killed_run CATALOG OUTPUT ENDPOINT FORMAT LOG POINT N
     python -m tests.engine.killed_run
 
 Points are steps of the run, not instants, so that the same command dies at the same place on every machine; the point
-"any" is each of them. What the run did until then stands in LOG, one line each, written without a buffer. ENDPOINT is
-that of the object store, or empty where the output is a folder. Without arguments, each line of standard input is a
-JSON list of them and is run in a process of its own, forked from one that has imported everything; its exit status is
-a line of standard output.
+"any" is each of them. The run writes each of its steps to LOG as a line, without a buffer. ENDPOINT is that of the
+object store, or empty where the output is a folder. Without arguments, each line of standard input is a JSON list of
+arguments. The program runs each in its own process, forked from one that has imported everything, and prints its exit
+status as a line.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Promise 3: after SIGKILL at any step, the next run finishes, encodes again at most what was in flight, and the result
-is that of a run that nobody interrupted. Takes most of a minute: every case is two runs, one of them in a process to
-kill.
+"""Promise 3: after SIGKILL at any step, the next run finishes, encodes again at most what was in flight, and its result
+equals that of an uninterrupted run. Takes most of a minute: every case is two runs, one of them in a process to kill.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ COMMAND = [sys.executable, "-m", "tests.engine.killed_run"]
 SIZES = [30, 25, 0, 70, 300, 100, 1, 49, 130, 20, 350, 60, 0, 90]
 CATALOG: dict[str, Rows] = {f"p{n:02d}": numbered_rows(f"p{n}", size) for n, size in enumerate(SIZES)}
 TEXTS = sum(SIZES)
-STEPS = 225  # that an uninterrupted run to a disk passes; one to a bucket passes some sixty more
-# Two kills, in either order, of which the later one leaves enough to be done for both to happen.
+STEPS = 225  # of an uninterrupted run to a disk; a run to a bucket has about sixty more
+# Two kills, in either order; the later one leaves enough steps for both to happen.
 KILLED_WITHIN = (STEPS - 60, 40)
 SUPERBATCHES = 10  # at least; for kills while one of them is being encoded
 # Where each point is passed for the n-th time: early, inside the split partitions, and late. Two are split, into
@@ -52,20 +51,20 @@ INSTANTS += [("disk", ENCODING, 4)]
 INSTANTS += [("disk", "published", 1)]
 INSTANTS += [("disk", *at) for at in (("stage", 3), ("staged", 3), ("kept", 6), ("assemble", 2), ("assembled", 1))]
 INSTANTS += [("disk", *at) for at in (("remove", 2), ("removed", 6))]
-# What a disk does not have, and where something of it may be left behind: segments and files, in parts and whole.
+# Steps that only buckets have, and steps that may leave segments and files behind, in parts and whole.
 INSTANTS += [("s3", *at) for at in (("begun", 3), ("part", 1), ("part", 13), ("complete", 2), ("completed", 5))]
 INSTANTS += [
     ("s3", *at) for at in (("still wanted", 5), ("published", 5), ("kept", 6), ("assembled", 1), ("remove", 2))
 ]
 
 
-# What is different about Arrow files: they are written otherwise, in one piece and from segments.
+# Arrow files have their own writer; they are written in one piece and from segments.
 INSTANTS += [("disk, arrow", "publish", 9), ("disk, arrow", "assembled", 1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A folder, or a bucket whose objects are copied into one when they are to be looked at."""
+    """A folder, or a bucket whose objects are copied into a folder before a test examines them."""
 
     url: str
     folder: Path
@@ -80,7 +79,7 @@ class Output:
         return open_output(self.url, self.endpoint)
 
     def look(self) -> Path:
-        """A folder with what lies in the output now."""
+        """A folder with the present objects of the output."""
         if self.server is None:
             return self.folder
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -118,7 +117,7 @@ Mortal = Callable[..., tuple[int, list[list[str]]]]
 
 @pytest.fixture(scope="module")
 def mortal_run(tmp_path_factory: pytest.TempPathFactory, catalog: Path) -> Iterator[Mortal]:
-    """Runs in processes of their own, each to its end; gives the exit status and the lines of its log."""
+    """Runs each in its own process and returns the exit status and the lines of its log."""
     logs = tmp_path_factory.mktemp("logs")
     with subprocess.Popen(COMMAND, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as forking:
         assert forking.stdin
@@ -143,7 +142,7 @@ def texts_encoded(lines: list[list[str]]) -> int:
 
 
 def in_flight(lines: list[list[str]]) -> int:
-    """Most texts that were in flight at a time, of a run that died."""
+    """The largest number of texts in flight in a run that died."""
     [died] = [line for line in lines if line[0] == "died"]
     return int(died[-1])
 
@@ -165,18 +164,18 @@ def test_run_after_a_kill_encodes_at_most_what_was_in_flight(
     state = OutputState(output.open(), space, output.file_format)
     published = {key for key in CATALOG if state.facts(key)}
     staged = staged_rows(output.look(), CATALOG.keys() - published)
-    assert set(said) <= published, "what has a receipt is there"
+    assert set(said) <= published, "each partition with a receipt has its file"
 
     run = make_run(hash_pool, open_source(catalog), output.open(), THRESHOLDS, file_format=output.file_format)
     events = finish(run)
-    assert keys_of(receipts(events, "fresh")) == sorted(published), "what was published is not encoded again"
+    assert keys_of(receipts(events, "fresh")) == sorted(published), "published partitions are not encoded again"
     assert keys_of(receipts(events, "encoded")) == sorted(CATALOG.keys() - published)
-    assert run.report.texts_reused == staged, "nor is what was staged"
+    assert run.report.texts_reused == staged, "staged rows are not encoded again"
     assert run.report.texts_encoded == TEXTS - sum(len(CATALOG[key]) for key in published) - staged
     assert texts_encoded(lines) + run.report.texts_encoded - TEXTS <= in_flight(lines), "encoded twice"
     found = output.look()
     files = {name.replace("parquet", output.file_format) for name in published_files(uninterrupted, space)}
-    assert published_files(found, space) == files, "nor is a temp file left"
+    assert published_files(found, space) == files, "no temp file is left"
     assert not (found / STAGING).exists()
     for key, rows in CATALOG.items():
         assert assert_embedded(found, space, key, rows) == assert_embedded(uninterrupted, space, key, rows)
@@ -191,7 +190,7 @@ def test_run_with_other_thresholds_completes_a_killed_run(
     hash_pool: EncoderPool, output: Output, mortal_run: Mortal, catalog: Path, seed: int
 ) -> None:
     """Takes a quarter of an hour: 100 kills on a disk and 100 in a bucket, at seeded steps, the second one of each pair
-    while the first one's work is taken up; with every fifth seed the first one comes while a worker encodes.
+    while the second run resumes the work; with every fifth seed the first kill comes while a worker encodes.
     """
     random = Random(seed)
     space = hash_pool.space.name
@@ -202,7 +201,7 @@ def test_run_with_other_thresholds_completes_a_killed_run(
     encoded = lost = 0
     for kill in kills:
         status, lines = mortal_run(output, *kill)
-        assert status == -signal.SIGKILL, "each of them is one"
+        assert status == -signal.SIGKILL, "the run is killed each time"
         encoded += texts_encoded(lines)
         lost += in_flight(lines)
     left = OutputState(output.open(), space)
@@ -222,7 +221,7 @@ def test_run_with_other_thresholds_completes_a_killed_run(
 
 
 def staged_rows(output: Path, keys: Collection[str]) -> int:
-    """Rows of the complete segments that lie staged for these partitions."""
+    """Rows of the complete staged segments of these partitions."""
     names = [path for path in (output / STAGING).glob("*/*/*/*.parquet") if path.parts[-3] in keys]
     return sum(int(path.stem.split("-")[1]) - int(path.stem.split("-")[0]) for path in names)
 
@@ -233,7 +232,7 @@ def test_kills_cover_every_step_of_split_partitions_and_uploads() -> None:
 
 
 def all_gone(pids: list[int]) -> bool:
-    """Whether the processes end, of themselves; a zombie whose parent has not looked yet has ended."""
+    """Whether the processes end by themselves; a zombie has ended."""
     _, alive = psutil.wait_procs([process for pid in pids for process in worker_with(pid)], timeout=30)
     return not [process for process in alive if still_runs(process)]
 
@@ -246,7 +245,7 @@ def still_runs(process: psutil.Process) -> bool:
 
 
 def worker_with(pid: int) -> list[psutil.Process]:
-    """The worker that has the pid, if there still is one: it may end at any moment, and the pid may be another's."""
+    """The worker with this pid, if it still runs: it may end at any moment, and another process may get its pid."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         if "surge_dagster.engine.encoder.worker.main" in process.cmdline():
@@ -269,10 +268,11 @@ def test_run_that_is_killed_repeatedly_is_completed(
         assert_embedded(output.look(), space, key, rows)
 
 
-def test_mortal_run_that_is_not_killed_ends_well(tmp_path: Path, catalog: Path) -> None:
+def test_run_that_is_not_killed_passes_every_step(tmp_path: Path, catalog: Path) -> None:
     arguments = [str(catalog), str(tmp_path / "o"), "", "parquet", str(tmp_path / "log"), "receipt", "1000"]
     ran = subprocess.run([*COMMAND, *arguments], cwd=ROOT, timeout=100, capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (0, "")
     lines = [line.split(" ") for line in (tmp_path / "log").read_text().splitlines()]
     assert len([line for line in lines if line[0] == "receipt"]) == len(CATALOG)
     assert texts_encoded(lines) == TEXTS
+    assert [line for line in lines if line[0] == "passed"] == [["passed", str(STEPS)]], "the kills cover the whole run"

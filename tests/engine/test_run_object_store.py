@@ -1,4 +1,4 @@
-"""Whole runs into an object store, through a front that breaks requests: what is promised of a disk holds there too."""
+"""Whole runs into an object store, through a proxy that breaks requests: the promises of a disk hold there too."""
 
 from __future__ import annotations
 
@@ -47,34 +47,34 @@ def catalog_of(partitions: int, *, large: int = 3) -> dict[str, Rows]:
 
 
 class Reader(threading.Thread):
-    """Reads every object version it can see, past the front, for as long as a run goes on."""
+    """Reads every object version that the store shows, past the proxy, while a run goes on."""
 
     def __init__(self, server: ObjectServer) -> None:
         super().__init__(name="reader")
         self._server = server
         self._done = threading.Event()
         self.broken: list[str] = []
-        self.looks = 0
+        self.listings = 0
         self._seen: dict[str, str] = {}
 
     def run(self) -> None:
         while not self._done.is_set():
-            self._look()
-        self._look()
+            self._read_new()
+        self._read_new()
 
     def stop(self) -> None:
         self._done.set()
         self.join(60)
 
-    def _look(self) -> None:
-        self.looks += 1
+    def _read_new(self) -> None:
+        self.listings += 1
         for key, etag in self._server.objects().items():
             if self._seen.get(key) == etag:
                 continue
             self._seen[key] = etag
             try:
                 content = self._server.content(key)
-            except FileNotFoundError:  # what was staged is removed when it is in its file
+            except FileNotFoundError:  # staged segments are removed once their file is published
                 continue
             try:
                 if key.endswith(".json"):
@@ -93,7 +93,7 @@ class Reader(threading.Thread):
 
 
 def assert_whole(server: ObjectServer, space: str, catalog: Mapping[str, Rows]) -> None:
-    """Each partition under its one name, and nothing else."""
+    """Assert that each partition has its one object and that there are no others."""
     expected = {f"out/{file_name(space, key)}" for key in catalog} | {f"out/{space}/space.json"}
     assert set(server.objects()) == expected
 
@@ -107,7 +107,7 @@ def survive(
     faults: RandomFaults,
     **given: Any,
 ) -> None:
-    """A run of which every twentieth request is broken ends as one without faults does."""
+    """Assert that a run in which the proxy breaks every twentieth request ends like one without faults."""
     catalog = catalog_of(partitions)
     source = open_source(write_catalog(root / "catalog", catalog))
     store = open_bucket(server, scheme, **given)
@@ -126,9 +126,9 @@ def survive(
     assert keys_of(receipts(events, "encoded")) == sorted(catalog)
     assert len({receipt.path for receipt in receipts(events)}) == len(catalog)
     assert reader.broken == []
-    assert reader.looks > 1
-    assert injected >= partitions // 40, "the front did its work"
-    assert 0 < sum(retried.values()) <= injected, "those that obstore repeats by itself are not counted"
+    assert reader.listings > 1
+    assert injected >= partitions // 40, "the proxy broke enough requests"
+    assert 0 < sum(retried.values()) <= injected, "requests that obstore repeats by itself are not counted"
     assert run.report.as_dict()["storage_retries"] == retried
     assert_whole(server, run.space.name, catalog)
     found = list(verify(source, store, run.space, pool=pool, reencode=1))
@@ -139,7 +139,7 @@ def survive(
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
-def test_a_run_survives_faults_in_every_twentieth_request(
+def test_run_survives_faults_in_every_twentieth_request(
     object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path, scheme: str
 ) -> None:
     """Over 10 s at times: some thousand requests to a server written in Python."""
@@ -149,16 +149,16 @@ def test_a_run_survives_faults_in_every_twentieth_request(
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
-def test_a_long_run_survives_faults_in_every_twentieth_request(
+def test_long_run_survives_faults_in_every_twentieth_request(
     object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path, scheme: str
 ) -> None:
-    """Takes a quarter of an hour, most of it waiting: stalls last a minute, as long as clients wait if not told."""
+    """Takes a quarter of an hour, most of it waiting: stalls last a minute, the default timeout of clients."""
     faults = RandomFaults(0.05, seed=2000, stalls=None)
     survive(object_server, hash_pool, tmp_path, scheme, 2000, faults, timeout_seconds=ClientLimits().timeout_seconds)
     assert object_server.injected["stall"] >= 10 and ClientLimits().timeout_seconds == 60
 
 
-def test_a_run_that_has_nothing_to_do_asks_for_no_file_that_an_earlier_one_looked_at(
+def test_run_without_work_reads_no_file_that_an_earlier_run_has_read(
     object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "cache"))
@@ -176,7 +176,7 @@ def test_a_run_that_has_nothing_to_do_asks_for_no_file_that_an_earlier_one_looke
 
 
 class TestFailures:
-    def test_a_publish_that_fails_for_good_fails_its_partition_alone(
+    def test_publish_that_fails_for_good_fails_only_its_partition(
         self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
     ) -> None:
         catalog = catalog_of(20, large=1)
@@ -189,7 +189,7 @@ class TestFailures:
         assert failures(events)[0].transient
         assert keys_of(receipts(events)) == sorted(set(catalog) - {"p 5"})
 
-    def test_a_file_that_the_store_does_not_give_is_not_encoded_again(
+    def test_file_that_cannot_be_read_now_is_not_encoded_again(
         self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "cache"))
@@ -205,7 +205,7 @@ class TestFailures:
         assert keys_of(receipts(events, "fresh")) == sorted(set(catalog) - {"p 5"})
         assert run.report.texts_encoded == 0 and object_server.objects() == before
 
-    def test_a_store_that_gives_no_file_ends_the_run_and_nothing_is_encoded_again(
+    def test_store_that_returns_no_file_ends_the_run_and_nothing_is_encoded_again(
         self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "cache"))
@@ -218,7 +218,7 @@ class TestFailures:
             list(make_run(hash_pool, source, open_bucket(object_server)).events())
         assert object_server.objects() == before
 
-    def test_a_store_that_is_down_ends_the_run_and_a_later_one_completes_it(
+    def test_store_that_is_down_ends_the_run_and_a_later_run_completes_it(
         self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
     ) -> None:
         catalog = catalog_of(60, large=0)
@@ -243,7 +243,7 @@ class TestFailures:
         assert keys_of(receipts(events)) == sorted(catalog)
         assert_whole(object_server, again.space.name, catalog)
 
-    def test_a_store_that_goes_down_within_a_superbatch_is_asked_no_more_and_what_was_published_is_told(
+    def test_store_that_goes_down_within_a_superbatch_gets_no_more_requests_and_published_files_are_reported(
         self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
     ) -> None:
         catalog = catalog_of(60, large=0)
@@ -259,26 +259,26 @@ class TestFailures:
 
         object_server.plan = break_down
         run = make_run(hash_pool, source, open_bucket(object_server), LARGE)
-        told: list[Any] = []
+        reported: list[Any] = []
         with pytest.raises(StoreUnavailable, match="the store is down"):
             for event in run.events():
-                told.append(event)
+                reported.append(event)
         assert_nothing_is_held(run)
         assert run.report.superbatches == 1
-        published = {f"out/{file_name(run.space.name, receipt.key)}" for receipt in receipts(told)}
+        published = {f"out/{file_name(run.space.name, receipt.key)}" for receipt in receipts(reported)}
         assert len(published) == 20
         assert set(object_server.objects()) == published | {f"out/{run.space.name}/space.json"}
-        # Three attempts of the four that failed, and of those that eight threads were at when the fourth one failed.
+        # Three attempts for each of the four files that failed, and for those that eight threads were writing.
         assert puts <= 20 + (1 + ClientLimits().retries) * ATTEMPTS * (4 + 2 * 8)
         object_server.plan = None
         again = make_run(hash_pool, source, open_bucket(object_server), LARGE)
         assert len(receipts(finish(again), "encoded")) == len(catalog) - 20
         assert_whole(object_server, again.space.name, catalog)
 
-    def test_a_store_that_refuses_every_write_ends_a_run_that_replaces_files(
+    def test_store_that_refuses_every_write_ends_a_run_that_replaces_files(
         self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
     ) -> None:
-        """It answers whoever looks at what is about to be replaced."""
+        """The store still answers the HEAD before each PUT."""
         source = open_source(write_catalog(tmp_path / "catalog", catalog_of(40, large=0)))
         finish(make_run(hash_pool, source, open_bucket(object_server), LARGE))
         before = object_server.objects()
@@ -292,7 +292,7 @@ class TestFailures:
         assert object_server.objects() == before
 
     @pytest.mark.parametrize("scheme", ["s3", "gs"])
-    def test_secrets_are_shown_nowhere(
+    def test_no_event_log_or_error_shows_a_secret(
         self,
         object_server: ObjectServer,
         hash_pool: EncoderPool,
@@ -325,7 +325,7 @@ class TestFailures:
 
 UNAVAILABLE = Fault("status", 503)
 SILENCE = Fault("stall")
-# Interpreters take the signal, in case whoever runs the tests ignores it.
+# The process handles the signal even if the process that runs the tests ignores it.
 _COMMAND = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -333,7 +333,7 @@ sys.argv[1:] = ["embed", "catalog", "s3://vectors/stopped", "--model", "hash://1
 from surge_dagster.cli import main
 main()
 """
-# As Dagster's run processes, it ends when the interpreter does, and not before.
+# Like a run process of Dagster, it ends when the interpreter ends.
 _LIBRARY = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -353,9 +353,9 @@ except KeyboardInterrupt:
 
 
 class TestStopping:
-    """A store that asks for ten minutes of patience, or takes them, keeps nothing that ends."""
+    """A store that does not answer for ten minutes keeps neither a run nor a process from ending."""
 
-    def test_a_run_that_is_stopped_leaves_no_thread_that_waits(
+    def test_stopped_run_leaves_no_waiting_thread(
         self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
     ) -> None:
         store = open_object_store(
@@ -382,10 +382,10 @@ class TestStopping:
         again = make_run(hash_pool, source, store, Thresholds(b_min=100, b_max=200))
         assert keys_of(receipts(finish(again), "encoded")) == sorted(catalog), "the same store serves the next run"
 
-    def test_a_store_that_is_down_is_waited_for_by_nobody(
+    def test_no_thread_waits_for_a_store_that_is_down(
         self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
     ) -> None:
-        """Four partitions are refused for good, the last of them when another one is told to wait."""
+        """Four partitions are refused for good, the last of them while another one waits for its next attempt."""
         source = open_source(write_catalog(tmp_path / "catalog", catalog_of(8, large=0)))
         waits = threading.Event()
 
@@ -420,16 +420,16 @@ class TestStopping:
             (_LIBRARY, "GET", SILENCE),
         ],
     )
-    def test_a_process_that_is_stopped_ends(
+    def test_interrupted_process_ends(
         self, object_server: ObjectServer, tmp_path: Path, program: str, requests: str, fault: Fault
     ) -> None:
-        """Up to 10 s: it imports what the command line does."""
+        """Takes up to 10 s, because the process imports the whole command line."""
         write_catalog(tmp_path / "catalog", catalog_of(20, large=1))
-        asked = threading.Event()
+        received = threading.Event()
 
         def refuse(method: str, target: str) -> Fault | None:
             if re.match(requests, f"{method} {target}") and "stopped" in target:  # not of an earlier test
-                asked.set()
+                received.set()
                 return fault
             return None
 
@@ -448,7 +448,7 @@ class TestStopping:
             text=True,
             env=os.environ | environment,
         ) as running:
-            assert asked.wait(60)
+            assert received.wait(60)
             running.send_signal(signal.SIGINT)
             try:
                 _, error = running.communicate(timeout=60)
@@ -458,7 +458,7 @@ class TestStopping:
         assert ("run the command again" in error) == (program is _COMMAND)
 
 
-def test_the_command_line_takes_buckets_and_credentials_from_the_environment(
+def test_command_line_takes_buckets_and_credentials_from_the_environment(
     object_server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_catalog(tmp_path / "catalog", catalog_of(5, large=1))

@@ -1,7 +1,7 @@
-"""Promise 9: of two runs side by side, one that listed a partition's old version and one the new, the new source wins.
+"""Promise 9: of two concurrent runs that listed different versions of a partition, the one with the newer source wins.
 
-Each is a whole run in a thread, with a pool of its own, over the same catalog on disk. The one with the old version is
-stopped where it matters, at its last look at the source: before it, or just after it, with what it saw no longer true.
+Each is a whole run in a thread, with its own pool, over the same catalog on disk. The run with the old version is held
+at its last check of the source version: before it, or just after it, when the version that it read is out of date.
 Takes seconds: two runs in each case.
 """
 
@@ -51,7 +51,7 @@ SECONDS = 60
 
 
 class Door:
-    """Where a thread waits, the first time it comes by, until somebody lets it pass."""
+    """Holds a thread, the first time one calls it, until the test opens it."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -71,7 +71,7 @@ def no_door() -> None:
 
 
 class HeldStore(LocalStore):
-    """A disk on which the file of one partition, complete, waits at a door before it asks for the folder's lock."""
+    """A disk on which the complete file of one partition waits at a door before its writer takes the folder's lock."""
 
     def __init__(self, root: Path, door: Callable[[], None]) -> None:
         super().__init__(root)
@@ -92,7 +92,7 @@ class HeldUpload(LocalUpload):
 
 
 class TwoRuns:
-    """Two runs over one catalog; each lists its partitions when it is begun."""
+    """Two runs over one catalog; each lists its partitions when it begins."""
 
     def __init__(self, pools: list[EncoderPool], root: Path, rows: int) -> None:
         self.catalog = write_catalog(root / "catalog", {KEY: numbered_rows("old", rows), "stays": STAYS})
@@ -107,7 +107,7 @@ class TwoRuns:
     def prepare(
         self, store: Store, before: Callable[[], None] = no_door, after: Callable[[], None] = no_door
     ) -> EmbeddingRun:
-        """A run whose look at the partition's present version is between two doors."""
+        """A run that calls `before` and `after` around its last check of the partition's source version."""
 
         def listed() -> Iterator[Partition]:
             for partition in open_source(self.catalog):
@@ -146,27 +146,27 @@ def two(request: pytest.FixtureRequest, pools: list[EncoderPool], tmp_path: Path
 
 
 def published(events: list[Any]) -> bool:
-    """Whether a run says that it published the partition; the other one it always has."""
+    """Whether a run reports that it published the partition; it always publishes the other one."""
     assert "stays" in keys_of(receipts(events))
     return KEY in keys_of(receipts(events))
 
 
 def assert_refused(events: list[Any]) -> None:
-    """The run lost its partition, says why, and published the other one."""
+    """The run discarded its result for the partition, reports why, and published the other partition."""
     [failure] = failures(events)
     assert (failure.key, failure.transient) == (KEY, True)
     assert "'v1' was read, it is 'v2' now" in failure.reason
     assert not published(events)
 
 
-def assert_the_new_one_won(two: TwoRuns, output: Path) -> None:
+def assert_new_source_won(two: TwoRuns, output: Path) -> None:
     assert published_files(output, two.space) == {f"{KEY}.parquet", "stays.parquet"}
     assert assert_embedded(output, two.space, KEY, two.new_rows).source_version == "v2"
     assert assert_embedded(output, two.space, "stays", STAYS).source_version == "v1"
 
 
 def copied(server: ObjectServer, folder: Path) -> Path:
-    """A folder with what lies in the bucket."""
+    """A folder with a copy of the bucket's objects."""
     for key in server.objects():
         path = folder / key
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -175,9 +175,11 @@ def copied(server: ObjectServer, folder: Path) -> Path:
 
 
 class TestOnADisk:
-    """A file takes its name under the folder's lock, and the last look is taken under it too."""
+    """A writer holds the folder's lock while it checks the source version for the last time and renames its file."""
 
-    def test_the_old_one_that_comes_second_throws_its_result_away(self, two: TwoRuns, tmp_path: Path) -> None:
+    def test_run_with_the_old_source_that_publishes_second_discards_its_result(
+        self, two: TwoRuns, tmp_path: Path
+    ) -> None:
         output, door = tmp_path / "out", Door()
         lost = two.begin(two.prepare(HeldStore(output, door)))
         assert door.reached.wait(SECONDS)
@@ -185,61 +187,61 @@ class TestOnADisk:
         assert published(two.begin(two.prepare(open_store(output))).result(SECONDS))
         door.open()
         assert_refused(lost.result(SECONDS))
-        assert_the_new_one_won(two, output)
+        assert_new_source_won(two, output)
 
-    def test_the_new_one_waits_for_an_old_one_that_has_looked_and_then_replaces_its_file(
+    def test_run_with_the_new_source_waits_for_the_lock_and_replaces_the_older_file(
         self, two: TwoRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        output, looked, waits = tmp_path / "out", Door(), threading.Event()
+        output, checked, waits = tmp_path / "out", Door(), threading.Event()
 
         def watched(folder: Path) -> AbstractContextManager[None]:
-            if looked.reached.is_set():
+            if checked.reached.is_set():
                 waits.set()
             return folder_lock(folder)
 
         monkeypatch.setattr(local_upload, "folder_lock", watched)
-        old, new = two.prepare(open_store(output), after=looked), two.prepare(open_store(output))
+        old, new = two.prepare(open_store(output), after=checked), two.prepare(open_store(output))
         first = two.begin(old)
-        assert looked.reached.wait(SECONDS)
+        assert checked.reached.wait(SECONDS)
         two.change_source()
         second = two.begin(new)
         assert waits.wait(SECONDS)
         with (output / two.space / ".lock").open() as lock, pytest.raises(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # so the new one cannot come in between
-        looked.open()
-        assert published(first.result(SECONDS)), "what it saw was true when it looked"
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # so the run with the new source cannot publish in between
+        checked.open()
+        assert published(first.result(SECONDS)), "its source version was current when it checked"
         assert published(second.result(SECONDS))
-        assert_the_new_one_won(two, output)
+        assert_new_source_won(two, output)
 
 
 class TestInABucket:
-    """An object is put, or completed, on the condition that what stood there has not changed since the last look."""
+    """A writer puts or completes an object only if the one that it replaces has not changed since its last check."""
 
-    @pytest.mark.parametrize("has_looked", [False, True])
-    def test_the_old_one_that_comes_second_throws_its_result_away(
-        self, two: TwoRuns, object_server: ObjectServer, tmp_path: Path, has_looked: bool
+    @pytest.mark.parametrize("has_checked", [False, True])
+    def test_run_with_the_old_source_that_publishes_second_discards_its_result(
+        self, two: TwoRuns, object_server: ObjectServer, tmp_path: Path, has_checked: bool
     ) -> None:
         door = Door()
-        doors = {"after" if has_looked else "before": door}
+        doors = {"after" if has_checked else "before": door}
         lost = two.begin(two.prepare(open_bucket(object_server), **doors))
         assert door.reached.wait(SECONDS)
         two.change_source()
         assert published(two.begin(two.prepare(open_bucket(object_server))).result(SECONDS))
         door.open()
         assert_refused(lost.result(SECONDS))
-        assert_the_new_one_won(two, copied(object_server, tmp_path))
+        assert_new_source_won(two, copied(object_server, tmp_path))
 
-    def test_the_new_one_replaces_what_an_old_one_put_after_both_had_looked(
+    def test_run_with_the_new_source_replaces_an_object_put_after_both_runs_checked(
         self, two: TwoRuns, object_server: ObjectServer, tmp_path: Path
     ) -> None:
-        old_looked, new_looked = Door(), Door()
-        first = two.begin(two.prepare(open_bucket(object_server), after=old_looked))
-        assert old_looked.reached.wait(SECONDS)
+        old_checked, new_checked = Door(), Door()
+        first = two.begin(two.prepare(open_bucket(object_server), after=old_checked))
+        assert old_checked.reached.wait(SECONDS)
         two.change_source()
-        second = two.begin(two.prepare(open_bucket(object_server), after=new_looked))
-        assert new_looked.reached.wait(SECONDS)
-        old_looked.open()
-        assert published(first.result(SECONDS)), "what it saw was true when it looked"
-        new_looked.open()
+        second = two.begin(two.prepare(open_bucket(object_server), after=new_checked))
+        assert new_checked.reached.wait(SECONDS)
+        old_checked.open()
+        assert published(first.result(SECONDS)), "its source version was current when it checked"
+        new_checked.open()
         assert published(second.result(SECONDS))
-        assert_the_new_one_won(two, copied(object_server, tmp_path))
+        assert_new_source_won(two, copied(object_server, tmp_path))

@@ -1,4 +1,4 @@
-"""What the dead left goes from every space, with or without work to do, and a living writer's stays."""
+"""Temp files of dead writers are removed from every space, with or without work to do; those of living ones stay."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def two_spaces(store: Store) -> list[str]:
 
 
 def leave(root: Path, space: str) -> list[Path]:
-    """What a killed writer leaves: in a space, and among what is staged of it."""
+    """Create the temp files that a killed writer leaves in a space and among its staged segments."""
     staged = root / STAGING / space / "key" / "version"
     staged.mkdir(parents=True)
     left = [root / space / DEAD, staged / DEAD]

@@ -1,7 +1,8 @@
 """A real object store on 127.0.0.1, moto's, behind a proxy that breaks requests on purpose.
 
-The real clients talk to the proxy over sockets. It passes requests on, or it answers an error, cuts the connection
-before or after the store has done its work, passes a part of an answer on, or lets the client wait until that gives up.
+The real clients talk to the proxy over sockets. The proxy passes a request on, answers with an error, cuts the
+connection before or after the store has done its work, passes a part of an answer on, or lets the client wait until its
+timeout.
 It also adds two things that moto leaves out: GCS's generations, and the refusal of a body that is too short.
 """
 
@@ -34,7 +35,7 @@ from surge_dagster.engine.store.retries import Retrier
 BUCKET = "vectors"
 Action = Literal["status", "reset_before", "reset_after", "truncate_up", "truncate_down", "stall"]
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "upgrade", "proxy-connection", "content-length"}
-_AUTHORIZED = {"Authorization": "Bearer anybody"}  # moto accepts any token
+_AUTHORIZED = {"Authorization": "Bearer test"}  # moto accepts any token
 _MAX_IN_A_ROW = 2  # an operation has three attempts
 SECRETS = (
     "AKIA-secret-of-the-test",
@@ -46,7 +47,7 @@ SECRETS = (
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens to a request; `status` and `code` are the answer when the store does not get it.
+    """How the proxy breaks a request; it answers with `status` and `code` if the action is "status".
 
     A request without a body cannot be truncated on its way up: its connection is cut.
     """
@@ -76,13 +77,13 @@ def always(fault: Fault, method: str | None = None, path: str = "") -> Plan:
 
 
 class RandomFaults:
-    """Breaks a share of the requests, of every kind, in a way that depends on the request and the seed alone.
+    """Breaks a share of the requests of every kind; only the request and the seed decide how.
 
     Parts of an upload are not truncated: obstore does not repeat what a store answers with status 400.
 
     Args:
         rate: share of the requests.
-        stalls: most of them, because each costs as long as the client waits; None is no limit.
+        stalls: the largest number of stalls, because each lasts as long as the client's timeout; None is no limit.
     """
 
     def __init__(self, rate: float, seed: int, stalls: int | None = 3) -> None:
@@ -153,13 +154,14 @@ def open_bucket(server: ObjectServer, scheme: str = "s3", path: str = "out", **l
 
 
 class ObjectServer:
-    """Moto and its front, each in a thread.
+    """Moto and the proxy in front of it, each in a thread.
 
     Attributes:
-        plan: decides what happens to each request; None lets all pass.
-        injected: how often what happened, by action.
-        log: method, target and what became of it, of every request.
-        under_way: requests that are being handled, also those whose clients have gone.
+        plan: decides how each request is broken; None lets all pass.
+        injected: number of faults, by action.
+        log: method, target and action of every request.
+        before: called with the method and target of each request before it is handled.
+        under_way: requests that are being handled, also those whose clients have disconnected.
     """
 
     def __init__(self) -> None:
@@ -168,7 +170,7 @@ class ObjectServer:
         self.log: list[tuple[str, str, str]] = []
         self.before: Callable[[str, str], None] | None = None
         self.under_way = 0
-        # Seconds of every process that collects tests, few of which need a server.
+        # Importing moto takes seconds, and few of the processes that collect tests need a server.
         import moto.s3.models
         from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
@@ -184,7 +186,7 @@ class ObjectServer:
         self._direct = urllib3.PoolManager(headers=_AUTHORIZED)
 
     def __enter__(self) -> ObjectServer:
-        logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line per request hides what a failed test says
+        logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line per request hides the output of a failed test
         self._moto.start()
         host, port = self._moto.get_host_and_port()
         self.moto_url = f"http://{host}:{port}"
@@ -198,7 +200,7 @@ class ObjectServer:
         self._moto.stop()
 
     def reset(self) -> None:
-        """An empty bucket, and nothing goes wrong; what clients that are gone had sent has come to its end before."""
+        """Empty the bucket and stop breaking requests, after requests of disconnected clients have ended."""
         self.plan = self.before = None
         self.settle()
         self.injected.clear()
@@ -207,19 +209,19 @@ class ObjectServer:
         self._direct.request("PUT", f"{self.moto_url}/{BUCKET}")
 
     def settle(self) -> None:
-        """Waits until no request is being dealt with: the store may get one when its client is long gone."""
+        """Wait until no request is being handled: the store may get one long after its client has disconnected."""
         deadline = time.monotonic() + 60
         while self.under_way:
             assert time.monotonic() < deadline, f"{self.under_way} requests are still under way"
             time.sleep(0.01)
 
     def objects(self) -> dict[str, str]:
-        """Etag by key, as the store itself sees them."""
+        """Etag by key, listed past the proxy."""
         answer = self._direct.request("GET", f"{self.moto_url}/{BUCKET}?max-keys=100000").data.decode()
         return dict(re.findall(r"<Key>([^<]*)</Key>.*?<ETag>([^<]*)</ETag>", answer))
 
     def content(self, key: str) -> bytes:
-        """An object's bytes, read past the front.
+        """An object's bytes, read past the proxy.
 
         Raises:
             FileNotFoundError: there is none.
@@ -263,11 +265,11 @@ class ObjectServer:
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         self.under_way += 1
         try:
-            return await self._deal_with(request)
+            return await self._respond(request)
         finally:
             self.under_way -= 1
 
-    async def _deal_with(self, request: web.Request) -> web.StreamResponse:
+    async def _respond(self, request: web.Request) -> web.StreamResponse:
         target = str(request.rel_url)
         if self.before is not None:
             await asyncio.to_thread(self.before, request.method, target)
@@ -288,7 +290,7 @@ class ObjectServer:
             body = await request.read()
             while request.transport is not None and not request.transport.is_closing():
                 await asyncio.sleep(0.02)
-            await self._pass_on(request, body)  # the store gets it when nobody waits any more
+            await self._pass_on(request, body)  # the store gets it after the client has given up
         elif fault.action in ("reset_after", "truncate_down"):
             status, headers, body = await self._pass_on(request, await request.read())
             if fault.action == "truncate_down":
@@ -316,7 +318,9 @@ class ObjectServer:
     async def _ask(
         self, method: str, raw_path: str, headers: dict[str, str], body: bytes
     ) -> tuple[int, dict[str, str], bytes]:
-        path = re.sub("^http://[^/]*", "", raw_path)  # who takes the front for a proxy names a whole URL
+        path = re.sub(
+            "^http://[^/]*", "", raw_path
+        )  # a client that uses this server as its HTTP proxy sends a whole URL
         url = URL(self.moto_url + path, encoded=True)
         async with self._session.request(method, url, headers=headers, data=body, allow_redirects=False) as answer:
             found = {"ETag" if name == "Etag" else name: value for name, value in answer.headers.items()}
@@ -342,7 +346,7 @@ def _answer(status: int, headers: dict[str, str], content: bytes) -> web.Respons
 
 
 def _cut(request: web.Request) -> None:
-    """End a connection as a machine that dies does: with a reset, and no goodbye."""
+    """End a connection with a reset, as a machine that crashes does."""
     transport: Any = request.transport
     if transport is not None:
         with contextlib.suppress(OSError):

@@ -119,7 +119,7 @@ class TestObjects:
         with pytest.raises(FileNotFoundError):
             store.open(listed.name, listed)
 
-    def test_listing_leaves_hidden_names_out_at_any_depth(self, store: ObjectStore) -> None:
+    def test_listing_leaves_out_hidden_names_at_any_depth(self, store: ObjectStore) -> None:
         for name in ("space/a", "space/in/b", "space/.hidden/c", "space/.d", ".staged/e/f", "other/g", "top"):
             put(store, name, b"x")
 
@@ -205,7 +205,7 @@ class TestFaults:
     def test_store_that_stalls_is_given_up_and_tried_again(
         self, object_server: ObjectServer, scheme: str, method: str, counted: dict[str, int]
     ) -> None:
-        """The proxy holds the request until the client has gone, and then passes it to the store."""
+        """The proxy holds the request until the client has given up, and then passes it to the store."""
         store = open_store_of(object_server, scheme, timeout_seconds=0.5)
         object_server.plan = on(method, "", Fault("stall"))
         put(store, NAME, b"content")
@@ -276,12 +276,12 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 class TestTwoWriters:
-    """One has read the old source, the other the new one; the new one's object stays, whoever finishes first."""
+    """One has read the old source, the other the new one; the object of the new source stays, in either order."""
 
     @pytest.mark.parametrize("size", [10, IN_PARTS], ids=["whole", "in parts"])
     @pytest.mark.parametrize("first", ["old", "new"])
     @pytest.mark.parametrize("before", [None, b"earlier"], ids=["nothing there", "something there"])
-    def test_the_newer_source_wins(
+    def test_writer_with_the_newer_source_wins(
         self, object_server: ObjectServer, scheme: str, size: int, first: str, before: bytes | None
     ) -> None:
         setter = open_store_of(object_server, scheme)

@@ -56,7 +56,7 @@ def operation(request: pytest.FixtureRequest) -> Operation:
         (403, "RequestTimeTooSkewed", "clock is wrong: set it"),
     ],
 )
-def test_refusal_is_asked_once_and_says_what_fixes_it(
+def test_refused_request_is_sent_once_and_the_error_says_what_fixes_it(
     object_server: ObjectServer, operation: Operation, status: int, code: str, remedy: str
 ) -> None:
     object_server.plan = always(Fault("status", status, code=code))
@@ -79,7 +79,7 @@ def test_missing_bucket_is_named_as_the_cause(object_server: ObjectServer, opera
 
 @pytest.fixture
 def tls_port(tmp_path: Path) -> Iterator[int]:
-    """Of a server whose certificate nobody trusts."""
+    """Port of a server whose certificate is not trusted."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.now(UTC)

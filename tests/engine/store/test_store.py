@@ -159,7 +159,7 @@ class TestTempFiles:
             writer.communicate(b"\n", timeout=60)
         with store.create("space/b.parquet"):
             open_store(store.root).sweep("space")
-            assert len(temps(store)) == 1, "this process lives too; the other one went without tidying up"
+            assert len(temps(store)) == 1, "this process lives too; the other one ended without removing its file"
 
     def test_temp_file_that_a_sweep_removed_before_it_was_locked_is_created_again(
         self, store: LocalStore, monkeypatch: pytest.MonkeyPatch
@@ -240,7 +240,7 @@ class TestListing:
         store = open_store(tmp_path / "missing")
         assert list(store.list("space")) == []
         assert store.folders() == []
-        assert not (tmp_path / "missing").exists(), "looking makes nothing"
+        assert not (tmp_path / "missing").exists(), "listing creates no folder"
 
     def test_deep_listing_goes_into_folders_and_starts_at_the_given_one(self, store: LocalStore) -> None:
         store.prepare("space/inner")
@@ -369,7 +369,7 @@ class TestOutputsThatCannotBeUsed:
     def test_disk_that_ignores_case_is_refused(self, tmp_path: Path) -> None:
         store = open_store(tmp_path)
         (tmp_path / "space").mkdir()
-        (tmp_path / "space" / ".TMP-PROBE").touch()  # what such a disk would show
+        (tmp_path / "space" / ".TMP-PROBE").touch()  # such a disk finds the probe under this name too
         with pytest.raises(ConfigError, match="does not distinguish upper from lower case"):
             store.prepare("space")
 
@@ -386,7 +386,7 @@ import os, sys
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.sources import open_source
-os.setgid(65534), os.setuid(65534)  # after the imports: Python itself may lie where nobody else may look
+os.setgid(65534), os.setuid(65534)  # after the imports: other users may be unable to read Python's own files
 try:
     if sys.argv[1] == "source":
         list(open_source(sys.argv[2]))
