@@ -172,7 +172,7 @@ def verify(
     encoded_again = "all rows" if rows is None else f"{rows} row(s) of each partition"
     print(f"{space.name}: {partitions:,} partitions, {texts:,} texts read, {encoded_again} encoded again: {verdict}")
     if as_json:
-        listed = [asdict(violation) for violation in found]
+        listed = [asdict(violation) | {"reason": violation.reason} for violation in found]
         print_json({"space": space.name, "partitions": partitions, "texts": texts, "violations": listed})
     raise typer.Exit(1 if violations else 0)
 

@@ -77,7 +77,7 @@ def missing_from(source: Source, store: Store, space: Space) -> tuple[list[Viola
         if status == "stale":
             found.append(Violation(partition.key, "stale", "its file was made from an earlier source version."))
         elif status == "foreign":
-            found.append(Violation(partition.key, "space", "its file holds vectors of another space. Move it away."))
+            found.append(Violation(partition.key, "space", "its file holds vectors of another space.", "Move it away."))
         elif status == "missing":
             found.append(Violation(partition.key, "missing", "it has no valid file."))
     return found, partitions

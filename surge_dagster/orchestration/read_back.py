@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.model.spec import Space
@@ -12,7 +11,7 @@ from surge_dagster.engine.report import Failure
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.concurrent_reads import read_concurrently
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.verify import Violation, verify
+from surge_dagster.engine.verify import Violation, verify_partition
 
 _ENCODE_AGAIN = "Run again: it is encoded again."
 _FORCE = "Launch this partition with force: true."
@@ -60,7 +59,7 @@ def file_failure(partition: Partition, store: Store, space: Space) -> Failure | 
     Raises:
         TransientError: the source or the output does not answer.
     """
-    found = next(iter(verify(_Alone(store.url, partition), store, space)))  # further ones would be of other files
+    found = verify_partition(partition, store, space)
     if not isinstance(found, Violation) or partition.current_source_version() != partition.source_version:
         return None
     if found.kind == "unread":
@@ -116,14 +115,3 @@ def unanswered(key: str, error: TransientError) -> Failure:
 
 def _failure(key: str, finding: str, remedy: str, *, transient: bool = False) -> Failure:
     return Failure(key, f"partition {key!r}: {finding} {remedy}", transient, remedy, in_source=False)
-
-
-@dataclass(frozen=True, slots=True)
-class _Alone:
-    """A source of one partition."""
-
-    url: str
-    partition: Partition
-
-    def __iter__(self) -> Iterator[Partition]:
-        yield self.partition

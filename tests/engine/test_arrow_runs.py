@@ -143,7 +143,7 @@ class TestOneFormat:
         stray = copy / "out" / space_of(copy, hash_pool).name / "a.parquet"
         stray.write_bytes(b"PAR1")
         [found] = violations(copy, hash_pool)
-        assert found.is_warning and "nobody reads it" in found.reason
+        assert found.is_warning and "is never read" in found.reason
         assert open_embeddings(copy / "out").rows == sum(map(len, CATALOG.values()))
         [[hit]] = search(open_store(copy / "out"), hash_pool, [CATALOG["a"][7][1]], k=1)
         assert hit.id == "id-7"

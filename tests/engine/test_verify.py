@@ -1,4 +1,4 @@
-"""What `verify` must find: all that would give a reader something else than the source's rows and their vectors."""
+"""`verify` finds everything that would give a reader other rows than the source's, or wrong vectors."""
 
 from __future__ import annotations
 
@@ -74,18 +74,18 @@ def output_file(root: Path, pool: EncoderPool, name: str = "a") -> Path:
     return root / "out" / pool.space.name / f"{name}.parquet"
 
 
-def test_what_a_run_published_has_no_violation(embedded: Path, pool: EncoderPool) -> None:
+def test_output_of_a_run_has_no_violation(embedded: Path, pool: EncoderPool) -> None:
     assert violations(embedded, pool, reencode=None) == []
 
 
 def unread(events: Iterable[Violation | Verified]) -> list[str]:
     found = [event for event in events if isinstance(event, Violation) and event.kind == "unread"]
-    assert all(one.reason.endswith("Nothing is known of it until it is checked again.") for one in found)
+    assert all(one.reason.endswith("Nothing is known about it until it is checked again.") for one in found)
     assert not any(one.is_warning for one in found), "a verification with it does not pass"
     return [one.key for one in found]
 
 
-def test_a_file_that_its_disk_does_not_give_is_a_violation_and_the_rest_is_read(copy: Path, pool: EncoderPool) -> None:
+def test_file_that_cannot_be_read_now_is_a_violation_and_the_others_are_read(copy: Path, pool: EncoderPool) -> None:
     shutil.rmtree(copy / "catalog" / "partition=b")
     events = list(verify(open_source(copy / "catalog"), FailingStore(copy / "out", "a", "b"), pool.space))
     assert unread(events) == ["a", f"{pool.space.name}/b.parquet"]
@@ -93,20 +93,22 @@ def test_a_file_that_its_disk_does_not_give_is_a_violation_and_the_rest_is_read(
     assert len(events) == 4
 
 
-def test_a_source_that_cannot_be_read_now_is_one_too(copy: Path, pool: EncoderPool) -> None:
-    (copy / "catalog" / "partition=a" / "1.parquet").symlink_to("1.parquet")  # whom that leads astray learns nothing
+def test_source_that_cannot_be_read_now_is_a_violation(copy: Path, pool: EncoderPool) -> None:
+    (copy / "catalog" / "partition=a" / "1.parquet").symlink_to(
+        "1.parquet"
+    )  # a circle: opening it is an error of the system
     assert [(one.key, one.kind) for one in violations(copy, pool)] == [("a", "unread")]
 
 
-def test_a_source_that_changed_after_it_was_listed_proves_nothing(copy: Path, pool: EncoderPool) -> None:
+def test_source_that_changed_after_it_was_listed_counts_as_unread(copy: Path, pool: EncoderPool) -> None:
     listed = list(open_source(copy / "catalog"))
     os.utime(copy / "catalog" / "partition=a" / "0.parquet", ns=(1, 1))
     assert [(one.key, one.kind) for one in violations(copy, pool)] == [("a", "stale")]
-    listed[1] = replace(listed[1], source_version="as it was before that")
+    listed[1] = replace(listed[1], source_version="the version before")
     assert unread(verify(cast(Source, listed), open_store(copy / "out"), pool.space)) == ["a"]
 
 
-def test_a_store_that_answers_nobody_any_more_ends_it(
+def test_unavailable_store_ends_the_verification(
     embedded: Path, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = LocalStore(embedded / "out")
@@ -121,14 +123,14 @@ def test_a_store_that_answers_nobody_any_more_ends_it(
         next(events)
 
 
-def test_a_removed_row_is_found(copy: Path, pool: EncoderPool) -> None:
+def test_removed_row_is_found(copy: Path, pool: EncoderPool) -> None:
     rewrite(output_file(copy, pool), lambda table: pa.concat_tables([table.slice(0, 7), table.slice(8)]))
     found = violations(copy, pool)
     assert [(one.key, one.kind) for one in found] == [("a", "ids")]
     assert "row 7" in found[0].reason
 
 
-def test_a_removed_last_row_is_found(copy: Path, pool: EncoderPool) -> None:
+def test_removed_last_row_is_found(copy: Path, pool: EncoderPool) -> None:
     rewrite(output_file(copy, pool), lambda table: table.slice(0, ROWS - 1))
     assert [(one.key, one.kind) for one in violations(copy, pool)] == [("a", "rows")]
 
@@ -140,28 +142,28 @@ def swap(table: pa.Table, column: str, first: int, second: int) -> pa.Table:
     return table.set_column(index, table.schema.field(column), table.column(column).take(pa.array(order)))
 
 
-def test_two_swapped_ids_are_found(copy: Path, pool: EncoderPool) -> None:
+def test_swapped_ids_are_found(copy: Path, pool: EncoderPool) -> None:
     rewrite(output_file(copy, pool), lambda table: swap(table, "id", 3, 4))
     found = violations(copy, pool)
     assert [(one.key, one.kind) for one in found] == [("a", "ids")]
     assert "row 3" in found[0].reason
 
 
-def test_two_swapped_texts_are_found(copy: Path, pool: EncoderPool) -> None:
+def test_swapped_texts_are_found(copy: Path, pool: EncoderPool) -> None:
     rewrite(output_file(copy, pool), lambda table: swap(table, "text", 3, 4))
     assert [(one.key, one.kind) for one in violations(copy, pool)] == [("a", "texts")]
 
 
-def test_two_swapped_vectors_are_found_when_all_rows_are_encoded_again(copy: Path, pool: EncoderPool) -> None:
+def test_swapped_vectors_are_found_when_all_rows_are_encoded_again(copy: Path, pool: EncoderPool) -> None:
     rewrite(output_file(copy, pool), lambda table: swap(table, "embedding", 3, 4))
-    assert violations(copy, pool) == [], "without encoding again nothing can tell"
+    assert violations(copy, pool) == [], "only encoding again can find it"
     found = violations(copy, pool, reencode=None)
     assert [(one.key, one.kind) for one in found] == [("a", "vectors")]
     assert "row 3" in found[0].reason
 
 
 @pytest.mark.parametrize(("factor", "kind"), [(1.5, "length"), (float("nan"), "finite"), (float("inf"), "finite")])
-def test_a_vector_that_is_not_of_length_one_is_found(copy: Path, pool: EncoderPool, factor: float, kind: str) -> None:
+def test_vector_without_length_1_is_found(copy: Path, pool: EncoderPool, factor: float, kind: str) -> None:
     def stretch(matrix: np.ndarray) -> np.ndarray:
         matrix[5] *= factor
         return matrix
@@ -172,12 +174,12 @@ def test_a_vector_that_is_not_of_length_one_is_found(copy: Path, pool: EncoderPo
     assert "row 5" in found[0].reason
 
 
-def test_a_file_that_names_another_dimension_is_found(copy: Path, pool: EncoderPool) -> None:
+def test_file_with_another_dimension_is_found(copy: Path, pool: EncoderPool) -> None:
     rewrite(output_file(copy, pool), lambda table: table, dimension=17)
     assert [(one.key, one.kind) for one in violations(copy, pool)] == [("a", "dimension")]
 
 
-def test_a_truncated_file_is_found(copy: Path, pool: EncoderPool) -> None:
+def test_truncated_file_is_found(copy: Path, pool: EncoderPool) -> None:
     path = output_file(copy, pool)
     for kept in (0, 3, path.stat().st_size // 2, path.stat().st_size - 1):
         shutil.copy(output_file(copy, pool, "b"), path)
@@ -186,12 +188,12 @@ def test_a_truncated_file_is_found(copy: Path, pool: EncoderPool) -> None:
         assert ("a", "damaged") in [(one.key, one.kind) for one in violations(copy, pool)]
 
 
-def test_a_file_of_another_partition_is_found(copy: Path, pool: EncoderPool) -> None:
+def test_file_of_another_partition_is_found(copy: Path, pool: EncoderPool) -> None:
     shutil.copy(output_file(copy, pool, "b"), output_file(copy, pool))
     assert [(one.key, one.kind) for one in violations(copy, pool)] == [("a", "ids")]
 
 
-def test_a_file_of_another_model_is_found(copy: Path, pool: EncoderPool) -> None:
+def test_file_of_another_model_is_found(copy: Path, pool: EncoderPool) -> None:
     with EncoderPool(EncodingSpec(model="hash://16", prompt="query: ")) as other:
         list(EmbeddingRun(open_source(copy / "catalog"), open_store(copy / "out"), other))
         shutil.copy(output_file(copy, other), output_file(copy, pool))
@@ -199,18 +201,18 @@ def test_a_file_of_another_model_is_found(copy: Path, pool: EncoderPool) -> None
     assert [(one.key, one.kind) for one in found] == [("a", "space")]
 
 
-def test_a_missing_file_is_found(copy: Path, pool: EncoderPool) -> None:
+def test_missing_file_is_found(copy: Path, pool: EncoderPool) -> None:
     output_file(copy, pool).unlink()
     assert [(one.key, one.kind) for one in violations(copy, pool)] == [("a", "missing")]
 
 
-def test_a_partition_that_changed_since_is_found(copy: Path, pool: EncoderPool) -> None:
+def test_changed_partition_is_found(copy: Path, pool: EncoderPool) -> None:
     path = copy / "catalog" / "partition=a" / "0.parquet"
     pq.write_table(pq.read_table(path).slice(1), path)
     assert [(one.key, one.kind) for one in violations(copy, pool)] == [("a", "stale")]
 
 
-def test_a_refused_partition_without_a_file_is_a_warning_and_with_one_it_is_not(copy: Path, pool: EncoderPool) -> None:
+def test_refused_partition_is_a_warning_only_without_a_file(copy: Path, pool: EncoderPool) -> None:
     path = copy / "catalog" / "partition=a" / "0.parquet"
     table = pq.read_table(path)
     ids = [*table.column("id").to_pylist()[:-1], "a-0"]
@@ -223,7 +225,7 @@ def test_a_refused_partition_without_a_file_is_a_warning_and_with_one_it_is_not(
     assert "row 39" in found[0].reason
 
 
-def test_a_file_without_a_source_is_a_warning_and_a_damaged_one_is_not(copy: Path, pool: EncoderPool) -> None:
+def test_orphan_file_is_a_warning_only_if_it_is_valid(copy: Path, pool: EncoderPool) -> None:
     shutil.rmtree(copy / "catalog" / "partition=a")
     found = violations(copy, pool)
     assert [(one.key, one.kind, one.is_warning) for one in found] == [("a", "orphan", True)]
@@ -248,7 +250,7 @@ def what_a_reader_gets(store: Store, name: str) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.soak)])
-def test_any_byte_flip_that_changes_what_a_reader_gets_is_found(copy: Path, pool: EncoderPool, step: int) -> None:
+def test_bit_flip_that_changes_what_a_reader_gets_is_found(copy: Path, pool: EncoderPool, step: int) -> None:
     # One random bit of every byte of a whole file, or of every fourth; about 8,000 files are written and verified.
     store = open_store(copy / "out")
     catalog = copy / "one"

@@ -191,6 +191,20 @@ class EncoderPool:
             raise EncoderError(f"{len(metrics.failed)} texts cannot be encoded; row {first.row}: {first.reason}")
         return metrics
 
+    def vectors(self, texts: pa.LargeStringArray) -> np.ndarray:
+        """The vectors of some texts as float32, [n, dimension], for callers that have no arena.
+
+        Raises:
+            EncoderError: see `encode`.
+        """
+        with self.arena(slots=1, max_texts=max(1, len(texts)), max_bytes=max(1, texts.nbytes)) as arena:
+            slot = arena.acquire()
+            slot.append(texts)
+            self.encode(slot)
+            vectors = slot.matrix(0, len(texts)).astype(np.float32)  # a copy
+            slot.release()
+        return vectors
+
     def close(self) -> None:
         """Ends the workers and waits for them. Closing twice is harmless."""
         self._dispatcher.close()

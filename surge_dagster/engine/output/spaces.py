@@ -46,7 +46,7 @@ def unsupported_spaces(store: Store) -> list[str]:
     names = []
     for folder in store.folders():
         try:
-            require_supported(store, folder)
+            _described(store, folder)
         except UnsupportedSpace:
             names.append(folder)
     return names
@@ -59,7 +59,8 @@ def require_supported(store: Store, name: str) -> None:
         UnsupportedSpace: the folder of this name describes such a space.
         ConfigError: its space.json is damaged.
     """
-    _described(store, name)
+    if name in store.folders():
+        _described(store, name)
 
 
 def find_space(store: Store, spec: EncodingSpec) -> Space | None:
@@ -192,7 +193,7 @@ def _described(store: Store, folder: str) -> _Described | None:
 
 def _require_free(store: Store, folder: str) -> None:
     """Refuse to begin a space in the folder of another one."""
-    other = _described(store, folder)
+    other = _described(store, folder) if folder in store.folders() else None
     if other is not None:
         raise ConfigError(
             f"the folder {store.location(folder)!r} holds another space (spec {other.space.spec_sha256[:12]}). Move it "

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.files import parquet
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile, desired_version
@@ -29,9 +31,11 @@ from surge_dagster.engine.files.formats import (
 )
 from surge_dagster.engine.files.parquet import page_window_bytes, piece_bytes, read_facts
 from surge_dagster.engine.files.rows import matrix_of, schema
-from surge_dagster.engine.model.spec import FILE_FORMATS, FileFormat
+from surge_dagster.engine.model.spec import FILE_FORMATS, EncodingSpec, FileFormat
 from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.engine.verify import Verified, Violation, verify
 from tests.small_catalogs import partition_of
 
 FACTS = FileFacts("Köln", "hash-16-abc", "hash://16", "fp32", "v1", "0" * 32, "1" * 32, 3, 16, 2)
@@ -171,6 +175,11 @@ class TestFilesOfEarlierVersions:
         shutil.copy(Path(__file__).with_name(name), folder / self.SPACE / f"shoes{suffix}")
         return LocalStore(folder)
 
+    def source(self) -> Source:
+        """The catalog that both files were made from."""
+        rows = [(f"s-{number}", text) for number, text in enumerate(self.TEXTS, 1)]
+        return cast(Source, [partition_of("shoes", rows, version="v1")])
+
     def test_parquet_file_of_format_1_is_fresh_and_its_rows_are_read(self, tmp_path: Path) -> None:
         store = self.store(tmp_path, "former_format_1.parquet", ".parquet")
         state = OutputState(store, self.SPACE)
@@ -187,6 +196,14 @@ class TestFilesOfEarlierVersions:
         assert batch.column("text").to_pylist() == [*self.TEXTS]
         np.testing.assert_array_equal(matrix_of(batch), hash_vectors([*self.TEXTS], 16))
 
+    def test_parquet_file_of_format_1_is_verified_with_every_vector(
+        self, tmp_path: Path, hash_pool: EncoderPool
+    ) -> None:
+        store = self.store(tmp_path, "former_format_1.parquet", ".parquet")
+        assert hash_pool.space.name == self.SPACE
+        found = list(verify(self.source(), store, hash_pool.space, pool=hash_pool, reencode=None))
+        assert found == [Verified("shoes", 3)]
+
     def test_arrow_file_of_the_former_format_is_missing_and_must_be_embedded_again(self, tmp_path: Path) -> None:
         store = self.store(tmp_path, "former_format.arrow", ".arrow")
         assert OutputState(store, self.SPACE, "arrow").status(partition_of("shoes", [], version="v1")) == "missing"
@@ -197,6 +214,9 @@ class TestFilesOfEarlierVersions:
         ):
             with pytest.raises(InvalidFile, match=r"Arrow format of an earlier version; .* Embed again"):
                 read()
+        [damaged, _] = verify(self.source(), store, replace(EncodingSpec("hash://16").resolve(), file_format="arrow"))
+        assert isinstance(damaged, Violation) and damaged.kind == "damaged"
+        assert "Arrow format of an earlier version" in damaged.reason and "Embed again" in damaged.reason
 
 
 WRITE_IN_A_FRESH_PROCESS = """

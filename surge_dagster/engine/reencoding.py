@@ -1,0 +1,103 @@
+"""Rows that a verification encodes again, to compare the stored vectors with new ones."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Container
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import SurgeError
+from surge_dagster.engine.files.facts import FileFacts
+from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.support.columns import value_lengths
+
+# Promise 5 of the design: lowest cosine between a stored vector and the same text encoded again.
+LOWEST_COSINE = {"fp32": 0.99999, "fp16": 0.999, "bf16": 0.999}
+_MAX_TEXTS = 4096
+_MAX_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _SampledRow:
+    key: str
+    row: int
+    lowest: float
+    text: pa.LargeStringArray
+    vector: np.ndarray
+
+
+class SampledRows:
+    """Rows that wait until they are encoded again, thousands of texts at a time.
+
+    Args:
+        pool: of the same space.
+        rows: how many rows of each partition are drawn; None is all.
+        seed: the same seed draws the same rows of a partition.
+
+    Raises:
+        SurgeError: the pool is of another space.
+    """
+
+    def __init__(self, pool: EncoderPool, space: Space, rows: int | None, seed: int) -> None:
+        if pool.space.spec_sha256 != space.spec_sha256:
+            raise SurgeError(f"the pool encodes into {pool.space.name}, not into {space.name}")
+        self._pool = pool
+        self._rows = rows
+        self._seed = seed
+        self._drawn: tuple[str, frozenset[int]] | None = None
+        self._waiting: list[_SampledRow] = []
+        self._bytes = 0
+        self._wrong: dict[str, str] = {}
+        self._reported: set[str] = set()
+
+    def add(self, facts: FileFacts, first_row: int, texts: pa.LargeStringArray, matrix: np.ndarray) -> None:
+        """Keep the drawn rows among consecutive rows of a file; `matrix` has their stored vectors, [n, dimension]."""
+        drawn = self._drawn_rows(facts)
+        lowest = min(LOWEST_COSINE[facts.precision], LOWEST_COSINE[self._pool.precision])
+        for offset in range(len(matrix)):
+            if first_row + offset not in drawn:
+                continue
+            text = texts[offset : offset + 1]
+            size = int(value_lengths(text)[0])
+            if len(self._waiting) == _MAX_TEXTS or self._bytes + size > _MAX_BYTES:
+                self.compare()
+            row = _SampledRow(facts.partition_key, first_row + offset, lowest, text, matrix[offset].copy())
+            self._waiting.append(row)
+            self._bytes += size
+
+    def compare(self) -> None:
+        """Encode the waiting rows and compare them."""
+        waiting, self._waiting, self._bytes = self._waiting, [], 0
+        if not waiting:
+            return
+        again = self._pool.vectors(pa.concat_arrays([row.text for row in waiting]))  # pyright: ignore[reportArgumentType]
+        cosines = _cosines(np.stack([row.vector for row in waiting]).astype(np.float32), again)
+        for row, cosine in zip(waiting, cosines.tolist(), strict=True):
+            if not cosine >= row.lowest and row.key not in self._reported:
+                self._reported.add(row.key)
+                self._wrong[row.key] = (
+                    f"row {row.row}: its vector has cosine {cosine:.6f} to its text encoded again; expected at least "
+                    f"{row.lowest}."
+                )
+
+    def wrong(self) -> dict[str, str]:
+        """What was found since the last call: partitions with the first row whose vectors differ too much."""
+        found, self._wrong = self._wrong, {}
+        return found
+
+    def _drawn_rows(self, facts: FileFacts) -> Container[int]:
+        if self._rows is None or self._rows >= facts.rows:
+            return range(facts.rows)
+        if self._drawn is None or self._drawn[0] != facts.partition_key:
+            drawn = random.Random(f"{self._seed}:{facts.partition_key}").sample(range(facts.rows), self._rows)
+            self._drawn = facts.partition_key, frozenset(drawn)
+        return self._drawn[1]
+
+
+def _cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    return np.einsum("ij,ij->i", a, b) / np.maximum(lengths, np.finfo(np.float32).tiny)
