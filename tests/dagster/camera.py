@@ -1,4 +1,4 @@
-"""Pictures of the UI's pages in a headless Chromium, taken once a page shows what it is to show."""
+"""Screenshots of the UI's pages in a headless Chromium, taken when a page shows the expected texts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WIDTH, _HEIGHT = 1600, 1000
 
 @contextmanager
 def camera_on(server: DevServer, folder: Path) -> Iterator[Camera]:
-    """A camera whose pictures lie in a folder; without a browser the test is skipped and says what to install."""
+    """A camera that saves screenshots in a folder; without a browser the test is skipped with what to install."""
     folder.mkdir()
     try:
         with browser_page(_WIDTH, _HEIGHT) as page:
@@ -33,7 +33,7 @@ def camera_on(server: DevServer, folder: Path) -> Iterator[Camera]:
 
 
 class Camera:
-    """Opens pages and takes pictures of them."""
+    """Opens pages and takes screenshots."""
 
     def __init__(self, page: Page, server: DevServer, folder: Path) -> None:
         self._page = page
@@ -41,10 +41,10 @@ class Camera:
         self._folder = folder
 
     def take(self, name: str, path: str, *shows: str, click: str | None = None, height: int = _HEIGHT) -> None:
-        """A picture of a page once it shows these texts.
+        """Take a screenshot of a page when it shows these texts.
 
         Args:
-            click: text to be clicked before; `shows` is what comes then.
+            click: text to click first; `shows` is expected after that.
         """
         self._open(path, height)
         if click is not None:
@@ -52,14 +52,14 @@ class Camera:
         self._take(name, shows)
 
     def take_entry(self, name: str, path: str, entry: str, *shows: str) -> None:
-        """A picture of what a metadata entry shows when it is clicked."""
+        """Take a screenshot of a metadata entry after clicking it."""
         self._open(path, _HEIGHT)
         row = self._page.locator("tr").filter(has=self._page.get_by_text(entry, exact=True))
         row.get_by_text("[Show Markdown]").click(timeout=_MILLISECONDS)
         self._take(name, shows)
 
     def take_chart(self, name: str, path: str, entry: str) -> None:
-        """A picture of a chart among the metadata."""
+        """Take a screenshot of a chart in the metadata."""
         self.take_entry(name, path, entry)
         widths = self._page.evaluate(
             "[...document.querySelectorAll('img[alt=chart]')].map(image => image.naturalWidth)"
@@ -67,7 +67,7 @@ class Camera:
         assert len(widths) == 1 and widths[0] > 0, f"{entry} is no image"
 
     def lines(self) -> set[str]:
-        """What the page that was opened last says, line by line."""
+        """The lines of text on the last opened page."""
         return set(self._page.locator("body").inner_text().splitlines())
 
     def _open(self, path: str, height: int) -> None:
@@ -83,5 +83,5 @@ class Camera:
             "[...document.images].filter(image => image.complete && !image.naturalWidth).map(image => image.src)"
         )
         assert not broken, "images that cannot be shown"
-        picture = self._page.screenshot(path=self._folder / f"{name}.png", animations="disabled")
-        assert len(picture) > _LEAST_BYTES, f"{name} is blank"
+        screenshot = self._page.screenshot(path=self._folder / f"{name}.png", animations="disabled")
+        assert len(screenshot) > _LEAST_BYTES, f"{name} is blank"

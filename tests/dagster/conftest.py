@@ -1,4 +1,4 @@
-"""A workbench: a small catalog, an output, and a real Dagster instance on disk; runs use real worker processes."""
+"""Fixture `bench`: a small catalog, an output and a Dagster instance on disk; runs use real worker processes."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ class Ran:
         }
 
     def superbatches(self) -> list[dict[str, Any]]:
-        """Figures of each SuperBatch."""
+        """Metrics of each SuperBatch."""
         return [figures for event in self._of_superbatches() if (figures := superbatch_metrics(event))]
 
     def pictures(self) -> dict[str, Any]:
-        """Metadata of the event behind those of the SuperBatches; empty when there is none."""
+        """Metadata of the event with the charts, after those of the SuperBatches; empty when there is none."""
         found = [event for event in self._of_superbatches() if superbatch_metrics(event) is None]
         assert len(found) <= 1
         return {name: value.value for event in found for name, value in event.metadata.items()}
@@ -90,7 +90,7 @@ class Ran:
         return {name: value.value for name, value in self.checks()[NAMES.run_check.name].metadata.items()}
 
     def failure(self) -> str:
-        """What the run says of why it failed."""
+        """The description of the run's failure."""
         event = self._events(dg.DagsterEventType.STEP_FAILURE)[-1]
         data = event.step_failure_data.user_failure_data
         return data.description if data else event.step_failure_data.error_display_string
@@ -121,7 +121,7 @@ class Workbench:
 
     @property
     def definitions(self) -> dg.Definitions:
-        """As a code location with the present settings would load them."""
+        """The definitions that a code location loads with the current settings."""
         given = {"model": f"hash://{DIMENSION}", "output": str(self.output), **self.settings}
         settings = load_settings(source=str(self.catalog), **given)
         name = settings.model_dump_json()
@@ -130,11 +130,11 @@ class Workbench:
         return self._made[name]
 
     def write(self, key: str, rows: Rows | int = 3, version: str = "v1") -> None:
-        """Write a partition, or write it again."""
+        """Write a partition; an existing one is replaced."""
         write_partition(self.catalog, key, numbered_rows(key, rows) if isinstance(rows, int) else rows, version=version)
 
     def file(self, key: str) -> Path:
-        """A partition's output file, in whichever space."""
+        """A partition's output file, in any space."""
         [path] = self.output.glob(f"*/{key}.parquet")
         return path
 
@@ -147,7 +147,7 @@ class Workbench:
         return Ran(self.instance, result.run_id, result.success)
 
     def materialize(self, config: Mapping[str, Any], tags: Mapping[str, str]) -> Ran:
-        """Materialize the asset in this process, as the UI's button does."""
+        """Materialize the asset in this process, like the UI's button."""
         quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
         job = self.definitions.resolve_implicit_global_asset_job_def()
         result = job.execute_in_process(
@@ -160,18 +160,18 @@ class Workbench:
         return Ran(self.instance, result.run_id, result.success)
 
     def refresh(self, **options: Any) -> Ran:
-        """Launch `catalog_refresh` without choosing anything."""
+        """Launch `catalog_refresh` without a selection."""
         return self.run("catalog_refresh", {"ops": {"refresh": {"config": options}}} if options else {})
 
     def embed(self, first: str, last: str, *, backfill: str | None = None, **options: Any) -> Ran:
-        """Launch a range of partitions of the asset, as the UI does."""
+        """Launch a range of partitions of the asset, like the UI."""
         tags = {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last}
         if backfill:
             tags["dagster/backfill"] = backfill
         return self.materialize({"ops": {"embeddings": {"config": options}}} if options else {}, tags)
 
     def evaluate(self, tick: str) -> SensorExecutionData:
-        """Evaluate the sensor once, in a tick that Dagster has given this name: its daemon takes a number."""
+        """Evaluate the sensor once, in a tick with this id; Dagster's daemon uses a number."""
         repository, resources = self.definitions.get_repository_def(), self.definitions.resources
         with dg.build_sensor_context(
             self.instance, self.cursor, repository_def=repository, resources=resources
@@ -180,17 +180,17 @@ class Workbench:
             return repository.get_sensor_def("new_partitions").evaluate_tick(context)
 
     def look(self) -> SensorExecutionData:
-        """Evaluate the sensor without consequences, as "Test sensor" in the UI does."""
+        """Evaluate the sensor without launching runs, like "Test sensor" in the UI."""
         return self.evaluate("20260131_120000")
 
     def tick(self) -> SensorExecutionData:
-        """Evaluate the sensor as Dagster's daemon does, short of launching runs."""
+        """Evaluate the sensor like Dagster's daemon, without launching runs."""
         found = self.evaluate("17")
         self.cursor = found.cursor
         return found
 
     def later(self, **time: float) -> SensorExecutionData:
-        """Tick after a while (of hours, minutes, …)."""
+        """Evaluate the sensor after some time (hours, minutes, …)."""
         self.now += timedelta(**time)
         return self.tick()
 
@@ -199,34 +199,34 @@ class Workbench:
         return [self.run("embed_partitions", r.run_config, r.tags) for r in found.run_requests or []]
 
     def pretend(self, found: SensorExecutionData, status: dg.DagsterRunStatus) -> list[dg.DagsterRun]:
-        """Put the runs that a tick requested on record without executing them."""
+        """Record the runs that a tick requested without executing them."""
         return [
             self.pretend_run("embed_partitions", status, tags=each.tags, run_config=each.run_config)
             for each in found.run_requests or []
         ]
 
     def observed(self) -> dict[str, str]:
-        """The source version of each partition that was observed last."""
+        """The last observed source version of each partition."""
         kind, tag = dg.DagsterEventType.ASSET_OBSERVATION, "dagster/data_version"
         storage = self.instance.event_log_storage
         found = storage.get_latest_tags_by_partition(NAMES.source_partitions, kind, [tag])
         return {key: tags[tag] for key, tags in found.items()}
 
     def pretend_run(self, job: str, status: dg.DagsterRunStatus, **how: Any) -> dg.DagsterRun:
-        """Put a run on record without executing it."""
+        """Record a run without executing it."""
         definition = self.definitions.resolve_job_def(job)
         return self.instance.create_run_for_job(definition, status=status, remote_job_origin=origin_of(job), **how)
 
 
 def origin_of(job_name: str) -> RemoteJobOrigin:
-    """Where a job comes from, as the code location of workspace.yaml would say it."""
+    """The origin of a job, as the code location of workspace.yaml gives it."""
     target = LoadableTargetOrigin(module_name="surge_dagster.definitions", working_directory=str(Path.cwd()))
     location = ManagedGrpcPythonEnvCodeLocationOrigin(target, "surge")
     return RemoteJobOrigin(RemoteRepositoryOrigin(location, "__repository__"), job_name)
 
 
 def when_footers_are_checked(monkeypatch: pytest.MonkeyPatch, before: Callable[[str], Failure | None]) -> None:
-    """Call a function for each published file before a run checks its footer; it may give a failure or raise."""
+    """Call a function for each published file before a run checks its footer; it may return a failure or raise."""
 
     def check(
         outputs: OutputState, rows: Mapping[str, int], partitions: Mapping[str, Partition], dimension: int
@@ -246,9 +246,9 @@ def requested(found: SensorExecutionData) -> list[list[str]]:
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_databases() -> Iterator[None]:
-    """Dagster's databases on SQLite do not wait for the disk; what a process that is killed has written is there.
+    """Make Dagster's SQLite databases skip fsync (data of killed processes stays) and read the migrations once.
 
-    Each run has a database of its own, and Dagster would read its hundred migrations anew for each.
+    Each run has its own database, and Dagster would read its hundred migrations for each of them.
     """
     read: dict[str, ScriptDirectory] = {}
     from_config = ScriptDirectory.from_config
@@ -271,7 +271,7 @@ def quick_databases() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def empty_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A DAGSTER_HOME with the settings that the project ships and its tables made, which takes a second or two."""
+    """A DAGSTER_HOME with the project's settings and with tables, whose creation takes a second or two."""
     home = tmp_path_factory.mktemp("dagster-home")
     (home / "dagster.yaml").write_text((ROOT / ".dagster" / "dagster.yaml").read_text())
     with dg.DagsterInstance.from_config(str(home)) as instance:
@@ -281,7 +281,7 @@ def empty_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def bench(tmp_path: Path, empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workbench]:
-    """An empty workbench; DAGSTER_HOME is its own."""
+    """An empty workbench with its own DAGSTER_HOME."""
     for name in ("SURGE_CONFIG", "SURGE_SOURCE", "SURGE_OUTPUT", "SURGE_MODEL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("DAGSTER_EMIT_PARTITION_SUBSET_IN_PLANNED_EVENTS", "true")
@@ -306,7 +306,7 @@ def gated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """A server that has one database with Dagster's tables, to be copied."""
+    """A server with one database that has Dagster's tables, for copying."""
     try:
         with postgres_server(durable=False) as server:
             yield server

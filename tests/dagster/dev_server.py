@@ -1,4 +1,4 @@
-"""A real `dagster dev`, webserver, daemon and code server, driven over GraphQL as the UI does."""
+"""A real `dagster dev` (webserver, daemon and code server) that tests control over GraphQL, like the UI."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def eventually(what: str, look: Callable[[], T | None], *, seconds: float = 60) -> T:
-    """Look until there is something to see; fails, saying what was waited for, when there never is."""
+    """Call a function until its result is true; `what` describes it in the error after a timeout."""
     end = time.monotonic() + seconds
     while not (seen := look()):
         if time.monotonic() > end:
@@ -44,12 +44,12 @@ def eventually(what: str, look: Callable[[], T | None], *, seconds: float = 60) 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What Dagster keeps of a run.
+    """What Dagster records about a run.
 
     Attributes:
         keys: partitions that its config names.
-        parent: the run that it goes on from, if any.
-        created, started, ended: seconds of the epoch; the last two None where it has not come to that.
+        parent: the run that it continues, if any.
+        created, started, ended: seconds of the epoch; the last two are None until then.
     """
 
     id: str
@@ -63,20 +63,20 @@ class RunRecord:
 
 
 def most_at_once(runs: Sequence[RunRecord]) -> int:
-    """The most of these runs that were going on at one moment, as Dagster recorded it."""
+    """The maximum number of these runs that were concurrent, as Dagster recorded it."""
     spans = [(run.started, run.ended) for run in runs if run.started and run.ended]
     return max(sum(begun <= moment < ended for begun, ended in spans) for moment, _ in spans)
 
 
 @dataclass(frozen=True, slots=True)
 class DevServer:
-    """What a person does in the UI, as calls."""
+    """The actions of an operator in the UI, as calls."""
 
     port: int
     folder: Path
 
     def ask(self, query: str, **variables: Any) -> Any:
-        """One GraphQL request; gives its `data`."""
+        """Send one GraphQL request and return its `data`."""
         body = json.dumps({"query": query, "variables": variables}).encode()
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/graphql", body, {"Content-Type": "application/json"}
@@ -90,7 +90,7 @@ class DevServer:
         return answer["data"]
 
     def launch(self, job: str, config: dict[str, Any] | None = None) -> str:
-        """Launch a job without choosing partitions; gives the run's id."""
+        """Launch a job without choosing partitions; returns the run's id."""
         params = {
             "selector": {**_SELECTOR, "pipelineName": job},
             "runConfigData": json.dumps(config or {}),
@@ -103,7 +103,7 @@ class DevServer:
         return answer["run"]["runId"]
 
     def reexecute(self, run_id: str) -> str:
-        """Execute a run again from its failure; gives the id of the new run."""
+        """Execute a run again from its failure; returns the id of the new run."""
         query = """mutation($p: ReexecutionParams!) { launchRunReexecution(reexecutionParams: $p) {
             __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
         answer = self.ask(query, p={"parentRunId": run_id, "strategy": "FROM_FAILURE"})["launchRunReexecution"]
@@ -111,7 +111,7 @@ class DevServer:
         return answer["run"]["runId"]
 
     def retry_of(self, run_id: str) -> str:
-        """Wait for the run that Dagster launches after one that failed; gives its id."""
+        """Wait for the run that Dagster launches after a failed one; returns its id."""
 
         def look() -> str | None:
             query = "{ runsOrError { ... on Runs { results { runId parentRunId } } } }"
@@ -121,7 +121,7 @@ class DevServer:
         return eventually(f"another run after {run_id}", look)
 
     def launch_backfill(self, partition_keys: list[str]) -> str:
-        """Launch a backfill over partitions of `embeddings`; gives its id."""
+        """Launch a backfill over partitions of `embeddings`; returns its id."""
         params = {"assetSelection": [{"path": ["embeddings"]}], "partitionNames": partition_keys}
         query = """mutation($p: LaunchBackfillParams!) { launchPartitionBackfill(backfillParams: $p) {
             __typename ... on LaunchBackfillSuccess { backfillId } ... on PythonError { message } } }"""
@@ -130,7 +130,7 @@ class DevServer:
         return answer["backfillId"]
 
     def backfill(self, backfill_id: str, *, seconds: float = 100) -> dict[str, Any]:
-        """Wait for a backfill to end; gives its status and its runs."""
+        """Wait for a backfill to end; returns its status and its runs."""
         return eventually("the end of a backfill", lambda: self._backfill_if_ended(backfill_id), seconds=seconds)
 
     def _backfill_if_ended(self, backfill_id: str) -> dict[str, Any] | None:
@@ -156,12 +156,12 @@ class DevServer:
         assert answer["__typename"] == "StopSensorMutationResult", answer
 
     def limit_pool(self, runs: int) -> None:
-        """Let so many runs hold the encoder's pool at once."""
+        """Set the number of concurrent runs in the encoder's pool."""
         query = 'mutation($n: Int!) { setConcurrencyLimit(concurrencyKey: "gpu", limit: $n) }'
         assert self.ask(query, n=runs)["setConcurrencyLimit"]
 
     def keys_of_a_tick(self) -> list[str]:
-        """Partitions that a tick of the sensor would ask for now if it remembered nothing; it asks for none of them."""
+        """Partitions that the sensor would request now with an empty cursor; requests nothing."""
         query = """mutation($s: SensorSelector!) { sensorDryRun(selectorData: $s, cursor: "") {
             ... on DryRunInstigationTick { evaluationResult { error { message } runRequests { runConfigYaml } } } } }"""
         tick = self.ask(query, s={**_SELECTOR, "sensorName": "new_partitions"})["sensorDryRun"]["evaluationResult"]
@@ -169,7 +169,7 @@ class DevServer:
         return [key for request in tick["runRequests"] or () for key in _named_keys(request["runConfigYaml"])]
 
     def terminate(self, run_id: str) -> None:
-        """Terminate a run as the UI's button does."""
+        """Terminate a run, like the UI's button."""
         query = "mutation($r: String!) { terminateRun(runId: $r, terminatePolicy: SAFE_TERMINATE) { __typename } }"
         answer = self.ask(query, r=run_id)["terminateRun"]
         assert answer["__typename"] == "TerminateRunSuccess", answer
@@ -181,7 +181,7 @@ class DevServer:
         return {**found, "tags": {tag["key"]: tag["value"] for tag in found["tags"]}}
 
     def checked(self) -> dict[str, str]:
-        """What the check that ends every run said last: the run and its status."""
+        """The last result of the run's check: the run and its status."""
         query = """{ assetCheckExecutions(assetKey: {path: ["embeddings"]}, limit: 1,
             checkName: "published_partitions_are_valid") { runId status } }"""
         return self.ask(query)["assetCheckExecutions"][0]
@@ -220,7 +220,7 @@ class DevServer:
         return sorted(found, key=lambda run: run.created)
 
     def finished(self, run_id: str) -> str:
-        """Wait for a run to end; gives its status."""
+        """Wait for a run to end; returns its status."""
         return eventually(f"the end of run {run_id}", lambda: _if_final(self.run(run_id)["status"]), seconds=80)
 
     def partitions(self) -> dict[str, list[str]]:
@@ -263,19 +263,19 @@ class DevServer:
         return [process for process in self.processes() if name in _command(process)]
 
     def processes(self) -> list[psutil.Process]:
-        """Every living process that this server started, however far down."""
+        """All living descendants of this server's process."""
         return [process for process in psutil.process_iter() if _environment(process).get(_MARK) == str(self.folder)]
 
 
 @contextmanager
 def dev_server(folder: Path, pool_limit: int = 1, gated: bool = False, /, **settings: str) -> Iterator[DevServer]:
-    """Start `dagster dev` in a project folder of its own and stop it in the end.
+    """Start `dagster dev` in its own project folder and stop it at the end.
 
     Args:
-        folder: gets workspace.yaml, .env and DAGSTER_HOME as the project has them.
+        folder: receives the project's workspace.yaml and .env, and a DAGSTER_HOME.
         pool_limit: runs that encode concurrently.
         gated: whether encoders use the backend of `gated_backend`.
-        settings: of the project, without `SURGE_`.
+        settings: variables of the project, without `SURGE_`.
     """
     for name in ("workspace.yaml", ".env"):
         shutil.copy(ROOT / name, folder / name)

@@ -1,4 +1,4 @@
-"""The component: a project with two catalogs in YAML, as Dagster's own command line scaffolds, checks and runs it."""
+"""Tests of the component, with Dagster's command line `dg`, in a project with two catalogs in YAML."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ ATTRIBUTES: dict[str, Any] = {
 
 @pytest.fixture
 def project(tmp_path: Path, bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project of `dg` without any catalog; DAGSTER_HOME is the workbench's."""
+    """A `dg` project without catalogs; DAGSTER_HOME is the workbench's."""
     package = tmp_path / "src" / "my_project"
     (package / "defs").mkdir(parents=True)
     (package / "__init__.py").touch()
@@ -69,8 +69,8 @@ def project(tmp_path: Path, bench: Workbench, monkeypatch: pytest.MonkeyPatch) -
 
 
 def run_dg(project: Path, *arguments: str, code: int = 0) -> str:
-    """Run Dagster's command line in a project; it must end with this exit code."""
-    # Named by the environment: the project has none of its own.
+    """Run `dg` in a project, check its exit code and return its output."""
+    # The project has no environment of its own.
     environment = {**os.environ, "VIRTUAL_ENV": sys.prefix, "DG_CLI_TELEMETRY_ENABLED": "false"}
     command = [str(Path(sys.executable).with_name("dg")), *arguments]
     if not Path(command[0]).exists():
@@ -81,7 +81,7 @@ def run_dg(project: Path, *arguments: str, code: int = 0) -> str:
 
 
 def load(**attributes: Any) -> EmbeddingCatalog:
-    """The component as a `defs.yaml` with these attributes gives it."""
+    """The component that a `defs.yaml` with these attributes describes."""
     return EmbeddingCatalog.from_attributes_dict(attributes=attributes)
 
 
@@ -94,14 +94,14 @@ def write_defs(project: Path, name: str, attributes: dict[str, Any]) -> None:
 
 
 @pytest.mark.soak
-def test_two_catalogs_of_a_project_pass_dgs_checks_and_one_of_them_is_embedded(
+def test_project_with_two_catalogs_passes_dg_check_and_embeds_one(
     project: Path, bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Takes long because `dg` loads the project in two processes."""
     write_defs(project, "shop", {"name": "shop", "source": "data/shop", "output": "data/shop-vectors"})
     write_defs(project, "docs", ATTRIBUTES)
-    told = run_dg(project, "check", "defs")
-    assert "All component YAML validated" in told and "All definitions loaded" in told
+    output = run_dg(project, "check", "defs")
+    assert "All component YAML validated" in output and "All definitions loaded" in output
 
     write_partition(project / "docs", "a", numbered_rows("a", 3))
     monkeypatch.syspath_prepend(project / "src")
@@ -119,17 +119,17 @@ def test_dg_names_the_lines_of_wrong_attributes(project: Path) -> None:
     write_defs(project, "shop", {"name": "shop", "source": "c", "output": "o", "bmin": 3, "shards": "many"})
     [path] = project.rglob("defs.yaml")
     lines = {line.partition(":")[0].strip(): number for number, line in enumerate(path.read_text().splitlines(), 1)}
-    told = run_dg(project, "check", "yaml", code=1)
-    assert f"defs.yaml:{lines['bmin']} - surge_dagster.EmbeddingCatalog attributes.bmin" in told
-    assert f"defs.yaml:{lines['shards']} - surge_dagster.EmbeddingCatalog attributes.shards 'many'" in told
+    output = run_dg(project, "check", "yaml", code=1)
+    assert f"defs.yaml:{lines['bmin']} - surge_dagster.EmbeddingCatalog attributes.bmin" in output
+    assert f"defs.yaml:{lines['shards']} - surge_dagster.EmbeddingCatalog attributes.shards 'many'" in output
     write_defs(project, "docs", ATTRIBUTES)
     path.unlink()
     assert "All component YAML validated" in run_dg(project, "check", "yaml")
 
 
 @pytest.mark.soak
-def test_a_scaffolded_catalog_is_launched_by_dg_as_an_asset(project: Path, bench: Workbench) -> None:
-    """The project's own executor gives each step a process, which ends before the run; the one that stays signs it."""
+def test_dg_launches_the_asset_of_a_scaffolded_catalog(project: Path, bench: Workbench) -> None:
+    """The project's executor runs each step in a process that ends before the run; the run's process signs it."""
     run_dg(project, "scaffold", "defs", "surge_dagster.EmbeddingCatalog", "shop")
     [written] = project.rglob("defs.yaml")
     document = yaml.safe_load(written.read_text())
@@ -144,16 +144,16 @@ def test_a_scaffolded_catalog_is_launched_by_dg_as_an_asset(project: Path, bench
     [run] = bench.instance.get_runs()
     assert run.is_success and "a" in Ran(bench.instance, run.run_id, True).materialized(names.embeddings)
     assert len(list((project / document["attributes"]["output"]).glob("*/a.parquet"))) == 1
-    told = bench.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT)
-    pids = [entry.dagster_event.engine_event_data.metadata.get("pid") for entry in told if entry.dagster_event]
+    output = bench.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT)
+    pids = [entry.dagster_event.engine_event_data.metadata.get("pid") for entry in output if entry.dagster_event]
     assert run.tags[".dagster/surge/process"].partition("@")[0] == next(str(pid.value) for pid in pids if pid)
 
 
-def test_every_setting_is_an_attribute_and_nothing_else_but_the_name() -> None:
+def test_attributes_are_the_settings_and_the_name() -> None:
     assert set(EmbeddingCatalog.model().model_fields) == {"name", *Settings.model_fields}
 
 
-def test_attributes_weigh_more_than_the_environment_and_templates_are_filled_in(
+def test_attributes_override_the_environment_and_templates_are_resolved(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -168,7 +168,7 @@ def test_attributes_weigh_more_than_the_environment_and_templates_are_filled_in(
 
 
 @pytest.mark.parametrize("given", ["https://chat/hunter2", "{{ env.WEBHOOK }}"])
-def test_alerts_are_posted_where_an_attribute_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str) -> None:
+def test_alert_webhook_is_read_from_an_attribute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WEBHOOK", "https://chat/hunter2")
     made = load(source="c", output="o", name="a", alert_webhook=given)
@@ -179,7 +179,7 @@ def test_alerts_are_posted_where_an_attribute_says(monkeypatch: pytest.MonkeyPat
     assert "a_alerts_of_failed_runs" in sensors
 
 
-def test_the_checks_have_a_schedule_when_it_is_set() -> None:
+def test_check_cron_adds_a_schedule_of_the_checks() -> None:
     repository = (
         load(source="c", output="o", name="a", check_cron="0 5 * * 0", timezone="Europe/Berlin")
         .build_defs(dg.ComponentTree.for_test().load_context)
@@ -203,14 +203,14 @@ def test_the_checks_have_a_schedule_when_it_is_set() -> None:
         ({"storage_options": None}, "storage_options"),
     ],
 )
-def test_a_wrong_attribute_is_refused_by_its_name(attributes: dict[str, Any], named: str) -> None:
+def test_error_of_a_wrong_attribute_contains_its_name(attributes: dict[str, Any], named: str) -> None:
     with pytest.raises(ValidationError) as refused:
         load(**{"source": "c", "output": "o", **attributes})
     places = {".".join(map(str, error["loc"])) for error in refused.value.errors()}
     assert any(place.startswith(named) for place in places) and "hunter2" not in str(refused.value)
 
 
-def test_the_schema_accepts_values_and_templates_and_refuses_other_values() -> None:
+def test_schema_accepts_values_and_templates_and_refuses_other_values() -> None:
     """`dg check yaml` validates against the schema alone."""
     schema = Draft202012Validator(EmbeddingCatalog.model().model_json_schema())
 
@@ -224,7 +224,7 @@ def test_the_schema_accepts_values_and_templates_and_refuses_other_values() -> N
     assert not is_valid(checks=7) and not is_valid(shards="many") and not is_valid(bmin=3)
 
 
-def test_what_a_template_gives_is_checked_like_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolved_templates_are_validated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("B", "many")
     with pytest.raises(ConfigError, match="setting b_min is 'many'"):
         load(source="c", output="o", b_min="{{ env.B }}")
@@ -248,7 +248,7 @@ def test_source_and_output_that_resolve_to_nothing_are_refused(name: str) -> Non
         load(**{"source": "c", "output": "o", name: "{{ env.NOT_SET }}"})
 
 
-def test_source_and_output_are_not_guessed() -> None:
+def test_source_and_output_are_required() -> None:
     with pytest.raises(ValidationError) as refused:
         load(name="shop")
     assert [error["loc"] for error in refused.value.errors()] == [("source",), ("output",)]

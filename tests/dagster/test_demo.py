@@ -1,7 +1,4 @@
-"""The demo from start to end, over packages that take no time to read and with the hash encoder for the model.
-
-`make demo` is the rest of it: this environment's packages, and the model.
-"""
+"""Tests of the whole demo, with small packages and the hash encoder instead of installed packages and a model."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from tests.dagster.conftest import ROOT, Workbench
 
 
 @pytest.mark.timeout(180)
-def test_demo_embeds_checks_and_searches_without_warnings_and_a_second_one_encodes_nothing(
+def test_demo_embeds_checks_and_searches_without_warnings_and_repeating_it_encodes_nothing(
     bench: Workbench,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -34,7 +31,7 @@ def test_demo_embeds_checks_and_searches_without_warnings_and_a_second_one_encod
     build = partial(build_demo_catalog, search_path=[str(site)])
     monkeypatch.setattr("surge_dagster.demo.build_demo_catalog", build)
     assert run_demo(catalog=catalog, output=output, limit=300) == 0
-    told = capfd.readouterr().out
+    printed = capfd.readouterr().out
     for part in (
         "docstrings of",
         "SuperBatch 0:",
@@ -43,12 +40,12 @@ def test_demo_embeds_checks_and_searches_without_warnings_and_a_second_one_encod
         output,
         "'parse a date string'",
     ):
-        assert part in told, told
+        assert part in printed, printed
 
     runs = {run.job_name: run for run in bench.instance.get_runs()}
     assert set(runs) == {"catalog_refresh", "catalog_check"}
     for run in runs.values():
-        assert (run.status == dg.DagsterRunStatus.SUCCESS and run.run_id in told) or run.job_name == "catalog_check"
+        assert (run.status == dg.DagsterRunStatus.SUCCESS and run.run_id in printed) or run.job_name == "catalog_check"
     packages = bench.instance.get_dynamic_partitions("catalog")
     assert set(bench.instance.get_materialized_partitions(dg.AssetKey("embeddings"))) == set(packages)
     assert len(packages) > 20
@@ -60,7 +57,7 @@ def test_demo_embeds_checks_and_searches_without_warnings_and_a_second_one_encod
     assert f"{len(packages)} partitions were already; nothing was encoded again" in again and "SuperBatch" not in again
 
 
-def test_the_demo_makes_an_instance_like_the_projects_own(
+def test_demo_creates_an_instance_with_the_settings_of_the_project(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
@@ -70,7 +67,7 @@ def test_the_demo_makes_an_instance_like_the_projects_own(
     assert (tmp_path / ".dagster" / "dagster.yaml").read_text() == (ROOT / ".dagster" / "dagster.yaml").read_text()
 
 
-def test_a_demo_whose_run_fails_says_why_and_ends_with_one(
+def test_demo_with_a_failed_run_prints_the_reason_and_returns_one(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
@@ -78,8 +75,8 @@ def test_a_demo_whose_run_fails_says_why_and_ends_with_one(
     monkeypatch.setattr("surge_dagster.demo.build_demo_catalog", lambda *_, **__: _Summary())
     bench.write("a")
     assert run_demo(catalog=str(bench.catalog), output=str(bench.output)) == 1
-    told = capfd.readouterr().out
-    assert "Failed" in told and "nobody/nothing" in told and "Traceback" not in told
+    printed = capfd.readouterr().out
+    assert "Failed" in printed and "nobody/nothing" in printed and "Traceback" not in printed
 
 
 class _Summary:

@@ -1,8 +1,8 @@
-"""What a person sees in the UI while runs go on, on a real `dagster dev`.
+"""Tests of what the UI shows during runs, on a real `dagster dev`.
 
-One server serves all tests of this file, since starting it takes 10 s; they run in the file's order, each on what the
-ones before it left. Most of a test's time is Dagster's own: a run that is launched needs a few seconds to begin, and
-each of its daemons looks only now and then.
+One server serves all tests of this file, because starting it takes 10 s; the tests run in the file's order, each on
+the state after the earlier ones. Most of the time is Dagster's: a run takes a few seconds to start, and the daemons
+poll.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path, cache_folder: Path) -> Iterator[DevServer]:
-    """A server over a catalog of twelve partitions, of which the seventh holds its run up until the gate is open."""
+    """A server with a catalog of twelve partitions; the seventh blocks its run until the gate is open."""
     for number in range(12):
         write(folder, f"p{number:02}")
     write_partition(folder / "catalog", "p06", [("x", f"wait for {folder / 'gate'}"), *numbered_rows("p06", ROWS - 1)])
@@ -54,7 +54,7 @@ def write(folder: Path, key: str, rows: int = ROWS, version: str = "v1") -> None
 
 
 @pytest.mark.timeout(120)
-def test_with_the_sensor_on_partitions_appear_while_the_run_goes_on(server: DevServer, folder: Path) -> None:
+def test_sensor_starts_a_run_whose_partitions_appear_one_by_one(server: DevServer, folder: Path) -> None:
     graph = server.ask("{ assetNodes { assetKey { path } dependencyKeys { path } isExecutable } }")["assetNodes"]
     lineage = {node["assetKey"]["path"][0]: {key["path"][0] for key in node["dependencyKeys"]} for node in graph}
     assert lineage == {
@@ -84,7 +84,7 @@ def test_with_the_sensor_on_partitions_appear_while_the_run_goes_on(server: DevS
 
 
 @pytest.mark.timeout(120)
-def test_pages_in_a_browser_show_what_the_run_left(server: DevServer, folder: Path) -> None:
+def test_pages_in_a_browser_show_the_finished_run(server: DevServer, folder: Path) -> None:
     """The short form of `test_pages`, after one run of everything; takes ten seconds, most of them Chromium's."""
     (folder / "gate").touch()
     if len(server.partitions()["materialized"]) < 12:  # when this test is run by itself
@@ -95,7 +95,7 @@ def test_pages_in_a_browser_show_what_the_run_left(server: DevServer, folder: Pa
 
 
 @pytest.mark.timeout(120)
-def test_terminating_a_run_leaves_no_process_and_nothing_is_encoded_twice(server: DevServer, folder: Path) -> None:
+def test_terminated_run_leaves_no_process_and_nothing_is_encoded_twice(server: DevServer, folder: Path) -> None:
     gate = folder / "second gate"
     write(folder, "q00")
     write_partition(folder / "catalog", "q01", [("x", f"wait for {gate}")])
@@ -119,7 +119,7 @@ def test_terminating_a_run_leaves_no_process_and_nothing_is_encoded_twice(server
 @pytest.mark.timeout(120)
 @pytest.mark.soak
 def test_terminating_a_run_takes_ten_seconds_at_most(server: DevServer, folder: Path) -> None:
-    """With an encoder that is held up, so that the run waits for it as long as it waits for any."""
+    """The encoder is blocked, so that the run waits for its whole grace time."""
     (folder / "gate").touch()
     gate = folder / "gate of the terminated run"
     write(folder, "u00")
@@ -127,18 +127,16 @@ def test_terminating_a_run_takes_ten_seconds_at_most(server: DevServer, folder: 
     run_id = server.launch("catalog_refresh")
     eventually("the partition before the gate", lambda: "u00" in server.partitions()["materialized"])
     process = server.process(run_id)
-    asked = time.monotonic()
+    requested = time.monotonic()
     server.terminate(run_id)
     eventually("the end of all its processes", lambda: not server.encoder_workers() and not alive(process), seconds=20)
-    took = time.monotonic() - asked
+    took = time.monotonic() - requested
     assert server.finished(run_id) == "CANCELED" and took <= 10, f"{took:.1f} s"
     gate.touch()
 
 
 @pytest.mark.timeout(150)
-def test_a_killed_run_frees_its_slot_and_is_finished_by_a_run_that_dagster_launches(
-    server: DevServer, folder: Path
-) -> None:
+def test_killed_run_frees_its_slot_and_dagster_launches_a_run_that_finishes_it(server: DevServer, folder: Path) -> None:
     (folder / "gate").touch()
     gate = folder / "third gate"
     write(folder, "r00")
@@ -158,7 +156,7 @@ def test_a_killed_run_frees_its_slot_and_is_finished_by_a_run_that_dagster_launc
 
 
 @pytest.mark.timeout(150)
-def test_scattered_keys_are_one_run_and_from_failure_it_goes_on_with_what_failed(
+def test_scattered_keys_are_one_run_whose_reexecution_encodes_only_failed_partitions(
     server: DevServer, folder: Path
 ) -> None:
     keys = ["s,0", "s,2", "s,4"]
@@ -181,15 +179,13 @@ def test_scattered_keys_are_one_run_and_from_failure_it_goes_on_with_what_failed
 
 
 @pytest.mark.timeout(150)
-def test_a_backfill_of_everything_is_one_run_that_encodes_what_is_missing_if_anything(
-    server: DevServer, folder: Path
-) -> None:
-    before = server.launch("catalog_refresh")  # whatever the other tests left
+def test_backfill_of_all_partitions_is_one_run_that_encodes_only_missing_ones(server: DevServer, folder: Path) -> None:
+    before = server.launch("catalog_refresh")  # completes what the other tests left unfinished
     (folder / "gate").touch()
     assert server.finished(before) == "SUCCESS"
     write(folder, "p03", ROWS + 1, version="v2")
     everything = server.partitions()["all"]
-    backfills = [server.launch_backfill(everything) for _ in range(2)]  # the second one will find nothing to do
+    backfills = [server.launch_backfill(everything) for _ in range(2)]  # the second one has nothing to do
     ended = [server.backfill(backfill_id) for backfill_id in backfills]
     assert [backfill["status"] for backfill in ended] == ["COMPLETED_SUCCESS"] * 2
     assert [len(backfill["runs"]) for backfill in ended] == [1, 1]
@@ -204,9 +200,7 @@ def test_a_backfill_of_everything_is_one_run_that_encodes_what_is_missing_if_any
 
 @pytest.mark.soak
 @pytest.mark.timeout(150)
-def test_with_room_for_two_in_the_pool_two_runs_encode_at_once_and_a_third_waits_for_one_of_them(
-    server: DevServer, folder: Path
-) -> None:
+def test_pool_of_two_slots_runs_two_runs_concurrently_and_a_third_waits(server: DevServer, folder: Path) -> None:
     gates = {key: folder / f"gate of {key}" for key in ("t00", "t01", "t02")}
     for key, gate in gates.items():
         write_partition(folder / "catalog", key, [("x", f"wait for {gate}")])
@@ -236,10 +230,10 @@ def test_with_room_for_two_in_the_pool_two_runs_encode_at_once_and_a_third_waits
 
 @pytest.mark.timeout(200)
 @pytest.mark.soak
-def test_a_backfill_of_scattered_partitions_is_a_run_for_each_gap_and_fresh_ones_cost_nothing(
+def test_backfill_of_scattered_partitions_is_one_run_per_range_and_fresh_ones_are_not_encoded(
     server: DevServer, folder: Path
 ) -> None:
-    """Takes half a minute: the runs share one slot, and each is a process that starts."""
+    """Takes half a minute: the runs share one slot, and each starts a process."""
     before = server.launch("catalog_refresh")
     (folder / "gate").touch()
     assert server.finished(before) == "SUCCESS"

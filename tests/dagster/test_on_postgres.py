@@ -1,4 +1,4 @@
-"""What is shown of runs and partitions, again, with Postgres as Dagster's storage: the tests that SQLite passes."""
+"""The tests of runs, partitions and the sensor, repeated with Postgres as Dagster's storage."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ pytestmark = pytest.mark.soak
 
 @pytest.fixture(autouse=True)
 def on_postgres(postgres_bench: Workbench) -> None:
-    """Every test's workbench has its instance there."""
+    """The workbench of each test, with its instance on Postgres."""
 
 
-def test_the_server_is_the_one_that_is_promised(postgres: PostgresServer) -> None:
+def test_server_is_the_requested_one(postgres: PostgresServer) -> None:
     assert int(postgres.version) >= 15
 
 
-def test_a_deployment_finds_its_database(
+def test_deployment_finds_its_database(
     postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DAGSTER_PG_PASSWORD", "which nobody asks for")

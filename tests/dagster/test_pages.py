@@ -1,6 +1,6 @@
-"""What the UI's pages look like in a browser, on a real `dagster dev`: pictures for a person, each beside its truth.
+"""Tests of the UI's pages in a browser, on a real `dagster dev`: a screenshot and a comparison with the API of each.
 
-The pictures are left in pytest's folder for temporary files (`--basetemp=FOLDER` chooses it), under `pictures`.
+The screenshots are in pytest's folder for temporary files (`--basetemp=FOLDER` chooses it), under `pictures`.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ def server(tmp_path: Path, cache_folder: Path) -> Iterator[DevServer]:
 
 @pytest.mark.soak
 @pytest.mark.timeout(1500)
-def test_pages_show_what_is_true_while_runs_go_on_fail_and_are_done(server: DevServer, tmp_path: Path) -> None:
+def test_pages_show_the_state_during_and_after_runs_and_failures(server: DevServer, tmp_path: Path) -> None:
     """Takes minutes: a server, eight runs, each a process that starts, and a browser."""
     with camera_on(server, tmp_path / "pictures") as camera:
         see_scattered_keys(server, camera, tmp_path)
         see_a_refusal(server, camera, tmp_path)
         see_a_refresh(server, camera, tmp_path)
         see_a_backfill(server, camera, tmp_path)
-        see_figures(server, camera)
+        see_metrics(server, camera)
 
 
 def see_scattered_keys(server: DevServer, camera: Camera, folder: Path) -> None:
-    """200 of 300 that Dagster knows, in one run, which the gate holds up on its way."""
+    """One run of 200 of 300 known partitions, stopped by the gate on its way."""
     chosen = [key(number) for number in range(0, PARTITIONS, 3)] + [key(number) for number in range(1, PARTITIONS, 3)]
     assert len(chosen) == 200
     with dg.DagsterInstance.from_config(str(folder / "home")) as instance:
@@ -89,7 +89,7 @@ def see_scattered_keys(server: DevServer, camera: Camera, folder: Path) -> None:
 
 
 def see_a_refusal(server: DevServer, camera: Camera, folder: Path) -> None:
-    """One partition whose data are refused, among others."""
+    """A run with one partition whose data is refused."""
     write_partition(folder / "catalog", key(3), [("x", "a text"), ("y", None)], version="v2")
     for number in (4, 6):
         rows = numbered_rows(key(number), ROWS[number], start=1000)
@@ -113,7 +113,7 @@ def see_a_refusal(server: DevServer, camera: Camera, folder: Path) -> None:
 
 
 def see_a_refresh(server: DevServer, camera: Camera, folder: Path) -> None:
-    """All that is left, the one that was refused included, which has been mended."""
+    """A run of the remaining partitions, with the refused one, which was fixed."""
     write_partition(folder / "catalog", key(3), numbered_rows(key(3), ROWS[3]), version="v3")
     run = server.launch("catalog_refresh")
     assert server.finished(run) == "SUCCESS"
@@ -125,11 +125,11 @@ def see_a_refresh(server: DevServer, camera: Camera, folder: Path) -> None:
     for entry in ("timeline", "throughput", "partition_sizes"):
         camera.take_chart(entry, _SUPERBATCHES, entry)
     camera.take("partition", "/assets/embeddings?view=partitions&partition=category%20003", "row_count")
-    assert not [line for line in camera.lines() if "did not materialize" in line], "another run has mended it since"
+    assert not [line for line in camera.lines() if "did not materialize" in line], "another run has fixed it since"
 
 
 def see_a_backfill(server: DevServer, camera: Camera, folder: Path) -> None:
-    """Five scattered partitions, launched as the UI's own button does: a run for each gap."""
+    """Five scattered partitions, launched like the UI's button: one run for each contiguous range."""
     known = server.partitions()["all"]
     chosen, changed = [known[place] for place in (10, 70, 130, 190, 250)], known[130]
     original = from_partition_key(changed)
@@ -148,8 +148,8 @@ def see_a_backfill(server: DevServer, camera: Camera, folder: Path) -> None:
     assert not [line for line in camera.lines() if "surge/" in line], "bookkeeping, which is cut off there"
 
 
-def see_figures(server: DevServer, camera: Camera) -> None:
-    """The numbers of all SuperBatches so far, in a table and plotted."""
+def see_metrics(server: DevServer, camera: Camera) -> None:
+    """The metrics of all SuperBatches so far, in a table and in charts."""
     camera.take("superbatches", _SUPERBATCHES, "texts_encoded", height=_TALL)
     camera.take("superbatches-plots", _SUPERBATCHES, *_PLOTTED, click="Plots", height=_TALL)
     assert set(_PLOTTED) <= camera.lines()

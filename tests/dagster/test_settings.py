@@ -1,3 +1,5 @@
+"""Tests of settings: sources and their order, validation, and secrets that no error quotes."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -19,7 +21,7 @@ def nothing_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_an_argument_wins_over_the_environment_and_that_over_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_override_the_environment_which_overrides_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("surge.yaml").write_text("b_min: 1\nb_max: 10\nmodel: hash://8\n")
     assert load_settings().b_min == 1
     monkeypatch.setenv("SURGE_B_MIN", "2")
@@ -35,7 +37,7 @@ def test_precision_does_not_change_the_encoding_spec() -> None:
         assert Encoder(**inside).spec() == load_settings(**inside).encoding_spec() == EncodingSpec()
 
 
-def test_the_file_is_where_surge_config_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_surge_config_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("surge.yaml").write_text("b_min: 1\n")
     elsewhere = tmp_path / "other.yaml"
     elsewhere.write_text("b_min: 5\n")
@@ -56,21 +58,21 @@ def test_the_file_is_where_surge_config_says(tmp_path: Path, monkeypatch: pytest
         ("a: : [", "surge.yaml cannot be read"),
     ],
 )
-def test_a_wrong_file_is_refused_with_its_name_and_the_reason(text: str, message: str) -> None:
+def test_error_of_a_wrong_file_has_its_name_and_the_reason(text: str, message: str) -> None:
     Path("surge.yaml").write_text(text)
     with pytest.raises(ConfigError) as refused:
         load_settings()
     assert message in str(refused.value)
 
 
-def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_a_wrong_variable_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SURGE_B_MIN", "0")
     with pytest.raises(ConfigError, match="setting SURGE_B_MIN is '0'"):
         load_settings()
 
 
-class TestWhatNoRunCanDo:
-    """It is refused when definitions are loaded, and not hours later by the first run."""
+class TestImpossibleSettings:
+    """They are refused when definitions are loaded and not by the first run."""
 
     @pytest.mark.parametrize(
         ("given", "message"),
@@ -92,7 +94,7 @@ class TestWhatNoRunCanDo:
             ({"source": "gs://bucket/x"}, "setting source: cannot open catalog 'gs://bucket/x': expected a local"),
         ],
     )
-    def test_it_is_refused_with_what_can_be_done(self, given: dict[str, Any], message: str) -> None:
+    def test_error_names_the_possible_values(self, given: dict[str, Any], message: str) -> None:
         with pytest.raises(ConfigError) as refused:
             load_settings(**given)
         assert message in str(refused.value)
@@ -112,13 +114,13 @@ class TestWhatNoRunCanDo:
             {"source": "data", "output": "data"},
         ],
     )
-    def test_what_another_machine_may_have_is_taken(self, given: dict[str, Any]) -> None:
+    def test_devices_of_another_machine_are_accepted(self, given: dict[str, Any]) -> None:
         settings = load_settings(**given)
         assert {name: getattr(settings, name) for name in given} == given
 
 
 class TestChecks:
-    def test_a_severity_is_read_from_yaml_where_a_plain_off_is_no_text(self) -> None:
+    def test_severity_off_is_read_from_yaml_without_quotes(self) -> None:
         Path("surge.yaml").write_text("checks:\n  ids_match: off\n  one_space: warn\n")
         policy = load_settings().check_policy()
         severities = [policy.severity(name) for name in ("ids_match", "one_space", "texts_match")]
@@ -136,7 +138,7 @@ class TestChecks:
             ({"max_truncated_share": 1.5}, "max_truncated_share is 1.5"),
         ],
     )
-    def test_what_cannot_be_is_refused_with_what_can(self, given: dict[str, Any], message: str) -> None:
+    def test_error_of_a_wrong_check_names_the_possible_values(self, given: dict[str, Any], message: str) -> None:
         with pytest.raises(ConfigError) as refused:
             load_settings(**given)
         assert message in str(refused.value)
@@ -150,7 +152,7 @@ class TestSecretsInUrls:
     @pytest.mark.parametrize(
         "url", ["s3://AKIA:hunter2@bucket/out", "az://c/out?sig=hunter2", "s3://b/out#hunter2", "s3://a:hunter2@[b/out"]
     )
-    def test_a_place_that_holds_one_is_refused_and_not_shown(
+    def test_url_with_credentials_is_refused_and_not_shown(
         self, monkeypatch: pytest.MonkeyPatch, name: str, origin: str, url: str
     ) -> None:
         given: dict[str, Any] = {}
@@ -165,10 +167,10 @@ class TestSecretsInUrls:
         assert "hunter2" not in str(caught.getrepr(style="native"))
 
     @pytest.mark.parametrize("path", ["data/you@home?#", "file:///data/out", "s3://bucket/a@b", "gs://bucket"])
-    def test_what_only_looks_like_one_is_taken(self, path: str) -> None:
+    def test_path_that_only_looks_like_credentials_is_accepted(self, path: str) -> None:
         assert load_settings(output=path).output == path
 
-    def test_an_endpoint_that_holds_one_is_refused_and_not_shown(self) -> None:
+    def test_endpoint_with_credentials_is_refused_and_not_shown(self) -> None:
         endpoint = "http://user:hunter2@minio:9000"
         Path("surge.yaml").write_text(f"storage_options: {{endpoint: '{endpoint}'}}\n")
         for make in (load_settings, lambda: StorageOptions(endpoint=endpoint)):
@@ -178,7 +180,7 @@ class TestSecretsInUrls:
 
 
 class TestStorageOptions:
-    def test_they_come_from_the_environment_as_one_document(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_environment_variable_holds_them_as_one_document(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SURGE_STORAGE_OPTIONS", '{"endpoint": "http://h:1", "secret_access_key": "hunter2"}')
         settings = load_settings()
         options = settings.storage_options.options()
@@ -197,7 +199,7 @@ class TestStorageOptions:
             "storage_options:\n  session_token: 'hunter2\n",
         ],
     )
-    def test_a_mistake_in_them_is_told_without_what_they_say(self, document: str) -> None:
+    def test_error_does_not_quote_their_values(self, document: str) -> None:
         Path("surge.yaml").write_text(document)
         with pytest.raises(ConfigError) as caught:
             load_settings()

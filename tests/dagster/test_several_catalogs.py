@@ -1,4 +1,4 @@
-"""Two catalogs in one code location: everything of theirs has a name of its own, and neither touches the other's."""
+"""Tests of two catalogs in one code location: their names differ, and neither changes the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHOP, DOCS = CatalogNames("shop"), CatalogNames("docs")
 
 
 def everything_named(definitions: dg.Definitions) -> dict[str, set[str]]:
-    """The names of all that a code location has."""
+    """The names of all definitions in a code location."""
     repository = definitions.get_repository_def()
     graph = repository.asset_graph
     partitions = [graph.get(key).partitions_def for key in graph.get_all_asset_keys()]
@@ -54,7 +54,7 @@ def both(bench: Workbench) -> dg.Definitions:
 
 
 def out_of(bench: Workbench, name: str) -> Path:
-    """A catalog's own output."""
+    """The output folder of a catalog."""
     return bench.root / f"{name}-vectors"
 
 
@@ -65,14 +65,14 @@ def run(bench: Workbench, both: dg.Definitions, job: str, **tags: str) -> Ran:
 
 
 def look(bench: Workbench, both: dg.Definitions, names: CatalogNames) -> SensorExecutionData:
-    """One tick of a catalog's sensor, without consequences."""
+    """Evaluate a catalog's sensor once without launching runs."""
     repository = both.get_repository_def()
     with dg.build_sensor_context(bench.instance, repository_def=repository, resources=both.resources) as context:
         return repository.get_sensor_def(names.sensor).evaluate_tick(context)
 
 
 def read_by_an_asset(bench: Workbench, both: dg.Definitions, names: CatalogNames) -> list[int]:
-    """The dimensions of the vectors that an asset after a catalog gets."""
+    """The dimensions of the vectors that a downstream asset loads."""
     seen: list[int] = []
 
     @dg.asset(ins={"vectors": dg.AssetIn(key=names.embeddings, input_manager_key=names.input_resource)})
@@ -84,7 +84,7 @@ def read_by_an_asset(bench: Workbench, both: dg.Definitions, names: CatalogNames
     return seen
 
 
-def test_without_a_name_everything_is_called_plainly(bench: Workbench) -> None:
+def test_catalog_without_a_name_has_plain_names(bench: Workbench) -> None:
     found = everything_named(embedding_catalog(source="c", output="o"))
     assert found["assets"] == {"source_partitions", "superbatches", "embeddings", "current_space"}
     assert "embeddings:published_partitions_are_valid" in found["checks"]
@@ -95,8 +95,8 @@ def test_without_a_name_everything_is_called_plainly(bench: Workbench) -> None:
     assert found["resources"] == {"catalog", "encoder", "output", "embeddings_input"}
 
 
-def test_nothing_of_one_catalog_is_called_as_anything_of_another() -> None:
-    """One is called as a part of the plain names is, which a prefix could turn into a plain name."""
+def test_names_of_two_catalogs_never_collide() -> None:
+    """One catalog's name is a part of the plain names, so that a prefix could produce a plain name."""
     alone = [everything_named(embedding_catalog(source="c", output="o", name=name)) for name in (None, "a", "catalog")]
     merged = everything_named(
         dg.Definitions.merge(*(embedding_catalog(source="c", output="o", name=n) for n in (None, "a", "catalog")))
@@ -105,7 +105,7 @@ def test_nothing_of_one_catalog_is_called_as_anything_of_another() -> None:
         assert len(names) == sum(len(one[kind]) for one in alone), kind
 
 
-def test_each_catalog_is_embedded_by_itself(bench: Workbench, both: dg.Definitions) -> None:
+def test_each_catalog_is_embedded_with_its_own_model_and_output(bench: Workbench, both: dg.Definitions) -> None:
     ran = run(bench, both, SHOP.refresh_job)
     assert ran.success and set(ran.materialized(SHOP.embeddings)) == {"a", "b"}
     assert ran.checks()[SHOP.run_check.name].asset_key == SHOP.embeddings
@@ -131,15 +131,17 @@ def test_each_catalog_is_embedded_by_itself(bench: Workbench, both: dg.Definitio
     assert "launch shop_catalog_refresh by hand" in (look(bench, with_another_model, SHOP).skip_message or "")
 
 
-def test_what_one_catalogs_runs_hold_the_others_sensor_may_have(bench: Workbench, both: dg.Definitions) -> None:
+def test_keys_in_runs_of_one_catalog_are_free_for_the_other_sensor(bench: Workbench, both: dg.Definitions) -> None:
     bench.instance.create_run_for_job(both.resolve_job_def(SHOP.refresh_job), status=dg.DagsterRunStatus.STARTED)
     assert not look(bench, both, SHOP).run_requests
     [request] = look(bench, both, DOCS).run_requests or []
     assert request.run_config["ops"][DOCS.embeddings_op]["config"]["keys"] == ["a", "b"]
 
 
-def test_what_a_job_of_a_users_own_embeds_is_held_as_it_runs(bench: Workbench, both: dg.Definitions) -> None:
-    """Dagster's schedules, sensors and backfills of jobs note no assets on the runs of such a job."""
+def test_sensor_leaves_out_partitions_that_a_job_of_the_user_is_embedding(
+    bench: Workbench, both: dg.Definitions
+) -> None:
+    """Dagster's schedules, sensors and job backfills record no assets on the runs of such a job."""
     bench.instance.add_dynamic_partitions("shop_catalog", ["a", "b"])
 
     @dg.op
@@ -157,24 +159,24 @@ def test_what_a_job_of_a_users_own_embeds_is_held_as_it_runs(bench: Workbench, b
             theirs.resolve_job_def(job), status=dg.DagsterRunStatus.STARTED, tags={"dagster/partition": "a"}
         )
 
-    def asked(names: CatalogNames) -> list[str]:
+    def requested(names: CatalogNames) -> list[str]:
         [request] = look(bench, both, names).run_requests or []
         return request.run_config["ops"][names.embeddings_op]["config"]["keys"]
 
     begin("of_others")
-    assert asked(SHOP) == ["a", "b"]
+    assert requested(SHOP) == ["a", "b"]
     run = begin("nightly_shop")
     assert run.asset_selection is None
-    assert (asked(SHOP), asked(DOCS)) == (["b"], ["a", "b"])
+    assert (requested(SHOP), requested(DOCS)) == (["b"], ["a", "b"])
     active_runs._assets_of_plans.clear()
     with mock.patch.object(dg.DagsterInstance, "get_execution_plan_snapshot", return_value=None):
-        assert asked(SHOP) == ["a", "b"], "nobody can tell"
-    assert asked(SHOP) == ["b"]
+        assert requested(SHOP) == ["a", "b"], "the plan of the run is not known"
+    assert requested(SHOP) == ["b"]
     with mock.patch.object(dg.DagsterInstance, "get_execution_plan_snapshot", side_effect=AssertionError):
-        assert asked(SHOP) == ["b"], "a plan is read once"
+        assert requested(SHOP) == ["b"], "a plan is read once"
 
 
 @pytest.mark.parametrize("name", ["", "my shop", "1st", "a/b", "shöp"])
-def test_a_name_that_dagster_would_not_take_is_refused(name: str) -> None:
+def test_name_that_dagster_does_not_accept_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="letters, digits and underscores"):
         embedding_catalog(name=name, source="c", output="o")
