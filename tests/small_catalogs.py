@@ -23,6 +23,7 @@ from surge_dagster.engine.files.rows import matrix_of, schema
 from surge_dagster.engine.model.spec import FILE_FORMATS
 from surge_dagster.engine.sources.partition import KEY_METADATA, SOURCE_VERSION_METADATA, Partition, RowBatch
 from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.engine.store.store import StoredObject
 from surge_dagster.engine.support.keys import encode_key
 
 DIMENSION = 16
@@ -174,10 +175,10 @@ class FailingStore(LocalStore):
         super().__init__(root)
         self._endings = tuple(f"/{encode_key(key)}.{kind}" for key in keys for kind in FILE_FORMATS)
 
-    def open(self, name: str) -> pa.NativeFile:
+    def open(self, name: str, listed: StoredObject | None = None) -> pa.NativeFile:
         if name.endswith(self._endings):
             return pa.PythonFile(FailingFile(self.root / name), mode="r")
-        return super().open(name)
+        return super().open(name, listed)
 
 
 def published_files(output: Path, space: str) -> set[str]:

@@ -63,7 +63,7 @@ class Embeddings:
         return sorted(file.facts.partition_key for file in self._loadable())
 
     def facts(self, partition: str) -> FileFacts:
-        """What a partition's file says of itself: rows, model, precision, versions, truncated texts.
+        """What a partition's file states about itself: rows, model, precision, versions, truncated texts.
 
         Raises:
             ConfigError, DataError, TransientError: see `lazy`.
@@ -80,7 +80,7 @@ class Embeddings:
             partitions: keys, in the order wanted; None is everything there is.
 
         Raises:
-            ConfigError: a partition that was asked for has no file.
+            ConfigError: a requested partition has no file.
             DataError: a file among them is damaged or belongs to another space, or ids are not of one type. Collecting
                 raises what reading a damaged page gives, with the partition's key in it.
             TransientError: a file among them was replaced or removed since it was listed, or cannot be read now.
@@ -137,7 +137,7 @@ class Embeddings:
             raise ConfigError(
                 f"{self.store.location(self.space.name)!r} has no embeddings of "
                 f"{', '.join(map(repr, missing[:_NAMED]))}{more}. Embed them first "
-                "(`surge-dagster embed`, or materialize `embeddings`), or choose among what keys() names."
+                "(`surge-dagster embed`, or materialize `embeddings`), or choose among keys()."
             )
         usable = {name: self._usable(name, file) for name, file in found.items()}
         files = [file for file in usable.values() if isinstance(file, PublishedFile)]
@@ -207,9 +207,9 @@ class Embeddings:
 
 
 def open_embeddings(output: str | Path | Store, space: str | None = None) -> Embeddings:
-    """Open what lies in an output, to load it.
+    """Open the embeddings of an output for loading.
 
-    Reads one listing of the space; footers are read when they are asked for, those of the partitions that are chosen.
+    Lists the space once; the footers of the chosen partitions are read when they are needed.
     Whatever becomes the current space afterwards, what is open stays with its own.
 
     Args:

@@ -1,8 +1,8 @@
-"""Making another space the current one: only when it has everything, and everything in it reads as it should.
+"""Switching the current space: only to a space that is complete and verified.
 
 First the footers are compared with the catalog, which takes seconds and finds what is missing. Then every file is read
-beside its source, which takes as long as reading everything does. What is proven is the catalog as it was listed for
-that. The switch itself is one small object that is replaced; readers that have opened a space stay with it.
+beside its source, which takes as long as reading the whole catalog and output. The result holds for the catalog as it
+was listed then. The switch itself replaces one small object; readers that have opened a space stay with it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _NAMED = 10
 
 @dataclass(frozen=True, slots=True)
 class Switched:
-    """What became of a switch.
+    """The result of a switch.
 
     Attributes:
-        current: what readers find now.
-        changed: False when the space was current already; it was not looked at then.
+        current: the current space of readers now.
+        changed: False when the space was current already; it was not verified then.
         partitions, rows: of the space, as verified.
     """
 
@@ -40,7 +40,7 @@ class Switched:
 
 
 class SwitchRefused(SurgeError):
-    """A space is not fit to be the current one; the one before it still is.
+    """A space is incomplete or damaged; the current space did not change.
 
     Attributes:
         counts: violations by kind, such as "missing" and "stale".
@@ -67,7 +67,7 @@ class SwitchRefused(SurgeError):
 
 
 def missing_from(source: Source, store: Store, space: Space) -> tuple[list[Violation], int]:
-    """Partitions without a fresh file in the space, told from footers alone, and how many partitions there are."""
+    """Partitions without a fresh file in the space, from footers alone, and the number of all partitions."""
     outputs = OutputState(store, space.name, space.file_format)
     found: list[Violation] = []
     partitions = 0
@@ -84,13 +84,13 @@ def missing_from(source: Source, store: Store, space: Space) -> tuple[list[Viola
 
 
 def switch_space(source: Source, store: Store, space: Space) -> Switched:
-    """Make a space the one that readers use, if it is complete and every file in it is right.
+    """Make a space the one that readers use, if it is complete and every file in it is valid.
 
     Nothing is encoded, and no model is needed. Files of partitions that the source no longer has do not count.
 
     Raises:
         SwitchRefused: partitions are missing, stale, refused or damaged, or files are not what the source says.
-        SwitchedMeanwhile: another switch took place while this one was looking.
+        SwitchedMeanwhile: another switch took place during the verification.
         ConfigError: the source has no partitions, or cannot be listed.
         TransientError: the source or the store does not answer.
     """

@@ -1,4 +1,4 @@
-"""A store as a filesystem of pyarrow, to read from: what pyarrow's datasets want their files to lie on."""
+"""A store as a read-only filesystem of pyarrow, which its datasets read from."""
 
 from __future__ import annotations
 

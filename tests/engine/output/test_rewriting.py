@@ -15,6 +15,7 @@ from surge_dagster.engine.files.formats import read_published_file
 from surge_dagster.engine.files.parquet import page_bytes
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.engine.store.store import StoredObject
 from surge_dagster.engine.thresholds import Thresholds
 from tests.engine.runs import failures, finish, make_run, receipts
 from tests.small_catalogs import FailingStore, Rows, assert_embedded, partition_of, read_embedded, rewrite
@@ -108,10 +109,10 @@ class RacingStore(LocalStore):
         super().__init__(root)
         self._facts = facts
 
-    def open(self, name: str) -> pa.NativeFile:
+    def open(self, name: str, listed: StoredObject | None = None) -> pa.NativeFile:
         if name.endswith("/wide.parquet"):
             rewrite(self.root / name, lambda table: table, **self._facts)
-        return super().open(name)
+        return super().open(name, listed)
 
 
 def test_republished_file_keeps_the_facts_of_the_file_that_was_read(hash_pool: EncoderPool, tmp_path: Path) -> None:
