@@ -1,8 +1,8 @@
 """Checks that read everything: each partition beside its file, and each file of the space beside the catalog.
 
-They stand on `source_partitions`, which nothing executes. A check on `embeddings` would be executed by every backfill
-of it, and a look at the whole catalog belongs to the job `catalog_check` alone. Everything streams, so the size of the
-catalog costs time and no memory.
+They belong to `source_partitions`, which nothing executes: every backfill of `embeddings` would execute checks of that
+asset, and only the job `catalog_check` should read the whole catalog. Everything streams, so a larger catalog takes
+more time and no more memory.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from surge_dagster.orchestration.run_queue import RUN_TAGS
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Kinds of violations that one check stands for; none where it counts something."""
+    """The kinds of violations that one check covers; none for a check that counts."""
 
     kinds: tuple[Kind, ...]
     description: str
@@ -34,7 +34,7 @@ class _Group:
 _GROUPS: dict[CheckName, _Group] = {
     "every_partition_is_embedded": _Group(
         ("missing", "stale", "source", "refused"),
-        "Every partition of the catalog has a file, made from its present source version.",
+        "Every partition of the catalog has a file of its present source version.",
     ),
     "row_counts_match": _Group(("rows",), "Each file has as many rows as its source."),
     "ids_match": _Group(("ids",), "Each file has its source's ids, once each and in the same order."),
@@ -45,7 +45,7 @@ _GROUPS: dict[CheckName, _Group] = {
     "vectors_have_length_1": _Group(("length",), "Each vector has length 1, where the space is normalized."),
     "one_space": _Group(("space",), "No file of the space holds vectors of another one."),
     "nothing_is_left_over": _Group(
-        ("orphan",), "No file, and nothing staged, belongs to a partition that the catalog no longer has."
+        ("orphan",), "No file and no staged rows belong to a partition that was removed from the catalog."
     ),
     "few_texts_are_truncated": _Group(
         (), "In no partition are more texts than `max_truncated_share` longer than the model reads."
@@ -53,7 +53,7 @@ _GROUPS: dict[CheckName, _Group] = {
 }
 
 
-# Faults of a file that looks fresh, so that a run passes it over unless it is told.
+# Faults of a file that looks fresh, so that a run skips it unless the launch forces it.
 _ENCODED_AGAIN: frozenset[Kind] = frozenset({"damaged", "rows", "ids", "texts", "dimension", "finite", "length"})
 
 
@@ -77,7 +77,7 @@ def catalog_checks(names: CatalogNames, policy: CheckPolicy) -> dg.AssetChecksDe
         required_resource_keys=names.resource_keys,
     )
     def compare(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
-        """Read the whole catalog and the whole output, and say what does not hold."""
+        """Read the whole catalog and the whole output, and evaluate the checks."""
         record_process(context.op_execution_context)
         yield from list(_compare(names, policy, context))
 
@@ -91,7 +91,7 @@ def catalog_check(names: CatalogNames, checks: dg.AssetChecksDefinition) -> Any:
         selection=dg.AssetSelection.checks(checks),
         executor_def=dg.in_process_executor,
         run_tags=RUN_TAGS,
-        description="Reads the whole catalog and the whole output and compares them.",
+        description="Compares the whole catalog with the whole output.",
     )
 
 
@@ -131,10 +131,10 @@ def _compare(
         ) from error
     context.log.info(f"{partitions:,} partitions with {truncation.rows:,} rows were read; {violations:,} violations")
     listed["few_texts_are_truncated"] = truncation.above
-    # Of what was not read no check can tell; one is enough to say so, whichever are made.
+    # No check knows about partitions that were not read; one of the evaluated checks lists them.
     listed[next(name for name in ("files_are_whole", *_GROUPS) if name in wanted)].join(unread)
     common = {"space": space.name, "partitions": partitions, "rows": truncation.rows}
-    figures: dict[CheckName, dict[str, Any]] = {
+    metrics: dict[CheckName, dict[str, Any]] = {
         "few_texts_are_truncated": {
             "truncated": truncation.truncated,
             "truncated_share": round(truncation.share, 4),
@@ -143,11 +143,11 @@ def _compare(
     }
     for name in _GROUPS:
         if name in wanted:
-            yield check_result(names.source_partitions, name, policy, listed[name], common | figures.get(name, {}))
+            yield check_result(names.source_partitions, name, policy, listed[name], common | metrics.get(name, {}))
 
 
 def _reason(names: CatalogNames, found: Violation) -> str:
-    """What is wrong and what to do about it in Dagster, where nobody can remove a file."""
+    """The violation and what to do about it in Dagster, where an operator cannot remove a file."""
     if found.kind not in _ENCODED_AGAIN or not found.remedy:
         return found.reason
     return f"{found.finding} Launch {names.embed_job} with this key and force: true."

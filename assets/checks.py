@@ -1,4 +1,4 @@
-"""The checks that end every run except an interrupted one, and cover what the run did.
+"""The checks at the end of every run that was not interrupted; they cover what the run did.
 
 The engine refuses a vector that cannot be right before it is published. At the end of a run the footer of each
 published file is compared with its source; adopted files are read in full before. One check says whether all of the
@@ -24,8 +24,8 @@ _DESCRIPTIONS: dict[CheckName, str] = {
         "In no partition that was encoded are more texts than `max_truncated_share` longer than the model reads."
     ),
     "vectors_have_not_drifted": (
-        "Texts that were encoded again got the vectors that they had: on a sample of each replaced file, the mean "
-        f"cosine is at least {MIN_PREVIOUS_COSINE}. Otherwise the model or a device computes other vectors than before."
+        "Texts that were encoded again got the same vectors: on a sample of each replaced file, the mean cosine is at "
+        f"least {MIN_PREVIOUS_COSINE}. Otherwise the model or a device computes other vectors than before."
     ),
 }
 
@@ -51,7 +51,7 @@ def run_checks(names: CatalogNames, policy: CheckPolicy) -> list[dg.AssetCheckSp
 
 
 def run_check_results(names: CatalogNames, policy: CheckPolicy, outcome: Outcome) -> Iterator[dg.AssetCheckResult]:
-    """What the checks of one run found; the blocking one last."""
+    """The results of the checks of one run; the blocking one last."""
     truncation, previous = outcome.findings.truncation, outcome.findings.previous
     mean_cosine = previous.mean_cosine
     found: dict[CheckName, tuple[Listed, dict[str, Any]]] = {
@@ -71,9 +71,9 @@ def run_check_results(names: CatalogNames, policy: CheckPolicy, outcome: Outcome
             | {"least_cosine_due": MIN_PREVIOUS_COSINE},
         ),
     }
-    for name, (listed, figures) in found.items():
+    for name, (listed, metrics) in found.items():
         if policy.severity(name) != "off":
-            yield check_result(names.embeddings, name, policy, listed, figures)
+            yield check_result(names.embeddings, name, policy, listed, metrics)
     yield dg.AssetCheckResult(
         asset_key=names.embeddings,
         check_name=names.run_check.name,
@@ -84,21 +84,21 @@ def run_check_results(names: CatalogNames, policy: CheckPolicy, outcome: Outcome
 
 
 def check_result(
-    asset: dg.AssetKey, name: CheckName, policy: CheckPolicy, listed: Listed, figures: dict[str, Any]
+    asset: dg.AssetKey, name: CheckName, policy: CheckPolicy, listed: Listed, metrics: dict[str, Any]
 ) -> dg.AssetCheckResult:
-    """What one check of a catalog or a run found: its figures, and the partitions for which it does not hold."""
+    """What one check of a catalog or a run found: its metrics, and the partitions that violate it."""
     violations = {"violations": listed.count, "failed": failure_table(listed.rows, listed.count)}
     return dg.AssetCheckResult(
         asset_key=asset,
         check_name=name,
         passed=not listed.count,
         severity=_SEVERITIES[policy.severity(name)],
-        metadata=figures | violations,
+        metadata=metrics | violations,
     )
 
 
 def evaluation_of(names: CatalogNames, result: dg.AssetCheckResult) -> dg.AssetCheckEvaluation:
-    """The same for an op of a job, which can log evaluations only."""
+    """The same as an event; the op of a job cannot return check results."""
     return dg.AssetCheckEvaluation(
         asset_key=names.embeddings,
         check_name=result.check_name or "",
@@ -110,15 +110,15 @@ def evaluation_of(names: CatalogNames, result: dg.AssetCheckResult) -> dg.AssetC
 
 
 def _run_check_metadata(outcome: Outcome) -> dict[str, Any]:
-    """The run's figures, under the names of `embed --json`, and the table of what failed."""
-    figures = {
+    """The run's metrics, under the names of `embed --json`, and the table of what failed."""
+    metrics = {
         name: round(value, 4) if isinstance(value, float) else value
         for name, value in outcome.metrics.as_dict().items()
     }
     failed = [{"key": failure.key, "reason": failure.reason} for failure in outcome.failures]
     if outcome.removed:
-        figures["partitions_removed"] = len(outcome.removed)
-    return figures | {
+        metrics["partitions_removed"] = len(outcome.removed)
+    return metrics | {
         "partitions_failed": dg.MetadataValue.json(failed),
         "failed": table_of_failures(outcome.failures, outcome.ended_by),
     }

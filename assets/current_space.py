@@ -1,7 +1,7 @@
 """The asset `current_space`: names the space that readers use; materializing it switches to another one.
 
-A switch refuses a space that lacks a partition, so that nothing downstream ever reads one. The data version is the
-space: assets downstream become stale by a switch and by nothing else.
+A switch refuses a space that lacks a partition, so that no downstream asset reads an incomplete one. The data version
+is the space: only a switch makes downstream assets stale.
 
 Dagster reads the annotations of ops while it makes them, so they must not be strings here.
 """
@@ -43,7 +43,7 @@ def current_space(names: CatalogNames) -> dg.AssetsDefinition:
         required_resource_keys=names.resource_keys,
         description=(
             "The vector space that readers use. Materializing it switches to the space of the settings, or to the one "
-            "named in the config, if that has a fresh and valid file of every partition; else nothing changes."
+            "named in the config, if that space has a fresh, valid file of every partition."
         ),
     )
     def switch(context: dg.AssetExecutionContext, config: SwitchConfig) -> dg.MaterializeResult:
@@ -87,7 +87,7 @@ def switch_current_space(names: CatalogNames) -> Any:
         selection=[names.current_space],
         executor_def=dg.in_process_executor,
         run_tags=RUN_TAGS,
-        description="Reads a space in full beside the catalog, and makes it the one that readers use if all is right.",
+        description="Verifies a space against the catalog and makes it the one that readers use.",
     )
 
 

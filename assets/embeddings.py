@@ -1,8 +1,8 @@
-"""The embeddings: the one asset that is executed, and the jobs that bring all of it, or any part of it, up to date.
+"""The asset `embeddings`, and the jobs that bring all or some of its partitions up to date.
 
-A run of the asset covers the partitions that were chosen for it, which Dagster takes as one range. The jobs cover what
-their config names, or everything: an asset with partitions cannot be launched without choosing a range, so they are an
-op that does the same work and logs the same events, and that sees partitions that no sensor has registered yet.
+A run of the asset covers one range of partitions. The jobs cover the partitions that their config names, or all of
+them. Dagster does not launch a partitioned asset without a range, so the jobs execute an op that does the same work and
+logs the same events. The op also finds partitions that no sensor has registered yet.
 
 Dagster reads the annotations of ops while it makes them, so they must not be strings here.
 """
@@ -36,7 +36,7 @@ def embeddings(names: CatalogNames, policy: CheckPolicy, file_format: FileFormat
     """The asset with a file per partition, and the checks that end its runs.
 
     Args:
-        file_format: of the files, for whoever looks at the asset.
+        file_format: of the files, shown on the asset's page.
     """
     attempts = _Attempts(names, policy)
 
@@ -51,8 +51,8 @@ def embeddings(names: CatalogNames, policy: CheckPolicy, file_format: FileFormat
                 group_name=names.group,
                 kinds={file_format, "pytorch"},
                 description=(
-                    f"One {file_format.capitalize()} file per catalog partition with id, text and embedding, complete "
-                    "or not there at all. A run skips what is up to date; `force: true` in its config encodes it again."
+                    f"One {file_format.capitalize()} file per partition with id, text and embedding. A run skips "
+                    "partitions that are up to date, unless its config says `force: true`."
                 ),
             )
         ],
@@ -74,14 +74,14 @@ def embeddings(names: CatalogNames, policy: CheckPolicy, file_format: FileFormat
 
 
 def embedding_jobs(names: CatalogNames, policy: CheckPolicy) -> tuple[dg.JobDefinition, dg.JobDefinition]:
-    """The job that is for the whole catalog, and the one that is told its partitions; either takes the same config."""
+    """The job for the whole catalog, and the job whose config names partitions; both take the same config."""
     attempts = _Attempts(names, policy)
 
     @dg.op(name=names.refresh_op, pool=POOL, out=dg.Out(dg.Nothing), required_resource_keys=names.resource_keys)
     def refresh(
         context: dg.OpExecutionContext, config: LaunchConfig
     ) -> Iterator[dg.AssetCheckEvaluation | dg.Output[None]]:
-        """Embed whatever is missing or stale among those that the config names, else in the whole catalog."""
+        """Embed what is missing or stale among the partitions that the config names, else in the whole catalog."""
         outcome = attempts.make(context, config, None)
         for result in run_check_results(names, policy, outcome):
             yield evaluation_of(names, result)
@@ -100,24 +100,24 @@ def embedding_jobs(names: CatalogNames, policy: CheckPolicy) -> tuple[dg.JobDefi
         job(
             names.refresh_job,
             refresh,
-            "Everything that is missing or stale, in one run. Nothing is chosen, and there may be nothing to do.",
+            "Embeds every partition that is missing or stale, in one run.",
         ),
         job(
             names.embed_job,
             refresh.alias(names.embeddings_op),  # configured as the asset is
-            "Any partitions in one run, however scattered: the config names their keys, or a state they are in.",
+            "Embeds any set of partitions in one run: the config names their keys or their state.",
         ),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Attempts:
-    """The attempts of runs in this process.
+    """The attempts of the runs of this process.
 
     Attributes:
         names: of the catalog.
         policy: of its checks.
-        before: what became of a run's last attempt, by run id, for the one that follows it in the same process.
+        before: the outcome of a run's previous attempt, by run id, for the attempt that follows in the same process.
     """
 
     names: CatalogNames
@@ -125,12 +125,12 @@ class _Attempts:
     before: dict[str, Outcome] = field(default_factory=dict)
 
     def make(self, context: dg.OpExecutionContext, config: LaunchConfig, chosen: Iterable[str] | None) -> Outcome:
-        """One attempt at a run; decides what Dagster retries: crashes and what is transient, no bad data or settings.
+        """Make one attempt at a run, and have Dagster retry what is transient, but neither bad data nor bad settings.
 
-        What failed for good is told before it returns. Where an error ends the run, its checks are told here too. One
-        that is interrupted has to end soon, and tells nothing.
+        Permanent failures are reported before it returns. Where an error ends the run, its checks are reported here
+        too. An interrupted run has to end soon and reports nothing.
 
-        A retry policy on the op would also retry a run that was terminated, since Dagster applies it to interrupts.
+        A retry policy on the op would also retry a terminated run, since Dagster applies it to interrupts.
         """
         record_process(context)
         outcome = Outcome.after(self.before.pop(context.run_id, None), self.policy)
@@ -143,7 +143,7 @@ class _Attempts:
                 if _may_retry(context):
                     raise self._retry(context, outcome) from error
             outcome.ended_by = error
-            self._tell_of_end(context, outcome)
+            self._report_end(context, outcome)
             if isinstance(error, SurgeError):
                 raise failure_of(self.names, outcome) from error
             raise
@@ -159,24 +159,24 @@ class _Attempts:
         named = config.named_keys()
         Refresh(self.names, context, config, outcome).run(named if named is not None else chosen)
 
-    def _tell_of_end(self, context: dg.OpExecutionContext, outcome: Outcome) -> None:
-        """Tell of a run that an error ended; what cannot be told must not take the error's place."""
+    def _report_end(self, context: dg.OpExecutionContext, outcome: Outcome) -> None:
+        """Report the checks and failures of a run that an error ended; a failure to do so must not hide the error."""
         with _logged(context, "the checks of this run"):
             for result in run_check_results(self.names, self.policy, outcome):
                 if result.passed:
-                    continue  # of a part of the run, and a check that failed before would be taken for mended
+                    continue  # it covers a part of the run, and would replace an earlier failure of the check
                 context.log_event(evaluation_of(self.names, result))  # pyright: ignore[reportArgumentType]
         with _logged(context, "the partitions that failed"):
             report_failures(self.names, context, outcome)
 
     def _retry(self, context: dg.OpExecutionContext, outcome: Outcome) -> dg.RetryRequested:
-        """What has Dagster make another attempt, after a wait."""
+        """Wait, then give the exception that makes Dagster start another attempt."""
         self.before[context.run_id] = outcome
-        # Spread, so that runs that one fault has ended do not all come back at the same moment. It waits here and
-        # not in Dagster, which hears of a person's "Terminate" only afterwards.
+        # Random, so that runs that one fault ended do not all retry at the same moment. It waits here, since Dagster's
+        # own wait ignores "Terminate" until it is over.
         try:
             rest(_RETRY_SECONDS * 2**context.retry_number * random.uniform(0.5, 1.5))
-        except BaseException:  # a person ends the run
+        except BaseException:  # an operator terminates the run
             del self.before[context.run_id]
             raise
         return dg.RetryRequested(max_retries=_RETRIES)
@@ -192,5 +192,5 @@ def _logged(context: dg.OpExecutionContext, what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        with suppress(Exception):  # Dagster keeps what is logged where it keeps the events
+        with suppress(Exception):  # Dagster stores log lines where it stores events
             context.log.error(f"{what} could not be recorded: {type(error).__name__}: {error}")

@@ -1,13 +1,13 @@
 """Embeddings as the input of other assets.
 
-An asset that wants vectors names `embeddings_input` as the input manager of its argument, and gets those of its run's
-partitions; an asset without partitions gets all there are:
+An asset that reads vectors names `embeddings_input` as the input manager of its argument, and gets the vectors of its
+run's partitions; an asset without partitions gets all of them:
 
     @dg.asset(ins={"embeddings": dg.AssetIn(input_manager_key="embeddings_input")})
     def near_duplicates(embeddings: pl.LazyFrame) -> None: ...
 
-The argument's type decides what it is: a `polars.LazyFrame`, a `pyarrow.dataset.Dataset`, or the `Embeddings` that give
-both. Nothing is read before the asset asks for it, except footers.
+The argument's type is one of `polars.LazyFrame`, `pyarrow.dataset.Dataset` and `Embeddings`, which gives both. Only
+footers are read before the asset reads rows.
 
 Dagster finds nested resources by looking at annotations while the class is made, so they must not be strings here.
 """
@@ -29,10 +29,10 @@ _SPACE_TAG = "surge/space"
 
 
 class EmbeddingsInput(dg.ConfigurableIOManager):
-    """Loads embeddings; writing is not its business.
+    """Loads embeddings; it does not write.
 
-    Where `space` is not given, it is the output's current space, or its only one. All steps of a run get the same one,
-    also when another becomes current while it goes on.
+    Without `space` it reads the output's current space, or its only one. All steps of a run read the same space, even
+    if another one becomes current meanwhile.
     """
 
     output: OutputStore

@@ -1,8 +1,8 @@
-"""The external assets upstream of `embeddings`: the catalog, and what went into the encoder.
+"""The external assets upstream of `embeddings`: the catalog's partitions, and the input of the encode calls.
 
 Dagster executes neither. A run of `embeddings` reports the events of both; the sensor observes the catalog too.
-`superbatches` is no second output of that run's op: one asset has partitions and the other has none, and an op with
-both makes backfills from the UI impossible.
+`superbatches` is not a second output of that run's op: an op with a partitioned and an unpartitioned asset makes
+backfills from the UI impossible.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from surge_dagster.orchestration.names import CatalogNames
 
 
 def source_partitions(names: CatalogNames) -> dg.AssetSpec:
-    """The asset that stands for the catalog, with one dynamic partition per catalog key."""
+    """The external asset with one dynamic partition per catalog key."""
     return dg.AssetSpec(
         names.source_partitions,
         partitions_def=names.partitions,
         group_name=names.group,
         kinds={"parquet"},
         description=(
-            "The catalog: every partition is a set of texts with ids. Its data version is the source version, a token "
-            "that changes when the partition may have changed. Observed by the sensor and by each run, never executed."
+            "The catalog: each partition is a set of texts with ids. Its data version is the source version, a token "
+            "that changes when the partition may have changed. The sensor and each run observe it."
         ),
     )
 

@@ -1,8 +1,8 @@
-"""The schedules: the nightly refresh, and the check of the whole catalog where `check_cron` asks for it.
+"""The schedules: the nightly refresh, and the check of the whole catalog where `check_cron` is set.
 
 No schedule begins a vector space beside others: the nightly tick names the space in the config of its runs, and
-requests none when the settings mean a space that the output does not have. Every other error is left to the run, which
-tries again and whose failure is alerted. A schedule whose cron is set is on from the start.
+requests none when the settings mean a space that the output does not have. After any other error the tick requests the
+run, which tries again and whose failure is alerted. A schedule whose cron is set is on from the start.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def nightly_refresh(names: CatalogNames, settings: Settings, job: dg.JobDefiniti
         job=job,
         cron_schedule=settings.nightly_cron,
         execution_timezone=settings.timezone,
-        description="Embeds everything that is missing or stale, once a night; never begins another vector space.",
+        description="Embeds every partition that is missing or stale, once a day; never begins another vector space.",
         default_status=(
             dg.DefaultScheduleStatus.RUNNING
             if "nightly_cron" in settings.model_fields_set
@@ -34,20 +34,20 @@ def nightly_refresh(names: CatalogNames, settings: Settings, job: dg.JobDefiniti
     )
     def schedule(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
         resources = names.resources(context.resources)
-        # The next tick is a day away, so only runs that embed everything they hold keep partitions from this one.
+        # The next tick is a day away, so this one leaves partitions only to runs that embed everything they hold.
         held = held_by_active_runs(names, context.instance, entirely=True)
         try:
             options = {"vanished": settings.vanished}
             requests = refresh_requests(names, context.instance, resources, settings.shards, options, held)
         except SpaceNotBegun as refused:
             return dg.SkipReason(str(refused))
-        return requests or dg.SkipReason(f"Whatever there is to do is held by {held.by}.")
+        return requests or dg.SkipReason(f"Every partition to embed is held by {held.by}.")
 
     return schedule
 
 
 def scheduled_check(names: CatalogNames, settings: Settings) -> list[dg.ScheduleDefinition]:
-    """The schedule that compares the catalog with the output, where the settings ask for one."""
+    """The schedule that compares the catalog with the output, where the settings have one."""
     if settings.check_cron is None:
         return []
 
@@ -56,13 +56,13 @@ def scheduled_check(names: CatalogNames, settings: Settings) -> list[dg.Schedule
         job_name=names.check_job,
         cron_schedule=settings.check_cron,
         execution_timezone=settings.timezone,
-        description="Reads the whole catalog and the whole output and compares them.",
+        description="Compares the whole catalog with the whole output.",
         default_status=dg.DefaultScheduleStatus.RUNNING,
     )
     def schedule(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        going_on = [run.run_id for run in active_runs(context.instance, lambda run: run.job_name == names.check_job)]
-        if going_on:  # no pool makes checks wait for each other
-            return dg.SkipReason(f"a check is waiting or going on already: run {', '.join(going_on)}")
+        active = [run.run_id for run in active_runs(context.instance, lambda run: run.job_name == names.check_job)]
+        if active:  # no pool makes checks wait for each other
+            return dg.SkipReason(f"a check is active already: run {', '.join(active)}")
         return dg.RunRequest()
 
     return [schedule]

@@ -1,7 +1,7 @@
-"""What everything of one catalog is called in Dagster.
+"""The names of one catalog's assets, jobs, sensors, schedules and resources in Dagster.
 
-Several catalogs fit into one code location because nothing else in the project knows a name: assets, jobs, sensors and
-resources are made by functions that take a `CatalogNames`. A catalog without a name has the plain ones.
+Several catalogs fit into one code location because no other module contains a name: functions that take a
+`CatalogNames` make the assets, jobs, sensors and resources. A catalog without a name has the plain names.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class CatalogNames:
     def __post_init__(self) -> None:
         if self.name is not None and not _VALID.fullmatch(self.name):
             raise ConfigError(
-                f"the catalog's name is {self.name!r}; Dagster wants letters, digits and underscores, a letter first"
+                f"the catalog's name is {self.name!r}; expected letters, digits and underscores, a letter first"
             )
 
     @property
     def source_partitions(self) -> dg.AssetKey:
-        """The asset that stands for the catalog."""
+        """The external asset with the source partitions."""
         return self._key("source_partitions")
 
     @property
@@ -78,12 +78,12 @@ class CatalogNames:
 
     @property
     def partitions(self) -> dg.DynamicPartitionsDefinition:
-        """The catalog's keys, as Dagster keeps them."""
+        """The dynamic partitions that hold the catalog's keys."""
         return dg.DynamicPartitionsDefinition(name=self.partitions_name)
 
     @property
     def partitions_name(self) -> str:
-        """Under which Dagster keeps the catalog's keys."""
+        """The name under which Dagster stores the catalog's keys."""
         return self._prefixed("catalog")
 
     @property
@@ -93,12 +93,12 @@ class CatalogNames:
 
     @property
     def embeddings_op(self) -> str:
-        """The op of the asset `embeddings`, and of the job that is told its partitions."""
+        """The op of the asset `embeddings`, and of the job whose config names partitions."""
         return self._op("embeddings")
 
     @property
     def refresh_op(self) -> str:
-        """The op of the jobs; the one that is told its partitions calls it as above."""
+        """The op of the refresh job."""
         return self._op("refresh")
 
     @property
@@ -118,12 +118,12 @@ class CatalogNames:
 
     @property
     def embed_job(self) -> str:
-        """The job that is told its partitions, by the sensor or by a person."""
+        """The job whose config names partitions; the sensor and operators launch it."""
         return self._prefixed("embed_partitions")
 
     @property
     def check_job(self) -> str:
-        """The job that reads everything and compares it."""
+        """The job that compares the catalog with the output."""
         return self._prefixed("catalog_check")
 
     @property
@@ -138,7 +138,7 @@ class CatalogNames:
 
     @property
     def sensor(self) -> str:
-        """The sensor that sees what is new."""
+        """The sensor that requests runs for new partitions."""
         return self._prefixed("new_partitions")
 
     @property
@@ -153,12 +153,12 @@ class CatalogNames:
 
     @property
     def lost_runs_sensor(self) -> str:
-        """The sensor that finds runs whose process is gone."""
+        """The sensor that declares runs failed whose process has ended."""
         return self._prefixed("lost_runs")
 
     @property
     def check_schedule(self) -> str:
-        """The schedule of the job that compares, where there is one."""
+        """The schedule of the check job, where the settings have one."""
         return self._prefixed("scheduled_check")
 
     @property
@@ -183,11 +183,11 @@ class CatalogNames:
 
     @property
     def resource_keys(self) -> set[str]:
-        """What an op, a sensor or a schedule requires to get `resources` from its context."""
+        """The resource keys that an op, a sensor or a schedule declares to call `resources` with its context."""
         return {self.catalog_resource, self.encoder_resource, self.output_resource}
 
     def resources(self, given: Any) -> CatalogResources:
-        """This catalog's own among the resources of a Dagster context."""
+        """This catalog's resources out of those of a Dagster context."""
         return CatalogResources(
             catalog=getattr(given, self.catalog_resource),
             encoder=getattr(given, self.encoder_resource),
@@ -201,8 +201,8 @@ class CatalogNames:
         return f"{self.name}_{name}" if self.name else name
 
     def _op(self, name: str) -> str:
-        # Dagster keeps jobs and ops apart by name: with one underscore, a catalog called "catalog" would have an op
-        # called as the plain job is.
+        # Jobs and ops share one namespace in Dagster: with one underscore, a catalog named "catalog" would have an op
+        # with the name of the plain job.
         return f"{self.name}__{name}" if self.name else name
 
 

@@ -1,12 +1,12 @@
-"""How a catalog's key becomes a Dagster partition key and back.
+"""Converts catalog keys to Dagster partition keys and back.
 
-Dagster takes almost any text as a dynamic partition key, with exceptions: it refuses `...` and control characters, and
-its range and list syntax (commas, brackets, quotes, a bare `*`) makes other keys impossible to select by hand. Those
-characters alone are percent-encoded, so that ordinary keys read in the UI as they do in the catalog.
+Dagster accepts almost any text as a dynamic partition key, with exceptions: it refuses `...` and control characters,
+and its range and list syntax (commas, brackets, quotes, a bare `*`) makes other keys impossible to select by hand. Only
+those characters are percent-encoded, so that ordinary keys look the same in the UI and in the catalog.
 
-Nor does it take a key of any length: Postgres has room for 2,704 bytes in an index, of the key and all that stands
-beside it, and refuses everything that is stored together with a longer one. So a partition whose key is too long goes
-by the name of its folder, as one does whose key cannot be read, and is refused like any other bad data.
+Keys are limited in length: an index entry of Postgres holds 2,704 bytes, the key and its neighbours together, and
+Postgres refuses every row that is stored together with a longer one. A partition whose key is too long gets the name of
+its folder as its key and is refused like other bad data.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ORDINARY = re.compile(r"[A-Za-z0-9_-]+(?:[ ./:=][A-Za-z0-9_-]+)*", re.ASCII)
 _DOTS = re.compile(r"\.{3,}")
 
 
-@lru_cache(maxsize=1 << 16)  # the same keys, listing after listing
+@lru_cache(maxsize=1 << 16)  # every listing has the same keys
 def to_partition_key(key: str) -> str:
     """The Dagster partition key of a catalog key; different for different keys.
 
@@ -37,21 +37,21 @@ def to_partition_key(key: str) -> str:
         ValueError: the key is empty or is not valid Unicode.
     """
     if _ORDINARY.fullmatch(key):
-        return key  # most keys, and what follows takes twenty times as long
+        return key  # most keys; the general way takes twenty times as long
     if not key:
         raise ValueError("a partition key must not be empty")
     inner = key.strip()
     start = key.index(inner)
     end = start + len(inner)
     safe = [
-        _escape(character) if index < start or index >= end or _hurts(character) else character
+        _escape(character) if index < start or index >= end or _is_unsafe(character) else character
         for index, character in enumerate(key)
     ]
     return _DOTS.sub(lambda dots: "%2E" * len(dots.group()), "".join(safe))
 
 
 def from_partition_key(partition_key: str) -> str:
-    """The catalog key behind a Dagster partition key; what no key is written as, such as `%FF`, stands for itself."""
+    """The catalog key of a Dagster partition key; a text that encodes no key, such as `%FF`, is returned unchanged."""
     try:
         return unquote(partition_key, errors="strict")
     except UnicodeDecodeError:
@@ -59,10 +59,10 @@ def from_partition_key(partition_key: str) -> str:
 
 
 def with_short_keys(partitions: Iterable[Partition], registered: Container[str]) -> Iterator[Partition]:
-    """Partitions of the catalog as Dagster gets to know them: reading one raises `DataError` if its key is too long.
+    """The partitions of the catalog as Dagster gets them; reading one raises `DataError` if its key is too long.
 
     Args:
-        registered: partition keys that Dagster has; its database had room for them, whatever their length.
+        registered: partition keys that Dagster has; its database accepted them, whatever their length.
     """
     for partition in partitions:
         partition_key = to_partition_key(partition.key)
@@ -75,20 +75,20 @@ def with_short_keys(partitions: Iterable[Partition], registered: Container[str])
 
 
 def in_chunks(keys: Sequence[str]) -> Iterator[list[str]]:
-    """Keys in numbers that one statement of Dagster's storage can take as parameters."""
+    """Yield the keys in chunks that one statement of Dagster's storage accepts as parameters."""
     for start in range(0, len(keys), _KEYS_PER_STATEMENT):
         yield list(keys[start : start + _KEYS_PER_STATEMENT])
 
 
 def is_canonical(partition_key: str) -> bool:
-    """Whether it is how a catalog key is written here; another spelling of one was registered by somebody else."""
+    """Whether `to_partition_key` writes a catalog key this way; an operator may have registered another spelling."""
     try:
         return to_partition_key(from_partition_key(partition_key)) == partition_key
     except ValueError:
         return False
 
 
-def _hurts(character: str) -> bool:
+def _is_unsafe(character: str) -> bool:
     return character in _ALWAYS or unicodedata.category(character) in ("Cc", "Zl", "Zp", "Cs")
 
 

@@ -1,8 +1,8 @@
-"""Partitions that Dagster knows and that were removed from the source; the nightly refresh looks after them.
+"""Partitions that Dagster has and that were removed from the source; the nightly refresh reports or deletes them.
 
-The setting `vanished` decides. To `report` is to observe the partition once with the source version `gone`, which the
-UI shows. To `delete` is to remove its file in the space of the settings and then its key, after an observation that
-names the file. More than a tenth of the catalog is never deleted: such a listing may have been cut short.
+The setting `vanished` decides. `report` observes the partition once with the source version `gone`, which the UI shows.
+`delete` observes the name of its file, then deletes the file in the space of the settings, then the key. More than a
+tenth of the catalog is never deleted: such a listing may be incomplete.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def handle_removed_partitions(
         raise ConfigError(
             f"{len(removed):,} of {len(registered):,} partitions were removed from the source, such as {removed[0]!r}. "
             f"Nothing was deleted, since at most {_LARGEST_SHARE:.0%} of the catalog may be at a time; everything else "
-            "was embedded. If the source's listing is incomplete, put it right. If the partitions are gone for good, "
+            "was embedded. If the source's listing is incomplete, fix it. If the partitions are no longer needed, "
             "delete them in Dagster on the page of the asset source_partitions."
         )
     for key in removed:

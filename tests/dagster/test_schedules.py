@@ -17,22 +17,22 @@ from tests.spaces import Spaces
 
 
 def tick(bench: Workbench, name: str) -> dg.RunRequest | str | None:
-    """The run that a schedule asks for, or why it asks for none."""
+    """The run that a schedule requests, or why it requests none."""
     schedule = bench.definitions.get_repository_def().get_schedule_def(name)
     with dg.build_schedule_context(bench.instance, resources=bench.definitions.resources) as context:
         found = schedule.evaluate_tick(context)
     return found.run_requests[0] if found.run_requests else found.skip_message
 
 
-@pytest.mark.parametrize("asked", ["shards.known_space", "shards.states_of_unfinished"])
-def test_a_nightly_refresh_whose_store_does_not_answer_is_one_run_that_tries_again_and_begins_no_space(
-    bench: Workbench, three_spaces: Spaces, monkeypatch: pytest.MonkeyPatch, asked: str
+@pytest.mark.parametrize("failing", ["shards.known_space", "shards.states_of_unfinished"])
+def test_nightly_refresh_whose_store_does_not_answer_is_one_run_that_begins_no_space(
+    bench: Workbench, three_spaces: Spaces, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     space = three_spaces.copy_to(bench.root, ("hash://16",)).of("hash://16").name
     bench.settings["shards"] = 2
     down = mock.Mock(side_effect=StoreUnavailable("GET failed (503: SlowDown) after 3 attempts."))
-    monkeypatch.setattr(f"surge_dagster.orchestration.{asked}", down)
-    expected = {"expected_space": space} if asked == "shards.states_of_unfinished" else {}
+    monkeypatch.setattr(f"surge_dagster.orchestration.{failing}", down)
+    expected = {"expected_space": space} if failing == "shards.states_of_unfinished" else {}
     assert config_of(tick(bench, NAMES.schedule)) == {"unattended": True} | expected
     bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.QUEUED)
     assert "held by active runs" in str(tick(bench, NAMES.schedule)), "there is one that tries again"
@@ -57,7 +57,7 @@ def test_nightly_refresh_whose_store_hangs_is_one_run_before_dagster_ends_the_ti
     assert config_of(tick(bench, NAMES.schedule)) == {"unattended": True}
 
 
-def test_a_nightly_refresh_with_an_unreadable_space_fails_as_a_run(bench: Workbench, three_spaces: Spaces) -> None:
+def test_nightly_refresh_of_an_unreadable_space_fails_as_a_run(bench: Workbench, three_spaces: Spaces) -> None:
     three_spaces.copy_to(bench.root, ("hash://16",))
     [document] = bench.output.glob("*/space.json")
     document.write_text("{")
@@ -68,23 +68,23 @@ def test_a_nightly_refresh_with_an_unreadable_space_fails_as_a_run(bench: Workbe
     assert ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 0
 
 
-def test_a_check_that_takes_longer_than_the_time_between_two_is_not_joined_by_others(bench: Workbench) -> None:
+def test_scheduled_check_is_skipped_while_another_check_is_active(bench: Workbench) -> None:
     bench.settings["check_cron"] = "0 * * * *"
     assert isinstance(tick(bench, NAMES.check_schedule), dg.RunRequest)
     run = bench.pretend_run(NAMES.check_job, dg.DagsterRunStatus.STARTED)
-    assert f"going on already: run {run.run_id}" in str(tick(bench, NAMES.check_schedule))
+    assert f"active already: run {run.run_id}" in str(tick(bench, NAMES.check_schedule))
     bench.instance.report_run_failed(run)
     assert isinstance(tick(bench, NAMES.check_schedule), dg.RunRequest)
 
 
-def config_of(asked: dg.RunRequest | str | None) -> dict[str, Any]:
-    """The config of a requested run, without what all of them have."""
-    assert isinstance(asked, dg.RunRequest), asked
-    config = asked.run_config["ops"][NAMES.refresh_op]["config"]
+def config_of(request: dg.RunRequest | str | None) -> dict[str, Any]:
+    """The config of a requested run, without what every config has."""
+    assert isinstance(request, dg.RunRequest), request
+    config = request.run_config["ops"][NAMES.refresh_op]["config"]
     return {name: value for name, value in config.items() if name not in ("expected_settings", "vanished")}
 
 
-def test_a_schedule_whose_cron_is_set_is_on_and_the_default_nightly_one_is_off(
+def test_schedule_is_on_from_the_start_only_if_its_cron_is_set(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def on() -> dict[str, bool]:
@@ -96,4 +96,4 @@ def test_a_schedule_whose_cron_is_set_is_on_and_the_default_nightly_one_is_off(
     assert on() == {NAMES.schedule: False, NAMES.check_schedule: True}
     monkeypatch.setenv("SURGE_NIGHTLY_CRON", "0 2 * * *")
     bench.settings["b_min"] = 5
-    assert on()[NAMES.schedule], "also at the time that it has by default"
+    assert on()[NAMES.schedule], "also with the default time"
