@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
 import dagster as dg
 
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
-from surge_dagster.orchestration.dagster_internals import Event
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import in_chunks
 
@@ -154,45 +153,3 @@ def failed_on_record(names: CatalogNames, instance: dg.DagsterInstance) -> set[s
 
 def _registered(names: CatalogNames, instance: dg.DagsterInstance) -> dict[str, None]:
     return dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name))
-
-
-class EventPointers:
-    """Storage ids of the events that a run's materializations point at, as they become known.
-
-    Args:
-        names: of the catalog.
-        context: of the op that reports the events.
-        observation_ids: of earlier observations, by partition key; updated here.
-    """
-
-    def __init__(self, names: CatalogNames, context: dg.OpExecutionContext, observation_ids: dict[str, int]) -> None:
-        self._names = names
-        self._context = context
-        self.observations = observation_ids
-        self.superbatches: dict[int, int] = {}  # by index of the SuperBatch
-        newest = context.instance.fetch_materializations(names.superbatches, limit=1).records
-        self._seen = newest[0].storage_id if newest else 0
-
-    def learn(self, stored: Sequence[Event]) -> None:
-        """Look up the storage ids of events that were just stored, with one query for each of the two assets."""
-        instance = self._context.instance
-        observed = {event.partition for event in stored if event.asset_key == self._names.source_partitions}
-        if keys := {key for key in observed if key is not None}:
-            self.observations |= instance.get_latest_storage_id_by_partition(
-                self._names.source_partitions, _OBSERVATION, keys
-            )
-        if any(event.asset_key == self._names.superbatches for event in stored):
-            self._learn_superbatches()
-
-    def _learn_superbatches(self) -> None:
-        more = True
-        while more:  # other runs may report SuperBatches at the same time
-            since = dg.AssetRecordsFilter(self._names.superbatches, after_storage_id=self._seen)
-            page = self._context.instance.fetch_materializations(since, limit=1_000, ascending=True)
-            for record in page.records:
-                self._seen = record.storage_id
-                event = record.asset_materialization
-                if record.run_id == self._context.run_id and event and "superbatch" in event.metadata:
-                    index = event.metadata["superbatch"].value
-                    self.superbatches[int(str(index))] = record.storage_id
-            more = page.has_more and bool(page.records)

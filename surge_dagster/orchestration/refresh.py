@@ -1,16 +1,15 @@
 """One attempt at a run: what the asset `embeddings` and the jobs do, as "worklist, engine, events".
 
-The engine decides and encodes; this module reports to Dagster. A partition's event is queued the moment its file is
-complete. A run that dies loses the events that were queued and no file: the next run adopts files that are not on
-record. Nothing is yielded to Dagster before the engine has ended: a generator that is suspended when a run is
-terminated would only be closed when it is collected, and its threads with it.
+The engine decides and encodes; this module connects it with Dagster. A run that dies loses the events that were queued
+and no file: the next run adopts files that are not on record. Nothing is yielded to Dagster before the engine has
+ended: when a run is terminated, a suspended generator would be closed only when it is collected, and its threads with
+it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from functools import partial
 
 import dagster as dg
 
@@ -23,23 +22,19 @@ from surge_dagster.engine.output.staging import sweep_orphan_files
 from surge_dagster.engine.report import Failure, Receipt, SuperBatchReport
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources.partition import Partition
-from surge_dagster.orchestration import asset_events
-from surge_dagster.orchestration.dagster_internals import Planned
 from surge_dagster.orchestration.discovery import known_space, refuse_to_begin
-from surge_dagster.orchestration.events import EventWriter
 from surge_dagster.orchestration.launch import LaunchConfig, named, require_expected_settings
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.partition_keys import in_chunks, to_partition_key
 from surge_dagster.orchestration.read_back import footer_failures, read_back, unanswered
-from surge_dagster.orchestration.records import EventPointers, planned_by_name, read_catalogued
+from surge_dagster.orchestration.records import read_catalogued
 from surge_dagster.orchestration.removed_partitions import handle_removed_partitions
+from surge_dagster.orchestration.run_events import FAILURES_LOGGED, RunEvents
 from surge_dagster.orchestration.worklist import OnRecord, Worklist, make_worklist, published, requested_partitions
 
-# Of the grace time, for publishing; the events of that are stored meanwhile, and the last ones in the rest of the time.
+# Of the grace time, for publishing; events are stored meanwhile, and the last ones in the rest of the time.
 _PUBLISH_SHARE = 0.75
-# The run's check lists more of them; a log line costs as much as an event.
-_FAILURES_LOGGED = 100
 
 
 class Refresh:
@@ -62,19 +57,12 @@ class Refresh:
         self._store = self._resources.output.open()
         self._catalogued = read_catalogued(names, context.instance)
         self._record = OnRecord.read(names, context, config, self._catalogued)
-        self._pointers = EventPointers(names, context, self._catalogued.observation_ids)
-        self._planned = planned_by_name(names, context.instance)
-        self._engine: EmbeddingRun | None = None
-        self._events = EventWriter(
-            context,
-            grace_seconds=self._resources.encoder.grace_seconds,
-            stopped_at=lambda: self._engine.stopped_at if self._engine else None,
-            stored=self._pointers.learn,
-        )
+        self._outputs: OutputState | None = None  # of the run's space
+        self._events = RunEvents(names, context, self._catalogued, outcome, self._resources.encoder.grace_seconds)
         self._outcome = outcome
 
     def run(self, partition_keys: Iterable[str] | None) -> None:
-        """Embed what is missing or stale and report it to Dagster; the outcome says what became of it.
+        """Embed what is missing or stale and report it to Dagster; fills the outcome.
 
         Args:
             partition_keys: as Dagster names them, or as an operator typed them; None is the whole catalog.
@@ -93,11 +81,7 @@ class Refresh:
         self._outcome.begin(requested.partitions)
         self._register(requested.partitions)
         with self._events:
-            try:
-                space, fresh, adopted = self._bring_up_to_date(requested.partitions)
-            finally:
-                if self._engine is not None:
-                    self._outcome.published |= self._engine.published
+            space, fresh, adopted = self._bring_up_to_date(requested.partitions)
             self._report_fresh([*fresh, *self._with_file(requested.removed, space)], adopted, space)
             self._fail_unknown(requested.unknown)
             handle_removed_partitions(self._names, self._context, self._config.vanished, self._store, space)
@@ -108,13 +92,13 @@ class Refresh:
             self._context.instance.add_dynamic_partitions(self._names.partitions_name, keys)
 
     def _bring_up_to_date(self, partitions: dict[str, Partition]) -> tuple[Space, list[Receipt], set[str]]:
-        """Embed what needs it; gives the space, receipts of fresh files, and keys of those that are adopted."""
+        """Embed what needs it; returns the space, receipts of fresh files, and the keys of adopted ones."""
         refused = {failure.key for failure in self._outcome.failures}
         candidates = [partition for partition in partitions.values() if partition.key not in refused]
         space = self._known_space()
         if space is not None:
-            self._name_space(space)
-        work = self._look(candidates, space)
+            self._outcome.report.space, self._outcome.report.dimension = space.name, space.dimension
+        work = self._worklist(candidates, space)
         if space is not None and not work.todo:
             sweep_orphan_files(self._store)
             self._take(work)
@@ -122,34 +106,36 @@ class Refresh:
         with self._resources.encoder.start() as pool:
             self._require_same_model(pool, space)
             if space and pool.space.spec_sha256 != space.spec_sha256:
-                work = self._look(candidates, None)  # the model behind the name has changed: another space
-            engine = self._engine = self._new_engine(pool, work)
+                work = self._worklist(candidates, None)  # the model behind the name has changed: another space
+            engine = self._new_engine(pool, work)
             self._take(work)
             found_fresh, rows = self._embed(engine)
-        self._check_footers(engine.space, rows)
+        if rows:
+            outputs, partitions = self._outputs_of(engine.space), self._outcome.partitions
+            for failure in footer_failures(outputs, rows, partitions, engine.space.dimension):
+                self._events.failure(failure)
         return engine.space, [*work.fresh, *found_fresh], work.adopted
 
-    def _look(self, candidates: Sequence[Partition], space: Space | None) -> Worklist:
-        outputs = self._outputs(space) if space else None
+    def _worklist(self, candidates: Sequence[Partition], space: Space | None) -> Worklist:
+        outputs = self._outputs_of(space) if space else None
         work = make_worklist(candidates, outputs, space, self._config, self._record)
-        for reason in list(work.damaged.values())[:_FAILURES_LOGGED]:
+        for reason in list(work.damaged.values())[:FAILURES_LOGGED]:
             self._context.log.warning(reason)
-        if (more := len(work.damaged) - _FAILURES_LOGGED) > 0:
-            self._context.log.warning(f"{more:,} more files are not what they say, {len(work.damaged):,} in all.")
+        if (more := len(work.damaged) - FAILURES_LOGGED) > 0:
+            self._context.log.warning(f"{more:,} more files differ from their source, {len(work.damaged):,} in all.")
         return work
 
-    def _outputs(self, space: Space) -> OutputState:
-        return OutputState(self._store, space.name, space.file_format)
-
-    def _name_space(self, space: Space) -> None:
-        self._outcome.report.space = space.name
-        self._outcome.report.dimension = space.dimension
+    def _outputs_of(self, space: Space) -> OutputState:
+        """The files of the run's space; listed once, and again after the engine has published."""
+        if self._outputs is None or self._outputs.space != space.name:
+            self._outputs = OutputState(self._store, space.name, space.file_format)
+        return self._outputs
 
     def _take(self, work: Worklist) -> None:
         """Enter what needs no encoding, so that it is reported whatever ends the run."""
         self._outcome.fresh |= {receipt.key for receipt in work.fresh}
         for failure in work.unreadable:
-            self._fail(failure)
+            self._events.failure(failure)
 
     def _known_space(self) -> Space | None:
         """The space of this run as the output knows it, without loading a model; None when it has to be begun."""
@@ -162,7 +148,7 @@ class Refresh:
             now = repr(space.name) if space else "one that the output does not have"
             raise ConfigError(
                 f"the run was launched for the space {expected!r}, and the settings now mean {now}. "
-                f"Launch {self._names.refresh_job} by hand to go on with that."
+                f"Launch {self._names.refresh_job} by hand to use that space."
             )
         if space is not None:
             require_format(self._store, space, self._resources.output.format)
@@ -192,7 +178,7 @@ class Refresh:
             memory_limit=encoder.memory_limit_bytes,
             grace_seconds=_PUBLISH_SHARE * encoder.grace_seconds,
         )
-        self._outcome.report = engine.report
+        self._events.follow(engine)
         self._context.log.info(
             f"{len(work.todo):,} partitions to do on {pool.device} in {pool.precision}, space {engine.space.name}, "
             f"SuperBatches of {engine.bounds.b_min:,} to {engine.bounds.b_max:,} texts"
@@ -200,79 +186,50 @@ class Refresh:
         return engine
 
     def _embed(self, engine: EmbeddingRun) -> tuple[list[Receipt], dict[str, int]]:
-        """Run the engine; gives receipts of what turned out to be fresh, and the rows of each published partition."""
+        """Run the engine; returns receipts of what turned out to be fresh, and the rows of each published partition."""
         fresh: list[Receipt] = []
         rows: dict[str, int] = {}
-        with closing(engine.events()) as events:
-            for event in events:
-                self._outcome.findings.add(event)
-                match event:
-                    case SuperBatchReport():
-                        self._events.log(asset_events.superbatch(self._names, event, engine.space.name))
-                    case Failure():
-                        self._fail(event)
-                    case Receipt(action="fresh"):
-                        self._outcome.fresh.add(event.key)
-                        fresh.append(event)
-                    case Receipt():
-                        rows[event.key] = event.rows
-                        self._report(event)
-        if engine.report.superbatches:
-            self._events.log(asset_events.whole_run(self._names, engine.report, self._outcome.findings))
+        try:
+            with closing(engine.events()) as events:
+                for event in events:
+                    self._outcome.findings.add(event)
+                    match event:
+                        case SuperBatchReport():
+                            self._events.superbatch(event, engine.space)
+                        case Failure():
+                            self._events.failure(event)
+                        case Receipt(action="fresh"):
+                            self._outcome.fresh.add(event.key)
+                            fresh.append(event)
+                        case Receipt():
+                            rows[event.key] = event.rows
+                            self._events.embedding(event)
+        finally:
+            self._outcome.published |= engine.published
+        self._events.end_of_superbatches()
         return fresh, rows
 
-    def _check_footers(self, space: Space, rows: dict[str, int]) -> None:
-        if not rows:
-            return
-        for failure in footer_failures(self._outputs(space), rows, self._outcome.partitions, space.dimension):
-            self._fail(failure)
-
-    def _report(self, receipt: Receipt, *, reused: bool = False, adopted: bool = False) -> None:
-        """Queue the event of a partition whose file is complete; it is made when those it points at are stored."""
-        self._outcome.tried(receipt.key)
-        self._observe(receipt.key)
-        partition_key = to_partition_key(receipt.key)
-        if partition_key in self._planned:
-            self._events.log(Planned(self._names.embeddings, partition_key))
-        self._events.log_after(partial(self._materialization, receipt, reused=reused, adopted=adopted))
-
-    def _materialization(self, receipt: Receipt, *, reused: bool, adopted: bool) -> dg.AssetMaterialization:
-        observed = self._pointers.observations.get(to_partition_key(receipt.key))
-        superbatch = None if receipt.superbatch is None else self._pointers.superbatches.get(receipt.superbatch)
-        return asset_events.embedding(self._names, receipt, observed, superbatch, reused=reused, adopted=adopted)
-
-    def _observe(self, key: str) -> None:
-        """Queue the partition's source version if it has moved since it was observed last.
-
-        Not all of them at the start: with many partitions the first file would wait for minutes of events.
-        """
-        partition, partition_key = self._outcome.partitions.get(key), to_partition_key(key)
-        if partition is not None and self._catalogued.observed.get(partition_key) != partition.source_version:
-            self._events.log(asset_events.observation(self._names, partition))
-            self._catalogued.observed[partition_key] = partition.source_version
-
     def _report_fresh(self, fresh: Sequence[Receipt], adopted: set[str], space: Space) -> None:
-        """Adopt files that are not on record; in a backfill, report every other fresh one as reused.
+        """Adopt files that are not on record; in a backfill, report every other fresh file as reused.
 
-        Dagster ends a backfill as failed when a partition that it covers has no event from its run. It shows one that
-        an earlier run failed on as failed until there is an event again, however fresh its file is.
+        Dagster ends a backfill as failed when a partition that it covers has no event from its run. It shows a
+        partition as failed on which an earlier run failed until the next event, however fresh the file is.
         """
         in_backfill = "dagster/backfill" in self._context.run_tags
         partitions = self._outcome.partitions
         on_record = {receipt.key for receipt in fresh if self._record.shows(receipt, partitions.get(receipt.key))}
-        # Not read by the worklist: what another writer published while this run went on.
+        # The worklist has not read what another writer published during this run.
         unread = {receipt.key for receipt in fresh} - on_record - adopted
         answers = dict(read_back([partitions[key] for key in unread if key in partitions], self._store, space))
         for receipt in fresh:
             if answer := answers.get(receipt.key):
-                self._fail(answer if isinstance(answer, Failure) else unanswered(receipt.key, answer))
+                self._events.failure(answer if isinstance(answer, Failure) else unanswered(receipt.key, answer))
             elif receipt.key not in on_record:
-                self._report(receipt, adopted=True)
+                self._events.embedding(receipt, adopted=True)
             elif in_backfill:
-                self._report(receipt, reused=True)
+                self._events.embedding(receipt, reused=True)
             else:
-                self._outcome.tried(receipt.key)
-                self._observe(receipt.key)
+                self._events.unchanged(receipt)
 
     def _with_file(self, removed: Sequence[str], space: Space) -> list[Receipt]:
         """Receipts of partitions that were removed from the source and still have their file.
@@ -282,7 +239,7 @@ class Refresh:
         """
         if not removed:
             return []
-        outputs = self._outputs(space)
+        outputs = self._outputs_of(space)
         outputs.look_at(removed)
         kept: list[Receipt] = []
         remedy = "Delete it in Dagster, or put it back."
@@ -298,7 +255,7 @@ class Refresh:
             elif self._config.unattended:
                 self._outcome.removed.append(key)
             else:
-                reason = f"partition {key!r} is not in the catalog any more. {remedy}"
+                reason = f"partition {key!r} is no longer in the catalog. {remedy}"
                 self._outcome.fail(Failure(key, reason, remedy=remedy, in_source=False))
         if skipped := self._outcome.removed:
             self._context.log.warning(
@@ -314,9 +271,3 @@ class Refresh:
             failure = Failure(key, reason, remedy=remedy, in_source=False)
             self._outcome.unknown.add(failure)
             self._outcome.fail(failure)
-
-    def _fail(self, failure: Failure) -> None:
-        self._observe(failure.key)  # the sensor leaves alone what has failed since it was observed
-        self._outcome.fail(failure)
-        if len(self._outcome.failures) <= _FAILURES_LOGGED:
-            self._context.log.error(failure.reason)
