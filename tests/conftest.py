@@ -44,7 +44,7 @@ _BEGUN_FIRST = (
     "engine/encoder/test_supervision.py",
     "dagster/test_demo.py",
     "dagster/test_failures.py",
-    "dagster/test_selection.py",
+    "dagster/test_launch.py",
     "dagster/test_events.py",
     "engine/encoder/test_converted_models.py",
     "test_benchmark_output.py",

@@ -1,4 +1,4 @@
-"""A catalog that is another one every night, drawn with a seed, and what is true of it."""
+"""A catalog that changes before every nightly run, drawn with a seed, and its expected state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BAD: Rows = [("id-0", "a text"), ("id-1", None)]
 
 @dataclass(slots=True)
 class Moved:
-    """What one night did, by catalog key.
+    """The changes before one nightly run, by catalog key.
 
     Attributes:
         changed: other rows; touched: another source version of the same rows; new, vanished, returned.
@@ -36,7 +36,7 @@ class Moved:
 
     @property
     def versions(self) -> set[str]:
-        """Partitions with a source version that nobody has seen yet."""
+        """Partitions with a source version that no run has seen yet."""
         return self.changed | self.touched | self.new | self.returned | self.spoiled | self.mended
 
 
@@ -47,7 +47,7 @@ class MovingCatalog:
     Attributes:
         root: of the catalog.
         rows: of every partition that is there, by catalog key.
-        gone: partitions that were there and are not.
+        gone: partitions that were removed from the source.
     """
 
     root: Path
@@ -63,11 +63,11 @@ class MovingCatalog:
         return {key for key, rows in self.rows.items() if rows is _BAD}
 
     def fill(self, partitions: int) -> Moved:
-        """The catalog of the first night."""
+        """The catalog of the first nightly run."""
         return Moved(new={self.appear() for _ in range(partitions)})
 
     def move(self) -> Moved:
-        """What happens in the hours before a night."""
+        """Change the catalog as in the hours before a nightly run."""
         self._night += 1
         good = sorted(self.rows.keys() - self.bad)
         count = max(_FEWEST_CHANGED, round(_CHANGED * len(good)))

@@ -1,8 +1,8 @@
-"""A catalog in production, night after night, on a clock that is turned on by hand.
+"""A catalog in production over many nightly runs, on a clock that the test advances.
 
-The sensor's and the schedule's ticks are evaluated as Dagster's daemon does it; every run that they ask for is a
-process of its own, as a run launcher starts it. The output is a bucket behind a real S3 server. Whatever is claimed of
-a night is claimed by the server's etags and the databases' rows, not by what the project says of itself.
+The sensor's and the schedule's ticks are evaluated as Dagster's daemon does it; every run that they request is a
+process of its own, as a run launcher starts it. The output is a bucket behind a real S3 server. Tests of
+a nightly run look at the server's etags and the databases' rows, not at the project's own reports.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ class Production:
         """As a run of tonight reads them."""
         return load_settings(source=str(self.bench.catalog), **{"model": "hash://16", **self.bench.settings})
 
-    # What the daemon and a person do
+    # What the daemon and an operator do
 
     def tick(self, hours: float) -> list[dg.RunRequest]:
-        """The sensor, some hours later; gives the runs that it asks for."""
+        """The sensor, some hours later; returns the runs that it requests."""
         return list(self.bench.later(hours=hours).run_requests or [])
 
     def night(self) -> list[dg.RunRequest]:
-        """The nightly schedule; gives the runs that it asks for."""
+        """The nightly schedule; returns the runs that it requests."""
         schedule = self.bench.definitions.get_repository_def().get_schedule_def(NAMES.schedule)
         with dg.build_schedule_context(self.bench.instance, resources=self.bench.definitions.resources) as context:
             return list(schedule.evaluate_tick(context).run_requests or [])
@@ -175,7 +175,7 @@ class Production:
     # What is there
 
     def named(self, request: dg.RunRequest) -> list[str]:
-        """The partition keys that a run is told to embed."""
+        """The partition keys that a run is launched for."""
         config = request.run_config["ops"][NAMES.embeddings_op]["config"]
         return keys_of(config.get("keys"), config.get("keys_file")) or []
 

@@ -1,4 +1,4 @@
-"""Executes one run that the sensor asked for, in a process of its own, as a run launcher does.
+"""Executes one run that the sensor requested, in a process of its own, as a run launcher does.
 
 Usage: python -m tests.dagster.requested_run JOB, with {"run_config": …, "tags": …} on standard input
 """

@@ -16,7 +16,7 @@ from tests.dagster.conftest import NAMES, Workbench, requested
 ENDS = {"SUCCESS": dg.DagsterEventType.RUN_SUCCESS, "CANCELED": dg.DagsterEventType.RUN_CANCELED}
 
 
-def test_a_process_that_ended_and_was_not_waited_for_counts_as_gone() -> None:
+def test_process_that_ended_and_was_not_waited_for_counts_as_ended() -> None:
     with subprocess.Popen(["true"]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert _process(process.pid) == ""
@@ -56,7 +56,7 @@ def started(bench: Workbench, process: str, status: dg.DagsterRunStatus = dg.Dag
     return run
 
 
-def test_a_run_whose_process_is_gone_holds_nothing_and_is_declared_failed(bench: Workbench) -> None:
+def test_run_whose_process_has_ended_holds_nothing_and_is_declared_failed(bench: Workbench) -> None:
     bench.write("a")
     with subprocess.Popen(["sleep", "1000"]) as process:
         gone = [
@@ -72,7 +72,7 @@ def test_a_run_whose_process_is_gone_holds_nothing_and_is_declared_failed(bench:
     assert requested(bench.look()) == [["a"]]
 
 
-def test_a_process_that_took_the_id_of_another_one_is_not_taken_for_it(bench: Workbench) -> None:
+def test_process_with_a_reused_id_is_not_taken_for_the_earlier_one(bench: Workbench) -> None:
     before = started(bench, f"{os.getpid()}@1")
     look_for_lost_runs(bench)
     assert status(bench, before) == "FAILURE"
@@ -96,7 +96,7 @@ def test_a_run_that_may_be_alive_elsewhere_is_left_alone(bench: Workbench, monke
 
 
 @pytest.mark.parametrize(("job", "module"), [(NAMES.check_job, "catalog_check"), (NAMES.switch_job, "current_space")])
-def test_a_run_that_reads_everything_is_tagged_with_its_process(
+def test_run_of_a_check_or_switch_is_tagged_with_its_process(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, job: str, module: str
 ) -> None:
     bench.write("a")

@@ -119,7 +119,7 @@ def test_a_partition_that_changes_after_each_failure_waits_as_long(bench: Workbe
     assert len(json.loads(bench.cursor or "")["requests"]) == 1
 
 
-def test_a_change_after_a_success_is_requested_at_once(bench: Workbench) -> None:
+def test_change_after_a_success_is_requested_immediately(bench: Workbench) -> None:
     bench.settings["refresh_stale"] = True
     bench.write("a")
     found = bench.tick()
@@ -134,7 +134,7 @@ def test_a_change_after_a_success_is_requested_at_once(bench: Workbench) -> None
     assert requested(found) == [["a"]] and request["attempt"] == 1
 
 
-def test_done_requests_are_forgotten(bench: Workbench) -> None:
+def test_completed_requests_leave_the_cursor(bench: Workbench) -> None:
     bench.write("a")
     bench.launch(bench.tick())
     bench.tick()
@@ -142,7 +142,7 @@ def test_done_requests_are_forgotten(bench: Workbench) -> None:
 
 
 @pytest.mark.parametrize(("setting", "other"), [("model", "hash://24"), ("text_column", "id"), ("max_text_bytes", 100)])
-def test_with_other_settings_a_waiting_partition_is_requested_at_once(
+def test_waiting_partition_is_requested_immediately_with_other_settings(
     bench: Workbench, setting: str, other: str | int
 ) -> None:
     bench.write("a")
@@ -183,7 +183,7 @@ def test_new_partitions_are_requested_before_failing_ones(bench: Workbench, monk
         '{"version": 4, "settings": "s", "requests": [1]}',
     ],
 )
-def test_a_cursor_that_cannot_be_read_counts_as_none(cursor: str) -> None:
+def test_unreadable_cursor_counts_as_none(cursor: str) -> None:
     assert SensorCursor.read(cursor, "s") == SensorCursor("s")
 
 

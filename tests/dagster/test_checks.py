@@ -46,8 +46,13 @@ def test_a_catalog_that_is_embedded_passes_every_check(embedded: Workbench) -> N
 def test_what_is_missing_or_changed_is_found(embedded: Workbench) -> None:
     embedded.file("a").unlink()
     embedded.write("b", 41, version="v2")
-    [(name, told)] = broken(embedded).items()
-    assert name == "every_partition_is_embedded" and "| `a` |" in told and "| `b` |" in told and "| `c` |" not in told
+    [(name, reported)] = broken(embedded).items()
+    assert (
+        name == "every_partition_is_embedded"
+        and "| `a` |" in reported
+        and "| `b` |" in reported
+        and "| `c` |" not in reported
+    )
 
 
 def test_a_flipped_byte_is_found_and_named(embedded: Workbench) -> None:
@@ -56,12 +61,12 @@ def test_a_flipped_byte_is_found_and_named(embedded: Workbench) -> None:
         byte = file.read(1)
         file.seek(900)
         file.write(bytes([byte[0] ^ 1]))
-    [(name, told)] = broken(embedded).items()
-    assert name == "files_are_whole" and "| `b` |" in told
-    assert "Launch embed_partitions with this key and force: true. |" in told and "Remove" not in told
+    [(name, reported)] = broken(embedded).items()
+    assert name == "files_are_whole" and "| `b` |" in reported
+    assert "Launch embed_partitions with this key and force: true. |" in reported and "Remove" not in reported
 
 
-def test_each_thing_that_can_be_wrong_has_a_check_of_its_own(embedded: Workbench) -> None:
+def test_each_kind_of_violation_has_its_own_check(embedded: Workbench) -> None:
     for key in "def":
         embedded.write(key, 4)
     embedded.refresh()
@@ -71,8 +76,8 @@ def test_each_thing_that_can_be_wrong_has_a_check_of_its_own(embedded: Workbench
     embedded.write("d", [("x", "text")])
     rewrite(embedded.file("e"), lambda table: with_vectors(table, lambda matrix: 2 * matrix))
     rewrite(embedded.file("f"), lambda table: with_vectors(table, lambda matrix: np.nan * matrix))
-    told = broken(embedded)
-    assert {name: [key for key in "abcdef" if f"| `{key}` |" in table] for name, table in told.items()} == {
+    reported = broken(embedded)
+    assert {name: [key for key in "abcdef" if f"| `{key}` |" in table] for name, table in reported.items()} == {
         "dimensions_match": ["a"],
         "row_counts_match": ["b"],
         "texts_match": ["c"],
@@ -82,10 +87,10 @@ def test_each_thing_that_can_be_wrong_has_a_check_of_its_own(embedded: Workbench
     }
 
 
-def test_rows_that_are_not_the_catalogs_are_found(embedded: Workbench) -> None:
+def test_rows_that_differ_from_the_catalog_are_found(embedded: Workbench) -> None:
     embedded.write("c", [("other", "text")] * 1, version="v1")  # other rows under the version that is on file
-    [(name, told)] = broken(embedded).items()
-    assert name == "ids_match" and "| `c` |" in told
+    [(name, reported)] = broken(embedded).items()
+    assert name == "ids_match" and "| `c` |" in reported
 
 
 def test_a_file_of_another_space_is_found(embedded: Workbench, tmp_path: Path) -> None:
@@ -95,11 +100,11 @@ def test_a_file_of_another_space_is_found(embedded: Workbench, tmp_path: Path) -
     [other] = [path for path in embedded.output.glob("*/a.parquet") if path != here]
     shutil.copy(other, here)
     embedded.settings["model"] = "hash://16"
-    [(name, told)] = broken(embedded).items()
-    assert name == "one_space" and "| `a` |" in told
+    [(name, reported)] = broken(embedded).items()
+    assert name == "one_space" and "| `a` |" in reported
 
 
-def test_a_file_that_is_left_over_is_only_a_warning(embedded: Workbench) -> None:
+def test_orphan_file_is_only_a_warning(embedded: Workbench) -> None:
     shutil.rmtree(embedded.catalog / "partition=c")
     ran = embedded.run("catalog_check")
     [left] = [check for check in ran.checks().values() if not check.passed]
@@ -118,7 +123,7 @@ def test_many_truncated_texts_are_a_warning_of_the_run_and_of_the_catalog(bench:
         assert (check.metadata["truncated"].value, check.metadata["truncated_share"].value) == (5, 0.1667)
 
 
-def test_vectors_that_are_not_what_they_were_are_a_warning(embedded: Workbench) -> None:
+def test_drifted_vectors_are_a_warning(embedded: Workbench) -> None:
     # As another device might have made them.
     rewrite(embedded.file("b"), lambda table: with_vectors(table, lambda matrix: np.roll(matrix, 1, axis=1)))
     for key in "ab":
@@ -126,8 +131,8 @@ def test_vectors_that_are_not_what_they_were_are_a_warning(embedded: Workbench) 
     ran = embedded.embed("a", "c")
     check = ran.checks()["vectors_have_not_drifted"]
     assert ran.success and (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
-    told = str(check.metadata["failed"].value)
-    assert "| `b` | 16 unchanged texts" in told and "`a`" not in told
+    reported = str(check.metadata["failed"].value)
+    assert "| `b` | 16 unchanged texts" in reported and "`a`" not in reported
     assert (check.metadata["compared_partitions"].value, check.metadata["compared_rows"].value) == (2, 32)
     event = ran.materialized()["a"]
     assert event.metadata["previous_cosine"].value == 1.0 and event.metadata["compared_rows"].value == 16
@@ -135,7 +140,7 @@ def test_vectors_that_are_not_what_they_were_are_a_warning(embedded: Workbench) 
     assert settled.passed and settled.metadata["compared_rows"].value == 0 and "mean_cosine" not in settled.metadata
 
 
-def test_severities_are_what_the_settings_say(embedded: Workbench) -> None:
+def test_severities_follow_the_settings(embedded: Workbench) -> None:
     rewrite(embedded.file("b"), lambda table: with_vectors(table, lambda matrix: np.roll(matrix, 1, axis=1)))
     embedded.write("b", 41, version="v2")
     embedded.file("a").unlink()
@@ -155,7 +160,7 @@ def test_severities_are_what_the_settings_say(embedded: Workbench) -> None:
 
 
 @pytest.mark.parametrize("again", ["read", "encoded"])
-def test_what_the_checks_of_a_run_found_survives_its_next_attempt(
+def test_findings_of_an_attempt_are_kept_by_the_next_one(
     embedded: Workbench, monkeypatch: pytest.MonkeyPatch, again: str
 ) -> None:
     rewrite(embedded.file("b"), lambda table: with_vectors(table, lambda matrix: np.roll(matrix, 1, axis=1)))
@@ -184,7 +189,7 @@ def test_what_the_checks_of_a_run_found_survives_its_next_attempt(
 
 
 @pytest.mark.parametrize("launched", ["a job", "the asset"])
-def test_the_check_that_ends_a_run_has_the_severity_of_the_settings_too(bench: Workbench, launched: str) -> None:
+def test_severity_of_the_run_check_follows_the_settings(bench: Workbench, launched: str) -> None:
     bench.settings["checks"] = {NAMES.run_check.name: "warn"}
     bench.write("a", [("x", None)])
     bench.instance.add_dynamic_partitions(NAMES.partitions_name, ["a"])
@@ -193,29 +198,31 @@ def test_the_check_that_ends_a_run_has_the_severity_of_the_settings_too(bench: W
     assert (ran.success, check.passed, check.severity) == (False, False, dg.AssetCheckSeverity.WARN)
 
 
-def test_turning_everything_off_is_refused(bench: Workbench) -> None:
+def test_turning_off_every_check_is_refused(bench: Workbench) -> None:
     bench.settings["checks"] = dict.fromkeys(CHECK_NAMES, "off")
     with pytest.raises(ConfigError, match="leave one check on"):
         _ = bench.definitions
 
 
 @pytest.mark.parametrize(
-    ("off", "told_by"), [((), "files_are_whole"), (("files_are_whole",), "every_partition_is_embedded")]
+    ("off", "reported_by"), [((), "files_are_whole"), (("files_are_whole",), "every_partition_is_embedded")]
 )
-def test_what_could_not_be_read_this_time_is_told_once_and_the_rest_is_read(
-    embedded: Workbench, off: tuple[CheckName, ...], told_by: str
+def test_unreadable_partition_is_reported_by_one_check_and_the_rest_is_read(
+    embedded: Workbench, off: tuple[CheckName, ...], reported_by: str
 ) -> None:
     link = embedded.catalog / "partition=b" / "1.parquet"
     link.symlink_to(link.name)  # a disk that fails could not say less
     embedded.settings["checks"] = dict.fromkeys(off, "off")
     checks = embedded.run("catalog_check").checks()
-    [told] = [check for check in checks.values() if not check.passed]
-    assert told.check_name == told_by
-    assert "| `b` | " in str(told.metadata["failed"].value) and "checked again" in str(told.metadata["failed"].value)
-    assert (told.metadata["partitions"].value, told.metadata["rows"].value) == (3, 80)
+    [reported] = [check for check in checks.values() if not check.passed]
+    assert reported.check_name == reported_by
+    assert "| `b` | " in str(reported.metadata["failed"].value) and "checked again" in str(
+        reported.metadata["failed"].value
+    )
+    assert (reported.metadata["partitions"].value, reported.metadata["rows"].value) == (3, 80)
 
 
-def test_a_store_that_answers_nobody_ends_the_check_in_words(
+def test_store_that_is_down_ends_the_check_with_a_clear_error(
     embedded: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = LocalStore.open
@@ -231,7 +238,7 @@ def test_a_store_that_answers_nobody_ends_the_check_in_words(
     assert "reading ended after 1 partitions. The store is down. Launch catalog_check again." in ran.failure()
 
 
-def test_with_nothing_embedded_the_check_says_so(bench: Workbench) -> None:
+def test_check_of_an_empty_output_says_that_nothing_is_embedded(bench: Workbench) -> None:
     bench.write("a")
     ran = bench.run("catalog_check")
     assert not ran.success and "holds nothing of 'hash://16'" in ran.failure()
@@ -244,7 +251,7 @@ def test_runs_that_embed_do_not_execute_the_catalogs_checks(embedded: Workbench)
     assert {key.asset_key for key in job.asset_layer.asset_graph.asset_check_keys} >= {NAMES.source_partitions}
 
 
-def test_a_table_survives_any_key_and_stays_readable() -> None:
+def test_failure_table_is_valid_markdown_for_any_key() -> None:
     assert failure_table([]).value == "none"
     table = failure_table([("a|b`c\n", "line one\nline | two")]).value
     assert table.splitlines()[2] == "| `a\\|b'c ` | line one line \\| two |"

@@ -40,9 +40,7 @@ def read_by(bench: Workbench, *assets: dg.AssetsDefinition) -> None:
     )
 
 
-def test_an_asset_after_it_reads_the_old_space_before_a_switch_and_the_new_one_after(
-    bench: Workbench, made: Spaces
-) -> None:
+def test_downstream_asset_reads_the_new_space_only_after_the_switch(bench: Workbench, made: Spaces) -> None:
     first, second = made.of("hash://16").name, made.of("hash://24").name
     seen: list[Any] = []
 
@@ -69,7 +67,7 @@ def test_an_asset_after_it_reads_the_old_space_before_a_switch_and_the_new_one_a
     assert read_current(made.store) == CurrentSpace(first, second, 3)
 
 
-def test_a_run_goes_on_with_the_space_it_began_with(bench: Workbench, made: Spaces) -> None:
+def test_run_keeps_its_space_when_another_becomes_current(bench: Workbench, made: Spaces) -> None:
     first, second = made.of("hash://16").name, made.of("hash://24").name
     seen: list[str] = []
 
@@ -88,7 +86,7 @@ def test_a_run_goes_on_with_the_space_it_began_with(bench: Workbench, made: Spac
     assert seen == [first, first, second]
 
 
-def test_a_switch_is_refused_with_what_is_missing_and_nothing_is_changed(bench: Workbench, made: Spaces) -> None:
+def test_refused_switch_lists_what_is_missing_and_changes_nothing(bench: Workbench, made: Spaces) -> None:
     before = read_current(made.store)
     made.file("hash://24", "b").unlink()
     ran = switch(bench)

@@ -113,8 +113,8 @@ def test_a_partition_without_embeddings_ends_its_own_run_and_a_damaged_one_every
     assert "no embeddings of 'a'. Embed them first" in refused.failure()
     assert refused.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 0
     embedded.instance.add_dynamic_partitions("catalog", ["%FF"])
-    stranger = Downstream(embedded, partitioned=True).run({"dagster/partition": "%FF"})
-    assert "no embeddings of '%FF'" in stranger.failure()
+    unknown = Downstream(embedded, partitioned=True).run({"dagster/partition": "%FF"})
+    assert "no embeddings of '%FF'" in unknown.failure()
     everything = Downstream(embedded)
     assert everything.run().success
     assert everything.given == [EVERYTHING[2:]]
@@ -124,9 +124,7 @@ def test_a_partition_without_embeddings_ends_its_own_run_and_a_damaged_one_every
     assert "partition 'c'" in damaged.failure() and "cannot be loaded" in damaged.failure()
 
 
-def test_of_several_spaces_the_current_one_is_loaded_or_the_one_that_is_named(
-    bench: Workbench, three_spaces: Spaces
-) -> None:
+def test_current_space_is_loaded_unless_another_is_named(bench: Workbench, three_spaces: Spaces) -> None:
     """Whatever the settings mean; where none is current none is chosen."""
     made = three_spaces.copy_to(bench.root)
     first, second, _ = made.names()
@@ -142,9 +140,7 @@ def test_of_several_spaces_the_current_one_is_loaded_or_the_one_that_is_named(
     assert downstream.given == [second, first]
 
 
-def test_settings_that_mean_another_model_leave_readers_with_the_space_that_is_there(
-    bench: Workbench, three_spaces: Spaces
-) -> None:
+def test_readers_keep_their_space_when_the_settings_name_another_model(bench: Workbench, three_spaces: Spaces) -> None:
     nothing = Downstream(bench).run()
     assert not nothing.success and "holds no embeddings" in nothing.failure()
     made = three_spaces.copy_to(bench.root, ("hash://16",))
@@ -154,7 +150,7 @@ def test_settings_that_mean_another_model_leave_readers_with_the_space_that_is_t
     assert downstream.given == [made.of("hash://16").name]
 
 
-def test_a_type_that_cannot_be_given_and_an_output_that_cannot_be_taken_are_refused(bench: Workbench) -> None:
+def test_unsupported_input_type_and_unusable_output_are_refused(bench: Workbench) -> None:
     frame = Downstream(bench, pl.DataFrame).run()
     assert not frame.success
     assert "come as polars.LazyFrame, pyarrow.dataset.Dataset or surge_dagster.Embeddings" in frame.failure()

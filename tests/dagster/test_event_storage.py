@@ -62,10 +62,10 @@ def tables(folder: Path) -> dict[str, list[Any]]:
             names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
             for name in names:
                 columns = [row[1] for row in connection.execute(f"PRAGMA table_info({name})")]
-                told = [f'"{column}"' for column in columns if "create" not in column and "completed" not in column]
+                compared = [f'"{column}"' for column in columns if "create" not in column and "completed" not in column]
                 if name == "asset_keys":
-                    told.remove('"id"')  # counts the assets as they come, and nothing points at it
-                rows = connection.execute(f"SELECT {', '.join(told)} FROM {name}").fetchall()
+                    compared.remove('"id"')  # counts the assets as they come, and nothing points at it
+                rows = connection.execute(f"SELECT {', '.join(compared)} FROM {name}").fetchall()
                 found[f"{path.name}/{name}"] = sorted(rows, key=repr)
     return found
 
@@ -138,7 +138,7 @@ def test_an_instance_can_change_to_it_and_back(tmp_path: Path) -> None:
                 assert instance.all_logs(run_id) == [event for event in stored if event.run_id == run_id]
             for asset in (dg.AssetKey(["shop", "a"]), dg.AssetKey(["shop", "b"])):
                 ids = instance.get_latest_storage_id_by_partition(asset, dg.DagsterEventType.ASSET_MATERIALIZATION)
-                told = [event.get_dagster_event() for event in stored]
-                made = [event for event in told if event.is_step_materialization]
+                decoded = [event.get_dagster_event() for event in stored]
+                made = [event for event in decoded if event.is_step_materialization]
                 assert set(ids) == {event.partition for event in made if event.asset_key == asset}
     assert [path.name for path in tmp_path.glob("history/runs/*.db")].count("index.db") == 1

@@ -58,7 +58,7 @@ def test_publishing_and_storing_its_events_share_one_grace_time(
 
 
 @pytest.mark.timeout(60)
-def test_a_step_that_waits_for_the_event_log_is_interrupted_by_a_signal_that_another_thread_was_given(
+def test_signal_in_another_thread_interrupts_a_step_that_waits_for_the_event_log(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, opened = threading.Event(), threading.Event()
@@ -82,7 +82,9 @@ def test_a_step_that_waits_for_the_event_log_is_interrupted_by_a_signal_that_ano
 
 
 @pytest.mark.timeout(60)
-def test_a_step_whose_grace_time_is_spent_waits_for_no_event(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_without_grace_time_left_does_not_wait_for_events(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = threading.Event()
     monkeypatch.setattr(events_module, "report_events", report_when(opened, [0]))
 

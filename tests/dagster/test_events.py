@@ -124,12 +124,12 @@ def as_read(bench: Workbench, run_id: str) -> dict[str, Any]:
         assert [record.storage_id for record in ours] == sorted((record.storage_id for record in ours), reverse=True)
         return [(of_any_run(record.event_log_entry), record.partition_key) for record in ours]
 
-    told = [entry for entry in instance.all_logs(run_id) if entry.dagster_event and entry.dagster_event.asset_key]
-    read: dict[str, Any] = {"events": len(told)}
+    reported = [entry for entry in instance.all_logs(run_id) if entry.dagster_event and entry.dagster_event.asset_key]
+    read: dict[str, Any] = {"events": len(reported)}
     for asset in (NAMES.source_partitions, NAMES.superbatches, NAMES.embeddings):
         [record] = instance.get_asset_records([asset])
         read |= {
-            f"{asset} log": [of_any_run(entry) for entry in told if entry.get_dagster_event().asset_key == asset],
+            f"{asset} log": [of_any_run(entry) for entry in reported if entry.get_dagster_event().asset_key == asset],
             f"{asset} materializations": in_order(instance.fetch_materializations(asset, limit=100).records),
             f"{asset} observations": in_order(instance.fetch_observations(asset, limit=100).records),
             f"{asset} latest": of_any_run(instance.get_latest_materialization_event(asset)),
@@ -210,7 +210,7 @@ def test_events_of_no_run_are_stored_as_dagster_stores_them_one_by_one(recorded:
     assert sorted(columns()[len(one_by_one) :], key=repr) == sorted(one_by_one, key=repr) and len(one_by_one) == 10
 
 
-def test_whoever_listens_to_a_run_hears_every_event(bench: Workbench) -> None:
+def test_watcher_of_a_run_receives_every_event(bench: Workbench) -> None:
     heard: list[dg.EventLogEntry] = []
 
     @dg.op
@@ -225,7 +225,7 @@ def test_whoever_listens_to_a_run_hears_every_event(bench: Workbench) -> None:
 
 
 @pytest.mark.parametrize("why", ["another version", "turned off"])
-def test_where_events_cannot_be_batched_they_are_written_one_by_one(bench: Workbench, why: str) -> None:
+def test_events_are_stored_one_by_one_where_batches_are_unavailable(bench: Workbench, why: str) -> None:
     """Dagster's context keeps every event that is logged through it until the step ends, unless it is taken away."""
     for key in "abc":
         bench.write(key)
@@ -251,9 +251,7 @@ def test_where_events_cannot_be_batched_they_are_written_one_by_one(bench: Workb
 
 
 @pytest.mark.parametrize("lacks", ["DagsterEventBatchMetadata", "StepMaterializationData"])
-def test_dagster_without_what_batches_need_gets_its_events_one_by_one(
-    monkeypatch: pytest.MonkeyPatch, lacks: str
-) -> None:
+def test_dagster_without_batches_gets_events_one_by_one(monkeypatch: pytest.MonkeyPatch, lacks: str) -> None:
     assert can_batch()
     monkeypatch.delattr(f"dagster._core.events.{lacks}")
     assert not can_batch()
@@ -265,10 +263,10 @@ def assert_told_as_it_is(
     """Every figure of an event of a partition is that of its file, and its lineage that of the run which made it."""
     file = bench.file(key)
     facts = assert_embedded(bench.output, file.parent.name, key, rows)
-    told = {name: value.value for name, value in event.metadata.items()}
-    of_run = {name: told.pop(name) for name in ("superbatch", "texts_per_second") if name in told}
-    assert len(of_run) == (0 if adopted else 2), "nobody knows any more what encoded a file that is adopted"
-    assert told == {
+    reported = {name: value.value for name, value in event.metadata.items()}
+    of_run = {name: reported.pop(name) for name in ("superbatch", "texts_per_second") if name in reported}
+    assert len(of_run) == (0 if adopted else 2), "an adopted file does not record how it was encoded"
+    assert reported == {
         "key": key,
         "dagster/row_count": len(rows),
         "rows": len(rows),

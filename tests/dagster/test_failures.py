@@ -61,7 +61,7 @@ def test_a_bad_partition_fails_the_run_once_and_stops_no_other(bench: Workbench,
     assert not list(bench.output.glob("*/bad*"))
 
 
-def test_only_what_truly_failed_is_shown_as_failed_and_repair_mends_it(bench: Workbench) -> None:
+def test_only_failed_partitions_are_shown_as_failed_until_they_are_fixed(bench: Workbench) -> None:
     for key in "abc":
         bench.write(key)
     bench.refresh()
@@ -74,7 +74,7 @@ def test_only_what_truly_failed_is_shown_as_failed_and_repair_mends_it(bench: Wo
     assert shown(bench) == ({"a", "b", "c"}, set())
 
 
-def test_the_last_run_that_tried_a_partition_is_the_one_that_mended_it_even_if_another_one_failed_in_it(
+def test_last_materialization_attempt_is_the_run_that_fixed_the_partition(
     bench: Workbench,
 ) -> None:
     def tried(key: str) -> str | None:
@@ -95,8 +95,8 @@ def test_the_last_run_that_tried_a_partition_is_the_one_that_mended_it_even_if_a
     assert shown(bench) == ({"a", "c"}, {"b"})
     bench.write("a", 3, version="v3")
     bench.write("b", 2, version="v3")
-    mended = bench.embed("a", "c")
-    assert mended.success and (tried("a"), tried("b"), tried("c")) == (mended.run_id, mended.run_id, None)
+    fixed = bench.embed("a", "c")
+    assert fixed.success and (tried("a"), tried("b"), tried("c")) == (fixed.run_id, fixed.run_id, None)
     assert shown(bench) == ({"a", "b", "c"}, set())
 
 
@@ -125,7 +125,7 @@ def test_a_file_that_cannot_be_read_fails_its_partition_and_is_not_embedded_agai
     assert shown(bench) == ({"a", "b"}, set()), "it does not stay red"
 
 
-def test_a_partition_that_was_away_during_a_run_is_not_taken_for_refused(bench: Workbench) -> None:
+def test_partition_that_was_missing_during_a_run_does_not_count_as_refused(bench: Workbench) -> None:
     for key in "ab":
         bench.write(key)
     bench.refresh()
@@ -138,7 +138,7 @@ def test_a_partition_that_was_away_during_a_run_is_not_taken_for_refused(bench: 
     assert requested(bench.look()) == [["b"]]
 
 
-def test_a_partition_that_was_away_in_one_attempt_is_embedded_by_another(
+def test_partition_that_was_missing_in_one_attempt_is_embedded_by_the_next(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.write("a", 50)
@@ -164,25 +164,25 @@ def test_a_partition_that_was_away_in_one_attempt_is_embedded_by_another(
     assert bench.instance.fetch_observations(dg.AssetRecordsFilter(NAMES.embeddings), limit=9).records == []
 
 
-def test_partitions_that_somebody_added_to_dagster_alone_fail_by_themselves(bench: Workbench) -> None:
+def test_partitions_that_only_dagster_has_fail_without_stopping_others(bench: Workbench) -> None:
     """`%FF` is no text, and another one is a key of the catalog, whose partition has another name in Dagster."""
     for key in ("a", "%FE", "b"):
         bench.write(key)
-    strangers = ["%FF", "", "50%"]
-    bench.instance.add_dynamic_partitions("catalog", ["a", *strangers, "%25FE", "%FE", "b"])
+    unknown = ["%FF", "", "50%"]
+    bench.instance.add_dynamic_partitions("catalog", ["a", *unknown, "%25FE", "%FE", "b"])
     ran = bench.embed("a", "b")
     assert not ran.success and set(ran.materialized()) == {"a", "%25FE", "b"}
     assert "3 partitions failed" in ran.failure() and "partition '%FF' was added to Dagster" in ran.failure()
     rows = str(ran.checks()[NAMES.run_check.name].metadata["failed"].value).splitlines()[2:]
     assert len(rows) == 3 and all(row.endswith("| Delete it in Dagster. |") for row in rows)
     assert shown(bench) == ({"a", "%25FE", "b"}, {"%FF", "50%"}), "Dagster shows none without a name"
-    for key in strangers:
+    for key in unknown:
         bench.instance.delete_dynamic_partition("catalog", key)
     assert bench.embed("a", "b").success and requested(bench.look()) == []
 
 
 @pytest.mark.usefixtures("gated")
-def test_an_encoder_that_cannot_go_on_is_tried_again_and_what_was_published_is_kept(bench: Workbench) -> None:
+def test_failed_encoder_is_retried_and_published_files_are_kept(bench: Workbench) -> None:
     gate = bench.root / "gate"
     bench.settings |= {"b_min": 1, "b_max": 50}
     bench.write("a", 20)
@@ -200,7 +200,7 @@ def test_an_encoder_that_cannot_go_on_is_tried_again_and_what_was_published_is_k
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_a_source_that_changes_while_it_is_read_is_tried_again_and_nothing_else_is(
+def test_only_a_source_that_changed_while_it_was_read_is_retried(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, force: bool
 ) -> None:
     bench.write("a")
@@ -225,10 +225,10 @@ def test_a_source_that_changes_while_it_is_read_is_tried_again_and_nothing_else_
     assert ran.materialized()["moving"].metadata["source_version"].value == "v2"
 
 
-def test_between_two_attempts_a_run_can_be_terminated_and_is_known_to_live(
+def test_run_that_waits_between_attempts_can_be_terminated_and_counts_as_alive(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dagster's own wait is deaf; in an op it raises what it is told."""
+    """Dagster's own wait ignores signals; in an op it raises the given exception."""
     bench.write("a")
     when_footers_are_checked(monkeypatch, lambda key: bench.file(key).unlink())  # each attempt encodes it again
     waited: list[float] = []
@@ -247,7 +247,7 @@ def test_between_two_attempts_a_run_can_be_terminated_and_is_known_to_live(
 
 
 @pytest.mark.parametrize(
-    ("launched", "error", "told"),
+    ("launched", "error", "reported"),
     [
         ("a job", EncoderError("the pool failed"), "the pool failed | Run again."),
         ("a job that retries nothing", EncoderError("the pool failed"), "the pool failed | Run again."),
@@ -258,7 +258,7 @@ def test_between_two_attempts_a_run_can_be_terminated_and_is_known_to_live(
     ],
 )
 def test_a_run_that_an_error_ends_has_its_check_and_one_that_is_interrupted_has_none(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch, launched: str, error: BaseException, told: str | None
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, launched: str, error: BaseException, reported: str | None
 ) -> None:
     def fail(_: Encoder) -> None:
         raise error
@@ -271,7 +271,7 @@ def test_a_run_that_an_error_ends_has_its_check_and_one_that_is_interrupted_has_
         monkeypatch.setattr(IPlanContext, "retry_mode", RetryMode.DISABLED)
     ran = bench.embed("a", "a") if launched == "the asset" else bench.refresh()
     assert not ran.success and not ran.materialized()
-    if told is None:
+    if reported is None:
         assert ran.checks() == {}
         return
     retried = isinstance(error, EncoderError) and launched != "a job that retries nothing"
@@ -280,12 +280,12 @@ def test_a_run_that_an_error_ends_has_its_check_and_one_that_is_interrupted_has_
     assert ran.count(dg.DagsterEventType.ASSET_CHECK_EVALUATION) == 1, "of the last attempt, and none that passed"
     figures = ran.figures()
     assert (figures["texts_encoded"], figures["partitions_written"], figures["partitions_failed"]) == (0, 0, [])
-    assert f"| `(the whole run)` | {told} |" in str(figures["failed"])
+    assert f"| `(the whole run)` | {reported} |" in str(figures["failed"])
     latest = bench.instance.event_log_storage.get_latest_asset_check_execution_by_key([NAMES.run_check])
     assert latest[NAMES.run_check].status == AssetCheckExecutionRecordStatus.FAILED
 
 
-def test_a_check_that_cannot_be_made_does_not_hide_what_ended_the_run(
+def test_failing_check_does_not_hide_the_error_that_ended_the_run(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unmakeable(*_: object) -> None:
@@ -298,7 +298,7 @@ def test_a_check_that_cannot_be_made_does_not_hide_what_ended_the_run(
     assert any("could not be recorded: OSError: the event log is full" in message for message in said)
 
 
-def test_an_event_log_that_keeps_nothing_for_a_moment_does_not_hide_what_ended_the_run(
+def test_failing_event_log_does_not_hide_the_error_that_ended_the_run(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = type(bench.instance.event_log_storage)
@@ -324,11 +324,11 @@ def listed(key: str, version: str) -> Partition:
     return Partition(key, version, lambda: iter(()), lambda: version)
 
 
-def test_what_an_attempt_said_of_partitions_stands_until_another_one_has_tried_them() -> None:
+def test_failures_of_an_attempt_stand_until_another_attempt_tries_the_partitions() -> None:
     policy = CheckPolicy()
     first = Outcome.after(None, policy)
-    first.begin({key: listed(key, "v1") for key in ("bad", "mended", "away", "read", "unread")})
-    for key in ("bad", "mended", "away"):
+    first.begin({key: listed(key, "v1") for key in ("bad", "fixed", "away", "read", "unread")})
+    for key in ("bad", "fixed", "away"):
         first.fail(Failure(key, "null"))
     for key in ("read", "unread"):
         first.fail(Failure(key, "the disk failed", transient=True))
@@ -336,18 +336,18 @@ def test_what_an_attempt_said_of_partitions_stands_until_another_one_has_tried_t
     died_early.give_up()
     assert died_early.failures == first.failures
     third = Outcome.after(died_early, policy)
-    third.begin({"bad": listed("bad", "v1"), "mended": listed("mended", "v2"), "read": listed("read", "v1")})
+    third.begin({"bad": listed("bad", "v1"), "fixed": listed("fixed", "v2"), "read": listed("read", "v1")})
     assert [failure.key for failure in third.failures] == ["bad"], "bad data is read once"
     third.tried("read")
     third.report.partitions_failed += [Failure("bad", "null"), Failure("unheard", "null")]
     third.give_up()
     assert [failure.key for failure in third.failures] == ["bad", "unheard", "unread"]
     fourth = Outcome.after(third, policy)
-    fourth.begin({"mended": listed("mended", "v2")})
+    fourth.begin({"fixed": listed("fixed", "v2")})
     assert fourth.failures == []
 
 
-def test_every_failure_is_told_with_what_to_do() -> None:
+def test_every_failure_is_listed_with_a_remedy() -> None:
     failures = [
         Failure("a", "partition 'a': odd"),
         Failure("b", "partition 'b': away", transient=True),
@@ -427,10 +427,10 @@ def test_a_file_that_is_damaged_once_is_encoded_again_by_the_same_run(
     assert (ran.figures()["texts_encoded"], ran.figures()["partitions_written"]) == (100, 1)
 
 
-def test_a_file_that_is_damaged_and_that_no_attempt_takes_any_more_fails_the_run(
+def test_file_that_stays_damaged_after_the_last_attempt_fails_the_run(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was stale is missing now, and only stale partitions were asked for."""
+    """The stale partition is missing now, and only stale partitions were selected."""
     bench.write("a")
     bench.write("b")
     assert bench.refresh().success
@@ -443,7 +443,7 @@ def test_a_file_that_is_damaged_and_that_no_attempt_takes_any_more_fails_the_run
     assert bench.refresh().success and shown(bench) == ({"a", "b"}, set())
 
 
-def test_a_file_on_record_that_was_replaced_by_a_damaged_one_is_encoded_again_by_whichever_run_is_asked(
+def test_damaged_file_on_record_is_encoded_again_by_any_run_that_selects_it(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for key in "ab":
@@ -484,7 +484,7 @@ def test_file_that_could_not_be_read_once_is_adopted_by_the_next_run(
     assert requested(bench.later(days=1)) == []
 
 
-def test_a_store_that_is_down_is_asked_for_one_partition_and_not_for_each(
+def test_store_that_is_down_is_tried_once_and_not_for_each_partition(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("surge_dagster.assets.embeddings._RETRIES", 0)

@@ -36,7 +36,7 @@ INSTANTS = sorted(random.Random(7).sample(range(1, PARTITIONS + 1), 3))
 
 @pytest.mark.soak  # test_live.py and test_nights.py have a killed run each
 @pytest.mark.parametrize("instant", INSTANTS)
-def test_a_run_killed_at_a_random_instant_is_finished_by_the_next_one(bench: Workbench, instant: int) -> None:
+def test_run_killed_at_a_random_instant_is_completed_by_the_next_one(bench: Workbench, instant: int) -> None:
     for number in range(PARTITIONS):
         bench.write(f"p{number:02}", ROWS)
     environment = os.environ | {"DAGSTER_HOME": str(bench.root / "home"), "SURGE_TEST_MARK": str(bench.root)}

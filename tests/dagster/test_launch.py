@@ -92,7 +92,7 @@ def test_a_launch_that_names_no_key_is_refused_with_what_to_do(bench: Workbench)
     assert LaunchConfig(**given).named_keys() == ["a"]
 
 
-def test_a_state_chooses_among_the_partitions_of_a_launch(bench: Workbench) -> None:
+def test_state_selects_among_the_partitions_of_a_launch(bench: Workbench) -> None:
     for key in ("a", "b"):
         bench.write(key)
     bench.write("bad", NULL_TEXT)
@@ -101,8 +101,8 @@ def test_a_state_chooses_among_the_partitions_of_a_launch(bench: Workbench) -> N
     bench.write("b", 5, version="v2")
     bench.write("c", 6)
     bench.write("bad", 7, version="v2")
-    mended = launch(bench, select="failed")
-    assert mended.success and (set(mended.materialized()), mended.figures()["texts_encoded"]) == ({"bad"}, 7)
+    fixed = launch(bench, select="failed")
+    assert fixed.success and (set(fixed.materialized()), fixed.figures()["texts_encoded"]) == ({"bad"}, 7)
     listed = bench.root / "keys"
     listed.write_text("b\nc\n")
     stale = launch(bench, keys=["bad"], keys_file=str(listed), select="stale")
@@ -114,7 +114,7 @@ def test_a_state_chooses_among_the_partitions_of_a_launch(bench: Workbench) -> N
     assert launch(bench, select="failed").figures()["texts_encoded"] == 0
 
 
-def test_a_forced_run_that_goes_on_from_another_one_encodes_only_what_that_one_did_not(bench: Workbench) -> None:
+def test_forced_run_that_continues_another_encodes_only_the_rest(bench: Workbench) -> None:
     bench.write("a", 3)
     bench.write("b", 4)
     bench.refresh()

@@ -1,6 +1,6 @@
-"""A catalog in production for many nights: what changed is embedded, once, and nothing else grows or stays behind.
+"""A catalog in production over many nightly runs: each change is embedded once, and nothing else grows or is left behind.
 
-In one night the run is killed, in another one the bucket goes down, in a third one somebody launches another model.
+One nightly run is killed, during another the bucket goes down, and before a third an operator launches another model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ROWS_OF_A_RUN, _OWN_ROWS_OF_A_RUN = 6, 60
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long it goes on for how many partitions, and in which nights something happens.
+    """The number of nightly runs and partitions, and the runs in which something fails.
 
     Attributes:
         apart: whether every run is a process of its own, or the killed one alone.
@@ -45,7 +45,7 @@ class Plan:
     apart: bool
 
 
-def test_four_nights_leave_what_is_due_and_nothing_else(
+def test_four_nightly_runs_embed_exactly_what_is_due(
     bench: Workbench, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Takes half a minute: eight runs, each of which starts an encoder."""
@@ -55,7 +55,7 @@ def test_four_nights_leave_what_is_due_and_nothing_else(
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_twenty_four_nights_leave_what_is_due_and_nothing_else(
+def test_twenty_four_nightly_runs_embed_exactly_what_is_due(
     bench: Workbench, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Takes some twenty minutes: fifty runs, each a process that imports Dagster, and ten thousands of requests."""
@@ -70,7 +70,7 @@ def live_through(bench: Workbench, server: ObjectServer, monkeypatch: pytest.Mon
     for night in range(1, plan.nights + 1):
         nights.live(night)
     unseen = {production.moving.appear() for _ in range(2)}
-    assert production.tick(1), "asked for, and never launched"
+    assert production.tick(1), "requested, and never launched"
     require_true_statuses(production, plan)
     require_valid_spaces(production, nights, unseen)
     require_nothing_left_behind(production)
@@ -80,11 +80,11 @@ def live_through(bench: Workbench, server: ObjectServer, monkeypatch: pytest.Mon
 
 
 class Nights:
-    """One catalog's nights, each checked as it ends.
+    """One catalog's nightly runs, each checked when it ends.
 
     Attributes:
         due: catalog keys whose present content is in no file of the space yet.
-        untold: files that were published by a run that could not tell of them.
+        unreported: files that were published by a run that could not report them.
         asked: those that were due when the last night's run was launched.
         removed: catalog keys that were removed from the source and are not reported yet.
         moved_on: catalog keys that have changed since there is a second space, and so are not up to date in the first.
@@ -95,7 +95,7 @@ class Nights:
         self.production = production
         self.plan = plan
         self.due: set[str] = set()
-        self.untold = 0
+        self.unreported = 0
         self.asked: set[str] = set()
         self.moved_on: set[str] = set()
         self.removed: set[str] = set()
@@ -105,7 +105,7 @@ class Nights:
         self._runs = 0
 
     def live(self, night: int) -> None:
-        """A day and its night."""
+        """A day and its nightly run."""
         production, moving = self.production, self.production.moving
         moved = moving.move() if night > 1 else moving.fill(self.plan.partitions)
         self.due = (self.due | moved.versions) & moving.rows.keys() - moving.bad
@@ -129,7 +129,7 @@ class Nights:
         assert not production.living() and not production.temporary_files()
 
     def finish(self) -> None:
-        """All is mended and complete, readers go over to the new space, and another night has nothing to do."""
+        """Everything is fixed and complete, readers switch to the new space, and the next nightly run is idle."""
         self.production.moving.mend()
         self.due = self.production.moving.rows.keys() - self.production.stored(self.production.spaces[-1])
         [request] = self.production.tick(1)
@@ -151,7 +151,7 @@ class Nights:
         assert ended.code == 0, ended.log
         named = set(self.production.named(request))
         published = {to_partition_key(key) for key in ended.published}
-        assert published <= named and len(named - published) <= self.untold, "the others are adopted"
+        assert published <= named and len(named - published) <= self.unreported, "the others are adopted"
         assert ended.published <= self.due - there, "what is missing, and nothing that has only changed"
         self.due -= ended.published
 
@@ -176,7 +176,7 @@ class Nights:
         self.due -= ended.published
 
     def _another_model(self) -> None:
-        """A person launches it; sensor and schedule leave it alone."""
+        """An operator launches it; sensor and schedule leave it alone."""
         production, server = self.production, self.production.server
         self.moved_on = set(self.due)
         production.bench.settings["model"] = "hash://24"
@@ -199,11 +199,11 @@ class Nights:
         return ended
 
     def _refusals(self, count: int) -> set[str]:
-        """The partitions that the last refusals on record are about, each told once."""
+        """The partitions that the last refusals on record are about, each reported once."""
         records = self.production.bench.instance.fetch_observations(NAMES.embeddings, limit=max(1, count)).records
-        told = [record.asset_observation.partition or "" for record in records[:count] if record.asset_observation]
-        assert len(set(told)) == count
-        return set(map(from_partition_key, told))
+        reported = [record.asset_observation.partition or "" for record in records[:count] if record.asset_observation]
+        assert len(set(reported)) == count
+        return set(map(from_partition_key, reported))
 
     def _named_in_plans(self) -> set[str]:
         """The partitions that a run said by their names it was to materialize: those that failed in one."""
@@ -217,7 +217,7 @@ class Nights:
     def _require_a_reason_for_each_row(
         self, night: int, moved: Moved, grown: Counter[tuple[str, str]], deleted: int
     ) -> None:
-        """The event log grows by what happened in a night, not by the catalog or the number of nights."""
+        """The event log grows by what a nightly run did, not by the size of the catalog or the number of runs."""
         observed = grown.pop(("ASSET_OBSERVATION", NAMES.source_partitions.path[-1]), 0)
         removed = 0
         if night not in (self.plan.killed, self.plan.down, self.plan.model):  # else the nightly run does not come to it
@@ -238,15 +238,15 @@ class Nights:
             failed = refused | (self._named_in_plans() - self.shown_failed)
             again = self.asked & self.shown_failed
             assert failed <= refused | self.asked
-        assert len(failed) <= planned <= len(failed | again) + self._planned + self.untold
+        assert len(failed) <= planned <= len(failed | again) + self._planned + self.unreported
         if night in (self.plan.killed, self.plan.down):
-            assert materialized <= self._published + self.untold
-            self.untold += self._published - materialized
+            assert materialized <= self._published + self.unreported
+            self.unreported += self._published - materialized
         else:
-            # One that was not told of and changed before anybody looked is told of once, as it is now.
-            assert self._published <= materialized <= self._published + self.untold
+            # An unreported file that changed before the next run is reported once, in its present state.
+            assert self._published <= materialized <= self._published + self.unreported
             assert planned >= len(failed) + self._planned
-            self.untold = 0
+            self.unreported = 0
         self.shown_failed |= failed
         assert grown.pop(("ASSET_MATERIALIZATION", NAMES.superbatches.path[-1]), 0) <= self._published + 4 * self._runs
         assert grown.total() <= _ROWS_OF_A_RUN * self._runs, grown

@@ -20,7 +20,7 @@ AWKWARD = st.text(alphabet=st.sampled_from('ab.%,[]"*| \t\n\u2028\u00a0äß/'), 
 
 
 @given(AWKWARD | st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
-def test_every_key_comes_back(key: str) -> None:
+def test_every_key_survives_the_round_trip(key: str) -> None:
     assert from_partition_key(to_partition_key(key)) == key
 
 
@@ -36,11 +36,11 @@ def test_dagster_accepts_every_key_and_its_range_syntax_keeps_its_characters(key
 
 
 @pytest.mark.parametrize("key", ["scikit-learn", "jaraco.text", "Köln", "a/b", "..", "A", "日本語", "a b", "x" * 300])
-def test_ordinary_keys_stay_as_they_are(key: str) -> None:
+def test_ordinary_keys_are_not_encoded(key: str) -> None:
     assert to_partition_key(key) == key
 
 
-def test_only_what_hurts_is_encoded() -> None:
+def test_only_unsafe_characters_are_encoded() -> None:
     assert to_partition_key('Köln, "x" [1]') == "Köln%2C %22x%22 %5B1%5D"
     assert to_partition_key("100%") == "100%25"
     assert to_partition_key("a....b") == "a%2E%2E%2E%2Eb"
@@ -48,19 +48,19 @@ def test_only_what_hurts_is_encoded() -> None:
 
 
 @pytest.mark.parametrize("key", ["", "\ud800"])
-def test_what_is_not_text_is_refused(key: str) -> None:
+def test_key_that_is_not_text_is_refused(key: str) -> None:
     with pytest.raises(ValueError, match=r"empty|Unicode"):
         to_partition_key(key)
 
 
 @pytest.mark.parametrize("key", ["", "%FF", "%FF%41", "50%", "%41", "a,b"])
-def test_what_no_key_is_written_as_is_known(key: str) -> None:
+def test_partition_key_that_encodes_no_key_is_recognized(key: str) -> None:
     assert not is_canonical(key)
     assert from_partition_key(key) == {"%41": "A"}.get(key, key)
 
 
 @pytest.mark.parametrize(("character", "size"), [("x", 1), ("%", 3), ("ä", 2), ("\u2028", 9)])
-def test_a_key_that_has_too_many_bytes_in_dagster_is_refused_under_its_folders_name(character: str, size: int) -> None:
+def test_too_long_key_is_refused_under_the_name_of_its_folder(character: str, size: int) -> None:
     longest = character * (MOST_BYTES // size)
     too_long = longest + character
     fits, refused = with_short_keys((partition_of(key, [("1", "a")]) for key in (longest, too_long)), ())

@@ -21,7 +21,7 @@ def embedded(bench: Workbench) -> str:
     return ran.run_id
 
 
-def test_events_that_are_added_or_go_with_their_run_are_seen_at_once(bench: Workbench) -> None:
+def test_new_events_and_deleted_runs_are_seen_immediately(bench: Workbench) -> None:
     run_id = embedded(bench)
     bench.instance.delete_run(run_id)
     assert read_catalogued_again(NAMES, bench.instance).embedded == {}
@@ -36,7 +36,7 @@ def test_events_that_are_added_or_go_with_their_run_are_seen_at_once(bench: Work
     assert read_catalogued_again(NAMES, bench.instance).embedded == {}
 
 
-def test_partitions_that_were_added_or_deleted_are_seen_at_once(bench: Workbench) -> None:
+def test_added_and_deleted_partitions_are_seen_immediately(bench: Workbench) -> None:
     embedded(bench)
     name, instance = NAMES.partitions_name, bench.instance
     for order in (["b", "a"], ["b", "a", "x"], ["b", "a", "y"], []):

@@ -1,4 +1,4 @@
-"""What is refused for its content: told on its partition, read once, and left alone until something of it changes."""
+"""Refusals: shown on their partition, read once, and not requested until the source or a setting changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.dagster.test_failures import NULL_TEXT, shown
 from tests.small_catalogs import rewrite
 
 
-def test_every_partition_that_failed_is_shown_and_left_alone_however_many_there_are(
+def test_every_refused_partition_is_shown_as_failed_and_not_requested(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = {f"bad{number:02}" for number in range(10)}
@@ -38,25 +38,25 @@ def test_every_partition_that_failed_is_shown_and_left_alone_however_many_there_
 
 
 @pytest.mark.parametrize("embedded_too", [False, True])
-def test_what_was_mended_while_its_run_went_on_is_not_taken_for_refused(
+def test_partition_fixed_during_the_run_does_not_count_as_refused(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, embedded_too: bool
 ) -> None:
     for key in ("bad", "worse"):
         bench.write(key, NULL_TEXT)
     bench.write("good")
     bench.tick()  # all are observed as they are
-    tell = embeddings.report_failures
+    report = embeddings.report_failures
 
-    def mended_before(*arguments: Any) -> None:
+    def fixed_before(*arguments: Any) -> None:
         patch.undo()
         bench.write("bad", 2, version="v2")
-        bench.tick()  # it is observed, and the run has not told of any refusal yet
+        bench.tick()  # it is observed before the run has reported any refusal
         if embedded_too:
             assert bench.run("embed_partitions", {"ops": {"embeddings": {"config": {"keys": ["bad"]}}}}).success
-        tell(*arguments)
+        report(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(embeddings, "report_failures", mended_before)
+        patch.setattr(embeddings, "report_failures", fixed_before)
         assert not bench.refresh().success
     failed = {"worse"} if embedded_too else {"bad", "worse"}
     assert shown(bench) == ({"good", "bad", "worse"} - failed, failed)
@@ -67,7 +67,7 @@ def test_what_was_mended_while_its_run_went_on_is_not_taken_for_refused(
         assert set(ran.materialized()) == {"bad"}
 
 
-def test_a_key_that_is_too_long_for_dagster_stops_no_other(bench: Workbench) -> None:
+def test_too_long_key_stops_no_other_partition(bench: Workbench) -> None:
     key = "".join(random.Random(1).choices(string.ascii_letters, k=4_000))
     for each in ("a", key, "z"):
         bench.write(each)
@@ -79,7 +79,7 @@ def test_a_key_that_is_too_long_for_dagster_stops_no_other(bench: Workbench) -> 
     assert requested(found) == [] and "1 refused as they are" in (found.skip_message or "")
 
 
-def test_what_a_file_of_another_space_was_in_the_way_of_is_asked_for_once_that_is_moved_away(bench: Workbench) -> None:
+def test_partition_is_requested_once_a_foreign_file_in_its_place_is_moved(bench: Workbench) -> None:
     bench.write("a")
     bench.refresh()
     rewrite(bench.file("a"), lambda table: table, space="somebody-else")
@@ -91,7 +91,7 @@ def test_what_a_file_of_another_space_was_in_the_way_of_is_asked_for_once_that_i
     assert requested(bench.tick()) == [["a"]]
 
 
-def test_what_was_refused_is_told_also_by_a_run_that_ends_by_something_else(
+def test_refusals_are_reported_by_a_run_that_another_error_ends(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def down(*_: object) -> None:
@@ -119,7 +119,7 @@ def test_what_was_refused_is_told_also_by_a_run_that_ends_by_something_else(
     assert requested(found) == [] and "1 refused as they are" in (found.skip_message or "")
 
 
-def test_what_was_refused_is_told_also_when_the_next_attempt_finds_no_catalog(
+def test_refusals_are_reported_when_the_next_attempt_finds_no_catalog(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.write("bad", NULL_TEXT)
@@ -143,9 +143,7 @@ def test_what_was_refused_is_told_also_when_the_next_attempt_finds_no_catalog(
 
 
 @pytest.mark.parametrize("setting", [{"text_column": "name"}, {"max_text_bytes": 4}])
-def test_what_was_refused_for_a_setting_is_asked_for_when_the_setting_is_mended(
-    bench: Workbench, setting: dict[str, Any]
-) -> None:
+def test_refused_partition_is_requested_once_the_setting_is_fixed(bench: Workbench, setting: dict[str, Any]) -> None:
     bench.write("a")
     bench.tick()
     bench.settings |= setting
@@ -157,7 +155,7 @@ def test_what_was_refused_for_a_setting_is_asked_for_when_the_setting_is_mended(
     assert requested(bench.tick()) == [["a"]]
 
 
-def test_bad_data_is_not_read_again_when_something_else_is_retried(
+def test_bad_data_is_not_read_again_when_another_partition_is_retried(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.write("bad", NULL_TEXT)
@@ -187,7 +185,7 @@ def test_bad_data_is_not_read_again_when_something_else_is_retried(
     assert set(ran.materialized()) == {"moving"}
 
 
-def test_what_was_refused_is_read_again_by_the_next_attempt_when_its_source_has_changed(
+def test_refused_partition_is_read_again_by_the_next_attempt_if_its_source_changed(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.write("bad", NULL_TEXT)

@@ -1,4 +1,4 @@
-"""The pictures of a run: they say what the run did, Dagster can show them, and they stay small."""
+"""The charts of a run: they show what the run did, Dagster can display them, and they stay small."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _SVG = "{http://www.w3.org/2000/svg}"
 _LARGEST = 60_000
 
 
-def drawn(picture: dg.MarkdownMetadataValue) -> ET.Element:
+def drawn(chart: dg.MarkdownMetadataValue) -> ET.Element:
     """What Dagster's UI is given to show: an image of its own, nothing that would have to be fetched."""
-    assert len(picture.value) < _LARGEST
-    head, document = picture.value.removesuffix(")").split(";base64,")
+    assert len(chart.value) < _LARGEST
+    head, document = chart.value.removesuffix(")").split(";base64,")
     assert head == "![chart](data:image/svg+xml"
     return ET.fromstring(base64.b64decode(document))
 
@@ -63,7 +63,7 @@ def test_the_timeline_has_a_bar_for_each_stage_of_each_superbatch_where_it_was_a
     assert found[3][0] == pytest.approx(LEFT + second, abs=0.1), "serialization begins when encoding has ended"
 
 
-def test_pictures_of_twenty_thousand_superbatches_stay_small_and_within_their_frame() -> None:
+def test_charts_of_twenty_thousand_superbatches_stay_small_and_within_their_frame() -> None:
     timeline = timeline_of(20_000)
     svg = drawn(timeline_chart(timeline))
     assert "a bar is 256 SuperBatches" in words(svg)
@@ -112,21 +112,21 @@ def test_an_axis_has_a_few_round_values(most: float) -> None:
     assert found[0] == 0 and found[-1] <= most * 1.000001 and (4 <= len(found) - 1 <= 10 or most == 0)
 
 
-def test_a_run_leaves_its_pictures_and_figures_that_can_be_plotted(bench: Workbench) -> None:
+def test_run_reports_its_charts_and_metrics_that_can_be_plotted(bench: Workbench) -> None:
     bench.settings |= {"b_min": 10, "b_max": 20}
     for key, rows in (("a", 12), ("b", 45), ("c", 3)):
         bench.write(key, rows)
     ran = bench.refresh()
     figures = ran.figures()
-    pictures = ran.pictures()
-    svg = drawn(dg.MarkdownMetadataValue(pictures["timeline"]))
+    charts = ran.pictures()
+    svg = drawn(dg.MarkdownMetadataValue(charts["timeline"]))
     assert len(bars(svg)) == 3 * figures["superbatches"] > 9
-    assert "(3 in all)" in words(drawn(dg.MarkdownMetadataValue(pictures["partition_sizes"])))
-    drawn(dg.MarkdownMetadataValue(pictures["throughput"]))
+    assert "(3 in all)" in words(drawn(dg.MarkdownMetadataValue(charts["partition_sizes"])))
+    drawn(dg.MarkdownMetadataValue(charts["throughput"]))
     plotted = ["texts_per_second", "overlap_ratio", "duty_cycle", "padding_ratio", "fill_ratio", "peak_resident_bytes"]
     assert all(isinstance(batch[name], int | float) for batch in (*ran.superbatches(), figures) for name in plotted)
     assert figures["peak_rss_bytes"] > 0
-    told = {name: pictures[name] for name in ("superbatches", "partitions_written", "texts_encoded")}
-    assert told == {name: figures[name] for name in told} and told["texts_encoded"] == 60
-    assert not set(plotted) & set(pictures), "a point of the whole run among those of SuperBatches"
+    reported = {name: charts[name] for name in ("superbatches", "partitions_written", "texts_encoded")}
+    assert reported == {name: figures[name] for name in reported} and reported["texts_encoded"] == 60
+    assert not set(plotted) & set(charts), "a point of the whole run among those of SuperBatches"
     assert not bench.refresh().pictures(), "nothing was encoded"

@@ -31,5 +31,5 @@ def test_a_run_that_failed_on_bad_data_is_not_launched_again_and_one_whose_proce
 
 
 @pytest.mark.parametrize("job", sorted(NAMES.jobs))
-def test_every_job_says_so(bench: Workbench, job: str) -> None:
+def test_no_job_is_retried_after_a_failure_of_an_op(bench: Workbench, job: str) -> None:
     assert bench.definitions.resolve_job_def(job).run_tags["dagster/retry_on_asset_or_op_failure"] == "false"

@@ -27,7 +27,7 @@ def stale_status(bench: Workbench, key: str) -> StaleStatus:
     )
 
 
-def test_a_launch_without_a_choice_embeds_everything_though_nothing_was_registered(bench: Workbench) -> None:
+def test_launch_without_keys_embeds_everything_even_unregistered_partitions(bench: Workbench) -> None:
     for key in ("a", "b", 'Köln, "x" [1]'):
         bench.write(key, 5)
     ran = bench.refresh()
@@ -39,16 +39,20 @@ def test_a_launch_without_a_choice_embeds_everything_though_nothing_was_register
     assert_embedded(bench.output, space.name, "b", numbered_rows("b", 5))
 
 
-def test_each_event_tells_what_was_done(bench: Workbench) -> None:
+def test_each_event_has_the_metadata_of_its_partition(bench: Workbench) -> None:
     bench.write("a", 5)
     bench.write("b", 7)
     ran = bench.refresh()
     [space] = list_spaces(open_store(bench.output))
-    told: dict[str, Any] = {name: value.value for name, value in ran.materialized()["b"].metadata.items()}
-    assert told["key"] == "b" and told["rows"] == told["dagster/row_count"] == 7 and told["dimension"] == 16
-    assert told["path"] == str(bench.file("b")) and told["bytes"] == bench.file("b").stat().st_size
-    assert told["space"] == space.name and told["source_version"] == "v1" and told["truncated"] == 0
-    assert told["superbatch"] == 0 and told["texts_per_second"] > 0 and told["content_digest"]
+    reported: dict[str, Any] = {name: value.value for name, value in ran.materialized()["b"].metadata.items()}
+    assert (
+        reported["key"] == "b"
+        and reported["rows"] == reported["dagster/row_count"] == 7
+        and reported["dimension"] == 16
+    )
+    assert reported["path"] == str(bench.file("b")) and reported["bytes"] == bench.file("b").stat().st_size
+    assert reported["space"] == space.name and reported["source_version"] == "v1" and reported["truncated"] == 0
+    assert reported["superbatch"] == 0 and reported["texts_per_second"] > 0 and reported["content_digest"]
     [batch] = ran.superbatches()
     assert (batch["texts"], batch["partitions"], batch["space"]) == (12, 2, space.name)
     assert {"tokens", "encode_seconds", "serialize_seconds", "upload_seconds", "fill_ratio", "overlap_ratio"} <= {
@@ -155,7 +159,7 @@ def test_force_encodes_what_is_fresh(bench: Workbench) -> None:
     assert ran.figures()["texts_encoded"] == 3 and set(ran.materialized()) == {"a"}
 
 
-def test_a_file_that_dagster_does_not_know_is_adopted_with_its_own_figures(bench: Workbench) -> None:
+def test_file_that_dagster_does_not_know_is_adopted_with_its_own_metrics(bench: Workbench) -> None:
     bench.write("a", 5)
     bench.refresh()
     bench.instance.wipe_assets([NAMES.embeddings])
@@ -166,7 +170,7 @@ def test_a_file_that_dagster_does_not_know_is_adopted_with_its_own_figures(bench
     assert "superbatch" not in event.metadata and stale_status(bench, "a") == StaleStatus.FRESH
 
 
-def test_a_partition_that_left_the_catalog_keeps_its_file_and_does_not_fail_a_backfill(bench: Workbench) -> None:
+def test_partition_removed_from_the_source_keeps_its_file_and_does_not_fail_a_backfill(bench: Workbench) -> None:
     for key in "abc":
         bench.write(key)
     bench.refresh()
@@ -231,12 +235,12 @@ def test_a_model_whose_content_changed_behind_its_name_is_another_space(
     assert ran.success and set(ran.materialized()) == {"a", "b"}
     assert [event.metadata["dimension"].value for event in ran.materialized().values()] == [24, 24]
     bench.write("c")
-    night = bench.refresh(unattended=True)
-    assert night.success and night.materialized()["c"].metadata["dimension"].value == 24, "it goes on with the new one"
+    nightly = bench.refresh(unattended=True)
+    assert nightly.success and nightly.materialized()["c"].metadata["dimension"].value == 24, "it uses the new space"
 
 
 @pytest.mark.parametrize("what", ["catalog", "model", "output"])
-def test_a_wrong_setting_ends_a_run_at_once_with_what_to_do(bench: Workbench, what: str) -> None:
+def test_wrong_setting_ends_a_run_without_retries_and_with_a_remedy(bench: Workbench, what: str) -> None:
     bench.write("a")
     if what == "catalog":
         (bench.root / "catalog").rename(bench.root / "elsewhere")

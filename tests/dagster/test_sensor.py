@@ -64,7 +64,7 @@ def test_a_partition_is_requested_once(bench: Workbench) -> None:
     assert requested(bench.tick()) == [["b"]], "the run that waits reads what is there then"
 
 
-def test_a_cursor_that_is_not_one_counts_as_none(bench: Workbench) -> None:
+def test_malformed_cursor_counts_as_none(bench: Workbench) -> None:
     bench.write("a")
     bench.cursor = "edited by hand"
     assert requested(bench.tick()) == [["a"]]
@@ -155,7 +155,7 @@ def test_a_tick_without_time_leaves_partitions_to_the_next_one(
     assert requested(bench.tick()) == [["c"]]
 
 
-def test_changed_partitions_are_observed_and_requested_only_if_the_settings_ask_for_it(bench: Workbench) -> None:
+def test_changed_partitions_are_observed_and_requested_only_with_refresh_stale(bench: Workbench) -> None:
     for key in "ab":
         bench.write(key)
     bench.launch(bench.tick())
@@ -218,7 +218,7 @@ def test_a_partition_that_was_refused_is_not_requested_for_adoption(bench: Workb
     assert bench.instance.get_materialized_partitions(NAMES.embeddings) == set()
 
 
-def test_another_model_starts_nothing_by_itself(bench: Workbench) -> None:
+def test_another_model_is_not_embedded_unattended(bench: Workbench) -> None:
     bench.write("a")
     bench.launch(bench.tick())
     bench.settings["model"] = "hash://24"
@@ -232,7 +232,7 @@ def test_another_model_starts_nothing_by_itself(bench: Workbench) -> None:
     assert ran.success and ran.materialized()["c"].metadata["dimension"].value == 24
 
 
-def test_a_run_of_the_sensor_refuses_a_space_or_columns_that_were_not_meant(bench: Workbench) -> None:
+def test_run_of_the_sensor_refuses_another_space_or_other_columns(bench: Workbench) -> None:
     bench.write("a")
     bench.launch(bench.tick())
     bench.write("b")
@@ -290,7 +290,7 @@ def test_settings_are_the_same_wherever_the_folder_of_the_model_lies() -> None:
     require_expected_settings(by_operator, {}, other)  # launched by an operator
 
 
-def test_without_a_catalog_the_tick_says_so(bench: Workbench) -> None:
+def test_tick_without_a_catalog_says_that_there_is_none(bench: Workbench) -> None:
     assert "no catalog at" in (bench.look().skip_message or "")
 
 

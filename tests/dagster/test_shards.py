@@ -1,4 +1,4 @@
-"""A refresh that is divided among runs: shards of about one size, each partition in one of them, real processes.
+"""Refreshes that are divided among runs: shards of about one size, each partition in one of them, real processes.
 
 The tests with processes of their own take their seconds for starting them.
 """
@@ -44,7 +44,7 @@ def test_shards_hold_every_key_once_in_order_and_are_balanced(given_sizes: list[
     assert largest <= total / made + max(weights.values()) + 1
 
 
-def test_little_work_gets_one_run_and_a_large_partition_gets_one_for_itself() -> None:
+def test_little_work_is_one_run_and_a_large_partition_is_its_own_shard() -> None:
     partitions = {key: partition(key, 400_000_000 if key == "c" else 1_000_000) for key in "abcdefg"}
     assert shards.cut(list(partitions), partitions, 3) == [["a", "b"], ["c"], list("defg")]
     small = {key: partition(key, 1_000_000) for key in "abcdefg"}
@@ -70,7 +70,7 @@ def test_the_sensor_requests_shards_and_no_key_that_one_of_them_holds(bench: Wor
     assert sorted(key for shard in requested(bench.later(hours=1)) for key in shard) == ["a", "b", "e", "f"]
 
 
-def test_the_partitions_of_a_failed_shard_wait_while_the_others_go_on(bench: Workbench, small_shards: None) -> None:
+def test_partitions_of_a_failed_shard_wait_while_other_shards_continue(bench: Workbench, small_shards: None) -> None:
     bench.settings["shards"] = 2
     for key in "abcd":
         bench.write(key)
@@ -79,7 +79,7 @@ def test_the_partitions_of_a_failed_shard_wait_while_the_others_go_on(bench: Wor
     assert requested(bench.tick()) == [] and requested(bench.later(minutes=1)) == [["a"], ["b"]]
 
 
-def test_another_model_is_begun_by_one_partition_and_then_divided(bench: Workbench, small_shards: None) -> None:
+def test_new_space_begun_by_one_partition_is_then_divided_into_shards(bench: Workbench, small_shards: None) -> None:
     for key in "abcde":
         bench.write(key)
     named = {"ops": {"embeddings": {"config": {"keys": ["c"]}}}}
@@ -114,7 +114,7 @@ def nightly(bench: Workbench) -> list[list[str] | None] | str:
     return found if isinstance(found, str) else list(map(named, found))
 
 
-def test_the_nightly_refresh_is_divided_and_its_first_run_sees_to_removed_partitions(
+def test_nightly_refresh_is_divided_and_its_first_run_reports_removed_partitions(
     bench: Workbench, small_shards: None
 ) -> None:
     bench.settings["shards"] = 2
@@ -177,9 +177,7 @@ def test_the_nightly_refresh_leaves_nothing_to_a_run_that_selects_a_state(bench:
     assert sum(run in said for run in runs) == 3
 
 
-def test_a_nightly_tick_that_is_evaluated_again_launches_what_is_left_of_it(
-    bench: Workbench, small_shards: None
-) -> None:
+def test_nightly_tick_that_is_evaluated_again_launches_only_the_rest(bench: Workbench, small_shards: None) -> None:
     """Dagster launches no run of a tick whose run key was used in it, or, without a key, when the tick has any run."""
     bench.settings["shards"] = 3
     for key in "abcdefgh":
@@ -251,7 +249,7 @@ def test_concurrent_shards_begin_one_space_and_encode_everything_once(
 
 
 @pytest.mark.usefixtures("gated")
-def test_a_run_that_was_declared_dead_and_lives_does_no_harm(bench: Workbench) -> None:
+def test_run_that_was_declared_lost_and_is_alive_does_no_harm(bench: Workbench) -> None:
     first = {"same": [("x", "wait for gate"), ("y", "text")], "moves": [("x", "wait for gate")]}
     for key, rows in first.items():
         bench.write(key, rows)
@@ -276,7 +274,9 @@ def test_a_run_that_was_declared_dead_and_lives_does_no_harm(bench: Workbench) -
     assert assert_embedded(bench.output, space, "moves", changed).source_version == "v2", "the newer source wins"
     assert_embedded(bench.output, space, "same", first["same"])
     assert shown(bench) == ({"moves", "same"}, set()), "and what the late one could not publish is not shown as failed"
-    assert [each.status for each in bench.instance.get_runs()] == [dg.DagsterRunStatus.SUCCESS] * 2, "it told its end"
+    assert [each.status for each in bench.instance.get_runs()] == [dg.DagsterRunStatus.SUCCESS] * 2, (
+        "it reported its end"
+    )
     quiet = bench.later(days=1)
     assert requested(quiet) == []
     assert all(check.passed for check in bench.run("catalog_check").checks().values())
