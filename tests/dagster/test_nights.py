@@ -1,4 +1,4 @@
-"""A catalog in production over many nightly runs: each change is embedded once, and nothing else grows or is left behind.
+"""A catalog in production over many nightly runs: each change is embedded once, and nothing else grows or remains.
 
 One nightly run is killed, during another the bucket goes down, and before a third an operator launches another model.
 """
