@@ -98,7 +98,7 @@ def _space_of_run(context: dg.InputContext, store: Store) -> str:
     tag = f"{_SPACE_TAG}/{hashlib.sha256(store.url.encode()).hexdigest()[:12]}"
     step = context.step_context
     run = step.instance.get_run_by_id(step.run_id)
-    # With the run's id: whoever launches a run again launches it with the tags it had.
+    # With the run's id: a run that is launched again has the tags of the earlier one.
     run_id, _, kept = (run.tags.get(tag, "") if run else "").partition(" ")
     if kept and run_id == step.run_id:
         return kept

@@ -1,7 +1,7 @@
 """The sensor `new_partitions`: registers and observes partitions, and requests runs for those that need one.
 
 It is written by hand: Dagster's declarative conditions take seconds per tick at tens of thousands of partitions and do
-not see which partitions a run works on already. A tick costs two listings and a few bulk queries.
+not consider which partitions an active run holds. A tick costs two listings and a few bulk queries.
 
 A partition is requested when it has no fresh file, no active run holds it, its content was not refused as it is, and it
 does not wait after a failure. One that fails waits 1, 2, 4 … minutes, at most a day, whether its source changes or not.
@@ -42,7 +42,7 @@ _SHOWN = 1_000  # events that an operator who tries the sensor out is shown
 
 
 def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinition) -> dg.SensorDefinition:
-    """The sensor that embeds what is new, and what has changed if the settings ask for that."""
+    """The sensor that embeds what is new, and with the setting `refresh_stale` also what has changed."""
     wanted = {"missing", "unknown", "stale"} if settings.refresh_stale else {"missing", "unknown"}
 
     @dg.sensor(
@@ -136,7 +136,7 @@ def _newest_event(names: CatalogNames, instance: dg.DagsterInstance, catalogued:
 
 
 def _waiting(undone: Mapping[str, Undone], held: Held) -> str:
-    """What an operator wants to know of partitions that are not requested again yet."""
+    """Text for an operator about partitions that are not requested again yet."""
     canceled = sum(each.canceled for each in undone.values())
     failed = [each for key, each in undone.items() if each.due is not None and key not in held]
     text = f", {canceled:,} left alone because their run was canceled" if canceled else ""

@@ -80,7 +80,7 @@ def active_runs(instance: dg.DagsterInstance, concerned: Callable[[dg.DagsterRun
     """Yield the runs that wait or are executed; declare a run failed whose process has ended.
 
     Args:
-        concerned: tells which runs to look at.
+        concerned: selects the runs to look at.
     """
     for run in instance.get_runs(filters=dg.RunsFilter(statuses=_ACTIVE)):
         if not concerned(run):

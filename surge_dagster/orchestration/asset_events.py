@@ -1,4 +1,4 @@
-"""The events of the catalog's assets: what they are made of, and the tags from which Dagster tells what is up to date.
+"""The events of the catalog's assets, with the tags from which Dagster derives what is up to date.
 
 Dagster decides that a partition is up to date from four tags of its last materialization: its own data and code
 version, and which version and which event of each upstream asset it was made from. A partition that was just encoded

@@ -78,7 +78,7 @@ class EventWriter:
     Args:
         context: of the op that reports the events.
         grace_seconds: how long storing the remaining events may take when an error or an interrupt ends the step.
-        stopped_at: gives when that time began, on the monotonic clock; None while the step goes on.
+        stopped_at: returns when that time began, on the monotonic clock; None while the step is running.
         stored: called in the writer's thread with the events that were just stored, before any event of `log_after` is
             made.
     """

@@ -20,10 +20,10 @@ _FORCE = "Launch this partition with force: true."
 def read_back(
     partitions: Sequence[Partition], store: Store, space: Space
 ) -> Iterator[tuple[str, Failure | TransientError | None]]:
-    """Read files in full beside their sources, those of a bucket many at a time.
+    """Read files in full beside their sources, those of a bucket concurrently.
 
     Yields:
-        A partition's key, and what is wrong with its file or why it cannot be read now; None is neither.
+        A partition's key with its failure, or with the error where its file cannot be read now; None if it is sound.
 
     Raises:
         StoreUnavailable: the store is down.
@@ -33,7 +33,7 @@ def read_back(
 
     def read(store: Store, key: str) -> Failure | TransientError | None:
         if down:
-            raise down[0]  # each file would wait for the store anew
+            raise down[0]  # each further file would wait for the store again
         try:
             return file_failure(by_key[key], store, space)
         except StoreUnavailable as error:

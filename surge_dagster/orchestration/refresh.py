@@ -44,7 +44,7 @@ class Refresh:
         names: of the catalog.
         context: of the op that reports the events.
         config: what the launch says.
-        outcome: of this attempt; filled while it goes on.
+        outcome: of this attempt; filled while it runs.
     """
 
     def __init__(

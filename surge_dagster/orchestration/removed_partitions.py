@@ -42,7 +42,7 @@ def handle_removed_partitions(
 
     Raises:
         ConfigError: more than a tenth of the catalog would be deleted; the partitions are reported, nothing is deleted.
-        TransientError: the source or the store does not answer; the next refresh goes on.
+        TransientError: the source or the store does not answer; the next refresh continues.
     """
     if action is Removed.leave:
         return

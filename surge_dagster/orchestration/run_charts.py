@@ -63,7 +63,7 @@ def timeline_chart(timeline: Timeline) -> dg.MarkdownMetadataValue:
             span: Span | None = getattr(entry, lane)
             if span is not None:
                 share = min(1.0, span.busy_seconds / max(span.ended - span.begun, 1e-9))
-                width = place(span.ended) - place(span.begun) - 0.5  # the gap tells neighbours apart
+                width = place(span.ended) - place(span.begun) - 0.5  # the gap separates neighbours
                 chart.box(place(span.begun), top + 6, width, _LANE - 12, colour, max(_FAINTEST, share))
     return chart.metadata()
 

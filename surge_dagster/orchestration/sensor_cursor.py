@@ -57,7 +57,7 @@ class Undone:
 
     Attributes:
         attempt: how often it was requested in a row without success.
-        due: when it may be requested again; None when it was canceled, or its run goes on.
+        due: when it may be requested again; None when it was canceled, or its run is active.
         canceled: whether an operator canceled the run.
     """
 
@@ -103,7 +103,7 @@ def look_after(
     catalogued: Catalogued,
     now: datetime,
 ) -> tuple[tuple[Request, ...], dict[str, Undone]]:
-    """Find what became of earlier requests.
+    """Find the results of earlier requests.
 
     Args:
         requests: of the cursor.
@@ -114,7 +114,7 @@ def look_after(
         now: the time of this tick.
 
     Returns:
-        The requests that go on or left something undone, and the partitions that they left undone.
+        The requests that are active or left something undone, and the partitions that they left undone.
     """
     newest = _newest_runs(instance, requests)
     left: dict[str, tuple[Request, bool]] = {}
