@@ -1,9 +1,9 @@
-"""Storing events in Dagster's event log: `report_events` at once, `EventWriter` in a thread of its own.
+"""Storing events in Dagster's event log: `report_events` while the caller waits, `EventWriter` in its own thread.
 
 Dagster stores a single event in about 10 ms on SQLite and 25 ms on Postgres, and a batch of them in a twentieth of that
 per event. A run that waited for each event would embed at the speed of a database, so its events wait in a bounded
-queue until a thread stores them, twice a second or when a batch is complete. A crash loses the queued events and no
-file: the next run finds the files and adopts them.
+queue until a thread stores them: the first ones immediately, then twice a second or when a batch is complete. A crash
+loses the queued events and no file: the next run finds the files and adopts them.
 """
 
 from __future__ import annotations
@@ -96,6 +96,8 @@ class EventWriter:
         self._stopped_at = stopped_at
         self._stored = stored
         self._waiting: deque[Event | Callable[[], Event]] = deque()
+        self._made_later = 0  # queued events of `log_after`
+        self._flushed = float("-inf")
         self._storing = 0
         self._changed = threading.Condition()
         self._closing = False
@@ -172,8 +174,9 @@ class EventWriter:
                 self._changed.wait(TURN_SECONDS)
             self._require_stored()
             self._waiting.append(event)
+            self._made_later += callable(event)
             # The thread sleeps otherwise: woken by each event, it would take turns from the encoder's thread.
-            if len(self._waiting) in (1, BATCH_EVENTS):
+            if len(self._waiting) in (1, BATCH_EVENTS) or (callable(event) and self._made_later == 1):
                 self._changed.notify_all()
 
     def _require_stored(self) -> None:
@@ -199,12 +202,25 @@ class EventWriter:
                 self._changed.notify_all()
 
     def _next(self) -> Sequence[Event | Callable[[], Event]]:
-        """Wait for a batch, or for as many events as come within the time; empty when there will be no more."""
+        """Wait for a batch, or for the events that come within the time; empty when there will be no more.
+
+        It waits for the first event of `log_after` too: a batch stores the events of SuperBatches before the partitions
+        that point at them, and the first partition must not wait behind SuperBatches that are encoded after it.
+        """
         with self._changed:
             self._storing = 0
             self._changed.wait_for(lambda: self._waiting or self._closing)
-            self._changed.wait_for(lambda: len(self._waiting) >= BATCH_EVENTS or self._closing, _FLUSH_SECONDS)
+            self._wait_for_batch(_FLUSH_SECONDS, or_made_later=True)
+            self._wait_for_batch(self._flushed + _FLUSH_SECONDS - time.monotonic())
             batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), BATCH_EVENTS))]
+            self._made_later -= sum(map(callable, batch))
+            self._flushed = time.monotonic()
             self._storing = len(batch)
             self._changed.notify_all()
             return batch
+
+    def _wait_for_batch(self, seconds: float, *, or_made_later: bool = False) -> None:
+        self._changed.wait_for(
+            lambda: len(self._waiting) >= BATCH_EVENTS or self._closing or (or_made_later and self._made_later > 0),
+            max(0.0, seconds),
+        )
