@@ -5,7 +5,7 @@ not consider which partitions an active run holds. A tick costs two listings and
 
 A partition is requested when it has no fresh file, no active run holds it, its content was not refused as it is, and it
 does not wait after a failure. One that fails waits 1, 2, 4 … minutes, at most a day, whether its source changes or not.
-The partitions of a canceled run wait until their source or a setting changes.
+A refused one is requested when its source changes, and those of a canceled run when their source or a setting does.
 """
 
 from __future__ import annotations

@@ -201,23 +201,24 @@ class EmbeddingRun:
 
     def _join_stages(self, context: RunContext) -> None:
         """Read, encode and publish until the reader has no more; ends the events in every case."""
-        items = superbatches(self._partitions, context, force=self._force, again=self._again)
-        publisher = Publisher(context)
-        batches = ReadAhead(items, context)
         error: BaseException | None = None
         try:
-            for encoded in encoded_superbatches(batches, self._pool, context):
-                publisher.submit(encoded)
-        except BaseException as caught:
-            error = caught
-        self._stop.stopping.set()
-        batches.close()
-        try:
+            items = superbatches(self._partitions, context, force=self._force, again=self._again)
+            publisher = Publisher(context)
+            batches = ReadAhead(items, context)
+            try:
+                for encoded in encoded_superbatches(batches, self._pool, context):
+                    publisher.submit(encoded)
+            except BaseException as caught:
+                error = caught
+            self._stop.stopping.set()
+            batches.close()
             publisher.close()
         except BaseException as caught:
             error = error or caught
-        self._stop.over.set()
-        self._events.end(error)
+        finally:
+            self._stop.over.set()
+            self._events.end(error)
 
 
 def publishing_threads(store: Store, workers: int) -> int:

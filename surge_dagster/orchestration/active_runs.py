@@ -7,6 +7,7 @@ partitions and its slot of the pool.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -22,7 +23,7 @@ from surge_dagster.orchestration.launch import Select, keys_of
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import to_partition_key
 
-# Dagster's UI leaves out tags with this prefix. The value is "<run id> <host> <process>": Dagster copies the tags of a
+# Dagster's UI leaves out tags with this prefix. The value is "<run id> <place> <process>": Dagster copies the tags of a
 # run to the run that retries it, whose process is another one.
 PROCESS_TAG = ".dagster/surge/process"
 _ENDED = "ZX"  # states of a process that has ended and that its parent has not waited for
@@ -34,6 +35,7 @@ _ACTIVE = [
     dg.DagsterRunStatus.STARTING,
     *_EXECUTING,
 ]
+_FIRST_NAMESPACE = 4026531836  # of process ids, outside of containers; PROC_PID_INIT_INO of the kernel
 _RUNS_NAMED = 3
 _PLANS_KEPT = 1000
 _assets_of_plans: dict[str, Set[dg.AssetKey]] = {}  # a plan is stored under a digest of its content
@@ -73,7 +75,7 @@ def record_process(context: dg.OpExecutionContext) -> None:
 
 def process_tag(run_id: str, pid: int) -> str:
     """The tag's value for a run that a process of this machine executes."""
-    return f"{run_id} {socket.gethostname()} {_process(pid)}"
+    return f"{run_id} {_place()} {_process(pid)}"
 
 
 def active_runs(instance: dg.DagsterInstance, concerned: Callable[[dg.DagsterRun], bool]) -> Iterator[dg.DagsterRun]:
@@ -164,13 +166,16 @@ def _configs(run: dg.DagsterRun, op_names: Sequence[str]) -> Iterator[Mapping[st
 
 
 def _is_lost(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
-    """Whether a run was executed by a process of this machine that has ended."""
+    """Whether a run was executed by a process of this machine or container that has ended.
+
+    Runs of other places are not judged: their process ids mean nothing here.
+    """
     if run.status not in _EXECUTING or getattr(instance.run_launcher, "supports_check_run_worker_health", False):
         return False  # Dagster's run monitoring asks such a launcher
-    run_id, _, place = run.tags.get(PROCESS_TAG, "").partition(" ")
-    host, _, process = place.rpartition(" ")
+    run_id, _, where = run.tags.get(PROCESS_TAG, "").partition(" ")
+    place, _, process = where.rpartition(" ")
     pid = process.partition("@")[0]
-    return run_id == run.run_id and host == socket.gethostname() and (not pid or _process(int(pid)) != process)
+    return run_id == run.run_id and place == _place() and (not pid or _process(int(pid)) != process)
 
 
 def _declare_lost(instance: dg.DagsterInstance, run_id: str) -> None:
@@ -183,6 +188,29 @@ def _declare_lost(instance: dg.DagsterInstance, run_id: str) -> None:
         instance.report_run_canceled(run, f"{why} Its termination had been requested.")
     else:
         instance.report_run_failed(run, why)
+
+
+def _place() -> str:
+    """Where process ids mean the same: host name, machine and namespace of process ids.
+
+    Host names alone are not enough: containers of one machine, or two machines, may share one. A machine's id survives
+    its restart, and then no process of before lives; a container's id may be its image's, so the boot stands for it.
+    """
+    namespace = _namespace()
+    machine = _line("/etc/machine-id") if namespace == _FIRST_NAMESPACE else ""
+    machine = machine or _line("/proc/sys/kernel/random/boot_id")
+    return f"{socket.gethostname()}/{hashlib.sha256(machine.encode()).hexdigest()[:16]}/{namespace}"
+
+
+def _namespace() -> int:
+    return Path("/proc/self/ns/pid").stat().st_ino
+
+
+def _line(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
 
 
 def _process(pid: int) -> str:

@@ -84,7 +84,7 @@ class Refresh:
             space, fresh, adopted = self._bring_up_to_date(requested.partitions)
             self._report_fresh([*fresh, *self._with_file(requested.removed, space)], adopted, space)
             self._fail_unknown(requested.unknown)
-            handle_removed_partitions(self._names, self._context, self._config.vanished, self._store, space)
+        handle_removed_partitions(self._names, self._context, self._config.vanished, self._store, space)
 
     def _register(self, partitions: Iterable[str]) -> None:
         new = [key for key in map(to_partition_key, partitions) if key not in self._catalogued.registered]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 from types import SimpleNamespace
 
 import dagster as dg
 import pytest
 
-from surge_dagster.orchestration.active_runs import PROCESS_TAG, _process, active_runs, process_tag
+from surge_dagster.orchestration import active_runs as active_runs_module
+from surge_dagster.orchestration.active_runs import PROCESS_TAG, _place, _process, active_runs, process_tag
 from tests.dagster.conftest import NAMES, Workbench, requested
 
 ENDS = {"SUCCESS": dg.DagsterEventType.RUN_SUCCESS, "CANCELED": dg.DagsterEventType.RUN_CANCELED}
@@ -52,7 +52,7 @@ def look_for_lost_runs(bench: Workbench) -> str:
 def started(bench: Workbench, process: str, status: dg.DagsterRunStatus = dg.DagsterRunStatus.STARTED) -> dg.DagsterRun:
     """A run that a process of this machine executes, or executed."""
     run = bench.pretend_run(NAMES.refresh_job, status)
-    bench.instance.add_run_tags(run.run_id, {PROCESS_TAG: f"{run.run_id} {socket.gethostname()} {process}"})
+    bench.instance.add_run_tags(run.run_id, {PROCESS_TAG: f"{run.run_id} {_place()} {process}"})
     return run
 
 
@@ -80,9 +80,8 @@ def test_process_with_a_reused_id_is_not_taken_for_the_earlier_one(bench: Workbe
 
 def test_a_run_that_may_be_alive_elsewhere_is_left_alone(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     retry, other, untagged = (bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.STARTED) for _ in range(3))
-    host = socket.gethostname()
-    bench.instance.add_run_tags(retry.run_id, {PROCESS_TAG: f"the-run-before {host} 0@0"})  # Dagster copies tags
-    bench.instance.add_run_tags(other.run_id, {PROCESS_TAG: f"{other.run_id} another-{host} 0@0"})
+    bench.instance.add_run_tags(retry.run_id, {PROCESS_TAG: f"the-run-before {_place()} 0@0"})  # Dagster copies tags
+    bench.instance.add_run_tags(other.run_id, {PROCESS_TAG: f"{other.run_id} another-{_place()} 0@0"})
     look_for_lost_runs(bench)
     assert [status(bench, run) for run in (retry, other, untagged)] == ["STARTED"] * 3
     container = started(bench, "0@0")
@@ -93,6 +92,20 @@ def test_a_run_that_may_be_alive_elsewhere_is_left_alone(bench: Workbench, monke
         assert status(bench, container) == "STARTED"
     look_for_lost_runs(bench)
     assert status(bench, container) == "FAILURE"
+
+
+@pytest.mark.parametrize("namespace", [active_runs_module._FIRST_NAMESPACE, 4026532200])
+def test_run_of_a_container_or_machine_with_the_same_host_name_is_left_alone(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, namespace: int
+) -> None:
+    read = active_runs_module._line
+    other = read("/proc/sys/kernel/random/boot_id")[::-1]
+    with monkeypatch.context() as patch:
+        patch.setattr(active_runs_module, "_line", lambda path: other)
+        patch.setattr(active_runs_module, "_namespace", lambda: namespace)
+        elsewhere = started(bench, "0@0")
+    look_for_lost_runs(bench)
+    assert status(bench, elsewhere) == "STARTED"
 
 
 @pytest.mark.parametrize(("job", "module"), [(NAMES.check_job, "catalog_check"), (NAMES.switch_job, "current_space")])

@@ -272,3 +272,22 @@ def test_pace_compares_a_superbatch_with_the_average_after_the_first_few() -> No
     assert pace.ratio(200, 2.0) == pytest.approx(1.0)
     assert pace.ratio(50, 1.5) == pytest.approx(3.0)
     assert pace.ratio(0, 9.0) is None
+
+
+@pytest.mark.parametrize("name", ["surge-read", "surge-publish"])
+def test_run_that_gets_no_thread_ends_with_an_error(
+    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A container may limit its processes."""
+    start = threading.Thread.start
+
+    def limited(thread: threading.Thread) -> None:
+        if thread.name.startswith(name):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    catalog = {key: numbered_rows(key, 3) for key in "ab"}
+    run = make_run(hash_pool, in_memory(catalog), tmp_path)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        list(run)

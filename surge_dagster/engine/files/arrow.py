@@ -200,8 +200,8 @@ def _compare(batch: pa.RecordBatch, metadata: Mapping[bytes, bytes] | None, numb
     Raises:
         InvalidFile: they differ.
     """
-    written = dict(entry.split(b":") for entry in (metadata or {}).get(_CHECKSUMS, b"").split())
     try:
+        written = dict(entry.split(b":") for entry in (metadata or {}).get(_CHECKSUMS, b"").split())
         batch.validate()
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             if written.get(name.encode()) != b"%08x" % _checksum(column, number):

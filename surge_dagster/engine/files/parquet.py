@@ -136,8 +136,18 @@ class ParquetFile:
     def read(
         self, *, columns: list[str] | None = None, batch_rows: int = 4096, groups: list[int] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Stream rows; see `read_rows`."""
-        return read_rows(self._file, columns=columns, batch_rows=batch_rows, row_groups=groups)
+        """Stream rows; see `read_rows`.
+
+        Raises:
+            InvalidFile: a page is damaged, or fewer or more rows come than the facts promise. Page checksums do not
+                cover how many rows a page or a row group says it has.
+        """
+        rows = 0
+        for batch in read_rows(self._file, columns=columns, batch_rows=batch_rows, row_groups=groups):
+            rows += batch.num_rows
+            yield batch
+        if groups is None and rows != self.facts.rows:
+            raise InvalidFile(f"{rows:,} rows were read and its facts promise {self.facts.rows:,}")
 
 
 def read_facts(footer: pq.FileMetaData) -> FileFacts:

@@ -62,8 +62,12 @@ class Publisher:
         with self._finished:
             self._unfinished += 1
         waiting = deque(encoded.batch.segments)
-        for _ in range(min(self._threads, len(waiting))):
-            self._segments.submit(partial(self._write_segments, publication, waiting))
+        try:
+            for _ in range(min(self._threads, len(waiting))):
+                self._segments.submit(partial(self._write_segments, publication, waiting))
+        except BaseException:
+            self._end_superbatch()
+            raise
 
     def close(self) -> None:
         """Wait until every file is published, or the grace time is over; incomplete partitions stay staged.
@@ -124,6 +128,9 @@ class Publisher:
             self._report(publication)
         except BaseException as error:
             self._stop(error)
+        self._end_superbatch()
+
+    def _end_superbatch(self) -> None:
         with self._finished:
             self._unfinished -= 1
             self._finished.notify_all()
@@ -152,8 +159,12 @@ class Publisher:
     def _submit_file(self, complete: Complete) -> None:
         with self._finished:
             self._unfinished_files += 1
-        if not self._files.submit(partial(self._write_file, complete)):  # the run has ended; the rows stay staged
-            self._end_file()
+        is_queued = False
+        try:
+            is_queued = self._files.submit(partial(self._write_file, complete))
+        finally:
+            if not is_queued:  # the run has ended; the rows stay staged
+                self._end_file()
 
     def _write_file(self, complete: Complete) -> None:
         try:
@@ -252,15 +263,23 @@ class PublishingThreads:
         self._given_up = False
 
     def submit(self, task: Callable[[], None]) -> bool:
-        """Queue a task; returns False after the end, where it is not done."""
+        """Queue a task; returns False after the end, where it is not done.
+
+        Raises:
+            RuntimeError: the system allows no thread at all; with fewer threads the tasks only wait longer.
+        """
         with self._lock:
             if self._ended:
                 return False
-            self._tasks.put(task)
             if len(self._threads) < self._count:
                 thread = threading.Thread(target=self._run, name=f"{self._name}_{len(self._threads)}", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+                try:
+                    thread.start()
+                    self._threads.append(thread)
+                except RuntimeError:
+                    if not self._threads:
+                        raise
+            self._tasks.put(task)
             return True
 
     def end(self) -> None:

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.store.local_upload import (
+    LOCK_NAME,
     TEMP_PREFIX,
     LocalUpload,
     is_hidden,
@@ -88,6 +89,7 @@ class LocalStore:
                 return
             for below, _, _ in os.walk(path, topdown=False):
                 remove_dead_temp_files(Path(below))
+                (Path(below) / LOCK_NAME).unlink(missing_ok=True)  # earlier versions left them there
                 _remove_if_empty(Path(below))
             self._remove_empty(folder)
 

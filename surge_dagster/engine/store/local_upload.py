@@ -108,6 +108,9 @@ def _locks(folder: str) -> tuple[threading.Lock, FileLock]:
     return threading.Lock(), FileLock(f"{folder}/{LOCK_NAME}", thread_local=False)
 
 
+os.register_at_fork(after_in_child=_locks.cache_clear)  # filelock refuses locks of the parent process
+
+
 def _open_temp(folder: Path) -> tuple[Path, pa.NativeFile]:
     """Create and lock a temp file."""
     while True:

@@ -203,6 +203,14 @@ class TestDamage:
             with pytest.raises(InvalidFile, match=r"checksum .* failed: column 'text' of record batch 0 was changed"):
                 list(file.read(columns=["id", "text"]))
 
+    def test_damaged_list_of_checksums_is_refused(self, tmp_path: Path) -> None:
+        path = tmp_path / "k.arrow"
+        content = content_of(vectors(20))
+        path.write_bytes(content.replace(b"embedding:", b"embedding;"))
+        assert path.read_bytes() != content
+        with pytest.raises(InvalidFile, match="record batch 0 was changed"):
+            rows_of(path)
+
     def test_swapped_record_batches_are_refused(self, tmp_path: Path) -> None:
         content = content_of(vectors(200), pieces=2)
         reader = pa.ipc.open_file(content)

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile, guarded_metadata
-from surge_dagster.engine.files.parquet import FORMAT, ParquetWriter, read_facts, read_rows
+from surge_dagster.engine.files.parquet import FORMAT, ParquetFile, ParquetWriter, read_facts, read_rows
 from surge_dagster.engine.files.rows import MAX_ROW_GROUP_ROWS, check_schema, matrix_of, row_group_rows, schema
 
 FACTS = FileFacts("Köln", "hash-16-abc", "hash://16", "fp32", "v1", "0" * 32, "1" * 32, 5, 16, 2)
@@ -175,6 +175,25 @@ class TestDamage:
             except InvalidFile:
                 noticed += 1
         assert noticed > 180
+
+    def test_flipped_bit_anywhere_never_gives_other_rows_or_fewer(self, tmp_path: Path) -> None:
+        """Page checksums cover neither the headers of pages nor the rows that the footer counts."""
+        columns = write(tmp_path / "whole", unit_vectors(200, 4), pieces=3)
+        content = (tmp_path / "whole").read_bytes()
+        expected = ParquetFile(pa.OSFile(str(tmp_path / "whole"))).read(batch_rows=64)
+        table, noticed, chosen = pa.Table.from_batches(expected), 0, random.Random(7)
+        for bit in (40, *chosen.sample(range(8 * len(content)), 3_000)):
+            damaged = bytearray(content)
+            damaged[bit // 8] ^= 1 << bit % 8
+            try:
+                with ParquetFile(pa.BufferReader(bytes(damaged))) as file:  # pyright: ignore[reportArgumentType]
+                    found = pa.Table.from_batches(file.read(batch_rows=64), file.columns)
+            except (InvalidFile, OSError, pa.ArrowException, ValueError):
+                noticed += 1
+                continue
+            if found.schema.equals(columns):
+                assert found.equals(table), f"bit {bit}"
+        assert noticed > 1_000
 
     @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
     def test_truncated_file_is_refused(self, tmp_path: Path, share: float) -> None:
