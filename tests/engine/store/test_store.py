@@ -161,6 +161,24 @@ class TestTempFiles:
             open_store(store.root).sweep("space")
             assert len(temps(store)) == 1, "this process lives too; the other one ended without removing its file"
 
+    def test_lock_files_of_earlier_versions_leave_no_hidden_folder_behind(self, store: LocalStore) -> None:
+        folder = store.root / ".staging" / "space" / "key"
+        folder.mkdir(parents=True)
+        (folder / ".lock").touch()
+        store.sweep(".staging")
+        assert not (store.root / ".staging").exists()
+
+    def test_forked_child_of_a_process_that_has_published_publishes(self, store: LocalStore) -> None:
+        put(store, "space/a.parquet", b"a")
+        child = os.fork()
+        if child == 0:
+            try:
+                put(store, "space/b.parquet", b"b")
+            finally:
+                os._exit(0)
+        assert os.waitpid(child, 0) == (child, 0)
+        assert visible(store) == {"space/a.parquet", "space/b.parquet"}
+
     def test_temp_file_that_a_sweep_removed_before_it_was_locked_is_created_again(
         self, store: LocalStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
