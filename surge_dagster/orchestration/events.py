@@ -97,6 +97,7 @@ class EventWriter:
         self._stored = stored
         self._waiting: deque[Event | Callable[[], Event]] = deque()
         self._made_later = 0  # queued events of `log_after`
+        self._shows_partitions = False  # whether one of them was stored
         self._flushed = float("-inf")
         self._storing = 0
         self._changed = threading.Condition()
@@ -212,7 +213,11 @@ class EventWriter:
             self._changed.wait_for(lambda: self._waiting or self._closing)
             self._wait_for_batch(_FLUSH_SECONDS, or_made_later=True)
             self._wait_for_batch(self._flushed + _FLUSH_SECONDS - time.monotonic())
-            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), BATCH_EVENTS))]
+            size = min(len(self._waiting), BATCH_EVENTS)
+            if self._made_later and not self._shows_partitions:  # the first partition is a batch of its own
+                size = min(size, next(place for place, event in enumerate(self._waiting, 1) if callable(event)))
+                self._shows_partitions = True
+            batch = [self._waiting.popleft() for _ in range(size)]
             self._made_later -= sum(map(callable, batch))
             self._flushed = time.monotonic()
             self._storing = len(batch)
