@@ -24,6 +24,10 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.fingerprint import processor
 from surge_dagster.engine.model.spec import Space
 
+# The first conversion sets up numpy within OpenVINO's bindings and releases the GIL in between. When two streams were
+# the first ones at the same time, both waited for ever.
+ov.Type.f32.to_dtype()
+
 _TOKEN_BUDGET = 1_024
 # The fixed cost of a pass is small, but every new shape costs about as much as this many tokens.
 _PASS_TOKENS = 48
