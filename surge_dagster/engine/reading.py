@@ -34,11 +34,17 @@ log = logging.getLogger(__name__)
 
 
 def superbatches(
-    partitions: Iterable[Partition], context: RunContext, *, force: bool = False, again: Collection[str] = ()
+    partitions: Iterable[Partition],
+    outputs: OutputState,
+    context: RunContext,
+    *,
+    force: bool = False,
+    again: Collection[str] = (),
 ) -> Iterator[SuperBatch | Receipt | Failure]:
     """Read partitions in their order, and yield what follows from each.
 
     Args:
+        outputs: the files of the space.
         context: of the run. The memory of each SuperBatch is booked, and its receiver releases it.
         force: encode fresh partitions too.
         again: keys of partitions to encode although their files look fresh.
@@ -51,8 +57,6 @@ def superbatches(
         StoreUnavailable: the store does not answer.
         ConfigError: the source cannot be listed.
     """
-    target = context.target
-    outputs = OutputState(target.store, target.space.name, target.space.file_format)
     reader = _Reader(context, outputs, force, again)
     for partition in outputs.looked_at(partitions):
         context.stop.require_running()

@@ -21,6 +21,7 @@ from surge_dagster.engine.events import EventStream
 from surge_dagster.engine.memory import fit_memory
 from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.output.current_space import keep_current
+from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.publisher import Publisher
 from surge_dagster.engine.output.run_context import RunContext
 from surge_dagster.engine.output.space_target import SpaceTarget
@@ -48,6 +49,7 @@ class EmbeddingRun:
         thresholds: of the SuperBatches; missing values follow from the pool's measured speed and the memory.
         force: encode fresh partitions too.
         again: keys of partitions to encode although their files look fresh.
+        outputs: the files of the pool's space, where the caller has listed them; None: the run lists them.
         include_text: write the text column.
         file_format: of the files; the space's own, where the output has it.
         memory_limit: bytes of data that may be resident at any time; None is what three SuperBatches need, at most half
@@ -74,6 +76,7 @@ class EmbeddingRun:
         *,
         force: bool = False,
         again: Collection[str] = (),
+        outputs: OutputState | None = None,
         include_text: bool = True,
         file_format: FileFormat = "parquet",
         memory_limit: int | None = None,
@@ -109,6 +112,7 @@ class EmbeddingRun:
         self._pool = pool
         self._force = force
         self._again = again
+        self._outputs = outputs
         self._include_text = include_text
         self._stop = StopSignal(grace_seconds)
         self._store = store.until(self._stop.over)
@@ -203,7 +207,10 @@ class EmbeddingRun:
         """Read, encode and publish until the reader has no more; ends the events in every case."""
         error: BaseException | None = None
         try:
-            items = superbatches(self._partitions, context, force=self._force, again=self._again)
+            outputs = self._outputs
+            if outputs is None or outputs.space != self.space.name:
+                outputs = OutputState(self._store, self.space.name, self.space.file_format)
+            items = superbatches(self._partitions, outputs, context, force=self._force, again=self._again)
             publisher = Publisher(context)
             batches = ReadAhead(items, context)
             try:
