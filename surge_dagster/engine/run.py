@@ -18,7 +18,7 @@ from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoding import ReadAhead, encoded_superbatches
 from surge_dagster.engine.events import EventStream
-from surge_dagster.engine.memory import fit_memory
+from surge_dagster.engine.memory import SLOTS, fit_memory
 from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.output.current_space import keep_current
 from surge_dagster.engine.output.freshness import OutputState
@@ -155,9 +155,7 @@ class EmbeddingRun:
         if self._started:
             raise RuntimeError("a run runs once; make another one")
         self._started = True
-        arena = self._pool.arena(
-            slots=self.memory.slots, max_texts=self.bounds.b_max, max_bytes=self.bounds.b_max_bytes
-        )
+        arena = self._pool.arena(slots=SLOTS, max_texts=self.bounds.b_max, max_bytes=self.bounds.b_max_bytes)
         gauge = MemoryGauge()
         try:
             with gauge, arena:

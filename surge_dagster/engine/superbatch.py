@@ -79,7 +79,6 @@ class Segment:
         first_row: the place of the first one in its partition.
         ids: the rows' ids, in order.
         last: whether the partition ends here; such a segment is empty where the partition's last rows were skipped.
-        id_bytes: of ids that are strings, 0 for numbers; None where they were not counted.
     """
 
     partition: OpenPartition
@@ -88,7 +87,6 @@ class Segment:
     first_row: int
     ids: tuple[pa.Array, ...]
     last: bool
-    id_bytes: int | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -153,12 +151,10 @@ class _Held:
     bytes: int = PARTITION_OVERHEAD_BYTES  # counted once per partition, with its first rows
     rows: int = 0
     ids: list[pa.Array] = field(default_factory=list)
-    id_bytes: int = 0
     last: bool = False
 
     def segment(self) -> Segment:
-        stop, ids = self.start + self.rows, tuple(self.ids)
-        return Segment(self.partition, self.start, stop, self.first_row, ids, self.last, self.id_bytes)
+        return Segment(self.partition, self.start, self.start + self.rows, self.first_row, tuple(self.ids), self.last)
 
 
 class Aggregator:
@@ -313,7 +309,6 @@ class Aggregator:
         ids = batch.ids
         rows = len(ids)
         current.ids.append(ids)
-        current.id_bytes += batch.id_bytes
         current.rows += rows
         current.bytes += size
         current.partition.rows += rows

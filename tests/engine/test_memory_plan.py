@@ -1,24 +1,22 @@
-"""How the memory of a run is divided, and how thresholds are fitted to it, before any of it is taken."""
+"""The memory plan of a run: how a limit is divided, and how thresholds are fitted to it."""
 
 from __future__ import annotations
 
+import heapq
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from surge_dagster.engine import run
-from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.memory import fit_memory, largest_pieces, plan_memory
+from surge_dagster.engine.files.parquet import piece_bytes
+from surge_dagster.engine.memory import SLOTS, fit_memory, plan_memory
 from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.superbatch import OpenPartition, Segment, SuperBatch
 from surge_dagster.engine.thresholds import Bounds, Thresholds
 from tests.engine.runs import finish_receipts, make_run, smallest_limit
 from tests.small_catalogs import DIMENSION, keys_of, numbered_rows, partition_of
@@ -29,7 +27,7 @@ SPACE = EncodingSpec(model=f"hash://{DIMENSION}").resolve()
 class TestPlan:
     BOUNDS = Bounds(100, 1000, 100_000, 1_000_000)
 
-    def test_a_limit_that_is_too_small_names_the_smallest_that_works(self) -> None:
+    def test_limit_that_is_too_small_names_the_smallest_that_works(self) -> None:
         least = smallest_limit(lambda limit: plan_memory(self.BOUNDS, SPACE, 8, limit))
         assert plan_memory(self.BOUNDS, SPACE, 8, least).limit == least
         with pytest.raises(ConfigError):
@@ -37,10 +35,8 @@ class TestPlan:
 
     def test_without_a_limit_three_superbatches_may_be_alive(self) -> None:
         plan = plan_memory(self.BOUNDS, SPACE, 8, None)
-        assert plan.slots == 3
         assert plan.keep_pages
-        one = plan_memory(self.BOUNDS, SPACE, 8, None).result_bytes(1000, 0) + 2 * 1_000_000
-        assert plan.limit >= 3 * one
+        assert plan.limit >= SLOTS * plan.result.of_superbatch(self.BOUNDS)
 
     def test_memory_that_a_limit_leaves_over_goes_to_the_id_set(self) -> None:
         least = smallest_limit(lambda limit: plan_memory(self.BOUNDS, SPACE, 8, limit))
@@ -54,32 +50,22 @@ class TestPlan:
         st.sampled_from([1, 16, 384, 4096]),
         st.sampled_from(["float32", "float16"]),
     )
-    def test_the_plan_covers_the_pieces_of_every_superbatch_within_the_bounds(
+    def test_plan_covers_concurrent_writing_of_the_largest_partitions_of_every_superbatch(
         self, partitions: list[list[int]], threads: int, dimension: int, dtype: str
     ) -> None:
         space = EncodingSpec(model=f"hash://{dimension}", dtype=dtype).resolve()
-        texts = ["x" * size for sizes in partitions for size in sizes]
-        ids = [pa.array(["i" * size for size in sizes], pa.string()) for sizes in partitions]
-        held = sum(map(len, texts)) * 2
-        bounds = Bounds(1, max(1, len(texts)), 1, max(1, held))
-        with Arena(
-            slots=1, max_texts=bounds.b_max, max_bytes=bounds.b_max_bytes, dimension=1, dtype="float32"
-        ) as arena:
-            slot = arena.acquire()
-            slot.append(pa.array(texts, pa.large_string()))  # pyright: ignore[reportArgumentType]
-            ends = np.cumsum([0, *map(len, partitions)]).tolist()
-            segments = tuple(
-                Segment(OpenPartition(partition_of("k", [])), start, stop, 0, (chunk,), True)
-                for start, stop, chunk in zip(ends[:-1], ends[1:], ids, strict=True)
-            )
-            pieces = largest_pieces(SuperBatch(0, slot, segments, held), space, threads)
+        texts, held = sum(map(len, partitions)), 2 * sum(map(sum, partitions))  # as many bytes of ids as of texts
+        bounds = Bounds(1, max(1, texts), 1, max(1, held))
         least = smallest_limit(lambda limit: plan_memory(bounds, space, threads, limit))
         plan = plan_memory(bounds, space, threads, least)
-        assert plan.reader + 2 * held + plan.result_bytes(len(texts), pieces) < least
+        result, itemsize = plan.result.of_rows(texts, held), np.dtype(dtype).itemsize
+        written = (piece_bytes(len(sizes), dimension, itemsize, sum(sizes)) for sizes in partitions)
+        assert texts * dimension * itemsize + sum(heapq.nlargest(threads, written)) <= result
+        assert plan.reader + 2 * held + result < least
 
 
 class TestFit:
-    """What a run may hold where nobody sets a limit."""
+    """What a run may hold where no limit is configured."""
 
     GIB = 1024**3
     WIDE = EncodingSpec(model="hash://4096").resolve()
@@ -92,21 +78,21 @@ class TestFit:
     @pytest.mark.parametrize("upload_bytes", [0, 48 * 1024 * 1024])
     @pytest.mark.parametrize("texts_per_second", [10.0, 2_000.0, 1e6])
     @pytest.mark.parametrize("machine", [GIB // 2, GIB, 4 * GIB, 25 * GIB])
-    def test_thresholds_that_are_derived_shrink_until_they_fit_half_the_machine(
+    def test_derived_thresholds_shrink_until_they_fit_half_the_machine(
         self, machine: int, texts_per_second: float, upload_bytes: int
     ) -> None:
-        wished = Thresholds().resolve(texts_per_second)
+        unlimited = Thresholds().resolve(texts_per_second)
         for space in (SPACE, self.WIDE):
             bounds, plan = fit_memory(
                 Thresholds(), texts_per_second, space, 8, None, machine_bytes=machine, upload_bytes=upload_bytes
             )
             assert plan.limit <= machine // 2
-            assert 1 <= bounds.b_min <= bounds.b_max <= wished.b_max
-            assert bounds.b_max_bytes > 4 * 1024 * 1024, "a text of the usual maximum still finds room"
+            assert 1 <= bounds.b_min <= bounds.b_max <= unlimited.b_max
+            assert bounds.b_max_bytes > 4 * 1024 * 1024, "a text of the usual maximum still fits"
             if machine >= 4 * self.GIB:
                 assert plan.limit == plan_memory(bounds, space, 8, None, upload_bytes).limit, "three of them fit"
-            if machine == 25 * self.GIB and bounds != wished:
-                assert plan.limit > 0.99 * (machine // 2), "no smaller than they have to be"
+            if machine == 25 * self.GIB and bounds != unlimited:
+                assert plan.limit > 0.99 * (machine // 2), "no smaller than necessary"
 
     @pytest.mark.parametrize("upload_bytes", [0, 48 * 1024 * 1024])
     @pytest.mark.parametrize("texts_per_second", [300.0, 20_000.0])
@@ -121,20 +107,20 @@ class TestFit:
             largest = max(largest, bounds.b_max)
 
     def test_given_thresholds_stay_and_derived_ones_shrink(self) -> None:
-        asked = Thresholds(b_min=20_000, b_max_bytes=10**8)
-        bounds, plan = fit_memory(asked, 1e6, self.WIDE, 8, None, machine_bytes=12 * self.GIB)
+        requested = Thresholds(b_min=20_000, b_max_bytes=10**8)
+        bounds, plan = fit_memory(requested, 1e6, self.WIDE, 8, None, machine_bytes=12 * self.GIB)
         assert (bounds.b_min, bounds.b_max_bytes) == (20_000, 10**8)
-        assert 20_000 <= bounds.b_max < asked.resolve(1e6).b_max
+        assert 20_000 <= bounds.b_max < requested.resolve(1e6).b_max
         assert plan.limit <= 6 * self.GIB
 
     def test_one_superbatch_is_enough_where_three_of_the_given_size_do_not_fit(self) -> None:
-        asked = Thresholds(b_max=400_000, b_max_bytes=64 * 1024 * 1024)
-        bounds, plan = fit_memory(asked, 1e6, self.WIDE, 8, None, machine_bytes=25 * self.GIB)
-        assert bounds == asked.resolve(1e6)
+        requested = Thresholds(b_max=400_000, b_max_bytes=64 * 1024 * 1024)
+        bounds, plan = fit_memory(requested, 1e6, self.WIDE, 8, None, machine_bytes=25 * self.GIB)
+        assert bounds == requested.resolve(1e6)
         assert plan.limit == 25 * self.GIB // 2 < plan_memory(bounds, self.WIDE, 8, None).limit
 
     @pytest.mark.parametrize(
-        "asked",
+        "requested",
         [
             Thresholds(b_max=500_000),
             Thresholds(b_min=400_000),
@@ -143,24 +129,20 @@ class TestFit:
             Thresholds(b_max=10**7, b_max_bytes=10**11, b_min_bytes=10**10),
         ],
     )
-    def test_thresholds_that_cannot_be_held_are_refused_with_the_ones_that_can(self, asked: Thresholds) -> None:
+    def test_thresholds_that_cannot_be_held_are_refused_with_the_limit_that_can_hold_them(
+        self, requested: Thresholds
+    ) -> None:
         def fit(thresholds: Thresholds, limit: int | None = None) -> int:
             return fit_memory(thresholds, 1e6, self.WIDE, 8, limit, machine_bytes=8 * self.GIB)[1].limit
 
         with pytest.raises(ConfigError, match="half of this machine's or container's 8,589,934,592") as error:
-            fit(asked)
-        message = str(error.value)
-        named = re.findall(r"(b_\w+) ([\d,]+)[,;] ", message[message.index("What works is") :])
-        works = {name: int(value.replace(",", "")) for name, value in named}
-        assert works and all(value < getattr(asked, name) for name, value in works.items())
-        assert fit(replace(asked, **works)) <= 4 * self.GIB
-        with pytest.raises(ConfigError):
-            fit(replace(asked, **{name: value + value // 100 for name, value in works.items()}))
-        found = re.search(r"memory_limit_bytes to at least ([\d,]+)", message)
+            fit(requested)
+        found = re.search(r"memory_limit_bytes to at least ([\d,]+)", str(error.value))
         assert found
-        assert fit(asked, int(found[1].replace(",", ""))) == int(found[1].replace(",", ""))
+        least = int(found[1].replace(",", ""))
+        assert fit(requested, least) == least
 
-    def test_a_limit_that_is_set_is_not_measured_against_the_machine(self) -> None:
+    def test_configured_limit_is_not_compared_with_the_machine(self) -> None:
         bounds, plan = fit_memory(Thresholds(), 1e6, self.WIDE, 8, 40 * self.GIB, machine_bytes=self.GIB)
         assert bounds == Thresholds().resolve(1e6)
         assert plan.limit == 40 * self.GIB

@@ -45,7 +45,7 @@ class Publisher:
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
-        self._threads = context.memory.threads
+        self._threads = context.memory.result.threads
         self._segments = PublishingThreads(self._threads, "surge-publish")
         self._files = PublishingThreads(1, "surge-publish-split")
         self._split = SplitPartitions()

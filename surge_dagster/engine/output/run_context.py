@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from surge_dagster.engine.encoder.arena import Arena, Slot
 from surge_dagster.engine.events import EventStream
-from surge_dagster.engine.memory import MemoryPlan, largest_pieces
+from surge_dagster.engine.memory import MemoryPlan
 from surge_dagster.engine.output.space_target import SpaceTarget
 from surge_dagster.engine.output.staging import Staging
 from surge_dagster.engine.report import ExposedIo, InFlight
@@ -71,8 +71,8 @@ class RunContext:
         Raises:
             Cancelled: the run is stopping.
         """
-        pieces = largest_pieces(batch, self.target.space, self.memory.threads)
-        result = self.memory.result_bytes(batch.texts, pieces, batch.held_bytes)
+        # Of texts that moved on to the next slot, `held_bytes` counts more than the SuperBatch has.
+        result = self.memory.result.of_rows(batch.texts, min(batch.held_bytes, self.bounds.b_max_bytes))
         self.reserve(result)
         return replace(batch, held_bytes=batch.held_bytes + result)
 

@@ -93,11 +93,6 @@ class RowBatch:
         return len(self.ids)
 
     @property
-    def id_bytes(self) -> int:
-        """Bytes of ids that are strings; 0 where they are numbers."""
-        return 0 if self.id_offsets is None else len(self.id_values)
-
-    @property
     def value_bytes(self) -> int:
         """Bytes of all ids and texts; Arrow's own `nbytes` releases the GIL, and taking it again costs time."""
         return len(self.id_values) + len(self.text_values)
