@@ -25,7 +25,7 @@ def catalog_demo(
     """Build a real catalog: the docstrings of the installed Python packages, a partition each."""
     from surge_dagster.catalogs.demo import build_demo_catalog
 
-    with progress_bar("texts") as report:
+    with progress_bar("bytes of sources") as report:
         summary = build_demo_catalog(out, limit=limit, progress=report)
     _print_catalog(summary, out, as_json)
 
@@ -51,9 +51,6 @@ def catalog_synthetic(
 
 
 def _print_catalog(summary: CatalogSummary, out: Path, as_json: bool) -> None:
-    print(
-        f"{summary.partitions:,} partitions, {summary.texts:,} texts in {out}: {summary.written:,} written, "
-        f"{summary.unchanged:,} unchanged, {summary.removed:,} removed"
-    )
+    print(f"{summary.partitions:,} partitions, {summary.texts:,} texts in {out}")
     if as_json:
         print_json(asdict(summary) | {"out": str(out)})

@@ -2,40 +2,45 @@
 
 Every machine that can run this project has this text: partitions of very different sizes that change when packages are
 upgraded. A partition is an installed distribution. A row is a public class, function or method; its id is the qualified
-name, and rows follow the files' paths and the lines in them. The project's own dependencies give about 60,000 texts in
-140 partitions of 1 to 14,600 texts.
+name, its text the first paragraph of the docstring, and rows follow the files' paths and the lines in them. The
+project's own dependencies give about 60,000 texts in 140 partitions of 1 to 14,600 texts.
 
-A partition's source version is the distribution's version and the hash of its RECORD, which lists all installed files
-with their hashes. Reading it takes milliseconds, so a build without an upgrade parses and writes nothing.
-
-Python parses 6 MB of sources per second, and 260 MB are installed. A build therefore counts docstrings with a regular
-expression first (200 MB/s). With a limit, each distribution gets a share of it in proportion to its count, and its
-files are parsed until the share is reached. The manifest keeps the factor between count and share, so that an upgrade
-of one distribution changes the rows of this one alone.
+Files are read with `ast` and never imported; those that do not parse are skipped. Python parses 6 MB of sources per
+second, and 260 MB are installed. So a limit gives each distribution a share in proportion to the size of its public
+sources, and its files are parsed until the share is reached.
 """
 
 from __future__ import annotations
 
+import ast
 import csv
 import hashlib
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
-from surge_dagster.catalogs.docstrings import SourceFile, count_docstrings, extract, module_name
-from surge_dagster.catalogs.folder import CatalogFolder, CatalogSummary
+from surge_dagster.catalogs.folder import CatalogSummary, clear_catalog, write_partition
 from surge_dagster.engine.errors import ConfigError
 
-# New shares leave this part of the limit free, so that distributions can grow without changing the others' shares.
-_FREE_SHARE = 0.02
-# Shares are computed anew when they use less than this part of the limit.
-_MIN_USED_SHARE = 0.9
+_Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+# A definition may also stand under `if`, `try`, `with` or a loop.
+_BLOCKS = ("body", "handlers", "orelse", "finalbody")
+_PARAGRAPH_END = re.compile(r"\n[ \t]*\n")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A public module, its path, and its size in bytes (0 when the RECORD does not say it)."""
+
+    module: str
+    path: Path
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +49,13 @@ class Distribution:
 
     Attributes:
         name: as its metadata spells it.
-        version: its version and the first 16 hex digits of its RECORD's SHA-256.
-        record: the RECORD itself, a CSV table of installed files.
-        folder: the folder that RECORD's paths start from.
+        version: its version and the first 16 hex digits of its RECORD's SHA-256; the RECORD has the files' hashes.
+        files: its public modules, in the order of their paths.
     """
 
     name: str
     version: str
-    record: str
-    folder: Path
-
-    def sources(self) -> tuple[SourceFile, ...]:
-        """Its public Python files, in the order of their paths."""
-        files = sorted(row for row in csv.reader(self.record.splitlines()) if row)
-        return tuple(
-            SourceFile(module, self.folder / row[0], int(row[2]) if len(row) > 2 and row[2].isdecimal() else 0)
-            for row in files
-            if (module := module_name(row[0]))
-        )
+    files: tuple[SourceFile, ...]
 
 
 def build_demo_catalog(
@@ -71,12 +65,12 @@ def build_demo_catalog(
     progress: Callable[[int, int], None] | None = None,
     search_path: Sequence[str] | None = None,
 ) -> CatalogSummary:
-    """Bring the catalog in `out` up to date with the installed packages.
+    """Build the catalog of the installed packages; an earlier build in the folder is replaced.
 
     Args:
         out: the catalog's folder; it is created when it is missing.
-        limit: maximum number of texts; None takes all.
-        progress: called with the texts extracted so far and in total, both estimated.
+        limit: number of texts, about: each distribution gives at least one. None takes all.
+        progress: called with the bytes of sources read so far and in total.
         search_path: folders to look for distributions in. Default: `sys.path`.
 
     Raises:
@@ -84,64 +78,75 @@ def build_demo_catalog(
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"a demo catalog needs a limit of at least 1 text, not {limit}")
-    folder = CatalogFolder(Path(out), "demo")
-    installed = {distribution.name: distribution for distribution in _installed(search_path)}
-    counts = _counts(installed, folder.memory.get("distributions", {}))
-    scale: float | None = None
-    shares: Mapping[str, int | None] = dict.fromkeys(installed)
-    if limit is not None:
-        earlier = folder.memory.get("scale") if folder.memory.get("limit") == limit else None
-        scale, shares = share_out(counts, limit, earlier)
-
-    rows = {name: _unchanged_rows(folder, installed[name], share) for name, share in shares.items()}
-    unchanged = sum(count is not None for count in rows.values())
-    expected = {name: min(counts[name], shares[name] or counts[name]) for name in rows if rows[name] is None}
-    done = 0
-    for name, texts in expected.items():
-        extracted = extract(installed[name].sources(), shares[name])
-        if extracted:
-            ids, docstrings = (pa.array(column, pa.string()) for column in zip(*extracted, strict=True))
-            folder.write(name, _version(installed[name], shares[name], len(extracted)), [(ids, docstrings)])
-        rows[name] = len(extracted)
-        done += texts
+    clear_catalog(out, "demo")
+    installed = _installed(search_path)
+    sizes = {distribution.name: sum(file.size for file in distribution.files) for distribution in installed}
+    total = max(1, sum(sizes.values()))
+    partitions = texts = done = 0
+    for distribution in installed:
+        share = None if limit is None else max(1, limit * sizes[distribution.name] // total)
+        rows = extract(distribution.files, share)
+        if rows:
+            ids, docstrings = (pa.array(column, pa.string()) for column in zip(*rows, strict=True))
+            version = distribution.version if share is None else f"{distribution.version}+{share}"
+            write_partition(out, distribution.name, version, [(ids, docstrings)])
+            partitions, texts = partitions + 1, texts + len(rows)
+        done += sizes[distribution.name]
         if progress is not None:
-            progress(done, sum(expected.values()))
-
-    partitions = {name: count for name, count in rows.items() if count}
-    removed = folder.keep_only(partitions)
-    known = {name: {"version": installed[name].version, "docstrings": count} for name, count in counts.items()}
-    folder.remember({"limit": limit, "scale": scale, "distributions": known})
-    return CatalogSummary(
-        partitions=len(partitions),
-        texts=sum(partitions.values()),
-        written=len(partitions) - unchanged,
-        unchanged=unchanged,
-        removed=removed,
-    )
+            progress(done, total)
+    return CatalogSummary(partitions, texts)
 
 
-def share_out(counts: Mapping[str, int], limit: int, scale: float | None = None) -> tuple[float, dict[str, int]]:
-    """Divide `limit` rows in proportion to `counts`, at least one each; returns the factor and the shares.
+def module_name(path: str) -> str | None:
+    """The dotted name of a file in a wheel's RECORD, None when the file is private or no module."""
+    if not path.endswith(".py"):
+        return None
+    parts = path.removesuffix(".py").split("/")
+    if parts[-1] == "__init__":
+        parts.pop()
+    return ".".join(parts) if parts and all(map(_is_public, parts)) else None
 
-    An earlier factor (`scale`) is kept while it uses the limit well. When there are more names than rows, the names
-    with the largest counts get one row each.
+
+def extract(files: Sequence[SourceFile], limit: int | None = None) -> list[tuple[str, str]]:
+    """The rows (qualified name, text) of several files, in the files' order.
+
+    With a limit, files are parsed in an order that is scattered over the package and the same on every machine, until
+    there are enough rows. When two rows have one id, the first is kept.
     """
-    if len(counts) >= limit:
-        return 0.0, dict.fromkeys(sorted(counts, key=lambda name: (-counts[name], name))[:limit], 1)
+    order = range(len(files))
+    found: dict[int, list[tuple[str, str]]] = {}
+    count = 0
+    for index in order if limit is None else sorted(order, key=lambda index: zlib.crc32(files[index].module.encode())):
+        if count == limit:
+            break
+        rows = _rows(files[index])
+        found[index] = rows if limit is None else rows[: limit - count]
+        count += len(found[index])
+    merged: dict[str, str] = {}
+    for index in sorted(found):
+        for row_id, text in found[index]:
+            merged.setdefault(row_id, text)
+    return list(merged.items())
 
-    def shares(factor: float) -> dict[str, int]:
-        return {name: max(1, math.floor(max(1, count) * factor)) for name, count in counts.items()}
 
-    def total(factor: float) -> int:
-        return sum(shares(factor).values())
+def extract_source(module: str, source: bytes) -> list[tuple[str, str]]:
+    """The rows of one module; of several definitions with one name, the first that has a docstring.
 
-    if scale is None or not _MIN_USED_SHARE * limit <= total(scale) <= limit:
-        target = max(len(counts), math.floor(limit * (1 - _FREE_SHARE)))
-        scale, too_much = 0.0, float(limit)
-        for _ in range(64):
-            middle = (scale + too_much) / 2
-            scale, too_much = (middle, too_much) if total(middle) <= target else (scale, middle)
-    return scale, shares(scale)
+    Raises:
+        SyntaxError, ValueError, RecursionError, MemoryError: the source does not parse.
+    """
+    rows: dict[str, str] = {}
+    for name, node in _public_definitions(ast.parse(source).body, module):
+        if name not in rows and (text := first_paragraph(ast.get_docstring(node) or "")):
+            rows[name] = text
+    return list(rows.items())
+
+
+def first_paragraph(docstring: str) -> str:
+    """The first paragraph on one line; empty when there is none."""
+    paragraph = " ".join(_PARAGRAPH_END.split(docstring.strip(), maxsplit=1)[0].split())
+    # A literal may hold half a surrogate pair, which no file can store.
+    return paragraph.encode("utf-8", "replace").decode("utf-8")
 
 
 def _installed(search_path: Sequence[str] | None) -> list[Distribution]:
@@ -156,29 +161,40 @@ def _installed(search_path: Sequence[str] | None) -> list[Distribution]:
         # An import takes the first on the path; other spellings of a name mean the same distribution.
         found.setdefault(
             re.sub(r"[-_.]+", "-", name).lower(),
-            Distribution(name, version, record, Path(str(installed.locate_file("")))),
+            Distribution(name, version, _files(record, Path(str(installed.locate_file(""))))),
         )
     return sorted(found.values(), key=lambda distribution: distribution.name)
 
 
-def _counts(installed: Mapping[str, Distribution], remembered: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
-    """The quick docstring count of each distribution; versions that the last build counted are not counted again."""
-    return {
-        name: facts["docstrings"]
-        if (facts := remembered.get(name)) and facts["version"] == distribution.version
-        else count_docstrings(distribution.sources())
-        for name, distribution in installed.items()
-    }
+def _files(record: str, folder: Path) -> tuple[SourceFile, ...]:
+    """The public modules of a RECORD, a CSV table of paths (from this folder), hashes and sizes."""
+    return tuple(
+        SourceFile(module, folder / row[0], int(row[2]) if len(row) > 2 and row[2].isdecimal() else 0)
+        for row in sorted(row for row in csv.reader(record.splitlines()) if row)
+        if (module := module_name(row[0]))
+    )
 
 
-def _version(distribution: Distribution, share: int | None, rows: int) -> str:
-    """The source version. Rows that were cut at a share depend on the share too."""
-    return distribution.version if share is None or rows < share else f"{distribution.version}+{share}"
+def _rows(file: SourceFile) -> list[tuple[str, str]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # invalid escapes in the packages' sources
+        try:
+            return extract_source(file.module, file.path.read_bytes())
+        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+            return []
 
 
-def _unchanged_rows(folder: CatalogFolder, distribution: Distribution, share: int | None) -> int | None:
-    """The number of rows in the distribution's file if a build would write the same file now, else None."""
-    written = folder.written(distribution.name)
-    if written is None or (share is not None and written.rows > share):
-        return None
-    return written.rows if written.version == _version(distribution, share, written.rows) else None
+def _public_definitions(body: Iterable[ast.AST], prefix: str) -> Iterator[tuple[str, _Definition]]:
+    for node in body:
+        if not isinstance(node, _Definition):
+            for block in _BLOCKS:
+                yield from _public_definitions(getattr(node, block, ()), prefix)
+        elif _is_public(node.name):
+            name = f"{prefix}.{node.name}"
+            yield name, node
+            if isinstance(node, ast.ClassDef):
+                yield from _public_definitions(node.body, name)
+
+
+def _is_public(name: str) -> bool:
+    return name.isidentifier() and not name.startswith("_")

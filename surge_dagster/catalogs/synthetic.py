@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from surge_dagster.catalogs.folder import CatalogFolder, CatalogSummary
+from surge_dagster.catalogs.folder import CatalogSummary, clear_catalog, write_partition
 from surge_dagster.engine.errors import ConfigError
 
 LOG_MEAN = 9.03
@@ -98,7 +98,7 @@ def build_synthetic_catalog(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> CatalogSummary:
-    """Bring the catalog in `out` up to date with the arguments; files that would not change are kept.
+    """Build the catalog; an earlier build in the folder is replaced.
 
     Args:
         out: the catalog's folder; it is created when it is missing.
@@ -117,22 +117,16 @@ def build_synthetic_catalog(
             f"the mean size of a text must be {_MIN_MEAN_BYTES} to {_MAX_MEAN_BYTES} bytes, not {mean_bytes}"
         )
     sizes = partition_sizes(texts, partitions, sigma, seed)
-    folder = CatalogFolder(Path(out), "synthetic")
+    clear_catalog(out, "synthetic")
     digits = max(4, len(str(partitions)))
-    keys = [f"category-{number:0{digits}d}" for number in range(1, partitions + 1)]
-    written = done = 0
-    for number, (key, size) in enumerate(zip(keys, sizes.tolist(), strict=True), start=1):
+    done = 0
+    for number, size in enumerate(sizes.tolist(), start=1):
         version = _version(seed, number, size, mean_bytes)
-        before = folder.written(key)
-        if before is None or before.version != version:
-            folder.write(key, version, _row_groups(seed, number, size, mean_bytes))
-            written += 1
+        write_partition(out, f"category-{number:0{digits}d}", version, _row_groups(seed, number, size, mean_bytes))
         done += size
         if progress is not None:
             progress(done, texts)
-    removed = folder.keep_only(keys)
-    folder.remember({"texts": texts, "partitions": partitions, "sigma": sigma, "mean_bytes": mean_bytes, "seed": seed})
-    return CatalogSummary(partitions, texts, written, partitions - written, removed)
+    return CatalogSummary(partitions, texts)
 
 
 def _version(seed: int, number: int, size: int, mean_bytes: int) -> str:

