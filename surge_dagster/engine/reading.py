@@ -20,9 +20,9 @@ from surge_dagster.engine.output.drift import DriftSample
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.rewriting import republish
 from surge_dagster.engine.output.run_context import RunContext
-from surge_dagster.engine.output.space_target import receipt_of, require_unchanged
+from surge_dagster.engine.output.space_target import require_unchanged
 from surge_dagster.engine.output.spaces import find_space, require_format
-from surge_dagster.engine.output.split_partitions import OtherRows, StagedRowsCheck
+from surge_dagster.engine.output.staging import OtherRows, StagedRowsCheck
 from surge_dagster.engine.report import Failure, Receipt, RunReport
 from surge_dagster.engine.sources.content import ContentDigest, IdSet, refuse_repeated_id
 from surge_dagster.engine.sources.partition import Partition, RowBatch
@@ -160,7 +160,7 @@ class _Reader:
         if self._force or partition.key in self._again:
             return None
         if status == "fresh":
-            return receipt_of(published.facts, published.stored, location, action="fresh")
+            return Receipt.of(published.facts, published.stored, location, action="fresh")
         digest, widest_row = self._content(partition)
         if digest != published.facts.content_digest:
             return None
@@ -177,7 +177,7 @@ class _Reader:
         except (InvalidFile, _NoRoom) as error:
             log.warning("%s is encoded again: %s", location, error)
             return None
-        return receipt_of(rewritten.facts, rewritten.stored, location, action="republished")
+        return Receipt.of(rewritten.facts, rewritten.stored, location, action="republished")
 
     def _content(self, partition: Partition) -> tuple[str, int]:
         """The content digest of a partition, and its largest row in bytes of id and text."""
@@ -259,7 +259,8 @@ class _Reader:
                     partition.key,
                 )
             refuse_repeated_id(partition, ids.repeated())
-            opened.reused += staged
+            opened.staged += staged
+            opened.reused_texts = sum(rows.stop - rows.start for rows in staged)
             opened.content_digest = digest.hexdigest()
         except OtherRows:
             opened.refused = True

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
+from surge_dagster.engine.files.facts import FileFacts
+from surge_dagster.engine.store.store import StoredObject
 from surge_dagster.engine.support.timeline import Span
 
+Action = Literal["encoded", "republished", "fresh"]
 _SLOW_PACE = 2.0  # times the running average
 _WORTH_A_WARNING_SECONDS = 1.0
 _PACE_NEEDS = 3
@@ -108,7 +111,7 @@ class Receipt:
     """
 
     key: str
-    action: Literal["encoded", "republished", "fresh"]
+    action: Action
     path: str
     rows: int
     dimension: int
@@ -124,6 +127,40 @@ class Receipt:
     texts_reused: int = 0
     compared_rows: int = 0
     previous_cosine: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        facts: FileFacts,
+        stored: StoredObject,
+        location: str,
+        *,
+        action: Action = "encoded",
+        superbatch: int | None = None,
+        texts_per_second: float | None = None,
+        texts_reused: int = 0,
+        cosines: Sequence[float] = (),
+    ) -> Self:
+        """The receipt of a published file; `cosines` are those of its compared rows."""
+        return cls(
+            key=facts.partition_key,
+            action=action,
+            path=location,
+            rows=facts.rows,
+            dimension=facts.dimension,
+            bytes=stored.size,
+            etag=stored.etag,
+            truncated=facts.truncated,
+            source_version=facts.source_version,
+            content_digest=facts.content_digest,
+            desired_version=facts.desired_version,
+            space=facts.space,
+            superbatch=superbatch,
+            texts_per_second=texts_per_second,
+            texts_reused=texts_reused,
+            compared_rows=len(cosines),
+            previous_cosine=sum(cosines) / len(cosines) if cosines else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)

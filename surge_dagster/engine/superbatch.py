@@ -49,25 +49,35 @@ class OpenPartition:
     Attributes:
         source: the partition as it was listed.
         rows: rows read so far, skipped ones included.
-        reused: rows that an earlier run had staged and that were skipped.
+        staged: rows that are staged, in any order; those of an earlier run were skipped by the reader.
+        reused_texts: how many of them an earlier run had staged.
         content_digest: known once the last row was read and every check on the rows has passed.
         refused: set when the partition failed; other stages drop what they hold of it.
         replaces: content digest of the old file, where the new vectors are to be compared with it.
         cosines: of new vectors to those of the old file, as far as they were compared.
+        superbatch, texts_per_second: of the SuperBatch in which it ends, once that was written.
     """
 
     source: Partition
     rows: int = 0
-    reused: list[StagedRows] = field(default_factory=list)
+    staged: list[StagedRows] = field(default_factory=list)
+    reused_texts: int = 0
     id_type: pa.DataType | None = None
     content_digest: str | None = None
     refused: bool = False
     replaces: str | None = None
     cosines: list[float] = field(default_factory=list)
+    superbatch: int | None = None
+    texts_per_second: float | None = None
 
     @property
     def key(self) -> str:
         return self.source.key
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all rows of a split partition are staged."""
+        return self.superbatch is not None and sum(rows.stop - rows.start for rows in self.staged) == self.rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ import dagster as dg
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.output.space_target import receipt_of
 from surge_dagster.engine.report import Failure, Receipt
 from surge_dagster.engine.sources.partition import Partition, Source
 from surge_dagster.orchestration.launch import LaunchConfig, catalog_keys
@@ -198,7 +197,7 @@ def published(outputs: OutputState, key: str) -> Receipt | None:
     file = outputs.file(key)
     if file is None or file.facts.space != outputs.space:
         return None
-    return receipt_of(file.facts, file.stored, outputs.store.location(file.stored.name), action="fresh")
+    return Receipt.of(file.facts, file.stored, outputs.store.location(file.stored.name), action="fresh")
 
 
 def _done_before(names: CatalogNames, context: dg.OpExecutionContext) -> set[str]:

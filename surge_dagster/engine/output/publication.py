@@ -13,7 +13,7 @@ from surge_dagster.engine.files.formats import write_file
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.output.drift import compare_with_previous
 from surge_dagster.engine.output.run_context import RunContext
-from surge_dagster.engine.output.space_target import receipt_of, require_unchanged
+from surge_dagster.engine.output.space_target import require_unchanged
 from surge_dagster.engine.report import Failure, Receipt, SuperBatchReport, overlap_ratio, worker_idle_ratio
 from surge_dagster.engine.superbatch import EncodedSuperBatch, Segment, StagedRows
 from surge_dagster.engine.support.timeline import Lane
@@ -61,7 +61,7 @@ class Publication:
             write_file(target.space.file_format, upload, rows, facts)
             serialized = time.perf_counter()
             stored = upload.publish(lambda: require_unchanged(partition.source))
-        receipt = receipt_of(
+        receipt = Receipt.of(
             facts,
             stored,
             target.store.location(stored.name),

@@ -22,9 +22,7 @@ from surge_dagster.engine.errors import Cancelled, DataError, StoreUnavailable, 
 from surge_dagster.engine.output.publication import Publication
 from surge_dagster.engine.output.rewriting import assemble
 from surge_dagster.engine.output.run_context import RunContext
-from surge_dagster.engine.output.space_target import receipt_of
-from surge_dagster.engine.output.split_partitions import Complete, SplitPartitions
-from surge_dagster.engine.report import Failure
+from surge_dagster.engine.report import Failure, Receipt
 from surge_dagster.engine.superbatch import EncodedSuperBatch, OpenPartition, Segment
 
 log = logging.getLogger(__name__)
@@ -48,7 +46,6 @@ class Publisher:
         self._threads = context.memory.result.threads
         self._segments = PublishingThreads(self._threads, "surge-publish")
         self._files = PublishingThreads(1, "surge-publish-split")
-        self._split = SplitPartitions()
         self._error: BaseException | None = None
         self._store_is_down = False
         self._unfinished = 0  # SuperBatches
@@ -150,27 +147,35 @@ class Publisher:
         context.release(encoded.batch, encoded.published_texts)
         context.events.emit(*events)
         for segment in encoded.batch.segments:
-            if not segment.is_whole:
-                staged = publication.staged.get(segment.start) if segment.start < segment.stop else None
-                complete = self._split.end(segment, staged, encoded)
-                if complete is not None:
-                    self._submit_file(complete)
+            if not segment.is_whole and self._is_complete(segment, publication):
+                self._submit_file(segment.partition)
 
-    def _submit_file(self, complete: Complete) -> None:
+    def _is_complete(self, segment: Segment, publication: Publication) -> bool:
+        """Enter a segment of a split partition whose SuperBatch was written; True when it was the last one."""
+        partition = segment.partition
+        with self._finished:
+            if segment.start in publication.staged:
+                partition.staged.append(publication.staged[segment.start])
+            if segment.last:
+                encoded = publication.encoded
+                partition.superbatch, partition.texts_per_second = encoded.batch.index, encoded.texts_per_second
+            return partition.is_complete and not partition.refused
+
+    def _submit_file(self, partition: OpenPartition) -> None:
         with self._finished:
             self._unfinished_files += 1
         is_queued = False
         try:
-            is_queued = self._files.submit(partial(self._write_file, complete))
+            is_queued = self._files.submit(partial(self._write_file, partition))
         finally:
             if not is_queued:  # the run has ended; the rows stay staged
                 self._end_file()
 
-    def _write_file(self, complete: Complete) -> None:
+    def _write_file(self, partition: OpenPartition) -> None:
         try:
-            self._assemble(complete)
+            self._assemble(partition)
         except BaseException as error:
-            failure = self._failure(complete.partition, error)
+            failure = self._failure(partition, error)
             if failure is not None:
                 self._context.events.emit(failure)
         finally:
@@ -181,26 +186,26 @@ class Publisher:
             self._unfinished_files -= 1
             self._finished.notify_all()
 
-    def _assemble(self, complete: Complete) -> None:
+    def _assemble(self, partition: OpenPartition) -> None:
         """Write the file of a split partition."""
-        context, partition = self._context, complete.partition
+        context = self._context
         target, ledger = context.target, context.ledger
         size = context.memory.reader + target.store.upload_bytes
         ledger.reserve(size, self._is_memory_final)
         try:
-            published = assemble(target, context.staging, partition, complete.segments, context.stop.require_not_over)
+            published = assemble(target, context.staging, partition, context.stop.require_not_over)
             target.sync()
         finally:
             ledger.release(size)
         context.staging.remove(partition.key)
         context.events.emit(
-            receipt_of(
+            Receipt.of(
                 published.facts,
                 published.stored,
                 target.store.location(published.stored.name),
-                superbatch=complete.superbatch,
-                texts_per_second=complete.texts_per_second,
-                texts_reused=sum(rows.stop - rows.start for rows in partition.reused),
+                superbatch=partition.superbatch,
+                texts_per_second=partition.texts_per_second,
+                texts_reused=partition.reused_texts,
                 cosines=partition.cosines,
             )
         )

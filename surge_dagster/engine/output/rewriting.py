@@ -6,7 +6,7 @@ passes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.files.facts import WRITER, InvalidFile
+from surge_dagster.engine.files.facts import WRITER, FileFacts, InvalidFile
 from surge_dagster.engine.files.formats import FileWriter, PublishedFile, new_writer, open_output_file
 from surge_dagster.engine.files.parquet import STRING_COPIES, levels_bytes
 from surge_dagster.engine.files.rows import READ_BYTES, check_schema, rows_at_a_time, schema
@@ -22,7 +22,8 @@ from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.space_target import SpaceTarget, require_unchanged
 from surge_dagster.engine.output.staging import Staging
 from surge_dagster.engine.sources.partition import Partition
-from surge_dagster.engine.superbatch import OpenPartition, StagedRows
+from surge_dagster.engine.store.store import Upload
+from surge_dagster.engine.superbatch import OpenPartition
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems
 
 # Memory of a row group while it is held and written; together with what reading takes, less than the reader's share.
@@ -30,38 +31,30 @@ _GROUP_BYTES = 24 * 1024 * 1024
 
 
 def assemble(
-    target: SpaceTarget,
-    staging: Staging,
-    partition: OpenPartition,
-    segments: Sequence[StagedRows],
-    require_not_over: Callable[[], None],
+    target: SpaceTarget, staging: Staging, partition: OpenPartition, require_not_over: Callable[[], None]
 ) -> PublishedFile:
-    """Write a partition's file from segments that cover it, in order and without a gap.
+    """Write a partition's file from its staged segments.
 
     Args:
-        partition: read to its end, its content digest known.
-        require_not_over: called before each row group; what it raises ends the work.
+        partition: complete, its content digest known.
+        require_not_over: called before each batch of rows; what it raises ends the work.
 
     Raises:
         TransientError: a segment is not what it was when it was staged, the file cannot be written, or the source has
             changed.
     """
-    source, space = partition.source, target.space
+    source = partition.source
     require_unchanged(source)  # checked again at the publication; this spares the work
-    rows = _SegmentRows(staging, partition, segments)
-    truncated = sum(segment.truncated for segment in segments)
+    truncated = sum(segment.truncated for segment in partition.staged)
     facts = target.facts(partition, rows=partition.rows, truncated=truncated)
-    with (
-        target.create(partition.key) as upload,
-        new_writer(space.file_format, upload.sink, target.columns(partition), facts) as writer,
-    ):
-        for group in _row_groups(rows, writer, space):
-            require_not_over()
-            writer.append_table(group)
-        if writer.rows != partition.rows:
-            raise RuntimeError(f"partition {partition.key!r}: {writer.rows:,} rows are staged of {partition.rows:,}")
-        writer.close()
-        return PublishedFile(upload.publish(lambda: require_unchanged(source)), facts, writer.columns)
+    columns = target.columns(partition)
+    with target.create(partition.key) as upload:
+        try:
+            _write(target.space, upload, columns, facts, _staged_rows(staging, partition, require_not_over))
+        except InvalidFile as error:
+            reason = f"partition {partition.key!r}: its staged rows cannot be used: {error}. Run again."
+            raise TransientError(reason, partition.key) from error
+        return PublishedFile(upload.publish(lambda: require_unchanged(source)), facts, columns)
 
 
 def republish(
@@ -99,13 +92,8 @@ def republish(
             check_schema(reader.columns, dimension=space.dimension, dtype=space.dtype)
             id_type, include_text = reader.columns.field("id").type, "text" in reader.columns.names
             columns = schema(id_type, space.dimension, space.dtype, include_text=include_text)
-            with new_writer(space.file_format, upload.sink, columns, facts) as writer:
-                rows = rows_at_a_time(widest_row, space.dimension, np.dtype(space.dtype).itemsize)
-                for group in _row_groups(reader.read(batch_rows=rows), writer, space):
-                    writer.append_table(group)
-                if writer.rows != facts.rows:
-                    raise InvalidFile(f"{writer.rows:,} rows could be read of {facts.rows:,}")
-                writer.close()
+            rows = rows_at_a_time(widest_row, space.dimension, np.dtype(space.dtype).itemsize)
+            _write(space, upload, columns, facts, reader.read(batch_rows=rows))
             stored = upload.publish(lambda: require_unchanged(partition))
     except UNREADABLE as error:
         if is_systems(error) and not isinstance(error, FileNotFoundError):
@@ -115,40 +103,38 @@ def republish(
     return PublishedFile(stored, facts, columns)
 
 
-class _SegmentRows:
-    """The rows of all segments from the store."""
+def _staged_rows(
+    staging: Staging, partition: OpenPartition, require_not_over: Callable[[], None]
+) -> Iterator[pa.RecordBatch]:
+    """The rows of all segments of a partition, in order."""
+    for segment in sorted(partition.staged, key=lambda rows: rows.start):
+        try:
+            with staging.open(partition.source, segment.start, segment.stop) as (facts, batches):
+                if facts.content_digest != segment.digest:
+                    raise InvalidFile("it holds other rows than those that were staged")
+                for batch in batches:
+                    require_not_over()
+                    yield batch
+        except (InvalidFile, OSError) as error:
+            was_removed = isinstance(error, FileNotFoundError)
+            reason = "it was removed; another run may have published the partition" if was_removed else error
+            raise TransientError(
+                f"partition {partition.key!r}: its staged rows {segment.start:,} to {segment.stop:,} cannot be used: "
+                f"{reason}. Run again.",
+                partition.key,
+            ) from error
 
-    def __init__(self, staging: Staging, partition: OpenPartition, segments: Sequence[StagedRows]) -> None:
-        self._staging = staging
-        self._partition = partition
-        self._segments = segments
 
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        for segment in self._segments:
-            try:
-                yield from self._rows_of(segment)
-            except FileNotFoundError as error:
-                raise self._lost(segment, "it was removed; another run may have published the partition") from error
-            except (InvalidFile, OSError) as error:
-                raise self._lost(segment, str(error)) from error
-
-    def _rows_of(self, segment: StagedRows) -> Iterator[pa.RecordBatch]:
-        with self._staging.open(self._partition.source, segment.start, segment.stop) as (facts, batches):
-            if facts.content_digest != segment.digest:
-                raise InvalidFile("it holds other rows than those that were staged")
-            rows = 0
-            for batch in batches:
-                rows += batch.num_rows
-                yield batch
-            if rows != facts.rows:
-                raise InvalidFile(f"{rows:,} rows could be read of {facts.rows:,}")
-
-    def _lost(self, segment: StagedRows, reason: str) -> TransientError:
-        return TransientError(
-            f"partition {self._partition.key!r}: its staged rows {segment.start:,} to {segment.stop:,} cannot be used: "
-            f"{reason}. Run again.",
-            self._partition.key,
-        )
+def _write(
+    space: Space, upload: Upload, columns: pa.Schema, facts: FileFacts, batches: Iterable[pa.RecordBatch]
+) -> None:
+    """Write a file of the space; `InvalidFile` where `batches` do not have as many rows as the facts say."""
+    with new_writer(space.file_format, upload.sink, columns, facts) as writer:
+        for group in _row_groups(batches, writer, space):
+            writer.append_table(group)
+        if writer.rows != facts.rows:
+            raise InvalidFile(f"{writer.rows:,} rows could be read of {facts.rows:,}")
+        writer.close()
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch], writer: FileWriter, space: Space) -> Iterator[pa.Table]:

@@ -1,10 +1,8 @@
-"""Where the files of a run go, what all of them have in common, and the receipt of each."""
+"""Where the files of a run go, and what all of them have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -14,9 +12,8 @@ from surge_dagster.engine.files.facts import FileFacts, desired_version
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.files.rows import FileRows, schema
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.report import Receipt
 from surge_dagster.engine.sources.partition import Partition
-from surge_dagster.engine.store.store import Store, StoredObject, Upload
+from surge_dagster.engine.store.store import Store, Upload
 from surge_dagster.engine.superbatch import OpenPartition, Segment, SuperBatch
 
 
@@ -85,36 +82,3 @@ def require_unchanged(partition: Partition) -> None:
             f"{partition.source_version!r} was read, {came}). The result was thrown away; run again.",
             partition.key,
         )
-
-
-def receipt_of(
-    facts: FileFacts,
-    stored: StoredObject,
-    location: str,
-    *,
-    superbatch: int | None = None,
-    texts_per_second: float | None = None,
-    action: Literal["encoded", "republished", "fresh"] = "encoded",
-    texts_reused: int = 0,
-    cosines: Sequence[float] = (),
-) -> Receipt:
-    """The receipt of a published file; `cosines` compare rows with the vectors they had before (`drift`)."""
-    return Receipt(
-        key=facts.partition_key,
-        action=action,
-        path=location,
-        rows=facts.rows,
-        dimension=facts.dimension,
-        bytes=stored.size,
-        etag=stored.etag,
-        truncated=facts.truncated,
-        source_version=facts.source_version,
-        content_digest=facts.content_digest,
-        desired_version=facts.desired_version,
-        space=facts.space,
-        superbatch=superbatch,
-        texts_per_second=texts_per_second,
-        texts_reused=texts_reused,
-        compared_rows=len(cosines),
-        previous_cosine=sum(cosines) / len(cosines) if cosines else None,
-    )

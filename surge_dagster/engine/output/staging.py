@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -243,6 +243,62 @@ class Staging:
         for name, value in expected.items():
             if getattr(facts, name) != value:
                 raise InvalidFile(f"its {name} is {getattr(facts, name)!r}; expected {value!r}")
+
+
+class OtherRows(Exception):
+    """A partition's staged rows are not the rows that its source has now; the text says which."""
+
+
+class StagedRowsCheck:
+    """Separates a partition's staged rows from the others while they stream by, and proves that they are the same.
+
+    Args:
+        staged: ascending, none empty, no two overlapping.
+    """
+
+    def __init__(self, staged: Sequence[StagedRows]) -> None:
+        self._left = list(staged)[::-1]
+        self._row = 0
+        self._digest = ContentDigest()
+
+    def cut(self, batch: RowBatch) -> Iterator[tuple[RowBatch, bool]]:
+        """The next rows in order, in pieces that are staged (True) or not; an empty batch is not.
+
+        Raises:
+            OtherRows: staged rows ended here and were not these.
+        """
+        if not len(batch):
+            yield batch, False
+        done = 0
+        while done < len(batch):
+            next_one = self._left[-1] if self._left else None
+            inside = next_one if next_one is not None and next_one.start <= self._row else None
+            border = inside.stop if inside else next_one.start if next_one else self._row + len(batch)
+            stop = min(len(batch), done + border - self._row)
+            piece = batch.rows(done, stop)
+            self._row += stop - done
+            done = stop
+            if inside is not None:
+                self._follow(piece, inside)
+            yield piece, inside is not None
+
+    def finish(self) -> None:
+        """Check the end of the partition.
+
+        Raises:
+            OtherRows: the partition ends before its staged rows do.
+        """
+        if self._left:
+            raise OtherRows(f"it has {self._row:,} rows, and {self._left[0].stop:,} were there when it was staged")
+
+    def _follow(self, piece: RowBatch, staged: StagedRows) -> None:
+        self._digest.update(piece)
+        if self._row < staged.stop:
+            return
+        if self._digest.hexdigest() != staged.digest:
+            raise OtherRows(f"its rows {staged.start:,} to {staged.stop:,} are not those that were staged")
+        self._left.pop()
+        self._digest = ContentDigest()
 
 
 def _borders(sizes: np.ndarray) -> list[int]:

@@ -65,10 +65,11 @@ def opened_of(rows: Rows) -> OpenPartition:
     return OpenPartition(partition_of(KEY, rows), len(rows), id_type=pa.string(), content_digest=digest.hexdigest())
 
 
-def put_together(
+def assemble_segments(
     store: LocalStore, space: Space, staging: Staging, opened: OpenPartition, segments: list[StagedRows]
 ) -> PublishedFile:
-    return assemble(target_of(store, space), staging, opened, segments, lambda: None)
+    opened.staged = segments
+    return assemble(target_of(store, space), staging, opened, lambda: None)
 
 
 class TestSegments:
@@ -162,7 +163,7 @@ class TestTheFile:
         watched = pa.proxy_memory_pool(before)
         pa.set_memory_pool(watched)
         try:
-            published = put_together(store, space, staging, opened, segments)
+            published = assemble_segments(store, space, staging, opened, segments)
         finally:
             pa.set_memory_pool(before)
         assert 0 < watched.max_memory() < memory._READER_BYTES
@@ -186,7 +187,7 @@ class TestTheFile:
         segments = [stage(staging, opened, rows, start, vectors(20, space)) for start in (0, 20)]
         stage(staging, opened, numbered_rows("other", 40), 20, vectors(20, space))
         with pytest.raises(TransientError, match="it holds other rows than those that were staged"):
-            put_together(store, space, staging, opened, segments)
+            assemble_segments(store, space, staging, opened, segments)
         assert list(store.list(space.name)) == []
 
     def test_cancelled_assembly_leaves_only_the_segments(self, tmp_path: Path) -> None:
@@ -195,11 +196,12 @@ class TestTheFile:
         staging = staging_of(store, space)
         segments = [stage(staging, opened, rows, 0, vectors(20, space))]
 
-        def give_up() -> None:
+        def cancel() -> None:
             raise Cancelled
 
+        opened.staged = segments
         with pytest.raises(Cancelled):
-            assemble(target_of(store, space), staging, opened, segments, give_up)
+            assemble(target_of(store, space), staging, opened, cancel)
         assert {path.name for path in (tmp_path / space.name).iterdir()} <= {".lock"}
         assert staging_of(store, space).usable(opened.source) == segments
 
@@ -208,4 +210,4 @@ class TestTheFile:
         store, opened = LocalStore(tmp_path), opened_of(rows)
         opened.source = replace(opened.source, current_source_version=lambda: "v2")
         with pytest.raises(TransientError, match="its source changed while it was encoded"):
-            put_together(store, space, staging_of(store, space), opened, [])
+            assemble_segments(store, space, staging_of(store, space), opened, [])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surge_dagster.engine.output.split_partitions import OtherRows, StagedRowsCheck
+from surge_dagster.engine.output.staging import OtherRows, StagedRowsCheck
 from surge_dagster.engine.sources.content import ContentDigest
 from surge_dagster.engine.superbatch import StagedRows
 from tests.small_catalogs import Rows, numbered_rows, row_batch_of
