@@ -1,112 +1,84 @@
-"""What the files in a bucket state about themselves, kept on the local disk so that a run need not read them again.
+"""A cache on the local disk of what the files in a bucket state about themselves, so that they are read once.
 
-There is one file per output and space, under the project's cache folder. It can be deleted at any time: whatever it
-does not have is read from the bucket. An entry counts only for the name, size and etag that it was made for. A digest
-over the whole file ties it to its output and space, and is compared before Arrow parses anything.
-
-The file is written as a whole, under another name, and renamed: of two processes the last one wins, and what the other
-one found is read again. It is an Arrow stream because 40,000 entries take 4 MB and are loaded in a fraction of a
-second; a database needs locks, and JSON has no bytes.
+There is one file per output and space, under the project's cache folder. It can be deleted at any time: what it does
+not have is read from the bucket. An entry counts only for the name, size and etag that it was made for, and its facts
+have their own digest. gzip's checksum finds a damaged file. The file is replaced as a whole: of two processes the last
+one wins, and what the other one found is read again.
 """
 
 from __future__ import annotations
 
+import base64
+import gzip
 import hashlib
-import threading
+import json
+import zlib
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
 
-from surge_dagster.engine.files.facts import FileFacts, InvalidFile, entry_names, facts_of_values, values_of
+from surge_dagster.engine.files.facts import FileFacts, InvalidFile, facts_of_values, values_of
 from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.store.store import StoredObject
 from surge_dagster.engine.support import disk_cache
 
-_FORMAT = "surge footers 3"
-_SCHEMA = pa.schema(
-    [("name", pa.string()), ("size", pa.int64()), ("etag", pa.string())]
-    + [(entry.decode(), pa.binary()) for entry in entry_names(FileFacts)]
-    + [("columns", pa.binary())]
-)
-_WRITTEN = pa.ipc.IpcWriteOptions(compression="zstd")
-_DIGEST_BYTES = hashlib.sha256().digest_size
+_FORMAT = "surge footers 4"
 
 
 class FooterCache:
-    """The facts and columns of one space's files, as they were kept; reading it never fails.
+    """The facts and columns of one space's files, as they were cached; reading it never fails.
 
     Args:
-        identity: tells the output from every other one (`Store.identity`); only a digest of it is written.
+        identity: distinguishes the output from every other one (`Store.identity`); only a digest of it is written.
         space: the space's name.
     """
 
     def __init__(self, identity: str, space: str) -> None:
         self._place = hashlib.sha256(f"{identity}\0{space}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
         self._file = f"footers/{self._place}"
-        columns = [column.to_pylist() for column in self._load().columns]  # value by value takes ten times as long
-        self._rows: dict[str, tuple[Any, ...]] = dict(zip(columns[0], zip(*columns, strict=True), strict=True))
-        self._new: list[tuple[Any, ...]] = []
-        self._lock = threading.Lock()
-
-    @property
-    def has_grown(self) -> bool:
-        """Whether so much is new that it is worth saving now: by half, so that saving costs in proportion."""
-        return len(self._new) > len(self._rows) // 2
+        self._rows = self._load()  # by name: size, etag, schema, the values of the facts
+        self._has_new = False
 
     def file(self, stored: StoredObject) -> PublishedFile | None:
-        """The file that lies there; None when that is not known for certain."""
-        row = self._rows.get(stored.name)
-        if row is None or row[:3] != stored:
-            return None
+        """The file that a listing shows; None where the cache does not have it for certain."""
         try:
-            return PublishedFile(stored, facts_of_values(row[3:-1], FileFacts, _FORMAT), _columns(row[-1]))
-        except (InvalidFile, OSError, pa.ArrowException):
+            size, etag, schema, *values = self._rows[stored.name]
+            if (size, etag) != (stored.size, stored.etag):
+                return None
+            facts = facts_of_values([value.encode("utf-8", "surrogatepass") for value in values], FileFacts, _FORMAT)
+            return PublishedFile(stored, facts, _columns(schema))
+        except (KeyError, InvalidFile, OSError, ValueError, pa.ArrowException):
             return None
 
     def add(self, file: PublishedFile) -> None:
-        """Keep what was read of a file; from any thread."""
-        if not file.stored.etag:
-            return
-        row = (*file.stored, *values_of(file.facts, _FORMAT), file.columns.serialize().to_pybytes())
-        with self._lock:
-            self._new.append(row)
+        """Keep what was read of a file."""
+        name, size, etag = file.stored
+        if etag:
+            schema = base64.b64encode(file.columns.serialize().to_pybytes()).decode()
+            values = [value.decode("utf-8", "surrogatepass") for value in values_of(file.facts, _FORMAT)]
+            self._rows[name] = [size, etag, schema, *values]
+            self._has_new = True
 
     def save(self, listed: Mapping[str, StoredObject]) -> None:
         """Write what is known of the objects that are listed, if anything is new."""
-        with self._lock:
-            new, self._new = self._new, []
-        if not new:
-            return
-        self._rows = {name: row for name, row in self._rows.items() if name in listed} | {row[0]: row for row in new}
-        columns = zip(*self._rows.values(), strict=True)
-        table = pa.Table.from_arrays(
-            [pa.array(column, kind.type) for column, kind in zip(columns, _SCHEMA, strict=True)], schema=_SCHEMA
-        )
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, _SCHEMA, options=_WRITTEN) as writer:
-            writer.write_table(table)
-        stream = sink.getvalue().to_pybytes()
-        disk_cache.write_bytes(self._file, self._digest(stream) + stream)
+        if self._has_new:
+            self._has_new = False
+            self._rows = {name: row for name, row in self._rows.items() if name in listed}
+            document = {"format": _FORMAT, "output": self._place, "files": self._rows}
+            disk_cache.write_bytes(self._file, gzip.compress(json.dumps(document).encode(), 1))
 
-    def _load(self) -> pa.Table:
-        content = disk_cache.read_bytes(self._file) or b""
-        stream = memoryview(content)[_DIGEST_BYTES:]
-        if content[:_DIGEST_BYTES] != self._digest(stream):
-            return _SCHEMA.empty_table()
+    def _load(self) -> dict[str, list[Any]]:
+        content = disk_cache.read_bytes(self._file)
         try:
-            table = pa.ipc.open_stream(stream).read_all()
-        except (OSError, pa.ArrowException):
-            return _SCHEMA.empty_table()
-        return table if table.schema.equals(_SCHEMA) else _SCHEMA.empty_table()
-
-    def _digest(self, stream: bytes | memoryview) -> bytes:
-        digest = hashlib.sha256(f"{_FORMAT}\0{self._place}\0".encode())
-        digest.update(stream)
-        return digest.digest()
+            document = json.loads(gzip.decompress(content)) if content else {}
+        except (OSError, EOFError, zlib.error, ValueError):
+            return {}
+        is_own = (document.get("format"), document.get("output")) == (_FORMAT, self._place)
+        return document["files"] if is_own else {}
 
 
 @lru_cache(maxsize=64)
-def _columns(schema: bytes) -> pa.Schema:
-    return pa.ipc.read_schema(pa.BufferReader(schema))
+def _columns(schema: str) -> pa.Schema:
+    return pa.ipc.read_schema(pa.BufferReader(base64.b64decode(schema)))

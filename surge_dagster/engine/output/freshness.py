@@ -79,11 +79,9 @@ class OutputState:
             yield from partitions
             return
         source, size = iter(partitions), _LOOK_AHEAD[0]
-        with self._cached() as cache:
+        with self._cached():
             while chunk := list(itertools.islice(source, size)):
                 self._read_all(self._names(partition.key for partition in chunk))
-                if cache.has_grown:
-                    cache.save(self._listed)
                 yield from chunk
                 size = min(2 * size, _LOOK_AHEAD[1])
 

@@ -1,8 +1,9 @@
-"""What a bucket's footers said is kept on disk: it spares requests, and decides nothing that they would not."""
+"""The footer cache: it saves requests, and never changes which partitions are fresh."""
 
 from __future__ import annotations
 
-import hashlib
+import gzip
+import json
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
-from surge_dagster.engine.files.facts import FileFacts
+from surge_dagster.engine.files.facts import FileFacts, entry_names
 from surge_dagster.engine.files.formats import PublishedFile, file_name, new_writer
 from surge_dagster.engine.files.rows import schema
 from surge_dagster.engine.output import freshness
@@ -32,14 +33,13 @@ from tests.small_catalogs import partition_of
 
 KEYS = [f"partition {number}" for number in range(6)]
 COLUMNS = schema(pa.string(), 4, "float32", include_text=False)
-HEAD = 32  # the digest
 SECRETS = ("secret-key-of-the-test", "secret-session-of-the-test", "secret-of-the-endpoint")
 STORED = StoredObject("s/k.parquet", 1000, '"abc"')
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the cache lies in this test."""
+    """The folder of the cache in this test."""
     monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(freshness, "_known", {})
     return tmp_path / "footers"
@@ -88,7 +88,7 @@ def publish(store: Store, key: str, version: str = "v1") -> StoredObject:
 
 
 def decide(store: Store, monkeypatch: pytest.MonkeyPatch, version: str = "v1") -> list[str]:
-    """What a process that has just begun finds."""
+    """The status of each partition, as a new process finds it."""
     monkeypatch.setattr(freshness, "_known", {})
     state = OutputState(store, "s")
     partitions = [partition_of(key, [], version=version) for key in KEYS]
@@ -96,13 +96,13 @@ def decide(store: Store, monkeypatch: pytest.MonkeyPatch, version: str = "v1") -
 
 
 def reads(server: ObjectServer) -> list[str]:
-    """Objects that were asked for, and nothing that was listed; then forgets them."""
+    """The objects that were requested since the last call, without listings."""
     found = [target for target in server.requests("GET") if "list-type" not in target]
     server.log.clear()
     return found
 
 
-def test_a_second_process_asks_for_one_listing_and_for_no_object(
+def test_second_process_sends_one_listing_and_reads_no_object(
     store: ObjectStore, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert decide(store, monkeypatch) == ["fresh"] * len(KEYS)
@@ -114,7 +114,7 @@ def test_a_second_process_asks_for_one_listing_and_for_no_object(
     assert reads(object_server) == []
 
 
-def test_an_interrupt_waits_for_no_answer_and_nothing_is_kept_after_it(
+def test_interrupt_waits_for_no_response_and_keeps_nothing_that_comes_later(
     store: ObjectStore, object_server: ObjectServer
 ) -> None:
     state = OutputState(store, "s")
@@ -138,18 +138,18 @@ def test_an_interrupt_waits_for_no_answer_and_nothing_is_kept_after_it(
     interrupting.start()
     with pytest.raises(KeyboardInterrupt):
         state.look_at(KEYS[:4])
-    assert not held.acquire(blocking=False), "the client has not even given up the first answers"
+    assert not held.acquire(blocking=False), "the client still waits for the first responses"
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     interrupting.join()
     opened.set()
     for thread in threading.enumerate():
         if thread.name == "surge-footer":
-            assert thread.daemon, "no process waits for them"
+            assert thread.daemon, "no process waits for these threads"
             thread.join(60)
     assert [state._is_unread(file_name("s", key)) for key in KEYS[:4]] == [True] * 4
 
 
-def test_an_object_that_changed_is_read_again_and_no_other(
+def test_changed_object_is_read_again_and_no_other(
     store: ObjectStore, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decide(store, monkeypatch)
@@ -161,7 +161,7 @@ def test_an_object_that_changed_is_read_again_and_no_other(
     assert reads(object_server) == []
 
 
-def test_an_object_that_is_replaced_after_the_listing_is_kept_as_it_was_read(
+def test_object_that_is_replaced_after_the_listing_is_cached_as_it_was_read(
     store: ObjectStore, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = OutputState(store, "s")
@@ -174,50 +174,45 @@ def test_an_object_that_is_replaced_after_the_listing_is_kept_as_it_was_read(
     assert reads(object_server) == []
 
 
-def with_digest(stream: bytes, folder: Path) -> bytes:
-    [file] = folder.iterdir()
-    return hashlib.sha256(f"surge footers 3\0{file.name}\0".encode() + stream).digest() + stream
+def document_of(content: bytes) -> dict[str, Any]:
+    return json.loads(gzip.decompress(content))
 
 
-def table_of(content: bytes) -> pa.Table:
-    return pa.ipc.open_stream(content[HEAD:]).read_all()
+def content_of(document: dict[str, Any]) -> bytes:
+    return gzip.compress(json.dumps(document).encode())
 
 
-def file_of(table: pa.Table, folder: Path) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return with_digest(sink.getvalue().to_pybytes(), folder)
+def with_changed_values(content: bytes, place: int, value: str) -> bytes:
+    """The cache with one value of each entry replaced."""
+    document = document_of(content)
+    for row in document["files"].values():
+        row[place] = value
+    return content_of(document)
 
 
-DAMAGE: dict[str, Callable[[bytes, Path], bytes]] = {
-    "empty": lambda _, __: b"",
-    "cut off": lambda content, _: content[:-1],
-    "cut to its head": lambda content, _: content[: HEAD - 10],
-    "a flipped bit": lambda content, _: content[:-40] + bytes([content[-40] ^ 4]) + content[-39:],
-    "no Arrow stream": lambda _, folder: with_digest(b"x" * 1000, folder),
-    "other columns": lambda content, folder: file_of(table_of(content).drop_columns(["columns"]), folder),
-    "a damaged schema": lambda content, folder: file_of(changed(table_of(content), "columns", lambda _: b"x"), folder),
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda _: b"",
+    "cut off": lambda content: content[:-1],
+    "cut to its head": lambda content: content[:8],
+    "a flipped bit": lambda content: content[:-40] + bytes([content[-40] ^ 4]) + content[-39:],
+    "not JSON": lambda _: gzip.compress(b"x" * 1000),
+    "an earlier format": lambda content: content_of(document_of(content) | {"format": "surge footers 3"}),
+    "a damaged schema": lambda content: with_changed_values(content, 2, "x"),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_or_foreign_cache_changes_nothing_but_the_time_it_takes(
+def test_damaged_or_earlier_cache_is_not_used_and_replaced(
     store: ObjectStore, object_server: ObjectServer, folder: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
     decide(store, monkeypatch)
     [file] = folder.iterdir()
-    file.write_bytes(DAMAGE[damage](file.read_bytes(), folder))
+    file.write_bytes(DAMAGE[damage](file.read_bytes()))
     object_server.log.clear()
     assert decide(store, monkeypatch) == ["fresh"] * len(KEYS)
     assert len(reads(object_server)) == len(KEYS)
     assert decide(store, monkeypatch) == ["fresh"] * len(KEYS)
-    assert reads(object_server) == [], "it was made anew"
-
-
-def changed(table: pa.Table, name: str, change: Callable[[Any], Any]) -> pa.Table:
-    column = pa.array([change(value) for value in table[name].to_pylist()], table.schema.field(name).type)
-    return table.set_column(table.schema.get_field_index(name), name, column)
+    assert reads(object_server) == [], "the cache was written again"
 
 
 def test_changed_facts_do_not_make_a_stale_partition_fresh(
@@ -225,15 +220,15 @@ def test_changed_facts_do_not_make_a_stale_partition_fresh(
 ) -> None:
     decide(store, monkeypatch)
     [file] = folder.iterdir()
-    table = changed(table_of(file.read_bytes()), "surge.source_version", lambda _: b"v3")
-    file.write_bytes(file_of(table, folder))
+    source_version = 3 + list(entry_names(FileFacts)).index(b"surge.source_version")
+    file.write_bytes(with_changed_values(file.read_bytes(), source_version, "v3"))
     object_server.log.clear()
     assert decide(store, monkeypatch, "v3") == ["stale"] * len(KEYS)
-    assert len(reads(object_server)) == len(KEYS), "what is doubtful is read"
+    assert len(reads(object_server)) == len(KEYS), "an entry that fails its digest is read from the bucket"
     assert decide(store, monkeypatch, "v1") == ["fresh"] * len(KEYS)
 
 
-def test_the_cache_of_another_output_or_space_is_not_used(
+def test_cache_of_another_output_or_space_is_not_used(
     store: ObjectStore, object_server: ObjectServer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decide(store, monkeypatch)
@@ -245,7 +240,7 @@ def test_the_cache_of_another_output_or_space_is_not_used(
     assert decide(other, monkeypatch) == ["fresh"] * len(KEYS)
     assert len(reads(object_server)) == len(KEYS)
     [copied] = set(folder.iterdir()) - {file}
-    copied.write_bytes(file.read_bytes())  # the same names, sizes and etags: only the output tells them apart
+    copied.write_bytes(file.read_bytes())  # the same names, sizes and etags: only the output differs
     assert decide(other, monkeypatch) == ["fresh"] * len(KEYS)
     assert len(reads(object_server)) == len(KEYS)
     for name, identity in (("s", "another"), ("t", "this")):
@@ -256,7 +251,7 @@ def test_the_cache_of_another_output_or_space_is_not_used(
         assert FooterCache(identity, name).file(STORED) is None
 
 
-def test_what_has_no_etag_is_not_kept_and_what_is_gone_is_dropped() -> None:
+def test_objects_without_etag_are_not_cached_and_removed_objects_are_dropped() -> None:
     cache = FooterCache("this", "s")
     nameless = StoredObject("s/j.parquet", 1, "")
     cache.add(PublishedFile(nameless, facts_of("j"), COLUMNS))
@@ -270,7 +265,7 @@ def test_what_has_no_etag_is_not_kept_and_what_is_gone_is_dropped() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_files_of_one_memory_store_are_not_taken_for_those_of_another() -> None:
+def test_two_memory_stores_do_not_share_a_cache() -> None:
     for version in ("v1", "v2"):  # the same names, sizes and etags
         store = open_object_store("memory://")
         publish(store, "k", version)
@@ -286,16 +281,16 @@ def test_no_secret_is_written(
     publish(store, KEYS[0])
     decide(store, monkeypatch)
     [file] = folder.iterdir()
-    said = file.name.encode() + file.read_bytes() + repr(table_of(file.read_bytes()).to_pylist()).encode()
-    assert not [secret for secret in SECRETS if secret.encode() in said]
-    endpoint = object_server.url.replace("://", f"://somebody:{SECRETS[2]}@")
+    written = file.name + repr(document_of(file.read_bytes()))
+    assert not [secret for secret in SECRETS if secret in written]
+    endpoint = object_server.url.replace("://", f"://operator:{SECRETS[2]}@")
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)  # the options take no such endpoint
     options = StorageOptions(access_key_id="a", secret_access_key="b")
     assert open_object_store(f"s3://{BUCKET}/out", options).identity == store.identity
     assert file.stat().st_mode & 0o077 == 0
 
 
-def test_a_cache_folder_that_cannot_be_written_only_costs_requests(
+def test_cache_folder_that_cannot_be_written_only_costs_requests(
     store: ObjectStore, object_server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -305,7 +300,7 @@ def test_a_cache_folder_that_cannot_be_written_only_costs_requests(
         assert len(reads(object_server)) == len(KEYS)
 
 
-def test_an_object_that_the_store_does_not_give_is_named_and_the_others_are_decided(
+def test_unreadable_object_is_named_and_the_other_partitions_have_a_status(
     store: ObjectStore, object_server: ObjectServer
 ) -> None:
     object_server.plan = always(Fault("status", 500), "GET", "partition%25203")
@@ -321,7 +316,7 @@ def test_an_object_that_the_store_does_not_give_is_named_and_the_others_are_deci
     assert set(found.values()) == {"fresh"}
 
 
-def test_a_store_that_is_down_is_told_as_such(store: ObjectStore, object_server: ObjectServer) -> None:
+def test_store_that_is_down_raises_store_unavailable(store: ObjectStore, object_server: ObjectServer) -> None:
     state = OutputState(store, "s")
     object_server.plan = always(Fault("status", 503), "GET")
     with pytest.raises(StoreUnavailable):
@@ -347,7 +342,7 @@ for number in range(10):
 """
 
 
-def test_of_two_processes_that_write_at_once_a_third_reads_the_one_or_the_other(folder: Path) -> None:
+def test_concurrent_writers_leave_one_complete_cache(folder: Path) -> None:
     first = FooterCache("this", "s")
     first.add(file_k())
     first.save({STORED.name: STORED})
@@ -356,4 +351,4 @@ def test_of_two_processes_that_write_at_once_a_third_reads_the_one_or_the_other(
     while any(writer.poll() is None for writer in writers):
         assert FooterCache("this", "s").file(STORED) == file_k()
     assert [writer.returncode for writer in writers] == [0, 0]
-    assert len(list(folder.iterdir())) == 1, "and nothing is left aside"
+    assert len(list(folder.iterdir())) == 1, "no temp file remains"
