@@ -36,7 +36,7 @@ _BEGUN_FIRST = (
     "dagster/test_live.py",
     "engine/encoder/test_vectors.py",
     "dagster/test_shards.py",
-    "dagster/test_nights.py",
+    "dagster/test_nightly_runs.py",
     "test_cli.py",
     "engine/encoder/test_architectures.py",
     "dagster/test_killed.py",

@@ -62,9 +62,9 @@ class Ran:
 
     def superbatches(self) -> list[dict[str, Any]]:
         """Metrics of each SuperBatch."""
-        return [figures for event in self._of_superbatches() if (figures := superbatch_metrics(event))]
+        return [metrics for event in self._of_superbatches() if (metrics := superbatch_metrics(event))]
 
-    def pictures(self) -> dict[str, Any]:
+    def charts(self) -> dict[str, Any]:
         """Metadata of the event with the charts, after those of the SuperBatches; empty when there is none."""
         found = [event for event in self._of_superbatches() if superbatch_metrics(event) is None]
         assert len(found) <= 1
@@ -85,7 +85,7 @@ class Ran:
         events = self._events(dg.DagsterEventType.ASSET_CHECK_EVALUATION)
         return {event.asset_check_evaluation_data.check_name: event.asset_check_evaluation_data for event in events}
 
-    def figures(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         """Metadata of the run's own check: the run report."""
         return {name: value.value for name, value in self.checks()[NAMES.run_check.name].metadata.items()}
 

@@ -62,7 +62,7 @@ class RunRecord:
     ended: float | None
 
 
-def most_at_once(runs: Sequence[RunRecord]) -> int:
+def most_concurrent(runs: Sequence[RunRecord]) -> int:
     """The maximum number of these runs that were concurrent, as Dagster recorded it."""
     spans = [(run.started, run.ended) for run in runs if run.started and run.ended]
     return max(sum(begun <= moment < ended for begun, ended in spans) for moment, _ in spans)

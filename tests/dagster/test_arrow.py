@@ -18,10 +18,10 @@ def test_runs_sensor_and_checks_see_the_files_of_the_space_whatever_their_format
     for key in "ab":
         bench.write(key)
     [ran] = bench.launch(bench.tick())
-    assert ran.success and ran.figures()["partitions_written"] == 2
+    assert ran.success and ran.metrics()["partitions_written"] == 2
     files = sorted(bench.output.glob("*/*.arrow"))
     assert [path.name for path in files] == ["a.arrow", "b.arrow"] and not list(bench.output.glob("*/*.parquet"))
-    assert bench.tick().run_requests == [] and bench.refresh().figures()["partitions_skipped"] == 2
+    assert bench.tick().run_requests == [] and bench.refresh().metrics()["partitions_skipped"] == 2
     assert open_embeddings(bench.output).lazy().collect().height == 6
 
     content = bytearray(files[0].read_bytes())

@@ -179,9 +179,9 @@ def test_findings_of_an_attempt_are_kept_by_the_next_one(
     monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
     ran = embedded.refresh()
     assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
-    figures = ran.figures()
-    assert figures["texts_encoded"] == 41 + 4 + (4 if again == "encoded" else 0)
-    assert (figures["partitions_written"], figures["partitions_skipped"]) == (2, 2), "b and d were not fresh"
+    metrics = ran.metrics()
+    assert metrics["texts_encoded"] == 41 + 4 + (4 if again == "encoded" else 0)
+    assert (metrics["partitions_written"], metrics["partitions_skipped"]) == (2, 2), "b and d were not fresh"
     drifted = ran.checks()["vectors_have_not_drifted"]
     assert not drifted.passed and "| `b` |" in str(drifted.metadata["failed"].value)
     truncated = ran.checks()["few_texts_are_truncated"]

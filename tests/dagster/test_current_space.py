@@ -60,10 +60,10 @@ def test_downstream_asset_reads_the_new_space_only_after_the_switch(bench: Workb
     read_by(bench, report, report_of_the_pointer)
     assert seen == [(first, list(KEYS))] * 2 + [(second, list(KEYS))] * 2
     event = ran.materialized(NAMES.current_space)[None]
-    figures: dict[str, Any] = {name: value.value for name, value in event.metadata.items()}
-    assert (figures["space"], figures["previous_space"], figures["partitions"]) == (second, first, len(KEYS))
+    metrics: dict[str, Any] = {name: value.value for name, value in event.metadata.items()}
+    assert (metrics["space"], metrics["previous_space"], metrics["partitions"]) == (second, first, len(KEYS))
     assert (event.tags or {})["dagster/data_version"] == second
-    assert switch(bench, figures["previous_space"]).success
+    assert switch(bench, metrics["previous_space"]).success
     assert read_current(made.store) == CurrentSpace(first, second, 3)
 
 

@@ -303,7 +303,7 @@ def test_files_whose_events_a_crash_lost_are_adopted_with_their_own_metrics(reco
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     known = ids_of(recorded, NAMES.embeddings, MATERIALIZATION)
     assert len(known) == 1 and len(list(recorded.output.glob("*/p*.parquet"))) == len(keys)
-    assert recorded.refresh().figures()["texts_encoded"] == 0
+    assert recorded.refresh().metrics()["texts_encoded"] == 0
     records = recorded.instance.fetch_materializations(NAMES.embeddings, limit=100).records
     events = {record.partition_key: record.asset_materialization for record in records}
     assert len(records) == len(events) == len(keys)
@@ -334,7 +334,7 @@ def test_an_event_log_that_refuses_events_ends_the_attempt_and_the_next_one_adop
     assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
     assert [event.metadata["action"].value for event in ran.materialized().values()] == ["adopted"] * 3
     assert set(ran.materialized()) == set("abc")
-    figures = ran.figures()
-    assert (figures["texts_encoded"], figures["partitions_written"], figures["partitions_skipped"]) == (12, 3, 0)
+    metrics = ran.metrics()
+    assert (metrics["texts_encoded"], metrics["partitions_written"], metrics["partitions_skipped"]) == (12, 3, 0)
     said = [entry.user_message for entry in bench.instance.all_logs(ran.run_id)]
     assert any("the disk of the event log is full" in message and "next run adopts" in message for message in said)

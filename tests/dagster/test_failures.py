@@ -56,7 +56,7 @@ def test_a_bad_partition_fails_the_run_once_and_stops_no_other(bench: Workbench,
         "| `bad` | row 1: the text is null; every row needs one. "
         "| Fill or drop the text in the source, then run again. |"
     ]
-    assert [failed["key"] for failed in ran.figures()["partitions_failed"]] == ["bad"]
+    assert [failed["key"] for failed in ran.metrics()["partitions_failed"]] == ["bad"]
     assert shown(bench) == ({"a", "b", "z"}, {"bad"})
     assert not list(bench.output.glob("*/bad*"))
 
@@ -218,9 +218,9 @@ def test_only_a_source_that_changed_while_it_was_read_is_retried(
     monkeypatch.setattr(ParquetCatalog, "__iter__", replaced_after_the_first_listing)
     ran = bench.refresh(force=force)
     assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
-    figures = ran.figures()
-    assert (figures["texts_encoded"], figures["superbatches"]) == (3 + 6, 2), "of both attempts"
-    assert (figures["partitions_written"], figures["partitions_skipped"]) == (2, 0), "the run wrote both"
+    metrics = ran.metrics()
+    assert (metrics["texts_encoded"], metrics["superbatches"]) == (3 + 6, 2), "of both attempts"
+    assert (metrics["partitions_written"], metrics["partitions_skipped"]) == (2, 0), "the run wrote both"
     assert ran.materialized()["moving"].metadata["rows"].value == 6
     assert ran.materialized()["moving"].metadata["source_version"].value == "v2"
 
@@ -278,9 +278,9 @@ def test_a_run_that_an_error_ends_has_its_check_and_one_that_is_interrupted_has_
     assert ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == (2 if retried else 0)
     assert str(error) in ran.failure()
     assert ran.count(dg.DagsterEventType.ASSET_CHECK_EVALUATION) == 1, "of the last attempt, and none that passed"
-    figures = ran.figures()
-    assert (figures["texts_encoded"], figures["partitions_written"], figures["partitions_failed"]) == (0, 0, [])
-    assert f"| `(the whole run)` | {reported} |" in str(figures["failed"])
+    metrics = ran.metrics()
+    assert (metrics["texts_encoded"], metrics["partitions_written"], metrics["partitions_failed"]) == (0, 0, [])
+    assert f"| `(the whole run)` | {reported} |" in str(metrics["failed"])
     latest = bench.instance.event_log_storage.get_latest_asset_check_execution_by_key([NAMES.run_check])
     assert latest[NAMES.run_check].status == AssetCheckExecutionRecordStatus.FAILED
 
@@ -398,7 +398,7 @@ def test_partition_with_damaged_footer_fails_and_is_encoded_again(
     assert str(check.metadata["failed"].value).endswith("| Run again: it is encoded again. |")
     assert shown(bench) == ({"a"}, {"b"})
     fixed = bench.refresh()
-    assert fixed.success and set(fixed.materialized()) == {"b"} and fixed.figures()["texts_encoded"] == 50
+    assert fixed.success and set(fixed.materialized()) == {"b"} and fixed.metrics()["texts_encoded"] == 50
     assert shown(bench) == ({"a", "b"}, set())
 
 
@@ -424,7 +424,7 @@ def test_a_file_that_is_damaged_once_is_encoded_again_by_the_same_run(
     ran = bench.refresh()
     assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
     assert ran.materialized()["a"].metadata["action"].value == "encoded"
-    assert (ran.figures()["texts_encoded"], ran.figures()["partitions_written"]) == (100, 1)
+    assert (ran.metrics()["texts_encoded"], ran.metrics()["partitions_written"]) == (100, 1)
 
 
 def test_file_that_stays_damaged_after_the_last_attempt_fails_the_run(
@@ -438,7 +438,7 @@ def test_file_that_stays_damaged_after_the_last_attempt_fails_the_run(
     monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
     damage_when_published(bench, monkeypatch, "a", times=1)
     ran = bench.refresh(select="stale")
-    assert not ran.success and [failed["key"] for failed in ran.figures()["partitions_failed"]] == ["a"]
+    assert not ran.success and [failed["key"] for failed in ran.metrics()["partitions_failed"]] == ["a"]
     assert shown(bench) == ({"b"}, {"a"})
     assert bench.refresh().success and shown(bench) == ({"a", "b"}, set())
 
@@ -456,7 +456,7 @@ def test_damaged_file_on_record_is_encoded_again_by_any_run_that_selects_it(
     assert shown(bench) == (set(), {"a", "b"})
     for launched in ({"keys": ["a"], "select": "missing"}, {"select": "failed"}):
         ran = bench.run("embed_partitions", {"ops": {"embeddings": {"config": launched}}})
-        assert ran.success and ran.figures()["texts_encoded"] == 50
+        assert ran.success and ran.metrics()["texts_encoded"] == 50
     assert shown(bench) == ({"a", "b"}, set())
 
 
@@ -479,7 +479,7 @@ def test_file_that_could_not_be_read_once_is_adopted_by_the_next_run(
     assert failed_on_record(NAMES, bench.instance) == {"a"}
     assert requested(bench.tick()) == [], "it waits after a failure"
     [ran] = bench.launch(bench.later(minutes=1))
-    assert ran.success and ran.figures()["texts_encoded"] == 0
+    assert ran.success and ran.metrics()["texts_encoded"] == 0
     assert ran.materialized()["a"].metadata["action"].value == "adopted" and shown(bench) == ({"a"}, set())
     assert requested(bench.later(days=1)) == []
 

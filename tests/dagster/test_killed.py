@@ -34,7 +34,7 @@ def living(mark: str) -> list[psutil.Process]:
 INSTANTS = sorted(random.Random(7).sample(range(1, PARTITIONS + 1), 3))
 
 
-@pytest.mark.soak  # test_live.py and test_nights.py have a killed run each
+@pytest.mark.soak  # test_live.py and test_nightly_runs.py have a killed run each
 @pytest.mark.parametrize("instant", INSTANTS)
 def test_run_killed_at_a_random_instant_is_completed_by_the_next_one(bench: Workbench, instant: int) -> None:
     for number in range(PARTITIONS):
@@ -51,7 +51,7 @@ def test_run_killed_at_a_random_instant_is_completed_by_the_next_one(bench: Work
     bench.settings |= {"b_min": 30, "b_max": 60}
     ran = bench.refresh()
     assert ran.success
-    assert ran.figures()["texts_encoded"] == (PARTITIONS - len(on_disk)) * ROWS, "nothing is encoded a second time"
+    assert ran.metrics()["texts_encoded"] == (PARTITIONS - len(on_disk)) * ROWS, "nothing is encoded a second time"
     assert {path.stem: path.stat().st_mtime_ns for path in bench.output.glob("*/p*.parquet")}.items() >= on_disk.items()
     assert all(check.passed for check in bench.run("catalog_check").checks().values())
     assert not list(bench.output.glob("*/.tmp*")), "what a dead writer left is swept up"

@@ -33,7 +33,7 @@ def test_two_hundred_scattered_keys_of_four_hundred_are_one_run(bench: Workbench
     ran = launch(bench, keys=typed)
     partition_keys = {to_partition_key(key) for key in chosen}
     assert ran.success and set(ran.materialized()) == partition_keys == set(ran.observed())
-    assert (ran.figures()["partitions_written"], ran.figures()["texts_encoded"]) == (200, 200)
+    assert (ran.metrics()["partitions_written"], ran.metrics()["texts_encoded"]) == (200, 200)
     assert ran.checks()[NAMES.run_check.name].passed
     assert bench.instance.get_materialized_partitions(NAMES.embeddings) == partition_keys
     assert len(list(bench.output.glob("*/*.parquet"))) == 200
@@ -102,16 +102,16 @@ def test_state_selects_among_the_partitions_of_a_launch(bench: Workbench) -> Non
     bench.write("c", 6)
     bench.write("bad", 7, version="v2")
     fixed = launch(bench, select="failed")
-    assert fixed.success and (set(fixed.materialized()), fixed.figures()["texts_encoded"]) == ({"bad"}, 7)
+    assert fixed.success and (set(fixed.materialized()), fixed.metrics()["texts_encoded"]) == ({"bad"}, 7)
     listed = bench.root / "keys"
     listed.write_text("b\nc\n")
     stale = launch(bench, keys=["bad"], keys_file=str(listed), select="stale")
-    assert stale.success and (set(stale.materialized()), stale.figures()["texts_encoded"]) == ({"b"}, 5)
+    assert stale.success and (set(stale.materialized()), stale.metrics()["texts_encoded"]) == ({"b"}, 5)
     missing = bench.refresh(select="missing")
-    assert missing.success and (set(missing.materialized()), missing.figures()["texts_encoded"]) == ({"c"}, 6)
+    assert missing.success and (set(missing.materialized()), missing.metrics()["texts_encoded"]) == ({"c"}, 6)
     forced = launch(bench, keys=["b", "c"], select="all", force=True)
-    assert set(forced.materialized()) == {"b", "c"} and forced.figures()["texts_encoded"] == 11
-    assert launch(bench, select="failed").figures()["texts_encoded"] == 0
+    assert set(forced.materialized()) == {"b", "c"} and forced.metrics()["texts_encoded"] == 11
+    assert launch(bench, select="failed").metrics()["texts_encoded"] == 0
 
 
 def test_forced_run_that_continues_another_encodes_only_the_rest(bench: Workbench) -> None:
@@ -120,11 +120,11 @@ def test_forced_run_that_continues_another_encodes_only_the_rest(bench: Workbenc
     bench.refresh()
     bench.write("b", NULL_TEXT, version="v2")
     first = launch(bench, force=True)
-    assert not first.success and first.figures()["texts_encoded"] == 3
+    assert not first.success and first.metrics()["texts_encoded"] == 3
     bench.write("b", 5, version="v3")
     parent = {PARENT_RUN_ID_TAG: first.run_id, ROOT_RUN_ID_TAG: first.run_id}
     config = {"ops": {NAMES.embeddings_op: {"config": {"force": True}}}}
     resumed = bench.run("embed_partitions", config, {**parent, RESUME_RETRY_TAG: "true"})
-    assert resumed.success and (set(resumed.materialized()), resumed.figures()["texts_encoded"]) == ({"b"}, 5)
+    assert resumed.success and (set(resumed.materialized()), resumed.metrics()["texts_encoded"]) == ({"b"}, 5)
     whole = bench.run("embed_partitions", config, parent)
-    assert whole.figures()["texts_encoded"] == 8, "executed again as a whole, it begins anew"
+    assert whole.metrics()["texts_encoded"] == 8, "executed again as a whole, it begins anew"

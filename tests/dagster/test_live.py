@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.dagster.camera import camera_on
-from tests.dagster.dev_server import DevServer, dev_server, eventually, most_at_once
+from tests.dagster.dev_server import DevServer, dev_server, eventually, most_concurrent
 from tests.small_catalogs import numbered_rows, write_partition
 
 ROWS = 20
@@ -225,7 +225,7 @@ def test_pool_of_two_slots_runs_two_runs_concurrently_and_a_third_waits(server: 
             gate.touch()
         server.limit_pool(1)
     assert [server.finished(run) for run in runs.values()] == ["SUCCESS"] * 3
-    assert most_at_once([run for run in server.records() if run.id in runs.values()]) == 2
+    assert most_concurrent([run for run in server.records() if run.id in runs.values()]) == 2
 
 
 @pytest.mark.timeout(200)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.dagster.dev_server import DevServer, RunRecord, dev_server, eventually, most_at_once
+from tests.dagster.dev_server import DevServer, RunRecord, dev_server, eventually, most_concurrent
 from tests.small_catalogs import Rows, assert_embedded, numbered_rows, write_partition
 
 SLOTS, SHARDS = 3, 6
@@ -132,7 +132,7 @@ def test_the_queue_spreads_shards_over_processes_steals_work_and_survives_a_kill
 
         runs = server.records()
         assert len(runs) == SHARDS + 1, "nothing was asked for twice"
-        assert most_at_once(runs) == SLOTS
+        assert most_concurrent(runs) == SLOTS
         assert_no_key_in_two_active_runs(runs)
         assert_embedded_once(server, rows, runs)
         eventually("the end of all encoder processes", lambda: not server.encoder_workers())

@@ -109,10 +109,10 @@ def test_refusals_are_reported_by_a_run_that_another_error_ends(
     assert not ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 2
     assert ran.failure().splitlines()[:2] == ["the store is down", "1 partition had failed by then:"]
     assert shown(bench)[1] == {"bad"}
-    figures = ran.figures()
-    assert (figures["texts_encoded"], figures["partitions_written"], figures["partitions_skipped"]) == (3, 1, 0)
+    metrics = ran.metrics()
+    assert (metrics["texts_encoded"], metrics["partitions_written"], metrics["partitions_skipped"]) == (3, 1, 0)
     assert _failed_partitions(bench.instance, ran.run_id) == ["bad"]
-    whole, bad = str(figures["failed"]).splitlines()[2:]
+    whole, bad = str(metrics["failed"]).splitlines()[2:]
     assert whole == "| `(the whole run)` | the store is down | Run again. |" and bad.startswith("| `bad` | row 1")
     assert shown(bench) == ({"good"}, {"bad"})
     found = bench.tick()
@@ -136,7 +136,7 @@ def test_refusals_are_reported_when_the_next_attempt_finds_no_catalog(
     assert not ran.success and "no catalog at" in ran.failure()
     assert shown(bench)[1] == {"bad", "good"}
     assert _failed_partitions(bench.instance, ran.run_id) == ["bad", "good"]
-    assert ran.figures()["texts_encoded"] == 3, "of the first attempt"
+    assert ran.metrics()["texts_encoded"] == 3, "of the first attempt"
     (bench.root / "away").rename(bench.catalog)
     assert all(ran.success for ran in bench.launch(bench.tick()))
     assert "1 refused as they are" in (bench.tick().skip_message or "")
@@ -181,7 +181,7 @@ def test_bad_data_is_not_read_again_when_another_partition_is_retried(
     ran = bench.refresh()
     assert not ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
     assert read.count("bad") == 1
-    assert [failed["key"] for failed in ran.figures()["partitions_failed"]] == ["bad"]
+    assert [failed["key"] for failed in ran.metrics()["partitions_failed"]] == ["bad"]
     assert set(ran.materialized()) == {"moving"}
 
 

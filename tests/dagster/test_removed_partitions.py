@@ -166,7 +166,7 @@ def test_partition_removed_while_its_run_waits_fails_neither_the_run_nor_itself(
         job, config = NAMES.refresh_job, {"ops": {"refresh": {"config": {"unattended": True, "keys": ["a", "b", "c"]}}}}
     remove(bench, "b")
     ran = bench.run(job, config)
-    assert ran.success and set(ran.materialized()) == {"a", "c"} and ran.figures()["partitions_removed"] == 1
+    assert ran.success and set(ran.materialized()) == {"a", "c"} and ran.metrics()["partitions_removed"] == 1
     assert any("'b'" in entry.user_message for entry in bench.instance.all_logs(ran.run_id)), "the log names it"
     assert failed_on_record(NAMES, bench.instance) == set()
 

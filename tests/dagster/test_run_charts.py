@@ -117,16 +117,16 @@ def test_run_reports_its_charts_and_metrics_that_can_be_plotted(bench: Workbench
     for key, rows in (("a", 12), ("b", 45), ("c", 3)):
         bench.write(key, rows)
     ran = bench.refresh()
-    figures = ran.figures()
-    charts = ran.pictures()
+    metrics = ran.metrics()
+    charts = ran.charts()
     svg = drawn(dg.MarkdownMetadataValue(charts["timeline"]))
-    assert len(bars(svg)) == 3 * figures["superbatches"] > 9
+    assert len(bars(svg)) == 3 * metrics["superbatches"] > 9
     assert "(3 in all)" in words(drawn(dg.MarkdownMetadataValue(charts["partition_sizes"])))
     drawn(dg.MarkdownMetadataValue(charts["throughput"]))
     plotted = ["texts_per_second", "overlap_ratio", "duty_cycle", "padding_ratio", "fill_ratio", "peak_resident_bytes"]
-    assert all(isinstance(batch[name], int | float) for batch in (*ran.superbatches(), figures) for name in plotted)
-    assert figures["peak_rss_bytes"] > 0
+    assert all(isinstance(batch[name], int | float) for batch in (*ran.superbatches(), metrics) for name in plotted)
+    assert metrics["peak_rss_bytes"] > 0
     reported = {name: charts[name] for name in ("superbatches", "partitions_written", "texts_encoded")}
-    assert reported == {name: figures[name] for name in reported} and reported["texts_encoded"] == 60
+    assert reported == {name: metrics[name] for name in reported} and reported["texts_encoded"] == 60
     assert not set(plotted) & set(charts), "a point of the whole run among those of SuperBatches"
-    assert not bench.refresh().pictures(), "nothing was encoded"
+    assert not bench.refresh().charts(), "nothing was encoded"

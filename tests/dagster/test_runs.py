@@ -58,9 +58,9 @@ def test_each_event_has_the_metadata_of_its_partition(bench: Workbench) -> None:
     assert {"tokens", "encode_seconds", "serialize_seconds", "upload_seconds", "fill_ratio", "overlap_ratio"} <= {
         *batch
     }
-    figures = ran.figures()
-    assert (figures["partitions_written"], figures["texts_encoded"], figures["superbatches"]) == (2, 12, 1)
-    assert figures["partitions_failed"] == [] and figures["device"] and figures["max_in_flight_texts"] == 12
+    metrics = ran.metrics()
+    assert (metrics["partitions_written"], metrics["texts_encoded"], metrics["superbatches"]) == (2, 12, 1)
+    assert metrics["partitions_failed"] == [] and metrics["device"] and metrics["max_in_flight_texts"] == 12
     assert ran.checks()[NAMES.run_check.name].passed
 
 
@@ -88,7 +88,7 @@ def test_a_second_launch_succeeds_without_encoding_or_repeating_anything(bench: 
     assert not list(space.glob(".tmp-*"))
     assert again.success and again.checks()[NAMES.run_check.name].passed
     assert again.materialized() == {} and again.superbatches() == [] and again.observed() == {}
-    assert (again.figures()["partitions_skipped"], again.figures()["pool_start_seconds"]) == (1, 0.0)
+    assert (again.metrics()["partitions_skipped"], again.metrics()["pool_start_seconds"]) == (1, 0.0)
 
 
 def test_a_replaced_partition_is_the_only_one_encoded_and_fresh_again_afterwards(bench: Workbench) -> None:
@@ -97,7 +97,7 @@ def test_a_replaced_partition_is_the_only_one_encoded_and_fresh_again_afterwards
     first = bench.refresh()
     bench.write("b", 4, version="v2")
     second = bench.refresh()
-    assert set(second.materialized()) == {"b"} and second.figures()["texts_encoded"] == 4
+    assert set(second.materialized()) == {"b"} and second.metrics()["texts_encoded"] == 4
     assert second.observed() == {"b": "v2"}
     before, after = (ran.materialized()["b"].tags or {} for ran in (first, second))
     assert before["dagster/data_version"] != after["dagster/data_version"]
@@ -109,7 +109,7 @@ def test_a_partition_rewritten_with_equal_content_is_not_encoded_and_keeps_its_d
     first = bench.refresh()
     bench.write("a", version="v2")
     second = bench.refresh()
-    assert second.figures()["texts_encoded"] == 0 and second.figures()["partitions_republished"] == 1
+    assert second.metrics()["texts_encoded"] == 0 and second.metrics()["partitions_republished"] == 1
     event = second.materialized()["a"]
     assert event.metadata["action"].value == "republished"
     assert (event.tags or {})["dagster/data_version"] == (first.materialized()["a"].tags or {})["dagster/data_version"]
@@ -148,7 +148,7 @@ def test_in_a_backfill_fresh_partitions_say_that_they_were_reused(bench: Workben
     assert {key for key, event in events.items() if "reused" in event.metadata} == {"a", "c"}
     version = "dagster/data_version"
     assert (events["a"].tags or {})[version] == (first.materialized()["a"].tags or {})[version]
-    assert ran.figures()["texts_encoded"] == 9
+    assert ran.metrics()["texts_encoded"] == 9
 
 
 def test_force_encodes_what_is_fresh(bench: Workbench) -> None:
@@ -156,7 +156,7 @@ def test_force_encodes_what_is_fresh(bench: Workbench) -> None:
     bench.write("b")
     bench.refresh()
     ran = bench.embed("a", "a", force=True)
-    assert ran.figures()["texts_encoded"] == 3 and set(ran.materialized()) == {"a"}
+    assert ran.metrics()["texts_encoded"] == 3 and set(ran.materialized()) == {"a"}
 
 
 def test_file_that_dagster_does_not_know_is_adopted_with_its_own_metrics(bench: Workbench) -> None:
@@ -165,7 +165,7 @@ def test_file_that_dagster_does_not_know_is_adopted_with_its_own_metrics(bench: 
     bench.instance.wipe_assets([NAMES.embeddings])
     ran = bench.refresh()
     event = ran.materialized()["a"]
-    assert ran.figures()["texts_encoded"] == 0
+    assert ran.metrics()["texts_encoded"] == 0
     assert (event.metadata["action"].value, event.metadata["rows"].value) == ("adopted", 5)
     assert "superbatch" not in event.metadata and stale_status(bench, "a") == StaleStatus.FRESH
 

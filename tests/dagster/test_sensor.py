@@ -166,10 +166,10 @@ def test_changed_partitions_are_observed_and_requested_only_with_refresh_stale(b
     found = bench.tick()
     assert requested(found) == [["b"]]
     [ran] = bench.launch(found)
-    assert set(ran.materialized()) == {"b"} and ran.figures()["texts_encoded"] == 4
+    assert set(ran.materialized()) == {"b"} and ran.metrics()["texts_encoded"] == 4
     bench.write("b", 4, version="v3")
     [ran] = bench.launch(bench.tick())
-    assert ran.figures()["texts_encoded"] == 0, "equal content"
+    assert ran.metrics()["texts_encoded"] == 0, "equal content"
 
 
 @pytest.mark.parametrize("failed_in", ["a run of the sensor", "another run"])
@@ -203,7 +203,7 @@ def test_the_next_run_adopts_files_that_dagster_does_not_know(bench: Workbench, 
     found = bench.tick()
     assert requested(found) == [["a", "b"]]
     [ran] = bench.launch(found)
-    assert ran.success and ran.figures()["texts_encoded"] == 0
+    assert ran.success and ran.metrics()["texts_encoded"] == 0
     assert all(event.metadata["action"].value == "adopted" for event in ran.materialized().values())
     assert bench.instance.get_materialized_partitions(NAMES.embeddings) == {"a", "b"}
     assert requested(bench.tick()) == []

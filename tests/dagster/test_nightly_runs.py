@@ -20,7 +20,7 @@ from surge_dagster.orchestration.partition_keys import from_partition_key, to_pa
 from tests.dagster.conftest import NAMES, Workbench
 from tests.dagster.dev_server import eventually
 from tests.dagster.moving_catalog import Moved
-from tests.dagster.nights import Ended, Production
+from tests.dagster.nightly_runs import Ended, Production
 from tests.engine.store.object_server import ObjectServer
 
 _HOURS_OF_TICKS = (7, 8, 8)
