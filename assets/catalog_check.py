@@ -14,8 +14,7 @@ import dagster as dg
 from surge_dagster.assets.checks import check_result
 from surge_dagster.check_policy import CheckName, CheckPolicy
 from surge_dagster.engine.errors import ConfigError, SurgeError
-from surge_dagster.engine.file_check import Kind
-from surge_dagster.engine.verify import Verified, Violation, verify
+from surge_dagster.engine.verify import Kind, Verified, Violation, verify
 from surge_dagster.orchestration.active_runs import record_process
 from surge_dagster.orchestration.discovery import known_space
 from surge_dagster.orchestration.names import CatalogNames

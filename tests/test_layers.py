@@ -23,7 +23,7 @@ LAYERS = (
     "resources",
     "settings check_policy",
     "engine.run engine.verify engine.loading engine.search engine.switching engine.cost_model",
-    "engine.file_check engine.reencoding",
+    "engine.reencoding",
     "engine.reading engine.encoding engine.output",
     "engine.superbatch engine.thresholds engine.memory engine.events engine.report",
     "engine.encoder engine.sources",
