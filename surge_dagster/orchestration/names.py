@@ -17,7 +17,6 @@ from surge_dagster.check_policy import RUN_CHECK
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
 
-_GROUP = "surge"
 _VALID = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
@@ -30,7 +29,27 @@ class CatalogResources:
     output: OutputStore
 
 
-@dataclass(frozen=True, slots=True)
+class _Name:
+    """A name with the catalog's name and a separator before it."""
+
+    def __init__(self, plain: str, separator: str = "_") -> None:
+        self._plain, self._separator = plain, separator
+
+    def __get__(self, names: CatalogNames, owner: type) -> str:
+        return f"{names.name}{self._separator}{self._plain}" if names.name else self._plain
+
+
+class _Asset:
+    """An asset key whose first part is the catalog's name."""
+
+    def __init__(self, plain: str) -> None:
+        self._plain = plain
+
+    def __get__(self, names: CatalogNames, owner: type) -> dg.AssetKey:
+        return _asset_key(names.name, self._plain)
+
+
+@dataclass(frozen=True)
 class CatalogNames:
     """Every name of one catalog.
 
@@ -45,6 +64,35 @@ class CatalogNames:
 
     name: str | None = None
 
+    source_partitions = _Asset("source_partitions")
+    superbatches = _Asset("superbatches")
+    embeddings = _Asset("embeddings")
+    current_space = _Asset("current_space")
+    partitions_name = _Name("catalog")  # of the dynamic partitions
+
+    # Jobs and ops share one namespace in Dagster: with one underscore, a catalog named "catalog" would have an op with
+    # the name of the plain job.
+    embeddings_op = _Name("embeddings", "__")  # of the asset, and of the job whose config names partitions
+    refresh_op = _Name("refresh", "__")
+    compare_op = _Name("compare_catalog_and_output", "__")
+    current_space_op = _Name("current_space", "__")
+
+    refresh_job = _Name("catalog_refresh")
+    embed_job = _Name("embed_partitions")
+    check_job = _Name("catalog_check")
+    switch_job = _Name("switch_current_space")
+
+    sensor = _Name("new_partitions")
+    lost_runs_sensor = _Name("lost_runs")
+    failure_alerts = _Name("alerts_of_failed_runs")
+    schedule = _Name("nightly_refresh")
+    check_schedule = _Name("scheduled_check")
+
+    catalog_resource = _Name("catalog")
+    encoder_resource = _Name("encoder")
+    output_resource = _Name("output")
+    input_resource = _Name("embeddings_input")
+
     def __post_init__(self) -> None:
         if self.name is not None and not _VALID.fullmatch(self.name):
             raise ConfigError(
@@ -52,29 +100,9 @@ class CatalogNames:
             )
 
     @property
-    def source_partitions(self) -> dg.AssetKey:
-        """The external asset with the source partitions."""
-        return self._key("source_partitions")
-
-    @property
-    def superbatches(self) -> dg.AssetKey:
-        """The asset with an event per encode call."""
-        return self._key("superbatches")
-
-    @property
-    def embeddings(self) -> dg.AssetKey:
-        """The asset with a file per partition."""
-        return self._key("embeddings")
-
-    @property
-    def current_space(self) -> dg.AssetKey:
-        """The asset that says which space readers use."""
-        return self._key("current_space")
-
-    @property
     def group(self) -> str:
-        """The group of the four."""
-        return self.name or _GROUP
+        """The group of the four assets."""
+        return self.name or "surge"
 
     @property
     def partitions(self) -> dg.DynamicPartitionsDefinition:
@@ -82,104 +110,14 @@ class CatalogNames:
         return dg.DynamicPartitionsDefinition(name=self.partitions_name)
 
     @property
-    def partitions_name(self) -> str:
-        """The name under which Dagster stores the catalog's keys."""
-        return self._prefixed("catalog")
-
-    @property
     def run_check(self) -> dg.AssetCheckKey:
         """The check that ends every run."""
         return dg.AssetCheckKey(self.embeddings, RUN_CHECK)
 
     @property
-    def embeddings_op(self) -> str:
-        """The op of the asset `embeddings`, and of the job whose config names partitions."""
-        return self._op("embeddings")
-
-    @property
-    def refresh_op(self) -> str:
-        """The op of the refresh job."""
-        return self._op("refresh")
-
-    @property
-    def compare_op(self) -> str:
-        """The op that reads everything and evaluates the catalog's checks."""
-        return self._op("compare_catalog_and_output")
-
-    @property
-    def current_space_op(self) -> str:
-        """The op of the asset `current_space`."""
-        return self._op("current_space")
-
-    @property
-    def refresh_job(self) -> str:
-        """The job that brings everything up to date."""
-        return self._prefixed("catalog_refresh")
-
-    @property
-    def embed_job(self) -> str:
-        """The job whose config names partitions; the sensor and operators launch it."""
-        return self._prefixed("embed_partitions")
-
-    @property
-    def check_job(self) -> str:
-        """The job that compares the catalog with the output."""
-        return self._prefixed("catalog_check")
-
-    @property
-    def switch_job(self) -> str:
-        """The job that makes another space the current one."""
-        return self._prefixed("switch_current_space")
-
-    @property
     def jobs(self) -> frozenset[str]:
         """All jobs of the catalog."""
         return frozenset((self.refresh_job, self.embed_job, self.check_job, self.switch_job))
-
-    @property
-    def sensor(self) -> str:
-        """The sensor that requests runs for new partitions."""
-        return self._prefixed("new_partitions")
-
-    @property
-    def schedule(self) -> str:
-        """The schedule of the refresh."""
-        return self._prefixed("nightly_refresh")
-
-    @property
-    def failure_alerts(self) -> str:
-        """The sensor that posts alerts of failed runs, where the settings name a webhook."""
-        return self._prefixed("alerts_of_failed_runs")
-
-    @property
-    def lost_runs_sensor(self) -> str:
-        """The sensor that declares runs failed whose process has ended."""
-        return self._prefixed("lost_runs")
-
-    @property
-    def check_schedule(self) -> str:
-        """The schedule of the check job, where the settings have one."""
-        return self._prefixed("scheduled_check")
-
-    @property
-    def catalog_resource(self) -> str:
-        """Key of the catalog's source."""
-        return self._prefixed("catalog")
-
-    @property
-    def encoder_resource(self) -> str:
-        """Key of the encoder's settings."""
-        return self._prefixed("encoder")
-
-    @property
-    def output_resource(self) -> str:
-        """Key of the output."""
-        return self._prefixed("output")
-
-    @property
-    def input_resource(self) -> str:
-        """Key of the input manager that loads embeddings into other assets."""
-        return self._prefixed("embeddings_input")
 
     @property
     def resource_keys(self) -> set[str]:
@@ -193,17 +131,6 @@ class CatalogNames:
             encoder=getattr(given, self.encoder_resource),
             output=getattr(given, self.output_resource),
         )
-
-    def _key(self, name: str) -> dg.AssetKey:
-        return _asset_key(self.name, name)
-
-    def _prefixed(self, name: str) -> str:
-        return f"{self.name}_{name}" if self.name else name
-
-    def _op(self, name: str) -> str:
-        # Jobs and ops share one namespace in Dagster: with one underscore, a catalog named "catalog" would have an op
-        # with the name of the plain job.
-        return f"{self.name}__{name}" if self.name else name
 
 
 @cache
