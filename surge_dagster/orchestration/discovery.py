@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import dagster as dg
@@ -65,13 +64,6 @@ def list_catalog(names: CatalogNames, instance: dg.DagsterInstance, catalog: Cat
     )
 
 
-def observations(names: CatalogNames, listing: Listing, keys: Iterable[str]) -> list[dg.AssetObservation]:
-    """Events with the source versions of those partitions whose version on record is another one."""
-    observed = listing.catalogued.observed
-    moved = (listing.partitions[key] for key in keys if observed.get(key) != listing.partitions[key].source_version)
-    return [observation(names, partition) for partition in moved]
-
-
 def report_changes(names: CatalogNames, instance: dg.DagsterInstance, listing: Listing) -> set[str]:
     """Observe and register what Dagster does not have yet, as much as a tick has time for.
 
@@ -84,7 +76,8 @@ def report_changes(names: CatalogNames, instance: dg.DagsterInstance, listing: L
         if time.monotonic() > until:
             break
         keys = listing.unreported[start : start + _BATCH]
-        report_events(instance, None, observations(names, listing, keys))
+        moved = listing.catalogued.moved({key: listing.partitions[key] for key in keys})
+        report_events(instance, None, [observation(names, partition) for partition in moved])
         new = [key for key in keys if key not in listing.catalogued.registered]
         if new:
             instance.add_dynamic_partitions(names.partitions_name, new)
@@ -101,23 +94,15 @@ def known_space(names: CatalogNames, store: Store, spec: EncodingSpec, *, unatte
         TransientError: the store does not answer.
     """
     space = find_space(store, spec)
-    if space is None and unattended:
-        refuse_to_begin(names, store, spec)
-    return space
-
-
-def refuse_to_begin(names: CatalogNames, store: Store, spec: EncodingSpec) -> None:
-    """Refuse to create a space for a spec, unless it is the first one of an empty output.
-
-    Raises:
-        SpaceNotBegun: the output holds other spaces.
-    """
+    if space is not None or not unattended:
+        return space
     if others := [*(other.name for other in list_spaces(store)), *unsupported_spaces(store)]:
         raise SpaceNotBegun(
             f"the output has no space for the model {spec.model!r} with these settings; it holds {', '.join(others)}. "
             "A space is never begun unattended, since that encodes the whole catalog: launch "
             f"{names.refresh_job} by hand once."
         )
+    return None
 
 
 def states_of_unfinished(listing: Listing, store: Store, space: Space | None) -> dict[str, str | None]:

@@ -22,7 +22,7 @@ from surge_dagster.engine.output.staging import sweep_orphan_files
 from surge_dagster.engine.report import Failure, Receipt, SuperBatchReport
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources.partition import Partition
-from surge_dagster.orchestration.discovery import known_space, refuse_to_begin
+from surge_dagster.orchestration.discovery import known_space
 from surge_dagster.orchestration.launch import LaunchConfig, named, require_expected_settings
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
@@ -141,9 +141,7 @@ class Refresh:
         """The space of this run as the output knows it, without loading a model; None when it has to be begun."""
         spec, expected = self._resources.encoder.spec(), self._config.expected_space
         require_expected_settings(self._config, self._context.run_tags, self._resources)
-        space = known_space(self._names, self._store, spec, unattended=False)
-        if space is None and self._config.unattended:
-            refuse_to_begin(self._names, self._store, spec)
+        space = known_space(self._names, self._store, spec, unattended=self._config.unattended)
         if expected and (space is None or space.name != expected):
             now = repr(space.name) if space else "one that the output does not have"
             raise ConfigError(

@@ -102,13 +102,12 @@ class Ran:
 
 @dataclass(slots=True)
 class Workbench:
-    """One catalog, one output, one instance; `now` is the sensor's clock."""
+    """One catalog, one output, one instance; the sensor's clock is `ahead` of the time."""
 
     root: Path
     instance: dg.DagsterInstance
     settings: dict[str, Any] = field(default_factory=dict)
-    cursor: str | None = None
-    now: datetime = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    ahead: timedelta = timedelta()
     _made: dict[str, dg.Definitions] = field(default_factory=dict)
 
     @property
@@ -170,28 +169,15 @@ class Workbench:
             tags["dagster/backfill"] = backfill
         return self.materialize({"ops": {"embeddings": {"config": options}}} if options else {}, tags)
 
-    def evaluate(self, tick: str) -> SensorExecutionData:
-        """Evaluate the sensor once, in a tick with this id; Dagster's daemon uses a number."""
-        repository, resources = self.definitions.get_repository_def(), self.definitions.resources
-        with dg.build_sensor_context(
-            self.instance, self.cursor, repository_def=repository, resources=resources
-        ) as context:
-            context._log_key = ["__repository__", "new_partitions", tick]
-            return repository.get_sensor_def("new_partitions").evaluate_tick(context)
-
-    def look(self) -> SensorExecutionData:
-        """Evaluate the sensor without launching runs, like "Test sensor" in the UI."""
-        return self.evaluate("20260131_120000")
-
     def tick(self) -> SensorExecutionData:
-        """Evaluate the sensor like Dagster's daemon, without launching runs."""
-        found = self.evaluate("17")
-        self.cursor = found.cursor
-        return found
+        """Evaluate the sensor without launching runs."""
+        repository, resources = self.definitions.get_repository_def(), self.definitions.resources
+        with dg.build_sensor_context(self.instance, repository_def=repository, resources=resources) as context:
+            return repository.get_sensor_def("new_partitions").evaluate_tick(context)
 
     def later(self, **time: float) -> SensorExecutionData:
         """Evaluate the sensor after some time (hours, minutes, …)."""
-        self.now += timedelta(**time)
+        self.ahead += timedelta(**time)
         return self.tick()
 
     def launch(self, found: SensorExecutionData) -> list[Ran]:
@@ -215,7 +201,12 @@ class Workbench:
     def pretend_run(self, job: str, status: dg.DagsterRunStatus, **how: Any) -> dg.DagsterRun:
         """Record a run without executing it."""
         definition = self.definitions.resolve_job_def(job)
-        return self.instance.create_run_for_job(definition, status=status, remote_job_origin=origin_of(job), **how)
+        failed = status is dg.DagsterRunStatus.FAILURE
+        begun = dg.DagsterRunStatus.STARTED if failed else status
+        run = self.instance.create_run_for_job(definition, status=begun, remote_job_origin=origin_of(job), **how)
+        if failed:
+            self.instance.report_run_failed(run)
+        return run
 
 
 def origin_of(job_name: str) -> RemoteJobOrigin:
@@ -291,7 +282,7 @@ def bench(tmp_path: Path, empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> 
     shutil.copytree(empty_home, home)
     with dg.DagsterInstance.from_config(str(home)) as instance:
         workbench = Workbench(tmp_path, instance)
-        monkeypatch.setattr("surge_dagster.automation.new_partitions._now", lambda: workbench.now)
+        monkeypatch.setattr("surge_dagster.automation.new_partitions._now", lambda: datetime.now(UTC) + workbench.ahead)
         yield workbench
 
 

@@ -67,9 +67,9 @@ def test_run_whose_process_has_ended_holds_nothing_and_is_declared_failed(bench:
     alive = started(bench, _process(os.getpid()))
     assert "1 active runs" in look_for_lost_runs(bench)
     assert [status(bench, run) for run in (*gone, alive)] == ["FAILURE", "CANCELED", "STARTED"]
-    assert requested(bench.look()) == [], "the living one may touch everything"
+    assert requested(bench.tick()) == [], "the living one may touch everything"
     bench.instance.report_run_failed(alive)
-    assert requested(bench.look()) == [["a"]]
+    assert requested(bench.tick()) == [["a"]]
 
 
 def test_process_with_a_reused_id_is_not_taken_for_the_earlier_one(bench: Workbench) -> None:

@@ -2,62 +2,58 @@
 
 from __future__ import annotations
 
-import json
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import dagster as dg
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from surge_dagster.orchestration.sensor_cursor import Request, SensorCursor
+from surge_dagster.orchestration.requests import due_after
 from tests.dagster.conftest import Workbench, requested
 
-MOMENT = datetime(2026, 1, 31, 12, tzinfo=UTC)
 QUEUED, STARTED = dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTED
 FAILURE, CANCELED = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED
 
 
 def test_waits_double_up_to_a_day() -> None:
-    waits = []
-    for attempt in (1, 2, 3, 4, 11, 12, 1000):
-        due = Request("", attempt, 0, MOMENT.isoformat()).due
-        assert due
-        waits.append(due - MOMENT)
-    assert waits == [timedelta(minutes=n) for n in (1, 2, 4, 8, 1024, 1440, 1440)]
+    minutes = [due_after(attempt, 0.0).timestamp() / 60 for attempt in (1, 2, 3, 4, 11, 12, 1000)]
+    assert minutes == [1, 2, 4, 8, 1024, 1440, 1440]
 
 
-def test_a_partition_whose_run_failed_is_requested_again_and_the_tick_says_when(bench: Workbench) -> None:
+def test_partition_whose_run_failed_is_requested_again_and_the_tick_says_when(bench: Workbench) -> None:
     bench.write("a")
     bench.pretend(bench.tick(), FAILURE)
     waiting = bench.tick()
     assert requested(waiting) == []
-    assert "1 waiting after a failure (attempt 1)" in (waiting.skip_message or "")
-    assert "until 2026-01-31 12:01:00+00:00" in (waiting.skip_message or "")
-    assert requested(bench.later(seconds=59)) == []
-    found = bench.later(seconds=1)
+    assert "1 waiting after a failure (attempt 1), the next ones until 2" in (waiting.skip_message or "")
+    assert requested(bench.later(seconds=30)) == []
+    found = bench.later(seconds=31)
     assert requested(found) == [["a"]]
+    assert [request.tags["surge/attempt"] for request in found.run_requests or []] == ["2"]
     bench.pretend(found, FAILURE)
     assert requested(bench.tick()) == []
-    assert requested(bench.later(seconds=119)) == []
+    bench.ahead = timedelta()  # the run ended now
+    assert requested(bench.later(seconds=90)) == []
     bench.write("b")
     found = bench.tick()
     assert requested(found) == [["b"]], "others do not wait with it"
     bench.pretend(found, FAILURE)
-    assert requested(bench.later(seconds=1)) == [["a"]], "the third attempt; b waits for another minute"
+    assert requested(bench.later(seconds=31)) == [["b"]], "the second attempt precedes the third one"
+    bench.pretend(bench.tick(), STARTED)
+    assert requested(bench.tick()) == [["a"]]
 
 
-def test_the_wait_begins_when_the_run_has_ended(bench: Workbench) -> None:
+def test_wait_begins_when_the_run_has_ended(bench: Workbench) -> None:
     bench.write("a")
     [run] = bench.pretend(bench.tick(), STARTED)
     assert requested(bench.later(hours=3)) == []
+    bench.ahead = timedelta()
     bench.instance.report_run_failed(run)
     assert requested(bench.tick()) == []
-    assert requested(bench.later(seconds=59)) == []
-    assert requested(bench.later(seconds=1)) == [["a"]]
+    assert requested(bench.later(seconds=30)) == []
+    assert requested(bench.later(seconds=31)) == [["a"]]
 
 
-def test_a_run_that_dagster_launches_again_holds_its_partitions_and_counts_as_the_same_attempt(
+def test_run_that_dagster_launches_again_holds_its_partitions_and_counts_as_the_same_attempt(
     bench: Workbench,
 ) -> None:
     bench.write("a")
@@ -66,6 +62,7 @@ def test_a_run_that_dagster_launches_again_holds_its_partitions_and_counts_as_th
     assert requested(bench.tick()) == []
     [again] = bench.pretend(found, STARTED)
     assert requested(bench.later(hours=1)) == []
+    bench.ahead = timedelta()
     bench.instance.report_run_failed(again)
     waiting = bench.tick()
     assert requested(waiting) == [] and "(attempt 1)" in (waiting.skip_message or "")
@@ -73,9 +70,7 @@ def test_a_run_that_dagster_launches_again_holds_its_partitions_and_counts_as_th
 
 
 @pytest.mark.parametrize("deleted", [False, True])
-def test_a_run_that_was_never_created_or_was_deleted_keeps_no_partition_waiting(
-    bench: Workbench, deleted: bool
-) -> None:
+def test_run_that_was_never_created_or_was_deleted_keeps_no_partition_waiting(bench: Workbench, deleted: bool) -> None:
     bench.write("a")
     found = bench.tick()
     if deleted:
@@ -92,7 +87,7 @@ def test_partitions_of_a_canceled_run_are_left_alone_until_their_source_changes(
     bench.instance.report_run_canceled(run)
     quiet = bench.later(days=2)
     assert requested(quiet) == [] and "2 left alone because their run was canceled" in (quiet.skip_message or "")
-    assert requested(bench.later(days=2)) == [], "the cursor keeps it"
+    assert requested(bench.later(days=2)) == [], "the canceled run is still on record"
     bench.write("a", 4, version="v2")
     bench.tick()
     assert requested(bench.tick()) == [["a"]], "b has not changed"
@@ -106,17 +101,19 @@ def test_partitions_of_a_canceled_run_that_the_sensor_did_not_request_are_reques
     assert requested(bench.tick()) == [["a"]]
 
 
-def test_a_partition_that_changes_after_each_failure_waits_as_long(bench: Workbench) -> None:
-    asked: list[int] = []
-    for number in range(15):
+def test_partition_that_changes_after_each_failure_waits_as_long(bench: Workbench) -> None:
+    attempts: list[str] = []
+    waits: list[bool] = []
+    for number in range(4):
         bench.write("moving", version=f"v{number}")
-        found = bench.later(seconds=31)
-        if found.run_requests:
-            bench.pretend(found, FAILURE)
-            asked.append(number)
-            bench.tick()  # sees the run ended
-    assert asked == [0, 2, 6, 14], "after more than 1, 2 and 4 minutes"
-    assert len(json.loads(bench.cursor or "")["requests"]) == 1
+        found = bench.tick()
+        waits.append(not found.run_requests)
+        bench.ahead = timedelta()
+        found = bench.later(minutes=2**number)
+        attempts += [request.tags["surge/attempt"] for request in found.run_requests or []]
+        bench.pretend(found, FAILURE)
+        bench.ahead = timedelta()
+    assert (attempts, waits) == (["1", "2", "3", "4"], [False, True, True, True])
 
 
 def test_change_after_a_success_is_requested_immediately(bench: Workbench) -> None:
@@ -130,15 +127,8 @@ def test_change_after_a_success_is_requested_immediately(bench: Workbench) -> No
         assert set(ran.materialized()) == {"a"}
         bench.write("a", version=f"after {version}")
         found = bench.tick()
-    [request] = json.loads(bench.cursor or "")["requests"]
-    assert requested(found) == [["a"]] and request["attempt"] == 1
-
-
-def test_completed_requests_leave_the_cursor(bench: Workbench) -> None:
-    bench.write("a")
-    bench.launch(bench.tick())
-    bench.tick()
-    assert json.loads(bench.cursor or "")["requests"] == []
+    assert requested(found) == [["a"]]
+    assert [request.tags["surge/attempt"] for request in found.run_requests or []] == ["1"]
 
 
 @pytest.mark.parametrize(("setting", "other"), [("model", "hash://24"), ("text_column", "id"), ("max_text_bytes", 100)])
@@ -169,30 +159,3 @@ def test_new_partitions_are_requested_before_failing_ones(bench: Workbench, monk
     assert requested(found) == [["c", "d"]]
     bench.pretend(found, STARTED)
     assert requested(bench.tick()) == [["a", "b"]]
-
-
-@pytest.mark.parametrize(
-    "cursor",
-    [
-        "",
-        "[]",
-        "1",
-        "edited by hand",
-        '{"version": 3}',
-        '{"version": 4}',
-        '{"version": 4, "settings": "s", "requests": [1]}',
-    ],
-)
-def test_unreadable_cursor_counts_as_none(cursor: str) -> None:
-    assert SensorCursor.read(cursor, "s") == SensorCursor("s")
-
-
-moments = st.datetimes(timezones=st.just(UTC)).map(lambda moment: moment.isoformat(timespec="seconds"))
-requests = st.builds(Request, st.text(max_size=3), st.integers(1, 50), st.integers(-1), st.none() | moments)
-
-
-@given(st.lists(requests, max_size=3))
-def test_a_cursor_reads_back_as_it_was_written(requests: list[Request]) -> None:
-    cursor = SensorCursor("s", tuple(requests))
-    assert SensorCursor.read(cursor.write(), "s") == cursor
-    assert SensorCursor.read(cursor.write(), "other settings").requests == ()

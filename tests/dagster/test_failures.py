@@ -116,7 +116,7 @@ def test_a_file_that_cannot_be_read_fails_its_partition_and_is_not_embedded_agai
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", bad_sector)
-        assert requested(bench.look()) == []
+        assert requested(bench.tick()) == []
         ran = bench.refresh()
     assert not ran.success and not ran.materialized()
     assert "partition 'a': whether its file is up to date cannot be told" in ran.failure()
@@ -135,7 +135,7 @@ def test_partition_that_was_missing_during_a_run_does_not_count_as_refused(bench
     ran = bench.embed("a", "b")
     assert not ran.success and "'b' is no longer in the catalog" in ran.failure()
     away.rename(folder)
-    assert requested(bench.look()) == [["b"]]
+    assert requested(bench.tick()) == [["b"]]
 
 
 def test_partition_that_was_missing_in_one_attempt_is_embedded_by_the_next(
@@ -178,7 +178,7 @@ def test_partitions_that_only_dagster_has_fail_without_stopping_others(bench: Wo
     assert shown(bench) == ({"a", "%25FE", "b"}, {"%FF", "50%"}), "Dagster shows none without a name"
     for key in unknown:
         bench.instance.delete_dynamic_partition("catalog", key)
-    assert bench.embed("a", "b").success and requested(bench.look()) == []
+    assert bench.embed("a", "b").success and requested(bench.tick()) == []
 
 
 @pytest.mark.usefixtures("gated")

@@ -124,8 +124,6 @@ class Nights:
         grown = production.rows_of_events() - before
         assert production.rows_of_runs() - own_rows <= grown.total() + _OWN_ROWS_OF_A_RUN * self._runs
         self._require_a_reason_for_each_row(night, moved, grown, len(registered - self._registered()))
-        cursor = production.bench.cursor or ""
-        assert len(cursor) <= 1000, "what is done is forgotten"
         assert not production.living() and not production.temporary_files()
 
     def finish(self) -> None:

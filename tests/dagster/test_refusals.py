@@ -60,7 +60,6 @@ def test_partition_fixed_during_the_run_does_not_count_as_refused(
         assert not bench.refresh().success
     failed = {"worse"} if embedded_too else {"bad", "worse"}
     assert shown(bench) == ({"good", "bad", "worse"} - failed, failed)
-    bench.cursor = None
     assert requested(bench.tick()) == ([] if embedded_too else [["bad"]])
     if not embedded_too:
         ran = bench.run("embed_partitions", {"ops": {"embeddings": {"config": {"select": "failed"}}}})
@@ -148,7 +147,6 @@ def test_refused_partition_is_requested_once_the_setting_is_fixed(bench: Workben
     bench.tick()
     bench.settings |= setting
     assert not bench.refresh().success
-    bench.cursor = None
     assert requested(bench.tick()) == []
     for name in setting:
         del bench.settings[name]

@@ -49,12 +49,6 @@ def test_a_folder_name_that_is_not_utf8_has_a_key_and_hides_no_other(bench: Work
     assert bench.instance.get_dynamic_partitions("catalog") == ["a", "caf%25E9", "z"]
 
 
-def test_a_trial_of_the_sensor_changes_nothing(bench: Workbench) -> None:
-    bench.write("a")
-    assert requested(bench.look()) == [["a"]] == requested(bench.look())
-    assert bench.instance.get_dynamic_partitions("catalog") == []
-
-
 def test_a_partition_is_requested_once(bench: Workbench) -> None:
     bench.write("a")
     bench.pretend(bench.tick(), dg.DagsterRunStatus.QUEUED)
@@ -62,12 +56,6 @@ def test_a_partition_is_requested_once(bench: Workbench) -> None:
     bench.write("a", 4, version="v2")
     bench.write("b")
     assert requested(bench.tick()) == [["b"]], "the run that waits reads what is there then"
-
-
-def test_malformed_cursor_counts_as_none(bench: Workbench) -> None:
-    bench.write("a")
-    bench.cursor = "edited by hand"
-    assert requested(bench.tick()) == [["a"]]
 
 
 def test_partition_whose_file_was_lost_is_requested_again(bench: Workbench) -> None:
@@ -90,15 +78,15 @@ def test_keys_of_an_active_run_are_left_to_it(bench: Workbench) -> None:
 
     whole = {"dagster/asset_partition_range_start": "a", "dagster/asset_partition_range_end": "f"}
     bench.pretend_run("embed_partitions", dg.DagsterRunStatus.CANCELING, tags=whole, run_config=naming("e"))
-    assert requested(bench.look()) == [["a", "f"]]
+    assert requested(bench.tick()) == [["a", "f"]]
     everything = bench.pretend_run("catalog_refresh", dg.DagsterRunStatus.STARTED)
-    assert requested(bench.look()) == []
+    assert requested(bench.tick()) == []
     bench.instance.report_run_canceled(everything)
     bench.instance.report_run_canceled(queued)
-    assert requested(bench.look()) == [["a", "b", "c", "d", "f"]]
+    assert requested(bench.tick()) == [["a", "b", "c", "d", "f"]]
     bench.write("g, typed")
     bench.pretend_run("embed_partitions", dg.DagsterRunStatus.QUEUED, run_config=naming("g, typed", "f"))
-    assert requested(bench.look()) == [["a", "b", "c", "d"]]
+    assert requested(bench.tick()) == [["a", "b", "c", "d"]]
 
 
 @pytest.mark.parametrize("looks", ["the sensor for lost runs", "the one for new partitions"])
@@ -183,8 +171,6 @@ def test_a_refused_partition_is_left_alone_until_its_source_changes(bench: Workb
         assert not ran.success
     for _ in range(2):
         assert requested(bench.tick()) == []
-    bench.cursor = None
-    assert requested(bench.tick()) == [], "not even when the cursor is reset"
     bench.write("bad", [("x", "fixed")], version="v2")
     [ran] = bench.launch(bench.tick()) or [None]
     assert ran and ran.success
@@ -291,7 +277,7 @@ def test_settings_are_the_same_wherever_the_folder_of_the_model_lies() -> None:
 
 
 def test_tick_without_a_catalog_says_that_there_is_none(bench: Workbench) -> None:
-    assert "no catalog at" in (bench.look().skip_message or "")
+    assert "no catalog at" in (bench.tick().skip_message or "")
 
 
 def schedule_tick(bench: Workbench) -> dg.RunRequest | dg.SkipReason | None:
@@ -341,22 +327,6 @@ def test_settings_that_cannot_be_read_are_an_error_not_a_default(bench: Workbenc
     bench.settings["shards"] = 0
     with pytest.raises(ConfigError, match="shards"):
         _ = bench.definitions
-
-
-def test_a_tick_of_the_daemon_reports_and_registers_and_a_trial_shows_it(bench: Workbench) -> None:
-    keys = ["a", "c", "größe"]
-    for key in keys:
-        bench.write(key)
-    trial = bench.look()
-    assert {event.partition for event in trial.asset_events} == set(keys)
-    assert [list(request.partition_keys) for request in trial.dynamic_partitions_requests or []] == [keys]
-    assert bench.instance.get_dynamic_partitions(NAMES.partitions_name) == [] and bench.observed() == {}
-
-    found = bench.tick()
-    assert not found.asset_events and not found.dynamic_partitions_requests
-    assert requested(found) == requested(trial) == [keys]
-    assert bench.instance.get_dynamic_partitions(NAMES.partitions_name) == keys
-    assert bench.observed() == dict.fromkeys(keys, "v1")
 
 
 def test_a_partition_that_a_run_embeds_while_the_catalog_is_listed_is_not_requested(

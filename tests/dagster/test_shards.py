@@ -153,7 +153,7 @@ def test_the_nightly_refresh_leaves_to_active_runs_what_they_hold(
     everything = bench.pretend_run("catalog_refresh", dg.DagsterRunStatus.STARTED)
     by = f"held by active runs ({everything.run_id}, "
     assert by in str(nightly(bench)) and "terminate one that does not go on" in str(nightly(bench))
-    assert by in str(bench.look().skip_message)
+    assert by in str(bench.tick().skip_message)
 
 
 def test_the_nightly_refresh_leaves_nothing_to_a_run_that_selects_a_state(bench: Workbench) -> None:
@@ -172,7 +172,7 @@ def test_the_nightly_refresh_leaves_nothing_to_a_run_that_selects_a_state(bench:
         for select, keys in (("failed", {}), ("stale", {}), ("missing", {"keys": ["a", "d"]}))
     ]
     assert nightly(bench) == [None]
-    said = str(bench.look().skip_message)
+    said = str(bench.tick().skip_message)
     assert "1 held by active runs (" in said and "and 3 more" in said, "the sensor's next tick is soon"
     assert sum(run in said for run in runs) == 3
 
