@@ -22,8 +22,8 @@ import pyarrow as pa
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import DataError, StoreUnavailable, TransientError
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile, desired_version
-from surge_dagster.engine.files.formats import SUFFIXES, OutputFile, file_name, format_of, open_output_file
-from surge_dagster.engine.files.rows import check_schema, matrix_of
+from surge_dagster.engine.files.formats import SUFFIXES, file_name, format_of, open_output_file
+from surge_dagster.engine.files.rows import OutputFile, check_schema, matrix_of
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.staging import STAGING

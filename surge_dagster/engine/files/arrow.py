@@ -13,17 +13,15 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterator, Mapping
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.files.facts import FileFacts, InvalidFile, facts_of
+from surge_dagster.engine.files.facts import FileFacts, InvalidFile, facts_of, invalid_when_damaged
 from surge_dagster.engine.files.parquet import WRITE_BATCH_ROWS
-from surge_dagster.engine.files.rows import check_schema, embedding_table, row_group_rows_of
+from surge_dagster.engine.files.rows import FileWriter, OutputFile, check_schema, row_group_rows_of
 from surge_dagster.engine.support.columns import value_parts
-from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems
+from surge_dagster.engine.support.unreadable import first_line
 
 FORMAT = "arrow-2"
 MAGIC = b"ARROW1"
@@ -34,43 +32,27 @@ _TYPES = {pa.string(): "string", pa.binary(): "binary", pa.int64(): "int64", pa.
 _LEAST_MAPPED_BYTES = 64 * 1024
 
 
-class ArrowWriter:
-    """Writes one file, in one piece or in several, as record batches; arguments as `parquet.ParquetWriter` has them."""
+class ArrowWriter(FileWriter):
+    """Writes one file as record batches; `parquet.ParquetWriter` describes the arguments."""
 
     def __init__(self, sink: pa.NativeFile, columns: pa.Schema, metadata: Mapping[bytes, bytes]) -> None:
-        self.columns = columns
-        self.row_group_rows = min(row_group_rows_of(columns), WRITE_BATCH_ROWS)
-        self.rows = 0
-        self._batches = 0
+        super().__init__(columns, min(row_group_rows_of(columns), WRITE_BATCH_ROWS))
+        self._batches_written = 0
         self._writer = pa.ipc.new_file(sink, columns, metadata=dict(metadata))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """A file without its footer is thrown away by whoever opened it."""
-
-    def append(self, ids: pa.Array | pa.ChunkedArray, texts: pa.Array | None, matrix: np.ndarray) -> None:
-        """Write rows; `matrix` has shape [rows, dimension], is contiguous and is referred to, not copied."""
-        self.append_table(embedding_table(self.columns, ids, texts, matrix))
-
-    def append_table(self, table: pa.Table) -> None:
-        """Write rows that have the file's columns already."""
-        for start in range(0, table.num_rows, self.row_group_rows):
-            [batch] = table.slice(start, self.row_group_rows).combine_chunks().to_batches()
-            self._writer.write_batch(batch, custom_metadata={_CHECKSUMS: _checksums(batch, self._batches)})
-            self._batches += 1
-        self.rows += table.num_rows
-
     def close(self) -> None:
-        """Write the footer."""
         self._writer.close()
 
+    def _write(self, table: pa.Table) -> None:
+        for start in range(0, table.num_rows, self.row_group_rows):
+            [batch] = table.slice(start, self.row_group_rows).combine_chunks().to_batches()
+            checksums = _checksums(batch, self._batches_written)
+            self._writer.write_batch(batch, custom_metadata={_CHECKSUMS: checksums})
+            self._batches_written += 1
 
-class ArrowFile:
-    """An open Arrow file whose checksums are compared as its rows are read; see `formats.OutputFile`.
+
+class ArrowFile(OutputFile):
+    """An open Arrow file whose checksums are compared as its rows are read.
 
     Args:
         source: the file; it is closed with this.
@@ -84,73 +66,44 @@ class ArrowFile:
         self._source = map_file(source) if mapped else source
         self._file_bytes = self._source.size()
         self._reader = _open(self._source)
-        self.facts = _facts(self._reader)
-        self.columns = self._reader.schema
-        self.groups = self._reader.num_record_batches
+        super().__init__(_facts(self._reader), self._reader.schema, self._reader.num_record_batches)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._source.close()
 
     def group_bytes(self, group: int) -> int:
-        """Upper bound of the memory that one record batch takes, in bytes: the size of the file.
-
-        The footer has the size of each batch, but pyarrow does not give it, and texts can be of any length.
-        """
+        """The size of the file: pyarrow does not return the sizes of batches, and texts can be of any length."""
         return self._file_bytes
 
     def reading_bytes(self, widest_row: int) -> int:
-        """Upper estimate of the memory that reading takes: a whole batch, however few of its rows are requested."""
+        """A whole batch is read, however few of its rows are requested."""
         vectors = self.columns.field("embedding").type
         row = widest_row + vectors.list_size * vectors.value_type.bit_width // 8 + 2 * 8
         return min(self._file_bytes, WRITE_BATCH_ROWS * row)
 
-    def read(
-        self, *, columns: list[str] | None = None, batch_rows: int = 4096, groups: list[int] | None = None
+    def _batches(
+        self, columns: list[str] | None, batch_rows: int, groups: list[int] | None
     ) -> Iterator[pa.RecordBatch]:
-        """Stream rows.
-
-        Args:
-            columns: None is all.
-            groups: numbers of record batches; None is all.
-
-        Raises:
-            InvalidFile: what is read is damaged.
-            OSError: the operating system did not give it.
-        """
-        rows = 0
-        try:
+        with invalid_when_damaged("record batches"):
             reader = self._reader if columns is None else _open(self._source, columns)
             for number in range(self.groups) if groups is None else groups:
                 batch, metadata = reader.get_batch_with_custom_metadata(number)
                 _compare(batch, metadata, number)
-                rows += batch.num_rows
                 for start in range(0, batch.num_rows, batch_rows):
                     yield batch.slice(start, batch_rows)
-        except UNREADABLE as error:
-            if is_systems(error):
-                raise
-            raise InvalidFile(f"its record batches cannot be read ({first_line(error)})") from error
-        if groups is None and rows != self.facts.rows:
-            raise InvalidFile(f"its metadata promise {self.facts.rows:,} rows and it has {rows:,}")
 
 
-def facts_at_end(end: bytes, footer_bytes: int) -> tuple[FileFacts, pa.Schema]:
+def facts_at_end(end: bytes) -> tuple[FileFacts, pa.Schema]:
     """The facts and columns of a file.
 
     Args:
         end: its last bytes, at least its footer and what follows it.
-        footer_bytes: length of the footer.
 
     Raises:
         InvalidFile: it is no complete output file.
     """
-    # Pyarrow wants the file's beginning too, where it looks for nothing.
-    reader = _open(pa.BufferReader(MAGIC + b"\0\0" + end[-footer_bytes - len(MAGIC) - 4 :]))
+    # pyarrow checks that a file begins with its magic bytes, and reads nothing else there.
+    reader = _open(pa.BufferReader(MAGIC + b"\0\0" + end))
     return _facts(reader), reader.schema
 
 
@@ -166,16 +119,12 @@ def map_file(source: pa.NativeFile) -> pa.NativeFile:
 
 
 def _open(source: pa.NativeFile, columns: list[str] | None = None) -> pa.RecordBatchFileReader:
-    try:
+    with invalid_when_damaged("footer"):
         reader = pa.ipc.open_file(source)
         if columns is None:
             return reader
         included = [reader.schema.get_field_index(name) for name in columns]
         return pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=included))
-    except UNREADABLE as error:
-        if is_systems(error):
-            raise
-        raise InvalidFile(f"its footer cannot be read ({first_line(error)})") from error
 
 
 def _facts(reader: pa.RecordBatchFileReader) -> FileFacts:

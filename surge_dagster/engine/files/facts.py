@@ -1,20 +1,20 @@
-"""What a file of the output states about itself: entries named `surge.*` in its metadata, guarded by a digest.
+"""What an output file states about itself: entries named `surge.*` in its metadata, guarded by a digest.
 
 Checksums of pages or record batches do not cover a file's metadata, so the digest does. The facts of an output file are
-`FileFacts`; staged segments have facts of their own kind. A run reads the facts of every file before it begins, so what
-is the same for all facts of one kind is computed once.
+`FileFacts`; staged segments have facts of their own kind.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from surge_dagster import __version__
+from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems
 
 WRITER = f"surge-dagster {__version__}"
 
@@ -65,9 +65,28 @@ def desired_version(content: str, space: str) -> str:
     return hashlib.sha256(f"surge.desired.1\0{content}\0{space}".encode()).hexdigest()[:32]
 
 
+@contextlib.contextmanager
+def invalid_when_damaged(part: str) -> Iterator[None]:
+    """Turn pyarrow's errors about damaged content into `InvalidFile`; errors of the operating system pass.
+
+    Args:
+        part: of the file that is read, for the message, such as "footer".
+    """
+    try:
+        yield
+    except UNREADABLE as error:
+        if is_systems(error):
+            raise
+        raise InvalidFile(f"its {part} cannot be read ({first_line(error)})") from error
+
+
 def guarded_metadata(facts: Facts, file_format: str) -> dict[bytes, bytes]:
     """The metadata entries of a file with these facts: its format, the facts, and the digest over all of them."""
-    return dict(zip(entry_names(type(facts)), values_of(facts, file_format), strict=True))
+    values = [file_format, *(getattr(facts, fact.name) for fact in fields(facts))]
+    guarded = [str(value).encode("utf-8", "surrogatepass") for value in values]
+    *names, last = entry_names(type(facts))
+    entries = dict(zip(names, guarded, strict=True))
+    return {**entries, last: _digest(entries)}
 
 
 def facts_of(metadata: Mapping[bytes, bytes] | None, kind: type[AnyFacts], file_format: str) -> AnyFacts:
@@ -77,75 +96,36 @@ def facts_of(metadata: Mapping[bytes, bytes] | None, kind: type[AnyFacts], file_
         InvalidFile: the file has another format, or its metadata were changed after it was written.
     """
     found = metadata or {}
-    return facts_of_values([found.get(name, b"") for name in entry_names(kind)], kind, file_format)
-
-
-def entry_names(kind: type[Facts]) -> tuple[bytes, ...]:
-    """Names of the entries that a file with facts of this kind has, in the order in which they are written."""
-    return _layout(kind).names
-
-
-def values_of(facts: Facts, file_format: str) -> list[bytes]:
-    """The values of `guarded_metadata`, in the order of `entry_names`."""
-    layout = _layout(type(facts))
-    values = [file_format.encode()]
-    values += [str(value).encode("utf-8", "surrogatepass") for value in layout.getter(facts)]
-    return [*values, layout.digest(values)]
-
-
-def facts_of_values(values: Sequence[bytes], kind: type[AnyFacts], file_format: str) -> AnyFacts:
-    """The facts of values in the order of `entry_names`.
-
-    Raises:
-        InvalidFile: see `facts_of`.
-    """
-    layout = _layout(kind)
-    if values[0] != file_format.encode():
-        found = values[0].decode("utf-8", "replace") or None
-        raise InvalidFile(f"its metadata name the format {found!r}; expected {file_format!r}")
-    if values[-1] != layout.digest(values[:-1]):
+    *names, last = entry_names(kind)
+    entries = {name: found.get(name, b"") for name in names}
+    if entries[names[0]] != file_format.encode():
+        came = entries[names[0]].decode("utf-8", "replace") or None
+        raise InvalidFile(f"its metadata name the format {came!r}; expected {file_format!r}")
+    if found.get(last) != _digest(entries):
         raise InvalidFile("its metadata do not match their own digest: they were changed after the file was written")
     try:
-        return kind(*[read(value) for read, value in zip(layout.readers, values[1:-1], strict=True)])
+        return kind(*[read(entries[name]) for name, read in zip(names[1:], _readers(kind), strict=True)])
     except ValueError as error:
         raise InvalidFile(f"its metadata cannot be read ({error})") from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """What all facts of one kind have in common.
-
-    Attributes:
-        names: of the entries.
-        readers: for each fact the function that makes its value from bytes.
-        getter: gives the values of all facts.
-        template, sort: the digest is over "name, zero byte, value, line feed" of each entry, sorted by name.
-    """
-
-    names: tuple[bytes, ...]
-    readers: tuple[Callable[[bytes], Any], ...]
-    getter: Callable[[Any], tuple[Any, ...]]
-    template: bytes
-    sort: Callable[[Sequence[bytes]], tuple[bytes, ...]]
-
-    def digest(self, values: Sequence[bytes]) -> bytes:
-        """Of all values but the last one, which is the digest itself."""
-        return hashlib.sha256(self.template % self.sort(values)).hexdigest()[:32].encode()
+@cache
+def entry_names(kind: type[Facts]) -> tuple[bytes, ...]:
+    """Names of the entries that a file with facts of this kind has, in the order of `guarded_metadata`."""
+    names = ("format", *(fact.name for fact in fields(kind)), "metadata_digest")
+    return tuple(f"surge.{name}".encode() for name in names)
 
 
 @cache
-def _layout(kind: type[Facts]) -> _Layout:
-    facts = fields(kind)
-    guarded = [b"surge.format", *(f"surge.{fact.name}".encode() for fact in facts)]
-    order = sorted(range(len(guarded)), key=guarded.__getitem__)
-    return _Layout(
-        names=(*guarded, b"surge.metadata_digest"),
-        readers=tuple(int if fact.type == "int" else _text for fact in facts),
-        getter=operator.attrgetter(*(fact.name for fact in facts)),
-        template=b"".join(guarded[place] + b"\0%b\n" for place in order),
-        sort=operator.itemgetter(*order),
-    )
+def _readers(kind: type[Facts]) -> tuple[Callable[[bytes], Any], ...]:
+    """For each fact the function that makes its value from bytes."""
+    return tuple(int if fact.type == "int" else _text for fact in fields(kind))
 
 
 def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "replace")
+
+
+def _digest(entries: Mapping[bytes, bytes]) -> bytes:
+    content = b"".join(b"%b\0%b\n" % entry for entry in sorted(entries.items()))
+    return hashlib.sha256(content).hexdigest()[:32].encode()

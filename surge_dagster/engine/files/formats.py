@@ -6,10 +6,7 @@ columns and facts are the same in both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Protocol, Self
 
 import pyarrow as pa
 
@@ -18,7 +15,7 @@ from surge_dagster.engine.files import arrow, parquet
 from surge_dagster.engine.files.arrow import ArrowFile, ArrowWriter
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile, guarded_metadata
 from surge_dagster.engine.files.parquet import ParquetFile, ParquetWriter
-from surge_dagster.engine.files.rows import FileRows, schema
+from surge_dagster.engine.files.rows import FileRows, FileWriter, OutputFile, schema
 from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.store.store import Store, StoredObject, Upload
 from surge_dagster.engine.support.columns import value_offsets
@@ -42,69 +39,6 @@ class PublishedFile:
     columns: pa.Schema
 
 
-class FileWriter(Protocol):
-    """Writes one file, in one piece or in several.
-
-    Attributes:
-        columns: of its rows.
-        row_group_rows: most rows of a row group or record batch.
-        rows: written so far.
-    """
-
-    columns: pa.Schema
-    row_group_rows: int
-    rows: int
-
-    def append_table(self, table: pa.Table) -> None: ...
-
-    def close(self) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-class OutputFile(Protocol):
-    """An open output file; all rows that it gives were compared with checksums.
-
-    Attributes:
-        facts: what it states about itself.
-        columns: of its rows.
-        groups: number of its row groups or record batches.
-    """
-
-    @property
-    def facts(self) -> FileFacts: ...
-
-    @property
-    def columns(self) -> pa.Schema: ...
-
-    @property
-    def groups(self) -> int: ...
-
-    def group_bytes(self, group: int) -> int:
-        """Memory that one row group or record batch takes, in bytes."""
-        ...
-
-    def reading_bytes(self, widest_row: int) -> int:
-        """Upper estimate of what reading takes beside the rows that are read; `widest_row` in bytes of id and text."""
-        ...
-
-    def read(
-        self, *, columns: list[str] | None = None, batch_rows: int = 4096, groups: list[int] | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """Stream rows; `InvalidFile` when what is read is damaged, `OSError` when the system does not give it."""
-        ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
 def file_name(space: str, key: str, file_format: FileFormat = "parquet") -> str:
     """The name of a partition's output file within the store."""
     return f"{space}/{encode_key(key)}{SUFFIXES[file_format]}"
@@ -117,7 +51,7 @@ def format_of(name: str) -> FileFormat | None:
 
 def new_writer(
     file_format: FileFormat, sink: pa.NativeFile, columns: pa.Schema, facts: FileFacts, *, compress: bool = True
-) -> ParquetWriter | ArrowWriter:
+) -> FileWriter:
     """A writer of one file.
 
     Args:
@@ -194,14 +128,13 @@ def read_published_file(store: Store, name: str) -> PublishedFile:
     """
     form = arrow if format_of(name) == "arrow" else parquet
     end = store.read_end(name, END_BYTES)
-    footer_bytes = _footer_bytes(end.content, end.stored.size, form.MAGIC)
-    needed = footer_bytes + 4 + len(form.MAGIC)
+    needed = _footer_bytes(end.content, end.stored.size, form.MAGIC) + 4 + len(form.MAGIC)
     if needed > len(end.content):
         whole = store.read_end(name, needed)
         if whole.stored != end.stored:
             raise TransientError(f"{store.location(name)!r} was replaced while it was read. Run again.")
         end = whole
-    return PublishedFile(end.stored, *form.facts_at_end(end.content, footer_bytes))
+    return PublishedFile(end.stored, *form.facts_at_end(end.content))
 
 
 def _footer_bytes(end: bytes, file_bytes: int, magic: bytes) -> int:

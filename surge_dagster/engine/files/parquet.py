@@ -12,28 +12,16 @@ and take three times the memory.
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from types import TracebackType
-from typing import Self
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from surge_dagster.engine.files.facts import (
-    AnyFacts,
-    FileFacts,
-    InvalidFile,
-    entry_names,
-    facts_of,
-    facts_of_values,
-)
-from surge_dagster.engine.files.rows import embedding_table, row_group_rows, row_group_rows_of
-from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems
+from surge_dagster.engine.files.facts import AnyFacts, FileFacts, InvalidFile, facts_of, invalid_when_damaged
+from surge_dagster.engine.files.rows import FileWriter, OutputFile, row_group_rows, row_group_rows_of
 
 FORMAT = "1"
 MAGIC = b"PAR1"
@@ -44,7 +32,7 @@ _PIECE_BYTES = 64 * 1024
 _COMPRESSED = {"id": "zstd", "text": "zstd", "embedding.list.item": "none"}
 
 
-class ParquetWriter:
+class ParquetWriter(FileWriter):
     """Writes one file, in one piece or in several, as row groups.
 
     Args:
@@ -57,9 +45,7 @@ class ParquetWriter:
     def __init__(
         self, sink: pa.NativeFile, columns: pa.Schema, metadata: Mapping[bytes, bytes], *, compress: bool = True
     ) -> None:
-        self.columns = columns
-        self.row_group_rows = row_group_rows_of(columns)
-        self.rows = 0
+        super().__init__(columns, row_group_rows_of(columns))
         self._writer = pq.ParquetWriter(
             sink,
             columns,
@@ -74,9 +60,6 @@ class ParquetWriter:
         )
         self._writer.add_key_value_metadata(metadata)  # pyright: ignore[reportArgumentType]
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -85,23 +68,15 @@ class ParquetWriter:
             with contextlib.suppress(OSError, pa.ArrowException):
                 self._writer.close()
 
-    def append(self, ids: pa.Array | pa.ChunkedArray, texts: pa.Array | None, matrix: np.ndarray) -> None:
-        """Write rows; `matrix` has shape [rows, dimension], is contiguous and is referred to, not copied."""
-        self.append_table(embedding_table(self.columns, ids, texts, matrix))
-
-    def append_table(self, table: pa.Table) -> None:
-        """Write rows that have the file's columns already."""
-        if table.num_rows:
-            self._writer.write_table(table, row_group_size=self.row_group_rows)
-        self.rows += table.num_rows
-
     def close(self) -> None:
-        """Write the footer."""
         self._writer.close()
 
+    def _write(self, table: pa.Table) -> None:
+        self._writer.write_table(table, row_group_size=self.row_group_rows)
 
-class ParquetFile:
-    """An open Parquet file whose page checksums are compared as its rows are read; see `formats.OutputFile`.
+
+class ParquetFile(OutputFile):
+    """An open Parquet file whose page checksums are compared as its rows are read.
 
     Args:
         source: the file; it is closed with this.
@@ -113,41 +88,23 @@ class ParquetFile:
 
     def __init__(self, source: pa.NativeFile, buffer_size: int = 0) -> None:
         self._file = pq.ParquetFile(source, pre_buffer=False, buffer_size=buffer_size, page_checksum_verification=True)
-        self.facts = read_facts(self._file.metadata)
-        self.columns = self._file.schema_arrow.remove_metadata()
-        self.groups = self._file.num_row_groups
+        super().__init__(
+            read_facts(self._file.metadata), self._file.schema_arrow.remove_metadata(), self._file.num_row_groups
+        )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._file.close()
 
     def group_bytes(self, group: int) -> int:
-        """Memory that the rows of one row group take, in bytes."""
         return self._file.metadata.row_group(group).total_byte_size
 
     def reading_bytes(self, widest_row: int) -> int:
-        """Upper estimate of the memory that reading takes beside the rows that are read; see `page_bytes`."""
         return page_bytes(self._file.metadata, widest_row)
 
-    def read(
-        self, *, columns: list[str] | None = None, batch_rows: int = 4096, groups: list[int] | None = None
+    def _batches(
+        self, columns: list[str] | None, batch_rows: int, groups: list[int] | None
     ) -> Iterator[pa.RecordBatch]:
-        """Stream rows; see `read_rows`.
-
-        Raises:
-            InvalidFile: a page is damaged, or fewer or more rows come than the facts promise. Page checksums do not
-                cover how many rows a page or a row group says it has.
-        """
-        rows = 0
-        for batch in read_rows(self._file, columns=columns, batch_rows=batch_rows, row_groups=groups):
-            rows += batch.num_rows
-            yield batch
-        if groups is None and rows != self.facts.rows:
-            raise InvalidFile(f"{rows:,} rows were read and its facts promise {self.facts.rows:,}")
+        return read_rows(self._file, columns=columns, batch_rows=batch_rows, row_groups=groups)
 
 
 def read_facts(footer: pq.FileMetaData) -> FileFacts:
@@ -178,78 +135,31 @@ def read_rows(
 
     Raises:
         InvalidFile: a page is damaged.
-        OSError: the operating system did not give it.
+        OSError: the operating system did not return it.
     """
-    try:
+    with invalid_when_damaged("pages"):
         yield from reader.iter_batches(batch_rows, row_groups=row_groups, columns=columns, use_threads=False)
-    except UNREADABLE as error:
-        if is_systems(error):
-            raise
-        raise InvalidFile(f"its pages cannot be read ({first_line(error)})") from error
 
 
-# The metadata in a footer are a list in Thrift's compact protocol. Each entry is `0x18 length key 0x18 length value
-# 0x00`, with lengths as base-128 varints; our entries come first, and pyarrow's own with the schema follows them. Most
-# of the time that pyarrow needs for a footer goes into columns and row groups, so the entries are searched for. Lengths
-# are ignored: a value is what lies between two entries, and the digest among them confirms it.
-_NAMES = entry_names(FileFacts)
-_FIRST = b"\x18" + bytes([len(_NAMES[0])]) + _NAMES[0]
-_LIST = rb"\x19(?:[\x1c\x2c\x3c\x4c\x5c\x6c\x7c\x8c\x9c\xac\xbc\xcc\xdc\xec]|\xfc[\x0f-\x7f])"
-_LONGEST_LIST_HEAD = 3
-_ENTRIES = re.compile(
-    _LIST
-    + b"".join(
-        rb"\x18" + re.escape(bytes([len(name)]) + name) + rb"\x18[\x80-\xff]*+.([^\x00]*+)\x00"
-        for name in (*_NAMES, b"ARROW:schema")
-    ),
-    re.DOTALL,
-)
-# The version, an i32, and the head of the schema, a list of structs: the first two fields of every footer.
-_BEGINNING = re.compile(rb"\x15[\x02\x04]\x19[\x2c\x3c\x4c\x5c\x6c\x7c\x8c\x9c\xac\xbc\xcc\xdc\xec\xfc]")
-
-
-def facts_at_end(end: bytes, footer_bytes: int) -> tuple[FileFacts, pa.Schema]:
+def facts_at_end(end: bytes) -> tuple[FileFacts, pa.Schema]:
     """The facts and columns of a file.
 
     Args:
         end: its last bytes, at least its footer and what follows it.
-        footer_bytes: length of the footer.
 
     Raises:
         InvalidFile: it is no complete output file.
     """
-    trailer = len(MAGIC) + 4
-    return _searched(end[-trailer - footer_bytes : -trailer]) or _parsed(end)
-
-
-def _searched(footer: bytes) -> tuple[FileFacts, pa.Schema] | None:
-    """Facts and columns by searching the footer for its entries; None where that finds no valid ones."""
-    if not _BEGINNING.match(footer) or footer[-1]:
-        return None
-    first = footer.find(_FIRST)
-    found = _ENTRIES.search(footer, max(0, first - _LONGEST_LIST_HEAD)) if first >= 0 else None
-    if found is None:
-        return None
-    *values, columns = found.groups()
-    try:
-        return facts_of_values(values, FileFacts, FORMAT), _columns(columns)
-    except (InvalidFile, ValueError, *UNREADABLE):
-        return None
-
-
-def _parsed(end: bytes) -> tuple[FileFacts, pa.Schema]:
-    """The same by pyarrow's reader, which takes longer and says what is wrong."""
-    try:
+    with invalid_when_damaged("footer"):
         footer = pq.read_metadata(pa.BufferReader(end))
         columns = footer.schema.to_arrow_schema().remove_metadata()
-    except UNREADABLE as error:
-        raise InvalidFile(f"its footer cannot be read ({first_line(error)})") from error
-    return read_facts(footer), columns
+    return read_facts(footer), _shared(columns)
 
 
 @lru_cache(maxsize=64)
-def _columns(entry: bytes) -> pa.Schema:
-    return pa.ipc.read_schema(pa.BufferReader(base64.b64decode(entry, validate=True))).remove_metadata()
+def _shared(columns: pa.Schema) -> pa.Schema:
+    """One object for all files with these columns, because a listing of an output keeps the columns of each file."""
+    return columns
 
 
 def piece_bytes(rows: int, dimension: int, itemsize: int, widest_text_bytes: int) -> int:

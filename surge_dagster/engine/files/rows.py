@@ -1,15 +1,18 @@
-"""The rows of an output file, in whichever format: their columns, and tables that refer to a matrix without a copy."""
+"""What both formats of output files share: columns, tables that refer to a matrix, and bases of writers and readers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.files.facts import InvalidFile
+from surge_dagster.engine.files.facts import FileFacts, InvalidFile
 
 MAX_ROW_GROUP_ROWS = 65_536
 READ_BYTES = 1024 * 1024
@@ -33,6 +36,112 @@ class FileRows:
     id_type: pa.DataType
     texts: pa.Array | None
     matrix: np.ndarray
+
+
+class FileWriter(ABC):
+    """Writes one file, in one piece or in several; the caller opens and closes the sink.
+
+    Attributes:
+        columns: of its rows.
+        row_group_rows: most rows of a row group or record batch.
+        rows: written so far.
+    """
+
+    def __init__(self, columns: pa.Schema, row_group_rows: int) -> None:
+        self.columns = columns
+        self.row_group_rows = row_group_rows
+        self.rows = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(  # noqa: B027
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Write no footer: the caller discards a file that was not closed."""
+
+    def append(self, ids: pa.Array | pa.ChunkedArray, texts: pa.Array | None, matrix: np.ndarray) -> None:
+        """Write rows; `matrix` has shape [rows, dimension], is contiguous and is referred to, not copied."""
+        self.append_table(embedding_table(self.columns, ids, texts, matrix))
+
+    def append_table(self, table: pa.Table) -> None:
+        """Write rows that have the file's columns already."""
+        if table.num_rows:
+            self._write(table)
+        self.rows += table.num_rows
+
+    @abstractmethod
+    def _write(self, table: pa.Table) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """Write the footer."""
+
+
+class OutputFile(ABC):
+    """An open output file whose rows are compared with checksums as they are read.
+
+    Attributes:
+        facts: what it states about itself.
+        columns: of its rows.
+        groups: number of its row groups or record batches.
+    """
+
+    def __init__(self, facts: FileFacts, columns: pa.Schema, groups: int) -> None:
+        self.facts = facts
+        self.columns = columns
+        self.groups = groups
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def read(
+        self, *, columns: list[str] | None = None, batch_rows: int = 4096, groups: list[int] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Stream rows.
+
+        Args:
+            columns: None is all.
+            batch_rows: most rows of a batch.
+            groups: numbers of row groups or record batches; None is all.
+
+        Raises:
+            InvalidFile: what is read is damaged, or the file has fewer or more rows than its facts promise. Checksums
+                do not cover how many rows a page or a row group states.
+            OSError: the operating system did not return it.
+        """
+        rows = 0
+        for batch in self._batches(columns, batch_rows, groups):
+            rows += batch.num_rows
+            yield batch
+        if groups is None and rows != self.facts.rows:
+            raise InvalidFile(f"its metadata promise {self.facts.rows:,} rows and it has {rows:,}")
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the source."""
+
+    @abstractmethod
+    def group_bytes(self, group: int) -> int:
+        """Upper bound of the memory that one row group or record batch takes, in bytes."""
+
+    @abstractmethod
+    def reading_bytes(self, widest_row: int) -> int:
+        """Upper estimate of the memory that reading takes beside the rows that are read, in bytes.
+
+        Args:
+            widest_row: most bytes of id and text that a row has.
+        """
+
+    @abstractmethod
+    def _batches(
+        self, columns: list[str] | None, batch_rows: int, groups: list[int] | None
+    ) -> Iterator[pa.RecordBatch]: ...
 
 
 @lru_cache(maxsize=64)

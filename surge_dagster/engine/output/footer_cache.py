@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from surge_dagster.engine.files.facts import FileFacts, InvalidFile, facts_of_values, values_of
+from surge_dagster.engine.files.facts import FileFacts, InvalidFile, entry_names, facts_of, guarded_metadata
 from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.store.store import StoredObject
 from surge_dagster.engine.support import disk_cache
@@ -47,8 +47,9 @@ class FooterCache:
             size, etag, schema, *values = self._rows[stored.name]
             if (size, etag) != (stored.size, stored.etag):
                 return None
-            facts = facts_of_values([value.encode("utf-8", "surrogatepass") for value in values], FileFacts, _FORMAT)
-            return PublishedFile(stored, facts, _columns(schema))
+            raw = [value.encode("utf-8", "surrogatepass") for value in values]
+            entries = dict(zip(entry_names(FileFacts), raw, strict=True))
+            return PublishedFile(stored, facts_of(entries, FileFacts, _FORMAT), _columns(schema))
         except (KeyError, InvalidFile, OSError, ValueError, pa.ArrowException):
             return None
 
@@ -57,7 +58,8 @@ class FooterCache:
         name, size, etag = file.stored
         if etag:
             schema = base64.b64encode(file.columns.serialize().to_pybytes()).decode()
-            values = [value.decode("utf-8", "surrogatepass") for value in values_of(file.facts, _FORMAT)]
+            entries = guarded_metadata(file.facts, _FORMAT)
+            values = [value.decode("utf-8", "surrogatepass") for value in entries.values()]
             self._rows[name] = [size, etag, schema, *values]
             self._has_new = True
 

@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.files.facts import WRITER, FileFacts, InvalidFile
-from surge_dagster.engine.files.formats import FileWriter, PublishedFile, new_writer, open_output_file
+from surge_dagster.engine.files.formats import PublishedFile, new_writer, open_output_file
 from surge_dagster.engine.files.parquet import STRING_COPIES, levels_bytes
-from surge_dagster.engine.files.rows import READ_BYTES, check_schema, rows_at_a_time, schema
+from surge_dagster.engine.files.rows import READ_BYTES, FileWriter, check_schema, rows_at_a_time, schema
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.space_target import SpaceTarget, require_unchanged
 from surge_dagster.engine.output.staging import Staging

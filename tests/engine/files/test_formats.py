@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
-from surge_dagster.engine.files import parquet
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile, desired_version
 from surge_dagster.engine.files.formats import (
     END_BYTES,
@@ -85,19 +84,14 @@ def test_end_of_a_file_gives_the_facts_and_columns_of_its_whole_footer(
     assert not found.columns.metadata
 
 
-@pytest.mark.parametrize("size", [0, 1, 127, 128, 129, 5_000])
-def test_search_of_the_footer_finds_values_of_any_length(size: int) -> None:
-    content = file_of(replace(FACTS, source_version="v" * size))
-    found = parquet._searched(content[-8 - footer_bytes(content) : -8])
-    assert found is not None and len(found[0].source_version) == size and found[1] == COLUMNS
-
-
 @pytest.mark.parametrize(
     "facts",
-    [replace(FACTS, partition_key="a\0b"), replace(FACTS, source_version="v" * 3 * END_BYTES)],
-    ids=["a zero byte", "longer than what is read"],
+    [
+        replace(FACTS, partition_key="a\0b"),
+        *(replace(FACTS, source_version="v" * size) for size in (0, 1, 127, 128, 129, 5_000, 3 * END_BYTES)),
+    ],
 )
-def test_facts_that_the_search_does_not_find_are_read_from_the_whole_footer(tmp_path: Path, facts: FileFacts) -> None:
+def test_facts_of_any_length_are_read_from_the_end_of_the_file(tmp_path: Path, facts: FileFacts) -> None:
     assert facts_by_file(tmp_path, file_of(facts)) == facts
 
 
