@@ -21,7 +21,7 @@ from types import TracebackType
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.encoder.layout import SlotLayout, slot_arrays
+from surge_dagster.engine.encoder.protocol import SlotLayout, slot_arrays
 from surge_dagster.engine.errors import Cancelled
 from surge_dagster.engine.support.columns import value_parts
 

@@ -12,7 +12,6 @@ import importlib.util
 import logging
 import os
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,6 @@ from surge_dagster.engine.model.fingerprint import library_versions, usable_core
 log = logging.getLogger(__name__)
 
 PRECISIONS = ("fp32", "fp16", "bf16")
-_SAMPLE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +116,7 @@ def worker_threads(choice: DeviceChoice) -> int:
 
 
 class GpuMonitor:
-    """Samples utilisation and memory of the pool's GPUs through NVIDIA's management library, at most twice a second.
+    """Samples utilisation and memory of the pool's GPUs through NVIDIA's management library.
 
     The pool's process samples, not the workers: the library answers for the whole device, needs no CUDA context and
     does not delay a forward pass. Where the library or the driver is missing there are no samples.
@@ -131,7 +129,6 @@ class GpuMonitor:
     def __init__(self, devices: Sequence[str], library: Any = None) -> None:
         self._nvml = library
         self._handles: list[Any] = []
-        self._due = 0.0
         numbers = sorted({int(device.partition(":")[2] or 0) for device in devices if device.startswith("cuda")})
         if not numbers:
             return
@@ -144,11 +141,9 @@ class GpuMonitor:
             log.info("no metrics of GPU utilisation and memory: %s", str(error) or type(error).__name__)
 
     def sample(self) -> tuple[float, int] | None:
-        """Mean utilisation (0 to 1) and used bytes of all devices; None when no sample is due or available."""
-        now = time.monotonic()
-        if not self._handles or now < self._due:
+        """Mean utilisation (0 to 1) and used bytes of all devices; None where nothing measures them."""
+        if not self._handles:
             return None
-        self._due = now + _SAMPLE_SECONDS
         try:
             rates = [self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for handle in self._handles]
             used = [int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in self._handles]

@@ -21,14 +21,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 from surge_dagster.engine.encoder import protocol
 from surge_dagster.engine.encoder.arena import Arena
-from surge_dagster.engine.encoder.calls import Chunk, Job
 from surge_dagster.engine.encoder.devices import GpuMonitor
 from surge_dagster.engine.encoder.quarantine import MAX_LOSSES
-from surge_dagster.engine.encoder.schedule import Schedule
+from surge_dagster.engine.encoder.schedule import Chunk, Job, Schedule
 from surge_dagster.engine.encoder.worker_process import WorkerProcess, WorkerSeat, describe_exit
 from surge_dagster.engine.errors import ConfigError, EncoderError
 from surge_dagster.engine.support.waiting import wait_for_thread
@@ -36,11 +35,9 @@ from surge_dagster.engine.support.waiting import wait_for_thread
 log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.5
+_SAMPLE_SECONDS = 0.5
 _CHUNKS_PER_WORKER = 2
 _GRACE_SECONDS = 2.0
-_LOADING_LOG_SECONDS = 60.0
-# A worker counts as hung after the timeout plus this many times the expected seconds of its chunk.
-_PATIENCE = 4
 
 
 class Dispatcher:
@@ -48,7 +45,7 @@ class Dispatcher:
 
     Args:
         seats: one per worker.
-        hang_timeout_seconds: how long a worker with work may show no progress, beyond what the work should take.
+        hang_timeout_seconds: how long a worker with work may show no progress.
         start_timeout_seconds: how long loading the model may take.
         max_respawns: processes that a seat may lose in a row.
 
@@ -79,10 +76,7 @@ class Dispatcher:
         self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
         self._workers: dict[int, WorkerProcess] = {}
         self._losses: dict[int, int] = {seat.index: 0 for seat in seats}
-        self._budgets: dict[int, int] = {}  # token budgets that a lack of memory has lowered
-        self._backend: str | None = None  # the backend that "auto" has chosen
-        self._gpus = GpuMonitor([seat.device for seat in seats])
-        self._schedule = Schedule(seats)
+        self._schedule = Schedule(len(seats))
         self._arenas: dict[int, tuple[int, Arena]] = {}
         self._stopping = False
         self._ended = False
@@ -93,6 +87,8 @@ class Dispatcher:
         self.started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="surge-encoder-pool", daemon=True)
         self._thread.start()
+        # In a thread of its own: the driver of a GPU with a fault may never answer.
+        threading.Thread(target=self._watch_gpus, name="surge-gpu-metrics", daemon=True).start()
 
     # Called from other threads.
 
@@ -101,7 +97,7 @@ class Dispatcher:
         self._post(lambda: self._accept(job))
 
     def abandon(self, job: Job) -> None:
-        """Ends a job early; chunks that are under way are finished, and keep the slot until then."""
+        """Ends a job early; chunks that workers have are finished, and keep the slot until then."""
         self._post(lambda: self._cancel(job, None))
 
     def add_arena(self, arena: Arena) -> None:
@@ -146,14 +142,22 @@ class Dispatcher:
                 self._replace_hung()
                 if self.failure is None:
                     self._assign_chunks()
-                jobs = self._schedule.jobs
-                if jobs and (sample := self._gpus.sample()) is not None:
-                    jobs[0].gpu_samples.append(sample)
         except BaseException as error:
             log.exception("the encoder pool's own thread failed")
             self._fail(EncoderError(f"the encoder pool failed inside: {error!r}"))
         finally:
             self._shut_down()
+
+    def _watch_gpus(self) -> None:
+        """Posts samples of the GPUs until the pool ends; returns at once where nothing measures them."""
+        gpus = GpuMonitor([seat.device for seat in self._seats])
+        while not self._ended and (sample := gpus.sample()) is not None:
+            self._post(partial(self._record_sample, sample))
+            time.sleep(_SAMPLE_SECONDS)
+
+    def _record_sample(self, sample: tuple[float, int]) -> None:
+        if jobs := self._schedule.jobs:
+            jobs[0].gpu_samples.append(sample)
 
     def _read(self, key: selectors.SelectorKey) -> None:
         if key.data is None:
@@ -212,16 +216,15 @@ class Dispatcher:
         worker.note_progress()
         if message["op"] == "ready":
             worker.ready = True
-            self._backend = self._backend or message["backend"]
             self.ready_messages.setdefault(worker.seat.index, message)
             if len(self.ready_messages) == len(self._seats):
                 self.started.set()
-        elif message["op"] == "returned":
-            chunk = worker.take(message["chunk"])
-            chunk.job.take_back(chunk)
-            self._release(chunk)
         elif message["op"] == "done":
-            self._finish(worker, message["chunk"], message["metrics"])
+            chunk, seconds = worker.finish_chunk()
+            self._losses[worker.seat.index] = 0
+            self._schedule.measure(worker.seat.index, chunk, seconds)
+            chunk.job.add(chunk, message["metrics"])
+            self._release(chunk)
         elif message["op"] == "refused":
             if message["config"]:
                 self._fail(ConfigError(message["message"]))
@@ -231,18 +234,6 @@ class Dispatcher:
                 self._fail(EncoderError(_failure_text(worker, message)))
         elif message["op"] == "failed":
             self._replace(worker, message)
-
-    def _finish(self, worker: WorkerProcess, number: int, metrics: dict[str, Any]) -> None:
-        """Records a finished chunk."""
-        seat = worker.seat.index
-        self._losses[seat] = 0
-        chunk = worker.take(number)
-        self._schedule.measure(worker, chunk)
-        budget = metrics.pop("token_budget", 0)
-        if 0 < budget < self.ready_messages[seat].get("token_budget", 0):
-            self._budgets[seat] = budget
-        chunk.job.add(chunk, metrics)
-        self._release(chunk)
 
     def _release(self, chunk: Chunk) -> None:
         """Unpins the slot of a chunk that is no longer with a worker."""
@@ -255,14 +246,12 @@ class Dispatcher:
         """Sends chunks to workers, one to each before any worker gets a second one."""
         for depth in range(1, _CHUNKS_PER_WORKER + 1):
             for worker in list(self._workers.values()):
-                if not worker.ready or len(worker.assigned) >= depth:
+                alone = bool(worker.assigned) and worker.assigned[0].quarantined is not None
+                if not worker.ready or alone or len(worker.assigned) >= depth:
                     continue
-                chunk = self._schedule.next_chunk(worker)
+                chunk = self._schedule.next_chunk(worker.seat.index, idle=not worker.assigned)
                 if chunk is not None:
                     self._assign(worker, chunk)
-                elif depth == 1 and (found := self._schedule.chunk_to_move(self._workers.values())) is not None:
-                    busiest, waiting = found
-                    busiest.ask_back(waiting)
 
     def _assign(self, worker: WorkerProcess, chunk: Chunk) -> None:
         known = self._arenas.get(chunk.job.slot.arena.key)
@@ -273,18 +262,14 @@ class Dispatcher:
         worker.assign(chunk, arena, descriptor)
 
     def _cancel(self, job: Job, error: Exception | None) -> None:
-        """Ends a job early, with `error`, and asks for its chunks that workers have not begun."""
+        """Ends a job early, with `error`; workers still finish the chunks that they have."""
         job.abandon()
-        for worker in self._workers.values():
-            for chunk in worker.assigned[1:]:
-                if chunk.job is job and not chunk.asked_back:
-                    worker.ask_back(chunk)
         self._schedule.end(job, error)
 
     # Supervision: start, loss and end of workers.
 
     def _spawn(self, seat: WorkerSeat) -> None:
-        worker = WorkerProcess(seat, self._budgets.get(seat.index), self._backend)
+        worker = WorkerProcess(seat)
         self._workers[seat.index] = worker
         self._selector.register(worker.connection, selectors.EVENT_READ, worker)
         self._selector.register(worker.output, selectors.EVENT_READ, worker)
@@ -332,16 +317,11 @@ class Dispatcher:
         for worker in list(self._workers.values()):
             if worker.ready and not worker.assigned:
                 continue
-            limit = self._start_timeout_seconds
-            if worker.ready:
-                limit = self._hang_timeout_seconds + _PATIENCE * self._schedule.expected_seconds(worker)
+            limit = self._hang_timeout_seconds if worker.ready else self._start_timeout_seconds
             if now - worker.moved_at > limit:
                 # One per round: ending it may take seconds, and requests must not wait for several.
                 self._end_hung(worker, limit)
                 return
-            if not worker.ready and now - worker.loading_logged_at > _LOADING_LOG_SECONDS:
-                worker.loading_logged_at = now
-                log.info("worker %d on %s is still loading the model", worker.pid, worker.seat.device)
 
     def _end_hung(self, worker: WorkerProcess, limit: float) -> None:
         worker.dump_stacks()
@@ -360,11 +340,11 @@ class Dispatcher:
         """Ends the pool: every job, and the thread that waits for the start, gets the error."""
         if self.failure is None:
             self.failure = error
-        for worker in self._workers.values():
-            worker.kill()
         for job in self._schedule.jobs:
             self._cancel(job, self.failure)
         self.started.set()
+        for worker in self._workers.values():
+            worker.kill()
 
     def _unregister(self, worker: WorkerProcess) -> None:
         for source in (worker.connection, worker.output):
@@ -372,31 +352,25 @@ class Dispatcher:
                 self._selector.unregister(source)
 
     def _shut_down(self) -> None:
-        for worker in self._workers.values():
-            self._unregister(worker)
-            if worker.assigned or not worker.ready:
-                worker.kill()
-            else:
-                worker.stop()
-        # All are killed before waiting for any that SIGKILL does not end, so those waits run side by side.
-        deadline = time.monotonic() + _GRACE_SECONDS
-        for worker in self._workers.values():
-            if worker.wait(deadline - time.monotonic()) is None:
-                worker.kill()
-        for worker in self._workers.values():
-            worker.end(0)
-            for chunk in worker.assigned:
-                chunk.job.slot.unpin()
-        self._workers.clear()
+        # Kills all workers before it waits for one, so the waits for those that SIGKILL does not end run side by side.
         self._fail(EncoderError("the encoder pool is closed"))
-        with self._posting:
-            self._ended = True
-        self._serve_requests()
-        for key in list(self._arenas):
-            self._drop_arena(key)
-        self._selector.close()
-        self._wake_reader.close()
-        self._wake_writer.close()
+        try:
+            for worker in self._workers.values():
+                self._unregister(worker)
+                worker.end(0)
+                for chunk in worker.assigned:
+                    chunk.job.slot.unpin()
+        finally:
+            # Whatever happened above, no later request may wait for this thread.
+            self._workers.clear()
+            with self._posting:
+                self._ended = True
+            self._serve_requests()
+            for key in list(self._arenas):
+                self._drop_arena(key)
+            self._selector.close()
+            self._wake_reader.close()
+            self._wake_writer.close()
 
 
 def _end_text(worker: WorkerProcess, how: str) -> str:

@@ -26,9 +26,10 @@ import pyarrow as pa
 
 from surge_dagster.engine.encoder.arena import Arena, Slot
 from surge_dagster.engine.encoder.calibration import Calibration, pool_speed
-from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics, Job, copy_of
+from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics, copy_of
 from surge_dagster.engine.encoder.devices import choose_devices, choose_precision, worker_environment, worker_threads
 from surge_dagster.engine.encoder.dispatcher import Dispatcher
+from surge_dagster.engine.encoder.schedule import Job
 from surge_dagster.engine.encoder.worker_process import WorkerSeat
 from surge_dagster.engine.errors import ConfigError, EncoderError
 from surge_dagster.engine.model.spec import EncodingSpec, Space

@@ -1,33 +1,142 @@
-"""The schedule of a pool: which chunk each worker gets next, from the speeds of the workers and the order of the jobs.
+"""How the rows of encode calls are shared out: jobs, their chunks, and which chunk each worker gets next.
 
-Chunks come from the oldest job that has work; the next job's rows follow at once, so no worker waits between them. The
-schedule belongs to the dispatcher's thread and does no input or output.
+Idle workers pull chunks; nothing is assigned in advance, so a slow or lost device costs little. With several workers a
+chunk is a share of the remaining rows, in proportion to the worker's speed so far: chunks shrink towards the end, a
+slow worker gets small ones, and all workers finish together. Chunks come from the oldest job that has rows; the next
+job's rows follow without a pause. Each chunk is batched by itself, so it must hold many texts of each length; it is
+also what a dying worker loses, so it must not be too large.
+
+The weight of a row is its bytes plus a constant: close enough to tokens to share out work, and known before anything is
+tokenized. All of this belongs to the dispatcher's thread and does no input or output.
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
 
-from surge_dagster.engine.encoder.calls import SMALLEST_CHUNK_WEIGHT, Chunk, Job
-from surge_dagster.engine.encoder.worker_process import WorkerProcess, WorkerSeat
+import numpy as np
 
+from surge_dagster.engine.encoder.arena import Slot
+from surge_dagster.engine.encoder.quarantine import Quarantine, QuarantinedRows
+
+LARGEST_CHUNK_TEXTS = 8_192
+LARGEST_CHUNK_WEIGHT = 4 << 20
+SMALLEST_CHUNK_WEIGHT = 32 << 10
+ROW_WEIGHT = 32
+# A worker has one chunk under way and one waiting: together three quarters of its share of the remaining rows.
+_CHUNKS_PER_SHARE = 2
 # The share of its last chunk in a worker's speed.
 _NEWEST_SHARE = 0.5
 # The time of a smaller chunk depends on messages more than on the worker's speed.
 _SMALLEST_TIMED_WEIGHT = SMALLEST_CHUNK_WEIGHT // 8
 
 
-class Schedule:
-    """The jobs of one pool and the measured speeds of its seats."""
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows of a job that one worker encodes together; `quarantined` is set when it must be encoded alone."""
 
-    def __init__(self, seats: list[WorkerSeat]) -> None:
-        self._seats = seats
+    job: Job
+    start: int
+    stop: int
+    quarantined: QuarantinedRows | None = None
+
+    @property
+    def weight(self) -> int:
+        """Estimated cost, in weighted bytes."""
+        return int(self.job.ends[self.stop] - self.job.ends[self.start])
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """The state of one encode call: rows that are not assigned, and the sums of the finished chunks.
+
+    Only the dispatcher's thread changes it; `done` is set when `error` or the sums are final.
+
+    Attributes:
+        borders: first rows of the groups that fail as a whole when one of their texts cannot be encoded.
+        ends: total weight of the rows before each row, int64 [rows + 1].
+        encoded: ranges of rows that have their vectors.
+        sums: metrics of finished chunks, added up by name.
+        encode_seconds: from the first assigned chunk, or the end of the job before, to the last answer.
+        gpu_samples: utilisation (0 to 1) and used bytes, sampled while this job was the oldest.
+    """
+
+    slot: Slot
+    borders: np.ndarray | None = None
+    rows: int = field(init=False)
+    ends: np.ndarray = field(init=False)
+    quarantine: Quarantine = field(init=False)
+    next_row: int = 0
+    finished_rows: int = 0
+    replays: int = 0
+    sums: dict[str, Any] = field(default_factory=dict)
+    encoded: list[tuple[int, int]] = field(default_factory=list)
+    started_at: float | None = None
+    encode_seconds: float = 0.0
+    gpu_samples: list[tuple[float, int]] = field(default_factory=list)
+    abandoned: bool = False
+    error: Exception | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.rows = len(self.slot)
+        self.ends = self.slot.offsets + ROW_WEIGHT * np.arange(self.rows + 1)
+        self.quarantine = Quarantine(self.borders, self.rows)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every row has its vector or has failed."""
+        return self.finished_rows >= self.rows
+
+    def take(self, share: float, workers: int) -> Chunk | None:
+        """The next unassigned rows, for a worker with this share of the pool's speed; None when none are left."""
+        if self.next_row >= self.rows:
+            return None
+        start, self.next_row = self.next_row, chunk_end(self.ends, self.next_row, share, workers)
+        return Chunk(self, start, self.next_row)
+
+    def take_quarantined(self) -> Chunk | None:
+        """The next chunk that must be encoded alone."""
+        rows, skipped = self.quarantine.next()
+        self.finished_rows += skipped
+        return None if rows is None else Chunk(self, rows.start, rows.stop, rows)
+
+    def add(self, chunk: Chunk, metrics: dict[str, Any]) -> None:
+        """Counts a finished chunk."""
+        for name, value in metrics.items():
+            self.sums[name] = self.sums.get(name, 0) + value
+        self.finished_rows += chunk.stop - chunk.start
+        self.encoded.append((chunk.start, chunk.stop))
+
+    def lose(self, chunk: Chunk, reason: str) -> None:
+        """Records that a worker was lost with this chunk, and quarantines its rows."""
+        if self.abandoned:
+            return
+        self.replays += 1
+        if chunk.quarantined is None:
+            self.quarantine.add(chunk.start, chunk.stop)
+        else:
+            self.finished_rows += self.quarantine.bisect(chunk.quarantined, reason)
+
+    def abandon(self) -> None:
+        """Drops all rows that are not assigned."""
+        self.abandoned = True
+        self.next_row = self.rows
+        self.quarantine.clear()
+
+
+class Schedule:
+    """The jobs of one pool and the measured speeds of its workers, which are numbered by their seats."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
         self._jobs: deque[Job] = deque()
         self._rates: dict[int, float] = {}  # weight per second of each seat that has finished a chunk
-        self._numbers = itertools.count()
 
     @property
     def jobs(self) -> list[Job]:
@@ -38,53 +147,25 @@ class Schedule:
         """Appends a job."""
         self._jobs.append(job)
 
-    def next_chunk(self, worker: WorkerProcess) -> Chunk | None:
-        """The chunk to send to a worker next, with a new number; None when there is none for it."""
-        chunk = self._choose(worker)
-        if chunk is not None:
-            chunk.number = next(self._numbers)
-            if chunk.job.started_at is None:
-                chunk.job.started_at = time.monotonic()
-        return chunk
-
-    def _choose(self, worker: WorkerProcess) -> Chunk | None:
-        if worker.assigned and worker.assigned[0].quarantined is not None:
-            return None
+    def next_chunk(self, seat: int, *, idle: bool) -> Chunk | None:
+        """The next chunk for a seat's worker; None when there is none. Only idle workers get quarantined ones."""
         for job in self.jobs:
-            if not worker.assigned and job.quarantine:
+            chunk = None
+            if idle and job.quarantine:
                 chunk = job.take_quarantined()
                 self.end_if_finished(job)  # all quarantined rows may belong to failed groups
-                if chunk is not None:
-                    return chunk
-            if (chunk := job.take(self._share(worker), len(self._seats))) is not None:
+            chunk = chunk or job.take(self._share(seat), self._workers)
+            if chunk is not None:
+                if job.started_at is None:
+                    job.started_at = time.monotonic()
                 return chunk
         return None
 
-    def chunk_to_move(self, workers: Iterable[WorkerProcess]) -> tuple[WorkerProcess, Chunk] | None:
-        """The waiting chunk that an idle worker should take over: that of the worker with the most work left."""
-        waiting = [
-            (worker.assigned[1].weight / self._share(worker), worker)
-            for worker in workers
-            if len(worker.assigned) > 1 and not worker.assigned[1].asked_back
-        ]
-        if not waiting:
-            return None
-        _, busiest = max(waiting, key=lambda found: found[0])
-        return busiest, busiest.assigned[1]
-
-    def measure(self, worker: WorkerProcess, chunk: Chunk) -> None:
+    def measure(self, seat: int, chunk: Chunk, seconds: float) -> None:
         """Updates the speed of a worker that has just finished a chunk."""
-        now = time.monotonic()
         if chunk.weight >= _SMALLEST_TIMED_WEIGHT:
-            seat = worker.seat.index
-            rate = chunk.weight / max(now - worker.first_chunk_at, 1e-6)
+            rate = chunk.weight / max(seconds, 1e-6)
             self._rates[seat] = _NEWEST_SHARE * rate + (1 - _NEWEST_SHARE) * self._rates.get(seat, rate)
-        worker.first_chunk_at = now
-
-    def expected_seconds(self, worker: WorkerProcess) -> float:
-        """How long the worker's current chunk should take; 0 while its speed is unknown."""
-        rate = self._rates.get(worker.seat.index)
-        return worker.assigned[0].weight / rate if rate and worker.assigned else 0.0
 
     def end_if_finished(self, job: Job) -> None:
         """Ends a job whose rows all have vectors or have failed."""
@@ -106,9 +187,25 @@ class Schedule:
         del self._jobs[place]
         job.done.set()
 
-    def _share(self, worker: WorkerProcess) -> float:
-        """The worker's share of the pool's speed so far; equal shares while speeds are unknown."""
+    def _share(self, seat: int) -> float:
+        """The seat's share of the pool's speed so far; workers of unknown speed count as average ones."""
         known = list(self._rates.values())
-        typical = sum(known) / len(known) if known else 1.0
-        total = sum(self._rates.get(seat.index, typical) for seat in self._seats)
-        return self._rates.get(worker.seat.index, typical) / total
+        average = sum(known) / len(known) if known else 1.0
+        total = sum(known) + average * (self._workers - len(known))
+        return self._rates.get(seat, average) / total
+
+
+def chunk_end(ends: np.ndarray, start: int, share: float, workers: int) -> int:
+    """The end of the chunk that begins at row `start`.
+
+    Args:
+        ends: total weight of the rows before each row, int64 [rows + 1].
+        share: of the pool's speed that this worker has, in (0, 1].
+        workers: in the pool.
+    """
+    weight = LARGEST_CHUNK_WEIGHT
+    if workers > 1:
+        fair = float(ends[-1] - ends[start]) * share / _CHUNKS_PER_SHARE
+        weight = max(SMALLEST_CHUNK_WEIGHT * min(1.0, share * workers), min(weight, fair))
+    stop = int(np.searchsorted(ends, ends[start] + weight, side="right")) - 1
+    return min(len(ends) - 1, start + LARGEST_CHUNK_TEXTS, max(stop, start + 1))

@@ -12,12 +12,12 @@ import subprocess
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from surge_dagster.engine.encoder import protocol
 from surge_dagster.engine.encoder.arena import Arena
-from surge_dagster.engine.encoder.calls import Chunk
+from surge_dagster.engine.encoder.schedule import Chunk
 
 log = logging.getLogger(__name__)
 
@@ -44,13 +44,13 @@ class WorkerSeat:
 class WorkerProcess:
     """A running worker. Only the dispatcher's thread starts, uses and ends it.
 
-    Args:
-        seat: the device and the model to load.
-        token_budget: the budget that fitted the device's memory in the process before; None uses the seat's own.
-        backend: the backend that "auto" has chosen; a replacement must use the same one.
+    Attributes:
+        ready: whether it has loaded the model.
+        assigned: chunks that it was sent and has not answered, in their order; it answers in the same order.
+        moved_at: when it last showed progress.
     """
 
-    def __init__(self, seat: WorkerSeat, token_budget: int | None = None, backend: str | None = None) -> None:
+    def __init__(self, seat: WorkerSeat) -> None:
         self.seat = seat
         self.ready = False
         self.assigned: list[Chunk] = []
@@ -59,8 +59,7 @@ class WorkerProcess:
         self._partial_line = b""
         self._progress = -1
         self.moved_at = time.monotonic()
-        self.loading_logged_at = self.moved_at
-        self.first_chunk_at = self.moved_at  # when the first of its assigned chunks became the first
+        self._chunk_started_at = self.moved_at  # when the first of its assigned chunks became the first
         self._killed_at: float | None = None
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         lifeline, self._lifeline = os.pipe()
@@ -89,7 +88,7 @@ class WorkerProcess:
         assert self.process.stdout is not None
         self.output = self.process.stdout
         os.set_blocking(self.output.fileno(), False)
-        self._send(_load_message(seat, token_budget, backend))
+        self._send(seat.load_message)
 
     @property
     def pid(self) -> int:
@@ -106,35 +105,27 @@ class WorkerProcess:
         """Sends a chunk, and its arena's memory file before the first chunk of that arena."""
         if not self.assigned:
             self.note_progress()
-            self.first_chunk_at = self.moved_at
+            self._chunk_started_at = self.moved_at
         self.assigned.append(chunk)
         chunk.job.slot.pin()
         if arena.key not in self.known_arenas:
             self.known_arenas.add(arena.key)
-            described = {"op": "arena", "arena": arena.key, "slots": arena.slots, "layout": arena.layout.to_json()}
+            described = {"op": "arena", "arena": arena.key, "slots": arena.slots, "layout": asdict(arena.layout)}
             self._send(described, (descriptor,))
         place = {"arena": arena.key, "slot": chunk.job.slot.index, "start": chunk.start, "stop": chunk.stop}
-        self._send({"op": "encode", "chunk": chunk.number, **place})
+        self._send({"op": "encode", **place})
 
-    def ask_back(self, chunk: Chunk) -> None:
-        """Asks for a chunk that the worker may not have begun; it answers only if it has not."""
-        chunk.asked_back = True
-        self._send({"op": "return", "chunk": chunk.number})
+    def finish_chunk(self) -> tuple[Chunk, float]:
+        """Removes the chunk that the worker has just answered; returns it with its seconds."""
+        now = time.monotonic()
+        seconds, self._chunk_started_at = now - self._chunk_started_at, now
+        return self.assigned.pop(0), seconds
 
     def drop_arena(self, key: int) -> None:
         """Lets the worker unmap an arena."""
         if key in self.known_arenas:
             self.known_arenas.discard(key)
             self._send({"op": "drop", "arena": key})
-
-    def stop(self) -> None:
-        """Asks the worker to end."""
-        self._send({"op": "stop"})
-
-    def take(self, number: int) -> Chunk:
-        """Removes the chunk with this number from the assigned ones."""
-        place = next(place for place, chunk in enumerate(self.assigned) if chunk.number == number)
-        return self.assigned.pop(place)
 
     def read_output(self) -> bool:
         """Reads what the worker printed; False once it can print no more."""
@@ -230,12 +221,3 @@ def describe_exit(code: int | None) -> str:
         name = f"signal {-code}"
     # The kernel's out-of-memory killer is the usual sender of an unexpected SIGKILL.
     return f"{name} (out of memory, or killed by hand)" if name == "SIGKILL" else name
-
-
-def _load_message(seat: WorkerSeat, token_budget: int | None, backend: str | None) -> protocol.Message:
-    message = dict(seat.load_message)
-    if token_budget is not None:
-        message["settings"] = message["settings"] | {"token_budget": token_budget}
-    if backend is not None and message["backend"] == "auto":
-        message["backend"] = backend
-    return message

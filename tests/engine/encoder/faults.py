@@ -5,7 +5,6 @@ the text survives. `die always`, `hang always` and `fail always` do so every tim
 `chatter once PATH` prints a line every few milliseconds without end.
 `babble` raises an error that is too long for a message; `panic` raises a `BaseException` in the tokenizer.
 `wait PATH` blocks until PATH exists, and `seen PATH` creates it when the text is tokenized.
-`shrink` halves the worker's token budget, as a lack of memory would, and `tell PATH` writes the budget there.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import os
 import signal
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +40,6 @@ class Panic(BaseException):
 class FaultyBackend(HashBackend):
     def __init__(self, space: Space, settings: BackendSettings) -> None:
         super().__init__(prompt=space.prompt, max_length=space.max_length)
-        self.token_budget = settings.token_budget or 1_000
 
     def prepare(self, texts: list[str], progress: Progress) -> Any:
         for text in texts:
@@ -60,14 +57,9 @@ class FaultyBackend(HashBackend):
                 while not Path(path).exists():
                     progress()
                     threading.Event().wait(0.01)
-            elif verb == "shrink":
-                self.token_budget //= 2
-            elif verb == "tell":
-                Path(path).write_text(str(self.token_budget))
             else:
                 _harm(text.decode())
-        figures = super().forward(prepared, matrix, truncated, progress)
-        return replace(figures, token_budget=self.token_budget)
+        return super().forward(prepared, matrix, truncated, progress)
 
 
 class RefusingBackend(HashBackend):

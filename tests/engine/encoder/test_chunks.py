@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surge_dagster.engine.encoder.calls import LARGEST_CHUNK_TEXTS, LARGEST_CHUNK_WEIGHT, ROW_WEIGHT, Job, chunk_end
 from surge_dagster.engine.encoder.devices import GpuMonitor
 from surge_dagster.engine.encoder.quarantine import Quarantine
+from surge_dagster.engine.encoder.schedule import LARGEST_CHUNK_TEXTS, LARGEST_CHUNK_WEIGHT, ROW_WEIGHT, Job, chunk_end
 
 
 @given(st.lists(st.integers(0, 6_000_000), min_size=1, max_size=50), st.integers(1, 4), st.floats(0.01, 1))
@@ -60,14 +60,9 @@ def test_chunks_shrink_towards_the_end() -> None:
     assert sizes[-1] <= 512
 
 
-def test_returned_chunk_is_assigned_next() -> None:
-    job = _job(5_000)
-    first, second = job.take(0.5, 2), job.take(0.5, 2)
-    assert first is not None
-    assert second is not None
-    job.take_back(second)
-    assert job.take(0.5, 2) is second
-    job.take_back(second)
+def test_abandoned_job_has_no_further_chunks() -> None:
+    job = _job(50_000)
+    assert job.take(0.5, 2) is not None
     job.abandon()
     assert job.take(0.5, 2) is None
 

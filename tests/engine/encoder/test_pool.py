@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from surge_dagster.engine.encoder import calls
+from surge_dagster.engine.encoder import schedule
 from surge_dagster.engine.encoder.calls import EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
@@ -29,8 +29,8 @@ def _texts(count: int, seed: int = 0) -> list[str]:
 def test_rows_get_their_vectors_with_any_chunks_and_any_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = _texts(3_000)
     expected = hash_vectors(["say: " + text for text in texts], 24)
-    monkeypatch.setattr(calls, "LARGEST_CHUNK_TEXTS", 97)
-    monkeypatch.setattr(calls, "SMALLEST_CHUNK_WEIGHT", 800)
+    monkeypatch.setattr(schedule, "LARGEST_CHUNK_TEXTS", 97)
+    monkeypatch.setattr(schedule, "SMALLEST_CHUNK_WEIGHT", 800)
     for workers in ("cpu", "cpu,cpu,cpu"):
         with (
             EncoderPool(EncodingSpec("hash://24", prompt="say: "), devices=workers) as pool,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from surge_dagster.engine.encoder import calls
+from surge_dagster.engine.encoder import schedule
 from surge_dagster.engine.encoder.calls import EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker import parity
@@ -94,9 +94,9 @@ def test_vectors_do_not_depend_on_workers_chunks_order_or_budget(
     shuffled = [texts[row] for row in order]
     expected = encode(model_pool, texts)
     found = {"order": encode(model_pool, shuffled)[back]}
-    monkeypatch.setattr(calls, "LARGEST_CHUNK_TEXTS", 7)
+    monkeypatch.setattr(schedule, "LARGEST_CHUNK_TEXTS", 7)
     found["chunks"] = encode(model_pool, texts)
-    monkeypatch.setattr(calls, "LARGEST_CHUNK_TEXTS", 23)
+    monkeypatch.setattr(schedule, "LARGEST_CHUNK_TEXTS", 23)
     spec = EncodingSpec(model=str(demo_folder))
     # The vectors are compared below with those of a checked pool.
     with EncoderPool(spec, devices="cpu,cpu", token_budget=300, check_parity=False) as pool:

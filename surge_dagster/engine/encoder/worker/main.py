@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from surge_dagster.engine.encoder import protocol
-from surge_dagster.engine.encoder.layout import SlotArrays, SlotLayout, slot_arrays
+from surge_dagster.engine.encoder.protocol import SlotArrays, SlotLayout, slot_arrays
 from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings
 from surge_dagster.engine.encoder.worker.loading import load_backend
 from surge_dagster.engine.errors import ConfigError
@@ -47,7 +47,6 @@ class _Work:
     It holds its slot's arrays itself: the pool may drop an arena while a chunk of it is still waiting here.
     """
 
-    chunk: int
     rows: slice
     arrays: SlotArrays
     prepared: Any = None
@@ -62,9 +61,6 @@ class Worker:
         self._sending = threading.Lock()
         self._progress = 0
         self._arenas: dict[int, list[SlotArrays]] = {}
-        # Chunks that were received and not begun: the thread that removes a number encodes or returns the chunk.
-        self._waiting: set[int] = set()
-        self._choosing = threading.Lock()
         self._prepared: queue.SimpleQueue[_Work | BaseException | None] = queue.SimpleQueue()
 
     def run(self) -> int:
@@ -82,22 +78,13 @@ class Worker:
             while (work := self._prepared.get()) is not None:
                 if isinstance(work, BaseException):
                     raise work
-                if self._begin(work.chunk):
-                    metrics = self._forward(backend, work)
-                    self._send({"op": "done", "chunk": work.chunk, "metrics": metrics})
+                self._send({"op": "done", "metrics": self._forward(backend, work)})
                 work = None  # a waiting worker must not hold an arena that the pool has closed
         except BaseException as failure:
             # The state of the device is unknown now: a new process takes over.
             self._send(_report(failure) | {"op": "failed"})
             return 1
         return 0
-
-    def _begin(self, chunk: int) -> bool:
-        """Whether a chunk is still this worker's; from now on it cannot be returned."""
-        with self._choosing:
-            waits = chunk in self._waiting
-            self._waiting.discard(chunk)
-        return waits
 
     def _load(self, message: protocol.Message) -> Backend:
         space = Space(requested=EncodingSpec(**message["requested"]), **message["space"])
@@ -131,11 +118,11 @@ class Worker:
         self._prepared.put(end)
 
     def _read_all(self, backend: Backend) -> None:
-        while (received := protocol.receive(self._connection)) is not None and self._take(backend, *received):
-            pass
+        while (received := protocol.receive(self._connection)) is not None:
+            self._take(backend, *received)
 
-    def _take(self, backend: Backend, message: protocol.Message, descriptors: list[int]) -> bool:
-        """Handles one message; False for stop."""
+    def _take(self, backend: Backend, message: protocol.Message, descriptors: list[int]) -> None:
+        """Handles one message."""
         if message["op"] == "arena":
             layout = SlotLayout(**message["layout"])
             memory = mmap.mmap(descriptors[0], message["slots"] * layout.slot_bytes)
@@ -143,30 +130,23 @@ class Worker:
             self._arenas[message["arena"]] = [slot_arrays(memory, layout, i) for i in range(message["slots"])]
         elif message["op"] == "drop":
             self._arenas.pop(message["arena"], None)
-        elif message["op"] == "return":
-            self._give_back(message["chunk"])
         elif message["op"] == "encode":
             arrays = self._arenas[message["arena"]][message["slot"]]
-            work = _Work(message["chunk"], slice(message["start"], message["stop"]), arrays)
-            self._waiting.add(work.chunk)
+            work = _Work(slice(message["start"], message["stop"]), arrays)
             # An error of this chunk must not be reported before the answers to the chunks ahead of it.
             try:
                 work.prepared = backend.prepare(_texts(work), self._tick)
             except BaseException as error:  # a panic in the tokenizer's Rust code is not an Exception
                 work.error = error
             self._prepared.put(work)
-        return message["op"] != "stop"
-
-    def _give_back(self, chunk: int) -> None:
-        """Returns a waiting chunk to the pool; does nothing when the chunk was begun."""
-        if self._begin(chunk):
-            self._send({"op": "returned", "chunk": chunk})
 
     def _forward(self, backend: Backend, work: _Work) -> dict[str, Any]:
         if work.error is not None:
             raise work.error
         matrix, truncated = work.arrays.matrix[work.rows], work.arrays.truncated[work.rows]
-        return asdict(backend.forward(work.prepared, matrix, truncated, self._tick))
+        metrics = asdict(backend.forward(work.prepared, matrix, truncated, self._tick))
+        metrics.pop("token_budget")
+        return metrics
 
     def _tick(self) -> None:
         self._progress += 1
