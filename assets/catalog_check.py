@@ -100,7 +100,7 @@ def _compare(
     resources = names.resources(context.resources)
     try:
         source, store = resources.catalog.open(), resources.output.open()
-        space = known_space(names, store, resources.encoder.spec(), unattended=False)
+        space = known_space(names, store, resources.encoder.encoding_spec(), unattended=False)
         if space is None:
             model = resources.encoder.model
             raise ConfigError(f"the output {store.url!r} holds nothing of {model!r} with these settings yet")

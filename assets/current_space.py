@@ -92,7 +92,7 @@ def switch_current_space(names: CatalogNames) -> Any:
 
 
 def _space_of_settings(names: CatalogNames, resources: CatalogResources, store: Store) -> Space:
-    space = known_space(names, store, resources.encoder.spec(), unattended=False)
+    space = known_space(names, store, resources.encoder.encoding_spec(), unattended=False)
     if space is None:
         raise ConfigError(
             f"the output {store.url!r} holds nothing of {resources.encoder.model!r} with these settings yet. Launch "

@@ -25,9 +25,9 @@ from surge_dagster.engine.cost_model import CALL_SECONDS, CostConstants
 from surge_dagster.engine.cost_model import plan as make_plan
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, SurgeError
-from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.current_space import named_space, read_current, space_of_readers
-from surge_dagster.engine.output.spaces import find_space, list_spaces
+from surge_dagster.engine.output.spaces import find_space, list_spaces, unsupported_spaces
 from surge_dagster.engine.output.staging import sweep_orphan_files
 from surge_dagster.engine.reading import report_when_fresh
 from surge_dagster.engine.report import Failure, Receipt, RunReport
@@ -259,7 +259,7 @@ def search(
         space = space_of_readers(store)
         if find_space(store, settings.encoding_spec()) != space:
             complain(f"searching the current space {space.name}, which differs from the one that the settings describe")
-        pool = _pool_like(settings, space)
+        pool = _pool(settings, space.requested)
     with pool:
         hits = search_space(store, pool, [text], k)[0]
     for hit in hits:
@@ -316,15 +316,11 @@ def main() -> None:
         sys.exit(1)
 
 
-def _pool(settings: Settings) -> EncoderPool:
-    with messages.status(f"starting the encoder for {settings.model}"):
-        return settings.start_pool()
-
-
-def _pool_like(settings: Settings, space: Space) -> EncoderPool:
-    """Start a pool with the model that made a space, whatever the settings describe."""
-    with messages.status(f"starting the encoder for {space.requested.model}"):
-        return settings.start_pool(space.requested)
+def _pool(settings: Settings, spec: EncodingSpec | None = None) -> EncoderPool:
+    """Start a pool for the spec of the settings, or for another one."""
+    spec = spec or settings.encoding_spec()
+    with messages.status(f"starting the encoder for {spec.model}"):
+        return settings.start_pool(spec)
 
 
 def _existing_space(settings: Settings, store: Store) -> Space:
@@ -332,12 +328,12 @@ def _existing_space(settings: Settings, store: Store) -> Space:
     space = find_space(store, spec)
     if space is not None:
         return space
-    known = list_spaces(store)
-    expected = spec.resolve()
+    expected, known = spec.resolve(), list_spaces(store)
     for space in known:
         if space.spec_sha256 == expected.spec_sha256:
             return space
-    held = f"it holds {', '.join(space.name for space in known)}" if known else "it holds none"
+    names = [*(space.name for space in known), *unsupported_spaces(store)]
+    held = f"it holds {', '.join(names)}" if names else "it holds none"
     raise ConfigError(
         f"the output {store.url!r} has no embeddings of the space {expected.name}: {held}. "
         "Name the model they were made with (--model), or run `surge-dagster embed` first."

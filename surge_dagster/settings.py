@@ -42,7 +42,7 @@ from surge_dagster.check_policy import (
     CheckPolicy,
     Severity,
 )
-from surge_dagster.engine.encoder.devices import PRECISIONS, device_kind, device_names
+from surge_dagster.engine.encoder.devices import device_kind, device_names
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.locating import DEFAULT_MODEL
@@ -103,13 +103,21 @@ class EncoderSettings(BaseModel):
         "float32", description="type of the stored vectors: float32 or float16"
     )
     devices: str = Field("auto", description="devices to encode on: auto, cpu, cuda, or a list such as cuda:0,cuda:1")
-    precision: str = Field("auto", description=f"arithmetic: auto, {', '.join(PRECISIONS)}")
+    precision: Literal["auto", "fp32", "fp16", "bf16"] = Field("auto", description="arithmetic: auto, fp32, fp16, bf16")
     b_min: int | None = Field(None, ge=1, description="fewest texts of a SuperBatch (unset: about 5 s of encoding)")
     b_max: int | None = Field(None, ge=1, description="most texts of a SuperBatch (unset: five times b_min)")
     memory_limit_bytes: int | None = Field(
         None, ge=1, description="bytes of data that a run may hold at any time (unset: derived)"
     )
     grace_seconds: float = Field(8.0, ge=0, description="seconds in which a stopped run may publish what is encoded")
+
+    @field_validator("devices")
+    @classmethod
+    def _require_devices(cls, value: str) -> str:
+        kinds = set(map(device_kind, device_names(value)))
+        if len(kinds) != 1 or None in kinds:
+            raise ValueError('expected auto, or a list of one kind: cpu, cuda, or cuda:N as in "cuda:0,cuda:1"')
+        return value
 
     def encoding_spec(self) -> EncodingSpec:
         """Everything that shapes a vector."""
@@ -223,21 +231,6 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
                 local_path(value, what=what)
             except ConfigError as error:
                 raise ValueError(str(error)) from None
-        return value
-
-    @field_validator("devices")
-    @classmethod
-    def _require_devices(cls, value: str) -> str:
-        kinds = set(map(device_kind, device_names(value)))
-        if len(kinds) != 1 or None in kinds:
-            raise ValueError('expected auto, or a list of one kind: cpu, cuda, or cuda:N as in "cuda:0,cuda:1"')
-        return value
-
-    @field_validator("precision")
-    @classmethod
-    def _require_precision(cls, value: str) -> str:
-        if value not in ("auto", *PRECISIONS):
-            raise ValueError(f"expected auto or one of {', '.join(PRECISIONS)}")
         return value
 
     @field_validator("alert_webhook")

@@ -50,7 +50,7 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
             listing = list_catalog(names, instance, resources.catalog)
             unreported = report_changes(names, instance, listing)
             store = resources.output.open()
-            space = known_space(names, store, resources.encoder.spec(), unattended=True)
+            space = known_space(names, store, resources.encoder.encoding_spec(), unattended=True)
             states = states_of_unfinished(listing, store, space)
         except SurgeError as error:
             return dg.SkipReason(str(error))

@@ -181,7 +181,7 @@ def settings_of_vectors(resources: CatalogResources) -> str:
     Raises:
         ConfigError: the settings make no spec.
     """
-    spec = {name: value for name, value in resources.encoder.spec().as_dict().items() if value is not None}
+    spec = {name: value for name, value in resources.encoder.encoding_spec().as_dict().items() if value is not None}
     folder = Path(str(spec["model"])).expanduser()
     if folder.is_absolute() or folder.is_dir():
         spec["model"] = "a folder"  # on another machine it may have another path

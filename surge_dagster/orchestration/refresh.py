@@ -103,7 +103,7 @@ class Refresh:
             sweep_orphan_files(self._store)
             self._take(work)
             return space, work.fresh, work.adopted
-        with self._resources.encoder.start() as pool:
+        with self._resources.encoder.start_pool() as pool:
             self._require_same_model(pool, space)
             if space and pool.space.spec_sha256 != space.spec_sha256:
                 work = self._worklist(candidates, None)  # the model behind the name has changed: another space
@@ -139,7 +139,7 @@ class Refresh:
 
     def _known_space(self) -> Space | None:
         """The space of this run as the output knows it, without loading a model; None when it has to be begun."""
-        spec, expected = self._resources.encoder.spec(), self._config.expected_space
+        spec, expected = self._resources.encoder.encoding_spec(), self._config.expected_space
         require_expected_settings(self._config, self._context.run_tags, self._resources)
         space = known_space(self._names, self._store, spec, unattended=self._config.unattended)
         if expected and (space is None or space.name != expected):

@@ -82,7 +82,7 @@ def refresh_requests(
     try:
         with _set_after(_LOOK_SECONDS) as over:
             store = resources.output.open().until(over)
-            space = known_space(names, store, resources.encoder.spec(), unattended=True)
+            space = known_space(names, store, resources.encoder.encoding_spec(), unattended=True)
             if shards == 1 and not held.keys:
                 return [_everything(names, resources, space, options)]
             listing = list_catalog(names, instance, resources.catalog)

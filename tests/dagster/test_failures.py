@@ -152,7 +152,7 @@ def test_partition_that_was_missing_in_one_attempt_is_embedded_by_the_next(
             bench.write("k")
             monkeypatch.setattr(Encoder, "start", fail)
         else:
-            monkeypatch.setattr(Encoder, "start", start)
+            monkeypatch.setattr(Encoder, "start_pool", start)
 
     def fail(_: Encoder) -> None:
         raise EncoderError("the pool failed")

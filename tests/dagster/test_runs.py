@@ -221,10 +221,10 @@ def test_a_model_whose_content_changed_behind_its_name_is_another_space(
 
     def start(encoder: Encoder) -> EncoderPool:
         pool = EncoderPool(EncodingSpec(model="hash://24"))
-        pool.space = replace(pool.space, requested=encoder.spec())
+        pool.space = replace(pool.space, requested=encoder.encoding_spec())
         return pool
 
-    monkeypatch.setattr(Encoder, "start", start)
+    monkeypatch.setattr(Encoder, "start_pool", start)
     [space] = list_spaces(open_store(bench.output))
     for options, how in (({"unattended": True}, "by hand"), ({"expected_space": space.name}, "without expected_space")):
         refused = bench.refresh(**options)

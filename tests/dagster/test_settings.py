@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.store import StorageOptions
-from surge_dagster.resources.encoder import Encoder
+from surge_dagster.resources import Encoder
 from surge_dagster.settings import load_settings
 
 
@@ -34,7 +35,13 @@ def test_arguments_override_the_environment_which_overrides_the_file(monkeypatch
 def test_precision_does_not_change_the_encoding_spec() -> None:
     for precision in ("auto", "fp32", "fp16", "bf16"):
         inside: dict[str, Any] = {"precision": precision}
-        assert Encoder(**inside).spec() == load_settings(**inside).encoding_spec() == EncodingSpec()
+        assert Encoder(**inside).encoding_spec() == load_settings(**inside).encoding_spec() == EncodingSpec()
+
+
+@pytest.mark.parametrize("given", [{"devices": "gpu"}, {"precision": "int8"}, {"b_min": 0}])
+def test_resource_refuses_the_values_that_the_settings_refuse(given: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Encoder(**given)
 
 
 def test_surge_config_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,8 +84,7 @@ class TestImpossibleSettings:
     @pytest.mark.parametrize(
         ("given", "message"),
         [
-            ({"precision": "fp8"}, "setting precision is 'fp8': expected auto or one of fp32, fp16, bf16"),
-            ({"precision": "int8"}, "setting precision is 'int8': expected auto or one of fp32, fp16, bf16"),
+            ({"precision": "int8"}, "setting precision is 'int8': input should be 'auto', 'fp32', 'fp16' or 'bf16'"),
             ({"devices": "gpu"}, "setting devices is 'gpu': expected auto, or a list of one kind: cpu, cuda"),
             ({"devices": "cuda:0,cpu"}, "setting devices is 'cuda:0,cpu': expected auto"),
             ({"devices": ""}, "setting devices is '': expected auto"),
