@@ -68,7 +68,8 @@ class ReadAhead:
         return item
 
     def close(self) -> None:
-        """Wait for the reader's end, at most until the grace time is over; what it still hands over is dropped."""
+        """End the reader, and wait for it until the grace time is over; what it still hands over is dropped."""
+        self._context.stop.stopping.set()
         while self._thread.is_alive() and self._context.stop.seconds_left() != 0:
             with contextlib.suppress(queue.Empty):
                 self._ready.get(timeout=_POLL_SECONDS)

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from surge_dagster.engine.report import Event, ExposedIo, Failure, InFlight, Receipt, RunReport, SuperBatchReport
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.ledger import Ledger
-from surge_dagster.engine.support.stop_signal import StopSignal
-from surge_dagster.engine.support.waiting import next_item
+from surge_dagster.engine.support.waiting import StopSignal, next_item
 
 _GROUP_EVENTS = 256
 _WAITING_GROUPS = 64

@@ -1,10 +1,10 @@
-"""Loading embeddings back: the vectors of one space, as a polars LazyFrame or a pyarrow dataset.
+"""Loading embeddings: the vectors of one space, as a polars LazyFrame or a pyarrow dataset.
 
-What is loaded is what one listing of the space's folder showed, and only files that say they belong there: a folder
-that is being written to gives the same rows however often they are read, or an error, and vectors of two models never
-come together. Checksums are compared as rows are read. Polars' own Parquet reader does not compare them (of 400 flipped
-bits it gave wrong rows for 388), so the LazyFrame reads through pyarrow. Arrow files on a local disk are mapped into
-memory; a dataset gives that memory itself.
+One listing of the space's folder decides what is loaded, and only files whose facts name the space are. While a run
+writes to the folder, a reader gets the same rows each time, or an error, and never vectors of two models. Checksums are
+compared while rows are read. Polars' own Parquet reader does not compare them (of 400 flipped bits it gave wrong rows
+for 388), so the LazyFrame reads through pyarrow. Arrow files on a local disk are mapped into memory; a dataset gives
+that memory itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from surge_dagster.engine.files.rows import check_schema
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space, space_of_readers
 from surge_dagster.engine.output.freshness import Found, OutputState, replaced
-from surge_dagster.engine.output.store_filesystem import filesystem_of
+from surge_dagster.engine.output.tables import as_dataset, as_lazy_frame
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.keys import decode_key
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow.dataset as ds
 
-PARTITION_COLUMN = "partition"
 _NAMED = 5
 
 
@@ -73,52 +72,32 @@ class Embeddings:
     def lazy(self, partitions: Iterable[str] | None = None) -> pl.LazyFrame:
         """The rows as a LazyFrame with the columns partition, id, text and embedding (`pl.Array` of the dimension).
 
-        Only the columns that a query needs are read, and only the files that a filter on `partition` alone leaves.
-        There is no text column when no file has one; files without it among others give null.
+        Only the columns that a query needs are read, and only the files that match a filter on `partition` alone.
+        There is no text column when no file has one; where some files have one, the others give null.
 
         Args:
-            partitions: keys, in the order wanted; None is everything there is.
+            partitions: keys, in the requested order; None is every partition.
 
         Raises:
             ConfigError: a requested partition has no file.
-            DataError: a file among them is damaged or belongs to another space, or ids are not of one type. Collecting
-                raises what reading a damaged page gives, with the partition's key in it.
+            DataError: a file among them is damaged or belongs to another space, or ids are not of one type. For a
+                damaged page, collecting raises it.
             TransientError: a file among them was replaced or removed since it was listed, or cannot be read now.
         """
-        # Runs that only write embeddings are spared polars.
-        from surge_dagster.engine.output.lazy_frame import scan
-
         files = self._chosen(partitions)
-        return scan(self.store, files, self._schema(files))
+        return as_lazy_frame(self.store, files, self._schema(files))
 
     def dataset(self, partitions: Iterable[str] | None = None) -> ds.Dataset:
         """The rows as a pyarrow dataset of the same columns; a filter on `partition` reads only these files.
 
         Args:
-            partitions: keys, in the order wanted; None is everything there is.
+            partitions: keys, in the requested order; None is every partition.
 
         Raises:
-            ConfigError, DataError, TransientError: see `lazy`. What is damaged is an `OSError` when it is read.
+            ConfigError, DataError, TransientError: see `lazy`. A damaged page raises an `OSError` when it is read.
         """
-        import pyarrow.dataset as ds  # it imports pandas
-
         files = self._chosen(partitions)
-        if self.space.file_format == "arrow":
-            form = ds.IpcFileFormat()
-        else:
-            options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
-            form = ds.ParquetFileFormat(default_fragment_scan_options=options)
-        filesystem = filesystem_of(self.store)
-        fragments = [
-            form.make_fragment(
-                file.stored.name,
-                filesystem,
-                ds.field(PARTITION_COLUMN) == file.facts.partition_key,
-                file_size=file.stored.size,
-            )
-            for file in files
-        ]
-        return ds.FileSystemDataset(fragments, self._schema(files), form, filesystem)
+        return as_dataset(self.store, files, self._schema(files), self.space.file_format)
 
     def _loadable(self) -> list[PublishedFile]:
         """All files that can be loaded, sorted by name."""
@@ -173,7 +152,7 @@ class Embeddings:
         )
 
     def _key(self, name: str) -> str:
-        """The partition's key as far as the name of its file has it."""
+        """The partition's key as far as it can be read from the name of its file."""
         encoded = name.removeprefix(f"{self.space.name}/").removesuffix(SUFFIXES[self.space.file_format])
         try:
             return decode_key(encoded) or encoded
@@ -198,7 +177,7 @@ class Embeddings:
         vectors = pa.list_(pa.field("item", pa.from_numpy_dtype(self.space.dtype), nullable=False), self.dimension)
         return pa.schema(
             [
-                pa.field(PARTITION_COLUMN, pa.string()),
+                pa.field("partition", pa.string()),
                 columns.field("id"),
                 *([pa.field("text", pa.large_string())] if "text" in columns.names else []),
                 pa.field("embedding", vectors, nullable=False),
@@ -210,10 +189,10 @@ def open_embeddings(output: str | Path | Store, space: str | None = None) -> Emb
     """Open the embeddings of an output for loading.
 
     Lists the space once; the footers of the chosen partitions are read when they are needed.
-    Whatever becomes the current space afterwards, what is open stays with its own.
+    A later switch of the current space does not change what is open.
 
     Args:
-        output: a path or URL, or a store that is open already; the folder above those of the spaces.
+        output: a path, URL or open store: the folder that holds the spaces.
         space: name of a space's folder; None is the current space, or the only one.
 
     Raises:

@@ -33,7 +33,7 @@ from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.ledger import Ledger
 from surge_dagster.engine.support.process_memory import MemoryGauge, memory_bytes
-from surge_dagster.engine.support.stop_signal import StopSignal
+from surge_dagster.engine.support.waiting import StopSignal
 from surge_dagster.engine.thresholds import Thresholds
 
 _LOCAL_THREADS = 4
@@ -210,14 +210,12 @@ class EmbeddingRun:
                 outputs = OutputState(self._store, self.space.name, self.space.file_format)
             items = superbatches(self._partitions, outputs, context, force=self._force, again=self._again)
             publisher = Publisher(context)
-            batches = ReadAhead(items, context)
             try:
-                for encoded in encoded_superbatches(batches, self._pool, context):
-                    publisher.submit(encoded)
+                with contextlib.closing(ReadAhead(items, context)) as batches:
+                    for encoded in encoded_superbatches(batches, self._pool, context):
+                        publisher.submit(encoded)
             except BaseException as caught:
                 error = caught
-            self._stop.stopping.set()
-            batches.close()
             publisher.close()
         except BaseException as caught:
             error = error or caught

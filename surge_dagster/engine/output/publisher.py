@@ -59,12 +59,8 @@ class Publisher:
         with self._finished:
             self._unfinished += 1
         waiting = deque(encoded.batch.segments)
-        try:
-            for _ in range(min(self._threads, len(waiting))):
-                self._segments.submit(partial(self._write_segments, publication, waiting))
-        except BaseException:
-            self._end_superbatch()
-            raise
+        for _ in range(min(self._threads, len(waiting))):
+            self._segments.submit(partial(self._write_segments, publication, waiting))
 
     def close(self) -> None:
         """Wait until every file is published, or the grace time is over; incomplete partitions stay staged.
@@ -125,9 +121,6 @@ class Publisher:
             self._report(publication)
         except BaseException as error:
             self._stop(error)
-        self._end_superbatch()
-
-    def _end_superbatch(self) -> None:
         with self._finished:
             self._unfinished -= 1
             self._finished.notify_all()
@@ -148,7 +141,9 @@ class Publisher:
         context.events.emit(*events)
         for segment in encoded.batch.segments:
             if not segment.is_whole and self._is_complete(segment, publication):
-                self._submit_file(segment.partition)
+                with self._finished:
+                    self._unfinished_files += 1
+                self._files.submit(partial(self._write_file, segment.partition))
 
     def _is_complete(self, segment: Segment, publication: Publication) -> bool:
         """Enter a segment of a split partition whose SuperBatch was written; True when it was the last one."""
@@ -161,16 +156,6 @@ class Publisher:
                 partition.superbatch, partition.texts_per_second = encoded.batch.index, encoded.texts_per_second
             return partition.is_complete and not partition.refused
 
-    def _submit_file(self, partition: OpenPartition) -> None:
-        with self._finished:
-            self._unfinished_files += 1
-        is_queued = False
-        try:
-            is_queued = self._files.submit(partial(self._write_file, partition))
-        finally:
-            if not is_queued:  # the run has ended; the rows stay staged
-                self._end_file()
-
     def _write_file(self, partition: OpenPartition) -> None:
         try:
             self._assemble(partition)
@@ -179,12 +164,9 @@ class Publisher:
             if failure is not None:
                 self._context.events.emit(failure)
         finally:
-            self._end_file()
-
-    def _end_file(self) -> None:
-        with self._finished:
-            self._unfinished_files -= 1
-            self._finished.notify_all()
+            with self._finished:
+                self._unfinished_files -= 1
+                self._finished.notify_all()
 
     def _assemble(self, partition: OpenPartition) -> None:
         """Write the file of a split partition."""
@@ -254,38 +236,25 @@ class PublishingThreads:
     process's lock keeps them. These threads are daemons.
 
     Args:
-        count: largest number of threads; each is started when it is needed.
+        count: number of threads.
         name: prefix of the threads' names.
+
+    Raises:
+        RuntimeError: the system allows no further thread.
     """
 
     def __init__(self, count: int, name: str) -> None:
-        self._count = count
-        self._name = name
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._lock = threading.Lock()
-        self._ended = False
         self._given_up = False
+        self._threads = [
+            threading.Thread(target=self._run, name=f"{name}_{number}", daemon=True) for number in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
 
-    def submit(self, task: Callable[[], None]) -> bool:
-        """Queue a task; returns False after the end, where it is not done.
-
-        Raises:
-            RuntimeError: the system allows no thread at all; with fewer threads the tasks only wait longer.
-        """
-        with self._lock:
-            if self._ended:
-                return False
-            if len(self._threads) < self._count:
-                thread = threading.Thread(target=self._run, name=f"{self._name}_{len(self._threads)}", daemon=True)
-                try:
-                    thread.start()
-                    self._threads.append(thread)
-                except RuntimeError:
-                    if not self._threads:
-                        raise
-            self._tasks.put(task)
-            return True
+    def submit(self, task: Callable[[], None]) -> None:
+        """Queue a task; after the end it is not done."""
+        self._tasks.put(task)
 
     def end(self) -> None:
         """Wait until every queued task is done."""
@@ -300,10 +269,8 @@ class PublishingThreads:
         atexit.register(self._wait_until, time.monotonic() + _LAST_SECONDS)
 
     def _close(self) -> None:
-        with self._lock:
-            self._ended = True
-            for _ in self._threads:
-                self._tasks.put(None)
+        for _ in self._threads:
+            self._tasks.put(None)
 
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:

@@ -12,7 +12,7 @@ from surge_dagster.engine.output.staging import Staging
 from surge_dagster.engine.report import ExposedIo, InFlight
 from surge_dagster.engine.superbatch import SuperBatch
 from surge_dagster.engine.support.ledger import Ledger
-from surge_dagster.engine.support.stop_signal import StopSignal
+from surge_dagster.engine.support.waiting import StopSignal
 from surge_dagster.engine.thresholds import Bounds
 
 

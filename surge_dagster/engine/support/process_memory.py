@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,10 +54,11 @@ def _limits(membership: Path, mount: Path) -> Iterator[int]:
 
 
 class MemoryGauge:
-    """Samples the memory of this process and its children (PSS: shared pages are split, so the sum is true).
+    """Samples the memory of this process and its children.
 
-    Before each sample the allocators return free memory to the system: every publishing thread has a heap of its own,
-    and together the heaps would keep the largest pieces that each thread ever wrote.
+    It adds up their PSS, in which shared pages are divided among the processes that map them.
+    Before each sample the allocators return free memory to the system: every publishing thread has its own heap, and
+    the heaps would keep the largest piece that each thread ever wrote.
 
     Args:
         interval_seconds: between two samples.
@@ -78,7 +78,7 @@ class MemoryGauge:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
-        # The kernel may never answer for a process that hangs inside it; a run does not wait for that.
+        # The kernel may never answer for a process that hangs in a system call; a run does not wait for that.
         wait_for_thread(self._thread, _LAST_SAMPLE_SECONDS)
 
     def _watch(self) -> None:
@@ -89,7 +89,8 @@ class MemoryGauge:
         self._sample()
 
     def _sample(self) -> None:
-        self.peak_bytes = max(self.peak_bytes, sum(map(_pss_bytes, _process_tree(os.getpid()))))
+        own = psutil.Process()
+        self.peak_bytes = max(self.peak_bytes, sum(map(_pss_bytes, [own, *own.children(recursive=True)])))
 
 
 def give_back_unused() -> None:
@@ -99,19 +100,8 @@ def give_back_unused() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _process_tree(root: int) -> list[int]:
-    found = [root]
-    for pid in found:  # grows while it is walked
-        with contextlib.suppress(OSError):  # a process or one of its threads may end at any moment
-            for thread in Path(f"/proc/{pid}/task").iterdir():
-                with contextlib.suppress(OSError):
-                    found += map(int, (thread / "children").read_text().split())
-    return found
-
-
-def _pss_bytes(pid: int) -> int:
+def _pss_bytes(process: psutil.Process) -> int:
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
+        return process.memory_full_info().pss
+    except psutil.Error:  # a process may end at any moment
         return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)

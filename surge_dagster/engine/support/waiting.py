@@ -1,4 +1,4 @@
-"""Waits that a signal can end, whichever thread of the process received it.
+"""Waits that a signal can end, whichever thread of the process received it, and the signal that ends a run early.
 
 The kernel may deliver a signal to any thread, or to the main thread just before it begins to wait. Python raises the
 exception (`KeyboardInterrupt`, Dagster's termination) in the main thread when that thread runs again, which never
@@ -12,6 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
+
+from surge_dagster.engine.errors import Cancelled
 
 TURN_SECONDS = 0.1
 T = TypeVar("T")
@@ -59,3 +61,57 @@ def rest(seconds: float) -> None:
         return False
 
     wait_in_turns(wait, seconds)
+
+
+class StopSignal:
+    """Says what the threads of a run may still begin, and how long they may wait.
+
+    Args:
+        grace_seconds: how long a run that was asked to stop may take to publish what is encoded.
+
+    Attributes:
+        stopping: set when no further SuperBatch is begun, for whatever reason.
+        over: set when no thread waits for the store any longer: it is down, or the grace time has passed.
+        requested_at: when the run was asked to stop, on the monotonic clock; None where it was not.
+    """
+
+    def __init__(self, grace_seconds: float = 20.0) -> None:
+        self.grace_seconds = grace_seconds
+        self.stopping = threading.Event()
+        self.over = threading.Event()
+        self.requested_at: float | None = None
+        self._abandoned = threading.Event()
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the caller no longer waits for the run."""
+        return self._abandoned.is_set()
+
+    def request(self) -> None:
+        """Ask the run to stop: the grace time begins with the first request."""
+        if self.requested_at is None:
+            self.requested_at = time.monotonic()
+        self.stopping.set()
+
+    def abandon(self) -> None:
+        """End the grace time now: the caller was interrupted again and goes on without the run."""
+        self._abandoned.set()
+        self.over.set()
+
+    def seconds_left(self, share: float = 1.0) -> float | None:
+        """Seconds until this share of the grace time has passed; None as long as the run was not asked to stop."""
+        if self.abandoned:
+            return 0.0
+        if self.requested_at is None:
+            return None
+        return max(0.0, self.requested_at + share * self.grace_seconds - time.monotonic())
+
+    def require_running(self) -> None:
+        """Raise `Cancelled` when no further SuperBatch is to be begun."""
+        if self.stopping.is_set():
+            raise Cancelled
+
+    def require_not_over(self) -> None:
+        """Raise `Cancelled` when no thread is to wait for the store any longer."""
+        if self.over.is_set():
+            raise Cancelled

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import threading
 from pathlib import Path
@@ -22,7 +21,7 @@ def cgroups(root: Path, membership: str, limits: dict[str, str]) -> int:
     return memory_bytes(root / "membership", root / "mount")
 
 
-def test_without_a_limit_it_is_the_machine_s(tmp_path: Path) -> None:
+def test_memory_without_a_limit_is_that_of_the_machine(tmp_path: Path) -> None:
     machine = psutil.virtual_memory().total
     assert memory_bytes(tmp_path / "none", tmp_path) == machine
     assert cgroups(tmp_path, "0::/\n", {"memory.max": "max\n"}) == machine
@@ -41,27 +40,26 @@ def test_without_a_limit_it_is_the_machine_s(tmp_path: Path) -> None:
         ("4:blkio,memory:/docker/1f\n", {"memory/memory.limit_in_bytes": "1000\n", "cpu/memory.max": "1\n"}),
     ],
 )
-def test_the_lowest_limit_of_the_groups_above_counts(tmp_path: Path, membership: str, limits: dict[str, str]) -> None:
+def test_lowest_limit_of_all_parent_groups_counts(tmp_path: Path, membership: str, limits: dict[str, str]) -> None:
     assert cgroups(tmp_path, membership, limits) == 1000
 
 
-def test_the_gauge_sees_memory_that_is_taken() -> None:
+def test_gauge_measures_allocated_memory() -> None:
     with MemoryGauge(interval_seconds=60) as gauge:
         held = bytearray(b"\1") * (200 << 20)
     assert gauge.peak_bytes > len(held)
 
 
-def test_process_that_ends_during_a_sample_is_left_out() -> None:
-    with subprocess.Popen(["true"]) as ended:
-        pass
-    assert process_memory._process_tree(ended.pid) == [ended.pid]
-    with MemoryGauge(interval_seconds=60) as gauge, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process_memory, "_process_tree", lambda _: [os.getpid(), ended.pid])
+def test_process_that_ends_during_a_sample_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["true"]) as running:
+        ending = psutil.Process(running.pid)
+    monkeypatch.setattr(psutil.Process, "children", lambda *_, **__: [ending])
+    with MemoryGauge(interval_seconds=60) as gauge:
         gauge._sample()
     assert gauge.peak_bytes > 0
 
 
-def test_the_gauge_ends_with_its_block() -> None:
+def test_gauge_thread_ends_with_its_block() -> None:
     with MemoryGauge(interval_seconds=60) as gauge:
         pass
     assert not gauge._thread.is_alive()

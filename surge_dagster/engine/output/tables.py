@@ -1,0 +1,187 @@
+"""Rows of embedding files as a polars LazyFrame or as a pyarrow dataset; both compare checksums.
+
+The LazyFrame reads files one after the other, a batch at a time, so a query that reduces what it reads needs the memory
+of its result and of a batch. Neither reads columns that a query does not need, nor files that a filter on the partition
+excludes. Polars and `pyarrow.dataset`, which imports pandas, are imported when they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pyarrow as pa
+import pyarrow.fs as fs
+
+from surge_dagster.engine.errors import DataError
+from surge_dagster.engine.files.facts import InvalidFile
+from surge_dagster.engine.files.formats import PublishedFile, format_of, open_checked, open_output_file
+from surge_dagster.engine.output.freshness import replaced
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow.dataset as ds
+
+_BATCH_ROWS = 16_384
+
+
+def as_lazy_frame(store: Store, files: Sequence[PublishedFile], schema: pa.Schema) -> pl.LazyFrame:
+    """The rows of `files`, in their order.
+
+    Args:
+        schema: of the rows: partition, id, perhaps text, embedding.
+    """
+    import polars as pl
+    from polars.io.plugins import register_io_source
+
+    types = pl.DataFrame(pl.from_arrow(schema.empty_table())).schema
+
+    def read(
+        columns: list[str] | None, predicate: pl.Expr | None, limit: int | None, batch_rows: int | None
+    ) -> Iterator[pl.DataFrame]:
+        # Without any column a frame would not say how many rows it has.
+        names = schema.names if columns is None else columns or schema.names[:1]
+        needed = pa.schema([schema.field(name) for name in names])
+        rows = min(_BATCH_ROWS, batch_rows or _BATCH_ROWS, limit or _BATCH_ROWS)
+        kept = files
+        if limit is None and predicate is not None and set(predicate.meta.root_names()) == {"partition"}:
+            keys = pl.DataFrame({"partition": [file.facts.partition_key for file in files]}, {"partition": pl.String})
+            matching = set(keys.filter(predicate)["partition"])
+            kept = [file for file in files if file.facts.partition_key in matching]
+        for table in _tables(_batches(store, kept, needed, rows), rows):
+            frame = pl.DataFrame(pl.from_arrow(table))
+            if limit is not None:  # rows are counted before they are filtered
+                frame = frame.head(limit)
+                limit -= frame.height
+            frame = frame if predicate is None else frame.filter(predicate)
+            yield frame if columns is None else frame.select(columns)
+            if limit == 0:
+                return
+
+    return register_io_source(read, schema=types, explain_name="surge-dagster embeddings")
+
+
+def as_dataset(store: Store, files: Sequence[PublishedFile], schema: pa.Schema, file_format: str) -> ds.Dataset:
+    """The rows of `files`, in their order; a filter on `partition` reads only the files of these partitions.
+
+    Args:
+        schema: of the rows: partition, id, perhaps text, embedding.
+        file_format: of the files.
+    """
+    import pyarrow.dataset as ds
+
+    if file_format == "arrow":
+        form = ds.IpcFileFormat()
+    else:
+        options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+        form = ds.ParquetFileFormat(default_fragment_scan_options=options)
+    filesystem = filesystem_of(store)
+    fragments = [
+        form.make_fragment(
+            file.stored.name,
+            filesystem,
+            ds.field("partition") == file.facts.partition_key,
+            file_size=file.stored.size,
+        )
+        for file in files
+    ]
+    return ds.FileSystemDataset(fragments, schema, form, filesystem)
+
+
+def filesystem_of(store: Store) -> fs.FileSystem:
+    """A store as a read-only filesystem of pyarrow, whose paths are the store's names.
+
+    An Arrow file is compared with its checksums before it is given; pyarrow itself does that for a Parquet file.
+    """
+    return fs.PyFileSystem(_ReadOnly(store))
+
+
+def _tables(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
+    """Batches joined to `rows` or more, so that thousands of small partitions do not become thousands of frames."""
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        if sum(map(len, held)) >= rows:
+            yield pa.Table.from_batches(held)
+            held = []
+    if held:
+        yield pa.Table.from_batches(held)
+
+
+def _batches(store: Store, files: Iterable[PublishedFile], needed: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
+    for file in files:
+        key, location = file.facts.partition_key, store.location(file.stored.name)
+        try:
+            with (
+                store.open(file.stored.name, file.stored) as source,
+                open_output_file(source, format_of(file.stored.name) or "parquet", mapped=True) as reader,
+            ):
+                if reader.facts != file.facts:  # a store may give one tag to two contents
+                    raise replaced(location, key)
+                columns = [name for name in reader.columns.names if name in needed.names]
+                for batch in reader.read(columns=columns or ["id"], batch_rows=rows):
+                    yield _with_all_columns(batch, key, needed)
+        except FileNotFoundError as error:
+            raise replaced(location, key) from error
+        except (InvalidFile, *UNREADABLE) as error:
+            if is_systems(error):
+                raise not_given(repr(location), error, key) from error
+            raise DataError(
+                key, f"{location!r} is damaged: {first_line(error)}", "Remove it and embed the partition again."
+            ) from error
+
+
+def _with_all_columns(batch: pa.RecordBatch, key: str, needed: pa.Schema) -> pa.RecordBatch:
+    """A batch with the columns that its file does not have: the partition, and null for texts."""
+    columns = []
+    for field in needed:
+        if field.name in batch.schema.names:
+            columns.append(batch.column(field.name))
+        elif field.name == "partition":
+            columns.append(pa.repeat(pa.scalar(key, field.type), len(batch)))
+        else:
+            columns.append(pa.nulls(len(batch), field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=needed)
+
+
+class _ReadOnly(fs.FileSystemHandler):
+    """Opens files; refuses everything else."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ReadOnly) and other._store.url == self._store.url
+
+    def __hash__(self) -> int:
+        return hash(self._store.url)
+
+    def get_type_name(self) -> str:
+        return "surge-dagster"
+
+    def normalize_path(self, path: str) -> str:
+        return path
+
+    def get_file_info(self, paths: list[str]) -> list[fs.FileInfo]:
+        return [self._info(path) for path in paths]
+
+    def open_input_file(self, path: str) -> pa.NativeFile:
+        return open_checked(self._store.open(path), format_of(path) or "parquet")
+
+    def open_input_stream(self, path: str) -> pa.NativeFile:
+        return self.open_input_file(path)
+
+    def _info(self, path: str) -> fs.FileInfo:
+        try:
+            with self._store.open(path) as file:
+                return fs.FileInfo(path, fs.FileType.File, size=file.size())
+        except FileNotFoundError:
+            return fs.FileInfo(path, fs.FileType.NotFound)
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise NotImplementedError("embeddings are opened for reading only")
+
+    get_file_info_selector = create_dir = delete_dir = delete_dir_contents = delete_root_dir_contents = _refuse
+    delete_file = move = copy_file = open_output_stream = open_append_stream = _refuse
