@@ -246,8 +246,7 @@ class Dispatcher:
         """Sends chunks to workers, one to each before any worker gets a second one."""
         for depth in range(1, _CHUNKS_PER_WORKER + 1):
             for worker in list(self._workers.values()):
-                alone = bool(worker.assigned) and worker.assigned[0].quarantined is not None
-                if not worker.ready or alone or len(worker.assigned) >= depth:
+                if not worker.ready or len(worker.assigned) >= depth or _takes_no_second(worker):
                     continue
                 chunk = self._schedule.next_chunk(worker.seat.index, idle=not worker.assigned)
                 if chunk is not None:
@@ -371,6 +370,11 @@ class Dispatcher:
             self._selector.close()
             self._wake_reader.close()
             self._wake_writer.close()
+
+
+def _takes_no_second(worker: WorkerProcess) -> bool:
+    """Whether no chunk may wait behind the worker's first one: that one may end the worker, or may never end."""
+    return any(chunk.quarantined is not None or chunk.job.abandoned for chunk in worker.assigned[:1])
 
 
 def _end_text(worker: WorkerProcess, how: str) -> str:
