@@ -150,14 +150,14 @@ def test_partition_that_was_missing_in_one_attempt_is_embedded_by_the_next(
         waits.append(seconds)
         if len(waits) == 1:
             bench.write("k")
-            monkeypatch.setattr(Encoder, "start", fail)
+            monkeypatch.setattr(Encoder, "start_pool", fail)
         else:
             monkeypatch.setattr(Encoder, "start_pool", start)
 
     def fail(_: Encoder) -> None:
         raise EncoderError("the pool failed")
 
-    start = Encoder.start
+    start = Encoder.start_pool
     monkeypatch.setattr(embeddings, "rest", rest)
     ran = bench.embed("a", "k")
     assert len(waits) == 2 and ran.success and set(ran.materialized()) == {"a", "k"}
@@ -266,7 +266,7 @@ def test_a_run_that_an_error_ends_has_its_check_and_one_that_is_interrupted_has_
     bench.write("a")
     bench.instance.add_dynamic_partitions(NAMES.partitions_name, ["a"])
     monkeypatch.setattr(embeddings, "_RETRY_SECONDS", 0)
-    monkeypatch.setattr(Encoder, "start", fail)
+    monkeypatch.setattr(Encoder, "start_pool", fail)
     if launched == "a job that retries nothing":  # by its run config, which a run in this process does not heed
         monkeypatch.setattr(IPlanContext, "retry_mode", RetryMode.DISABLED)
     ran = bench.embed("a", "a") if launched == "the asset" else bench.refresh()
