@@ -14,6 +14,7 @@ import requests
 
 from surge_dagster.check_policy import RUN_CHECK
 from surge_dagster.orchestration.active_runs import embeds, switches
+from surge_dagster.orchestration.launch import named
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.settings import Settings
 
@@ -25,14 +26,11 @@ _WILL_RETRY_TAG = "dagster/will_retry"
 
 
 def failure_text(context: dg.RunFailureSensorContext) -> str:
-    """What a message says about a failed run: its job, the errors of its steps, and the partitions that failed."""
+    """The text of an alert: the run's job, the errors of its steps, and the failed partitions."""
     keys = _failed_partitions(context.instance, context.dagster_run.run_id)
     lines = [_message(context)]
     if keys:
-        more = len(keys) - _PARTITIONS_NAMED
-        lines.append(
-            f"Failed partitions: {', '.join(keys[:_PARTITIONS_NAMED])}" + (f" and {more:,} more" if more > 0 else "")
-        )
+        lines.append(f"Failed partitions: {named(keys, _PARTITIONS_NAMED)}")
     return "\n".join((*lines, f"Run {context.dagster_run.run_id}"))
 
 

@@ -1,7 +1,7 @@
-"""Runs of a catalog that wait or are executed: which assets they concern, whether they live, what partitions they hold.
+"""Active runs of a catalog: which assets they concern, whether their process lives, and what partitions they hold.
 
-Dagster's run monitoring asks the run launcher whether a run lives, and the default launcher cannot answer. So a run
-tags itself with the process that executes it. A run whose process has ended is declared failed, which frees its
+Dagster's run monitoring asks the run launcher whether a run's process lives, and the default launcher cannot answer. So
+a run tags itself with the process that executes it. A run whose process has ended is declared failed, which frees its
 partitions and its slot of the pool.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 import dagster as dg
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.orchestration.launch import Select, keys_of
+from surge_dagster.orchestration.launch import Select, keys_of, named
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import to_partition_key
 
@@ -37,8 +37,6 @@ _ACTIVE = [
 ]
 _FIRST_NAMESPACE = 4026531836  # of process ids, outside of containers; PROC_PID_INIT_INO of the kernel
 _RUNS_NAMED = 3
-_PLANS_KEPT = 1000
-_assets_of_plans: dict[str, Set[dg.AssetKey]] = {}  # a plan is stored under a digest of its content
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +57,7 @@ class Held:
     @property
     def by(self) -> str:
         """The runs, for an operator: a run that makes no progress holds its partitions until it is terminated."""
-        more = len(self.run_ids) - _RUNS_NAMED
-        named = ", ".join(self.run_ids[:_RUNS_NAMED]) + (f" and {more:,} more" if more > 0 else "")
-        return f"active runs ({named}; terminate one that does not go on)"
+        return f"active runs ({named(self.run_ids, _RUNS_NAMED)}; terminate one that makes no progress)"
 
 
 def record_process(context: dg.OpExecutionContext) -> None:
@@ -140,11 +136,11 @@ def held_keys(run: dg.DagsterRun, registered: Mapping[str, None], op_names: Sequ
     """
     for config in _configs(run, op_names):
         try:
-            named = keys_of(config.get("keys"), config.get("keys_file"))
+            keys = keys_of(config.get("keys"), config.get("keys_file"))
         except ConfigError:
             continue  # the run will fail on it; until then it may hold the range below
-        if named is not None:
-            return {*named, *map(to_partition_key, filter(None, named))}  # an operator may type either form
+        if keys is not None:
+            return {*keys, *map(to_partition_key, filter(None, keys))}  # an operator may type either form
     if "dagster/partition" in run.tags:
         return {run.tags["dagster/partition"]}
     first = run.tags.get("dagster/asset_partition_range_start")
@@ -183,7 +179,7 @@ def _declare_lost(instance: dg.DagsterInstance, run_id: str) -> None:
     run = instance.get_run_by_id(run_id)
     if run is None or run.status not in _EXECUTING:
         return
-    why = "The process of this run is gone; it was killed, or its machine was restarted."
+    why = "The process of this run has ended; it was killed, or its machine was restarted."
     if run.status is dg.DagsterRunStatus.CANCELING:  # Dagster would launch a failed run again
         instance.report_run_canceled(run, f"{why} Its termination had been requested.")
     else:
@@ -191,10 +187,11 @@ def _declare_lost(instance: dg.DagsterInstance, run_id: str) -> None:
 
 
 def _place() -> str:
-    """Where process ids mean the same: host name, machine and namespace of process ids.
+    """The host name, the machine and the namespace of process ids; where they are equal, a process id means the same.
 
-    Host names alone are not enough: containers of one machine, or two machines, may share one. A machine's id survives
-    its restart, and then no process of before lives; a container's id may be its image's, so the boot stands for it.
+    Host names alone are not enough: containers of one machine, or two machines, may have the same one. The id of a
+    machine survives its restart, after which no earlier process lives. The id in a container may be that of its image,
+    so the id of the boot takes its place.
     """
     namespace = _namespace()
     machine = _line("/etc/machine-id") if namespace == _FIRST_NAMESPACE else ""
@@ -232,12 +229,7 @@ def _assets_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Set[dg.Asset
     plan_id = run.execution_plan_snapshot_id
     if run.asset_selection is not None or plan_id is None:
         return run.asset_selection or frozenset()
-    if plan_id not in _assets_of_plans:
-        try:
-            assets = instance.get_execution_plan_snapshot(plan_id).asset_selection
-        except Exception:
-            return frozenset()
-        while len(_assets_of_plans) >= _PLANS_KEPT:
-            _assets_of_plans.pop(next(iter(_assets_of_plans)))
-        _assets_of_plans[plan_id] = assets
-    return _assets_of_plans[plan_id]
+    try:
+        return instance.get_execution_plan_snapshot(plan_id).asset_selection
+    except Exception:
+        return frozenset()

@@ -1,11 +1,11 @@
-"""Partitions that failed: their tables, the failure of their run, and the events that show them in Dagster.
+"""Failed partitions: their tables, the failure of their run, and the events that show them in Dagster.
 
 Bad data stays bad until its source or a setting changes. So a partition that a run refuses for its content gets an
-observation of `embeddings` with the reason: an operator finds it on the page of the partition, and the sensor reads in
-one query what it must not request. What failed for a transient reason gets none and is tried again.
+observation of `embeddings` with the reason. An operator finds it on the page of the partition, and the sensor reads in
+one query which partitions it must not request. A partition that failed for a transient reason gets no observation.
 
-A refusal names the source version and the fingerprint of the settings under which the partition was read: it may be
-reported hours later, when the source or the settings are others.
+The observation names the source version and the fingerprint of the settings with which the partition was read: the run
+may report it hours later, when the source or the settings have changed.
 """
 
 from __future__ import annotations
@@ -36,19 +36,21 @@ _READ_ERROR = "Look at the run's error, then run again."
 
 
 def failure_table(rows: Sequence[tuple[str, str]], count: int | None = None) -> dg.MarkdownMetadataValue:
-    """A table of keys and reasons, cut to a length that an operator will read.
+    """A table of keys and reasons, of at most 200 rows.
 
     Args:
-        count: of all, where `rows` has only the first ones.
+        rows: keys and reasons, perhaps only the first ones.
+        count: number of all rows; None for as many as given.
     """
     return _table(("partition", "reason"), rows, len(rows) if count is None else count)
 
 
 def table_of_failures(failures: Sequence[Failure], ended_by: Exception | None = None) -> dg.MarkdownMetadataValue:
-    """A table of partitions that failed: which, why, and what to do.
+    """A table of failed partitions with the reason and what to do.
 
     Args:
-        ended_by: the error that ended the run; it has a row of its own, the first one.
+        failures: one row each, at most 200.
+        ended_by: the error that ended the run; it is the first row.
     """
     rows = [] if ended_by is None else [("(the whole run)", _text(ended_by), _remedy(ended_by))]
     rows += [
@@ -59,7 +61,7 @@ def table_of_failures(failures: Sequence[Failure], ended_by: Exception | None = 
 
 
 def failure_of(names: CatalogNames, outcome: Outcome) -> dg.Failure:
-    """The failure that ends a run whose partitions failed, or that an error ended; Dagster does not retry it."""
+    """The failure that ends a run with failed partitions, or one that an error ended; Dagster does not retry it."""
     count, error = len(outcome.failures), outcome.ended_by
     reasons = [failure.reason for failure in outcome.failures[:_NAMED]]
     if count > _NAMED:
@@ -77,10 +79,10 @@ def failure_of(names: CatalogNames, outcome: Outcome) -> dg.Failure:
 
 
 def report_failures(names: CatalogNames, context: dg.OpExecutionContext, outcome: Outcome) -> None:
-    """Make Dagster show exactly these partitions as failed when the run has ended, and why any was refused.
+    """Make Dagster show exactly these partitions as failed when the run has ended, with the reasons of refusals.
 
-    Dagster shows a partition as failed when a failed run planned it and did not materialize it. A partition that was
-    fixed and embedded by another run meanwhile is left out.
+    Dagster shows a partition as failed when a failed run planned it and did not materialize it. A partition that
+    another run has embedded meanwhile, after it was fixed, is left out.
     """
     if not outcome.failures:
         return
@@ -103,14 +105,14 @@ def refusal_fingerprint(resources: CatalogResources) -> str:
     return json.dumps(
         [
             resources.catalog.model_dump(include={"id_column", "text_column", "max_text_bytes"}),
-            resources.encoder.model_dump(exclude={"grace_seconds"}),  # a text may kill the workers of one device only
+            resources.encoder.model_dump(exclude={"grace_seconds"}),  # a text may kill workers of one device only
         ],
         sort_keys=True,
     )
 
 
 def refusal(names: CatalogNames, partition: Partition, reason: str, fingerprint: str) -> dg.AssetObservation:
-    """The event that says that a partition was refused as it was read, under settings of this fingerprint."""
+    """The event that reports the refusal of a partition as it was read, with settings of this fingerprint."""
     return dg.AssetObservation(
         names.embeddings,
         partition=to_partition_key(partition.key),
@@ -122,7 +124,7 @@ def refusal(names: CatalogNames, partition: Partition, reason: str, fingerprint:
 
 
 def still_refused(catalogued: Catalogued, by_key: Mapping[str, Partition], fingerprint: str) -> set[str]:
-    """Partition keys whose present content was refused under the present settings, and was not embedded since.
+    """Partition keys whose present content was refused with the present settings, and was not embedded since.
 
     Args:
         by_key: the catalog, by partition key.
@@ -150,7 +152,7 @@ def _is_embedded_since(names: CatalogNames, instance: dg.DagsterInstance, partit
     try:
         now = partition.current_source_version()
     except (SurgeError, OSError):
-        return False  # unknown at present
+        return False  # the source does not answer now
     if now == partition.source_version:
         return False
     of_partition = dg.AssetRecordsFilter(names.embeddings, asset_partitions=[to_partition_key(partition.key)])
@@ -170,12 +172,12 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], count: int) -> 
 
 
 def _cell(text: str) -> str:
-    """Text that cannot end its cell of a markdown table."""
+    """Text with the characters replaced that would end a cell of a markdown table."""
     return text.replace("|", "\\|").replace("`", "'").replace("\n", " ")
 
 
 def _text(error: Exception) -> str:
-    """An error's text; an error of another package is named with its class, since its text often says little."""
+    """An error's text; for errors of other packages with the class, since their text alone often says little."""
     return str(error) if isinstance(error, SurgeError) else f"{type(error).__name__}: {error}"
 
 
@@ -190,6 +192,6 @@ def _remedy(error: Exception) -> str:
 
 
 def _reason(failure: Failure) -> str:
-    """The reason without the text of the other columns."""
+    """The reason without the key and the remedy, which have columns of their own."""
     reason = failure.reason.removesuffix(failure.remedy) if failure.remedy else failure.reason
     return reason.strip().removeprefix(f"partition {failure.key!r}").lstrip(":, ")

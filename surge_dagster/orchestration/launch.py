@@ -41,7 +41,7 @@ class Select(Enum):
 
 
 class Removed(Enum):
-    """What a run does about partitions that were removed from the source; Dagster's config uses the members' names."""
+    """What a run does about partitions removed from the source; Dagster's config uses the members' names."""
 
     leave = "leave"
     report = "report"
@@ -77,14 +77,14 @@ class LaunchConfig(dg.Config):
 
     @property
     def is_typed(self) -> bool:
-        """Whether an operator typed partition keys: sensor and schedule know them, and an operator may be mistaken."""
+        """Whether an operator typed the partition keys, and may have made a mistake; sensor and schedule do not."""
         return not self.unattended and (self.keys is not None or self.keys_file is not None)
 
     def named_keys(self) -> list[str] | None:
-        """The partition keys that the config names in either way, None when it names none.
+        """The partition keys in `keys` and in `keys_file`, None when neither is given.
 
         Raises:
-            ConfigError: the file that holds them cannot be read, or an operator named none in it.
+            ConfigError: the file that holds them cannot be read, or an operator gave an empty list.
         """
         named = keys_of(self.keys, self.keys_file)
         if self.is_typed and not named:
@@ -97,7 +97,7 @@ class LaunchConfig(dg.Config):
 
 
 def keys_of(keys: list[str] | None, keys_file: str | None) -> list[str] | None:
-    """Partition keys that a config names in either way, None when it names none.
+    """The partition keys in a config's `keys` and `keys_file`, None when neither is given.
 
     Raises:
         ConfigError: the file that holds them cannot be read.
@@ -124,15 +124,15 @@ def read_keys(path: str) -> list[str]:
 
 
 def catalog_keys(typed: Iterable[str], known: Collection[str], catalog: str) -> list[str]:
-    """The catalog keys that an operator typed, each as the catalog has it or as Dagster shows it.
+    """The catalog keys that an operator typed, each in the catalog's spelling or in Dagster's.
 
     Args:
-        typed: in any order; one that comes twice counts once.
+        typed: in any order; duplicates count once.
         known: the catalog's own keys.
         catalog: its URL, for the error.
 
     Raises:
-        ConfigError: a key is not in the catalog, or may be either of two keys.
+        ConfigError: a key is not in the catalog, or matches two of its keys.
     """
     shown = {to_partition_key(key): key for key in known}
     selected: dict[str, None] = {}
@@ -161,25 +161,25 @@ def catalog_keys(typed: Iterable[str], known: Collection[str], catalog: str) -> 
 def unattended_config(
     op_name: str, resources: CatalogResources, space: Space | None, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Config of a run that no operator launches: it fills the given space, or begins the first one of an empty output.
+    """Config of a run that a sensor or schedule requests: it fills a space, or begins the first one of an empty output.
 
     Args:
         op_name: the op that reads the config.
         resources: as the settings define them where the run is requested.
-        space: that the run must write to; None where it is still to be begun.
+        space: the run must write to it; None where the run begins it.
         options: further options of the run.
     """
     expected = {"expected_space": space.name} if space else {}
-    with suppress(ConfigError):  # the run fails on it too, which is alerted
+    with suppress(ConfigError):  # the run fails with the same error, which is alerted
         expected["expected_settings"] = settings_of_vectors(resources)
     return {"ops": {op_name: {"config": {"unattended": True, **expected, **options}}}}
 
 
 def settings_of_vectors(resources: CatalogResources) -> str:
-    """The settings that decide which vectors a run makes, of which columns, as JSON.
+    """The settings that decide which vectors a run makes, from which columns, as JSON.
 
     Raises:
-        ConfigError: the settings make no spec.
+        ConfigError: the settings contradict each other.
     """
     spec = {name: value for name, value in resources.encoder.encoding_spec().as_dict().items() if value is not None}
     folder = Path(str(spec["model"])).expanduser()
@@ -196,8 +196,8 @@ def require_expected_settings(config: LaunchConfig, tags: Mapping[str, str], res
     another space, and with another text column it would fill the space with vectors of other texts.
 
     Args:
-        config: of the run; one that an operator launched expects nothing.
-        tags: of the run: an operator who executes a run again may have fixed a setting.
+        config: of the run; a launch by an operator has no expected settings.
+        tags: of the run; an operator who executes a run again may have fixed a setting, so that run is not refused.
         resources: as the settings define them where the run is executed.
 
     Raises:
@@ -214,7 +214,7 @@ def require_expected_settings(config: LaunchConfig, tags: Mapping[str, str], res
         )
 
 
-def named(items: Iterable[str]) -> str:
-    """The first items, and how many there are beside them."""
+def named(items: Iterable[str], most: int = _NAMED) -> str:
+    """The first items, and the number of the others."""
     items = list(items)
-    return ", ".join(items[:_NAMED]) + (f" and {len(items) - _NAMED:,} others" if len(items) > _NAMED else "")
+    return ", ".join(items[:most]) + (f" and {len(items) - most:,} others" if len(items) > most else "")
