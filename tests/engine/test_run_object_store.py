@@ -278,7 +278,7 @@ class TestFailures:
     def test_store_that_refuses_every_write_ends_a_run_that_replaces_files(
         self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
     ) -> None:
-        """The store still answers the HEAD before each PUT."""
+        """The store still answers reads."""
         source = open_source(write_catalog(tmp_path / "catalog", catalog_of(40, large=0)))
         finish(make_run(hash_pool, source, open_bucket(object_server), LARGE))
         before = object_server.objects()
@@ -287,7 +287,6 @@ class TestFailures:
         run = make_run(hash_pool, source, open_bucket(object_server), LARGE, force=True)
         with pytest.raises(StoreUnavailable, match=r"the store is down, or refuses them.*lack a right"):
             list(run.events())
-        assert 4 <= len(object_server.requests("HEAD")) < len(before)
         assert 4 <= len(object_server.requests("PUT")) <= 4 + 2 * 8
         assert object_server.objects() == before
 

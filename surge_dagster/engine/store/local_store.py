@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import threading
-from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePosixPath
-from typing import Self
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePath
 
 import pyarrow as pa
 
@@ -26,38 +24,22 @@ from surge_dagster.engine.store.local_upload import (
     storage_errors,
     stored_object,
 )
-from surge_dagster.engine.store.store import ObjectEnd, StoredObject
+from surge_dagster.engine.store.store import ObjectEnd, Store, StoredObject
 from surge_dagster.engine.support.keys import is_text
 
 # More than the resolution of any disk's clock: a file replaced within that keeps its modification time.
 _SETTLED_NS = 2_000_000_000
 
 
-class LocalStore:
-    """A folder on a local disk; see `Store`."""
-
-    is_remote = False  # reading a footer is faster than a thread or a cache
-    upload_bytes = 0  # written bytes go to the disk's own buffers
+class LocalStore(Store):
+    """A folder on a local disk; nothing is attempted again, because a disk that refuses once refuses twice."""
 
     def __init__(self, root: Path) -> None:
+        super().__init__(str(root), str(root))
         self.root = root
-        self.url = self.identity = str(root)
-        self.retries: Mapping[str, int] = {}  # nothing is attempted again: a disk that refuses once refuses twice
-
-    def until(self, over: threading.Event) -> Self:
-        """The same store: nothing waits for a disk."""
-        return self
-
-    def location(self, name: str) -> str:
-        """The path of an object."""
-        return f"{self.root}/{name}"
 
     def prepare(self, folder: str) -> None:
-        """Make a folder ready for writing.
-
-        Raises:
-            ConfigError: the folder cannot be written, or its disk does not distinguish `A` from `a`.
-        """
+        """Create the folder, and refuse a disk that does not distinguish `A` from `a`."""
         path = self.root / folder
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -77,11 +59,7 @@ class LocalStore:
             )
 
     def sweep(self, folder: str) -> None:
-        """Remove the temp files of dead writers; of a hidden folder, also those below it, and folders that are empty.
-
-        Raises:
-            TransientError: the disk refuses.
-        """
+        """See `Store`; of a hidden folder, empty folders below it are removed too."""
         path = self.root / folder
         with storage_errors(path):
             if not is_hidden(folder):
@@ -90,18 +68,12 @@ class LocalStore:
             for below, _, _ in os.walk(path, topdown=False):
                 remove_dead_temp_files(Path(below))
                 (Path(below) / LOCK_NAME).unlink(missing_ok=True)  # earlier versions left them there
-                _remove_if_empty(Path(below))
-            self._remove_empty(folder)
+                with contextlib.suppress(OSError):  # it is not empty
+                    os.rmdir(below)  # noqa: PTH106
+            self._remove_empty(path.parent)
 
     def list(self, folder: str, *, deep: bool = False) -> Iterator[StoredObject]:
-        """Yield the objects of a folder in no particular order, without hidden ones and names that are not UTF-8.
-
-        Args:
-            deep: yield those of its folders as well.
-
-        Raises:
-            ConfigError: the folder cannot be listed.
-        """
+        """See `Store`; names that are not UTF-8 are left out."""
         prefix = f"{folder}/" if folder else ""
         for entry in self._entries(folder):
             if deep and entry.is_dir(follow_symlinks=False):
@@ -110,23 +82,11 @@ class LocalStore:
                 with contextlib.suppress(FileNotFoundError):  # removed after the folder was listed
                     yield stored_object(f"{prefix}{entry.name}", entry.stat())
 
-    def folders(self) -> list[str]:
-        """Names of the folders at the root, sorted, without hidden ones and names that are not UTF-8.
-
-        Raises:
-            ConfigError: the root cannot be listed.
-        """
+    def folders(self) -> Sequence[str]:
+        """See `Store`; names that are not UTF-8 are left out."""
         return sorted(entry.name for entry in self._entries("") if entry.is_dir())
 
     def open(self, name: str, listed: StoredObject | None = None) -> pa.NativeFile:
-        """Open an object for reading.
-
-        Args:
-            listed: the object as a listing showed it, and no other one.
-
-        Raises:
-            FileNotFoundError: there is no such object, or it was replaced since it was listed.
-        """
         file = pa.OSFile(self.location(name), "rb")
         if listed in (None, stored_object(name, os.fstat(file.fileno()))):
             return file
@@ -134,12 +94,6 @@ class LocalStore:
         raise FileNotFoundError(errno.ENOENT, "another file stands in its place now", self.location(name))
 
     def read_end(self, name: str, size: int) -> ObjectEnd:
-        """The last `size` bytes of an object, or all of it.
-
-        Raises:
-            FileNotFoundError: there is no such object.
-            TransientError: the disk does not return it.
-        """
         path = self.location(name)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -161,22 +115,23 @@ class LocalStore:
         return seen_ns - int(stored.etag) > _SETTLED_NS
 
     def create(self, name: str) -> LocalUpload:
-        """Begin an object; its folder must exist (see `prepare`), or is created where it is hidden."""
         return LocalUpload(self.root, name)
 
     def delete(self, name: str) -> None:
-        """Remove an object, and its folder where that is hidden and empty then; harmless when there is none."""
+        """Remove an object, and its folders where they are hidden and empty then."""
         path = self.root / name
         with storage_errors(path):
             with contextlib.suppress(NotADirectoryError):
                 path.unlink(missing_ok=True)
             if is_hidden(name):
-                self._remove_empty(name.rpartition("/")[0])
+                self._remove_empty(path.parent)
 
     def sync(self, folder: str) -> None:
-        """Make the names of the files published in a folder durable; of a hidden one, also the folders' own names."""
-        for part in _with_parents(folder) if is_hidden(folder) else [folder]:
-            descriptor = os.open(self.root / part, os.O_RDONLY | os.O_DIRECTORY)
+        """Flush the folder; of a hidden one also the folders above it, whose own names may be new."""
+        path = self.root / folder
+        parents = path.parents[: len(PurePath(folder).parts)] if is_hidden(folder) else ()
+        for one in (path, *parents):
+            descriptor = os.open(one, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 os.fsync(descriptor)
             finally:
@@ -192,27 +147,9 @@ class LocalStore:
             path = str(self.root / folder)
             raise ConfigError(f"cannot list the output folder {path!r}: {error.strerror}. Make it readable.") from error
 
-    def _remove_empty(self, folder: str) -> None:
-        """Remove a folder and those above it, as long as they are empty."""
-        for part in _with_parents(folder)[:-1]:
-            if not _remove_if_empty(self.root / part):
-                break
-
-
-def _with_parents(folder: str) -> list[PurePosixPath]:
-    """The folder and those above it; the last one is the root."""
-    path = PurePosixPath(folder)
-    return [path, *path.parents]
-
-
-def _remove_if_empty(folder: Path) -> bool:
-    """Remove a folder that holds nothing; returns whether it is removed."""
-    try:
-        folder.rmdir()
-    except (FileNotFoundError, NotADirectoryError):
-        return True  # another process removed it
-    except OSError as error:
-        if error.errno != errno.ENOTEMPTY:
-            raise
-        return False
-    return True
+    def _remove_empty(self, folder: Path) -> None:
+        """Remove a folder and those above it, as long as they are empty; the next sweep removes what stays."""
+        with contextlib.suppress(OSError):
+            while folder != self.root:
+                folder.rmdir()
+                folder = folder.parent

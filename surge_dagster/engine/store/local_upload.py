@@ -16,13 +16,12 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 import pyarrow as pa
 from filelock import FileLock
 
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.store.store import StoredObject
+from surge_dagster.engine.store.store import StoredObject, Upload
 from surge_dagster.engine.support.waiting import wait_in_turns
 
 TEMP_PREFIX = ".tmp-"
@@ -31,14 +30,12 @@ _POLL_SECONDS = 0.01
 _ATTEMPTS = 100  # to create a folder that other processes remove when it is empty
 
 
-class LocalUpload:
-    """See `Upload`; the folder must exist, or is created where it is hidden.
+class LocalUpload(Upload):
+    """An object as a temp file; the folder must exist, or is created where it is hidden.
 
     Attributes:
         sink: a stream into the temp file; closing it ends the file's lock.
     """
-
-    sink: pa.NativeFile
 
     def __init__(self, root: Path, name: str) -> None:
         self._name = name
@@ -49,18 +46,13 @@ class LocalUpload:
             self._temp, self._file = self._open()
         self.sink = self._file
 
-    def __enter__(self) -> Self:
-        return self
-
     def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
-        """Make the object appear under its name, complete and flushed to disk.
+        """See `Upload`; the last check and the renaming happen under the folder's lock.
 
-        Args:
-            still_wanted: called last, under the folder's lock; what it raises stops the publication. Hidden folders
-                have no lock: the names of their files contain the version of the source.
+        Hidden folders have no lock: the names of their files contain the version of the source.
         """
-        self.flush()
         lock = contextlib.nullcontext() if self._is_hidden else folder_lock(self._final.parent)
+        self.flush()
         with storage_errors(self._final), lock:
             still_wanted()
             self._temp.rename(self._final)

@@ -12,7 +12,8 @@ import obstore
 from obstore.exceptions import PreconditionError
 
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.store.retries import NOT_PARTIAL, UNSUPPORTED, RequestFailed, Retrier, request_errors
+from surge_dagster.engine.store.request_errors import NOT_PARTIAL, UNSUPPORTED, RequestFailed, request_errors
+from surge_dagster.engine.store.retries import Retrier
 
 TAIL_BYTES = 64 * 1024
 _READ_AHEAD_BYTES = 1024 * 1024

@@ -6,12 +6,13 @@ writers publish the same object.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import errno
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import obstore
@@ -22,19 +23,18 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.store.object_client import ClientLimits, StorageOptions, connect
 from surge_dagster.engine.store.object_reader import ObjectReader, fetch_end
 from surge_dagster.engine.store.object_upload import PIECE_BYTES, ObjectUpload
-from surge_dagster.engine.store.retries import Retrier, request_errors
-from surge_dagster.engine.store.store import ObjectEnd, StoredObject
+from surge_dagster.engine.store.request_errors import request_errors
+from surge_dagster.engine.store.retries import Retrier
+from surge_dagster.engine.store.store import ObjectEnd, Store, StoredObject
 from surge_dagster.engine.support.urls import is_bare, split_url
 
 _HIDDEN = "."
 
 
-class ObjectStore:
-    """A bucket, or what lies below a prefix in it; see `Store`.
+class ObjectStore(Store):
+    """A bucket, or what lies below a prefix in it.
 
     Args:
-        url: without a slash at the end.
-        identity: the URL and the URL of its service, without secrets.
         prefix: of every key, empty or with a slash at the end.
         store: an obstore store of the whole bucket.
     """
@@ -42,46 +42,25 @@ class ObjectStore:
     is_remote = True
 
     def __init__(self, url: str, identity: str, prefix: str, store: Any, retrier: Retrier, part_bytes: int) -> None:
-        self.url = url
-        self.identity = identity
+        super().__init__(url, identity)
         # What a part holds, here and in obstore, and the pieces between the two.
         self.upload_bytes = 2 * (part_bytes + min(PIECE_BYTES, part_bytes))
         self._prefix = prefix
         self._store = store
         self._retrier = retrier
         self._part_bytes = part_bytes
-        self._names: set[str] = set()  # seen in a listing: a HEAD before the PUT of these saves a PUT that fails
 
     @property
     def retries(self) -> Mapping[str, int]:
         """Operations that were attempted again so far, by cause; retries within obstore are not counted."""
         return self._retrier.counts
 
-    def until(self, over: threading.Event) -> ObjectStore:
-        """The same store; once `over` is set, its operations raise `Cancelled` instead of waiting."""
+    def until(self, over: threading.Event) -> Self:
         same = copy.copy(self)
         same._retrier = self._retrier.until(over)
         return same
 
-    def location(self, name: str) -> str:
-        """The URL of an object."""
-        return f"{self.url}/{name}"
-
-    def prepare(self, folder: str) -> None:
-        """Nothing: a bucket has no folders."""
-
-    def sweep(self, folder: str) -> None:
-        """Nothing: a lifecycle rule of the bucket removes the parts that dead writers left."""
-
     def list(self, folder: str, *, deep: bool = False) -> Iterator[StoredObject]:
-        """Yield the objects of a folder in no particular order; hidden ones are left out.
-
-        Args:
-            deep: yield those of its folders as well.
-
-        Raises:
-            TransientError: the store does not answer.
-        """
         prefix = f"{self._prefix}{folder}".rstrip("/")
         base = f"{prefix}/" if prefix else ""
 
@@ -95,37 +74,21 @@ class ObjectStore:
             inner = meta["path"].removeprefix(base)
             if any(part.startswith(_HIDDEN) for part in inner.split("/")):
                 continue
-            name = meta["path"].removeprefix(self._prefix)
-            self._names.add(name)
-            yield StoredObject(name, meta["size"], meta["e_tag"] or "")
+            yield StoredObject(meta["path"].removeprefix(self._prefix), meta["size"], meta["e_tag"] or "")
 
-    def folders(self) -> list[str]:
-        """Names of the folders at the root, sorted; hidden ones are left out.
+    def folders(self) -> Sequence[str]:
+        prefix = self._prefix.rstrip("/") or None
 
-        Raises:
-            TransientError: the store does not answer.
-        """
-
-        def attempt() -> list[str]:
+        def attempt() -> Sequence[str]:
             with request_errors():
-                return list(
-                    obstore.list_with_delimiter(self._store, prefix=self._prefix.rstrip("/") or None)["common_prefixes"]
-                )
+                return obstore.list_with_delimiter(self._store, prefix=prefix)["common_prefixes"]
 
         found = self._retrier.call(f"LIST {self._prefix}", attempt)
         names = [path.rstrip("/").rpartition("/")[2] for path in found]
         return sorted(name for name in names if not name.startswith(_HIDDEN))
 
     def open(self, name: str, listed: StoredObject | None = None) -> pa.NativeFile:
-        """Open an object for reading; its last 64 KiB, which hold the footer, come with the first request.
-
-        Args:
-            listed: the object as a listing showed it, and no other one.
-
-        Raises:
-            FileNotFoundError: there is no such object, or it was replaced since it was listed.
-            TransientError: the store does not answer.
-        """
+        """See `Store`; the object's last 64 KiB, which hold its footer, come with the first request."""
         reader = ObjectReader(self._store, self._key(name), self._retrier)
         if listed is not None:
             # Azure's listings leave out the quotes.
@@ -135,12 +98,6 @@ class ObjectStore:
         return pa.PythonFile(reader, mode="r")
 
     def read_end(self, name: str, size: int) -> ObjectEnd:
-        """The last `size` bytes of an object, or all of it.
-
-        Raises:
-            FileNotFoundError: there is no such object.
-            TransientError: the store does not answer, or does not return it.
-        """
         whole, etag, content = fetch_end(self._store, self._key(name), self._retrier, size)
         return ObjectEnd(StoredObject(name, whole, etag or ""), content)
 
@@ -149,24 +106,17 @@ class ObjectStore:
         return bool(stored.etag)
 
     def create(self, name: str) -> ObjectUpload:
-        """Begin an object."""
-        known = name in self._names
-        return ObjectUpload(self._store, self._retrier, name, self._key(name), self._part_bytes, known=known)
+        return ObjectUpload(self._store, self._retrier, name, self._key(name), self._part_bytes)
 
     def delete(self, name: str) -> None:
-        """Remove an object; harmless when there is none."""
+        key = self._key(name)
 
         def attempt() -> None:
             with request_errors():
-                obstore.delete(self._store, self._key(name))
+                obstore.delete(self._store, key)
 
-        try:
-            self._retrier.call(f"DELETE {self._key(name)}", attempt, kind="remove")
-        except FileNotFoundError:
-            return
-
-    def sync(self, folder: str) -> None:
-        """Nothing: an object store answers when an object is durable."""
+        with contextlib.suppress(FileNotFoundError):
+            self._retrier.call(f"DELETE {key}", attempt)
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}{name}"

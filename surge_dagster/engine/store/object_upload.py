@@ -5,69 +5,55 @@ It appears under its name in one step, in `publish`. A PUT replaces only the obj
 writers, the one whose source is out of date finds out and discards its result. This also covers a PUT whose answer was
 lost: the next round replaces the object with the same bytes.
 
-obstore takes no condition when a multipart upload completes. So the upload looks at the object just before; two writers
-that complete within that moment do not notice each other. A killed or failed upload leaves parts in the bucket that no
-listing shows; a lifecycle rule of the bucket removes them (docs/storage.md).
+obstore takes no condition when a multipart upload completes. So the upload looks at the object before and after
+`still_wanted`, and calls that again if the object has changed. Two writers that complete within the moment that is left
+do not notice each other. A killed or failed upload leaves parts in the bucket that no listing shows; a lifecycle rule
+of the bucket removes them (docs/storage.md).
 """
 
 from __future__ import annotations
 
 import io
-import secrets
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import obstore
 import pyarrow as pa
 from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PreconditionError
 
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.store.retries import Retrier, classified, request_errors
-from surge_dagster.engine.store.store import StoredObject
+from surge_dagster.engine.store.request_errors import classified, request_errors
+from surge_dagster.engine.store.retries import Retrier
+from surge_dagster.engine.store.store import StoredObject, Upload
 
 PIECE_BYTES = 1024 * 1024  # passed to obstore's writer in one call
 _ROUNDS = 8  # how often two writers may replace each other's object before one of them gives up
-_MARK = "surge_upload"  # name of an attribute of objects that were uploaded in parts
 
 
-class ObjectUpload:
-    """See `Upload`.
+class ObjectUpload(Upload):
+    """An object in memory, or the later part of it when it is larger than a part.
 
     Args:
         store: an obstore store.
         name, key: of the object, within the output and within the bucket.
-        known: whether an object is expected at the name; a wrong guess costs a request.
     """
 
-    def __init__(self, store: Any, retrier: Retrier, name: str, key: str, part_bytes: int, *, known: bool) -> None:
+    def __init__(self, store: Any, retrier: Retrier, name: str, key: str, part_bytes: int) -> None:
         self._store = store
         self._retrier = retrier
         self._name = name
         self._key = key
         self._part_bytes = part_bytes
         self._piece_bytes = min(PIECE_BYTES, part_bytes)
-        self._known = known
         self._buffer = bytearray()
         self._size = 0
         self._writer: Any = None  # of a multipart upload
-        self._mark = secrets.token_hex(16)  # distinguishes a completed multipart upload from another writer's
         self._failed = False
         self.sink = pa.PythonFile(_Sink(self._take), mode="w")
 
-    def __enter__(self) -> Self:
-        return self
-
     def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
-        """Make the object appear under its name, complete.
-
-        Args:
-            still_wanted: called after a look at the object that stands at the name, and again whenever that has
-                changed; what it raises stops the publication.
-
-        Raises:
-            TransientError: the store does not answer, or other writers keep replacing the object.
-        """
+        """See `Upload`; `still_wanted` is called again whenever another writer has replaced the object meanwhile."""
         self.sink.close()
         return self._publish_parts(still_wanted) if self._writer else self._publish_whole(still_wanted)
 
@@ -96,15 +82,13 @@ class ObjectUpload:
         if self._writer is None:
             # This stores nothing yet, and the bytes are still here for another attempt.
             what = f"begin the upload of {self._key}"
-            self._writer = self._retrier.call(what, lambda: self._begin(body), kind="begin")
+            self._writer = self._retrier.call(what, lambda: self._begin(body))
         else:
             self._continue(lambda: self._append(self._writer, body))
         self._failed = False
 
     def _begin(self, body: bytearray) -> Any:
-        writer = obstore.open_writer(
-            self._store, self._key, attributes={_MARK: self._mark}, buffer_size=self._part_bytes, max_concurrency=1
-        )
+        writer = obstore.open_writer(self._store, self._key, buffer_size=self._part_bytes, max_concurrency=1)
         self._append(writer, body)
         return writer
 
@@ -115,17 +99,20 @@ class ObjectUpload:
 
     def _continue(self, attempt: Callable[[], None]) -> None:
         """Do a later step of a multipart upload; only obstore repeats its requests, as earlier parts are not kept."""
-        self._retrier.call(f"upload {self._key} in parts", attempt, kind="write", attempts=1)
+        self._retrier.call(f"upload {self._key} in parts", attempt, attempts=1)
 
     def _publish_whole(self, still_wanted: Callable[[], None]) -> StoredObject:
-        current = self._look() if self._known else None
+        current = None
         for _ in range(_ROUNDS):
             still_wanted()
-            stored = self._retrier.call(f"PUT {self._key}", lambda c=current: self._put(c), kind="write")
+            stored = self._retrier.call(f"PUT {self._key}", lambda c=current: self._put(c))
             if stored is not None:
                 return StoredObject(self._name, self._size, stored["e_tag"] or "")
             current = self._look()
-        raise self._contended()
+        raise TransientError(
+            f"other writers replaced {self._key!r} {_ROUNDS} times while it was published. The result was discarded; "
+            "check who else writes to this output, then run again."
+        )
 
     def _put(self, replacing: Any) -> Any:
         """The etag and version of the stored object; None when another object than `replacing` stands at the name."""
@@ -145,14 +132,14 @@ class ObjectUpload:
     def _publish_parts(self, still_wanted: Callable[[], None]) -> StoredObject:
         if self._buffer:
             self._send()
-        for _ in range(_ROUNDS):
-            before = self._look()
+        before = self._look()
+        still_wanted()
+        if self._look() != before:
             still_wanted()
-            if self._look() == before:
-                return self._complete()
-        raise self._contended()
+        return self._complete(before)
 
-    def _complete(self) -> StoredObject:
+    def _complete(self, before: Any) -> StoredObject:
+        """Complete the upload; `before` is the object that stood at the name until now, or None."""
         writer = self._writer
 
         def attempt() -> None:
@@ -167,20 +154,12 @@ class ObjectUpload:
             self._continue(attempt)
         except TransientError as error:  # the answer may have been lost after the upload was complete
             failure = error
-        found = self._retrier.call(f"GET {self._key}", self._marked)
+        found = self._look()
+        if failure is not None and (found is None or found == before or found["size"] != self._size):
+            raise failure
         if found is None:
-            raise failure or TransientError(f"{self._key!r} was replaced as soon as it was published. Run again.")
+            raise TransientError(f"{self._key!r} was removed as soon as it was published. Run again.")
         return StoredObject(self._name, self._size, found["e_tag"] or "")
-
-    def _marked(self) -> Any:
-        """The object at the name if it is this upload's."""
-        try:
-            with request_errors():
-                # A HEAD through obstore carries no attributes.
-                found = obstore.get(self._store, self._key, options={"range": (0, 1)})
-        except (FileNotFoundError, NotFoundError):
-            return None
-        return found.meta if found.attributes.get(_MARK) == self._mark else None
 
     def _look(self) -> Any:
         """The object that stands at the name now, or None."""
@@ -193,12 +172,6 @@ class ObjectUpload:
                 return None
 
         return self._retrier.call(f"HEAD {self._key}", attempt)
-
-    def _contended(self) -> TransientError:
-        return TransientError(
-            f"other writers replaced {self._key!r} {_ROUNDS} times while it was published. The result was discarded; "
-            "check who else writes to this output, then run again."
-        )
 
 
 class _Sink(io.RawIOBase):

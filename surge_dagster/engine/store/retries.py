@@ -1,8 +1,4 @@
-"""Requests to an object store: their errors, classified by cause, and operations that are attempted again.
-
-obstore puts status and cause into the text of an error, which also quotes requests and answers. A `RequestFailed` is
-built from codes and kinds alone, so that it holds no secret. It says whether another attempt can help, and what an
-operator should do.
+"""Operations on an object store that are attempted again, and counted.
 
 obstore repeats single requests by itself. An operation that it gives up gets up to three attempts here, about 2 and 4
 seconds apart; these are counted. When several operations of one kind fail in a row, the store is down: the run ends
@@ -15,29 +11,18 @@ a daemon thread that the caller can give up. That costs about 60 µs per operati
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import random
-import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
-
-from obstore.exceptions import (
-    BaseError,
-    NotFoundError,
-    NotSupportedError,
-    PermissionDeniedError,
-    PreconditionError,
-    UnauthenticatedError,
-    UnknownConfigurationKeyError,
-)
+from typing import TypeVar
 
 from surge_dagster.engine.errors import Cancelled, StoreUnavailable, TransientError
+from surge_dagster.engine.store.request_errors import RequestFailed
 from surge_dagster.engine.support.waiting import TURN_SECONDS, wait_in_turns
 
 log = logging.getLogger(__name__)
@@ -45,109 +30,8 @@ log = logging.getLogger(__name__)
 ATTEMPTS = 3
 JITTER = 0.25
 DOWN_AFTER = 4
-UNSUPPORTED = "unsupported"
-NOT_PARTIAL = "not-partial"
 
-_STATUS = re.compile(r"status(?: code)?: (\d{3})")
-_CODE = re.compile(r"<Code>([A-Za-z0-9]{1,60})</Code>")
-_CREDENTIAL_PROVIDER = re.compile(r"credential provider: (?:[\w.]*\.)?(\w+)")
-_RETRYABLE_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
-# With status 400: the body arrived damaged, in part, or too slowly.
-_RETRYABLE_CODES = frozenset({"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"})
-
-_LATER = "Run again when the store answers."
-_REGION = "The bucket is in another region: set it (AWS_REGION, or `region` in storage_options), run again."
-_CREDENTIALS = "The credentials are missing, wrong, expired or lack a right. Provide others, run again."
-_ROOM = "The store is full: make room, or raise its quota, and run again."
-_REMEDIES = {
-    "301": _REGION,
-    "PermanentRedirect": _REGION,
-    "AuthorizationHeaderMalformed": _REGION,
-    "IllegalLocationConstraintException": _REGION,
-    "404": "Is there such a bucket? Correct the output's URL, or create the bucket, and run again.",
-    "NoSuchUpload": "Another process aborted the upload, a lifecycle rule perhaps. Run again.",
-    "401": _CREDENTIALS,
-    "403": _CREDENTIALS,
-    "ExpiredToken": _CREDENTIALS,
-    "InvalidToken": _CREDENTIALS,
-    "TokenRefreshRequired": _CREDENTIALS,
-    "credentials": "Check the program or service that provides the credentials, and run again.",
-    "RequestTimeTooSkewed": "This machine's clock is wrong: set it, and run again.",
-    "507": _ROOM,
-    "QuotaExceeded": _ROOM,
-    "certificate": (
-        "The store's certificate is not valid for it, or is not trusted here: correct `endpoint`, or have this machine "
-        "trust who signed it, and run again."
-    ),
-    "tls": "Does the store speak plain HTTP there? Then its `endpoint` begins with http://. Correct it, run again.",
-}
-
-# Beginning a multipart upload stores nothing yet.
-Kind = Literal["read", "begin", "write", "remove"]
 T = TypeVar("T")
-
-
-class RequestFailed(Exception):
-    """One attempt that failed.
-
-    Attributes:
-        cause: one word to count it under: "503", "reset", "timeout".
-        detail: the store's error code, or a few words.
-        retryable: whether another attempt can help.
-    """
-
-    def __init__(self, cause: str, detail: str, *, retryable: bool) -> None:
-        self.cause = cause
-        self.detail = detail
-        self.retryable = retryable
-        super().__init__(f"{cause}: {detail}" if detail else cause)
-
-    @property
-    def remedy(self) -> str:
-        """A sentence for the operator; the store's own code counts more than the status."""
-        return _REMEDIES.get(self.detail) or _REMEDIES.get(self.cause, _LATER)
-
-
-@contextlib.contextmanager
-def request_errors() -> Iterator[None]:
-    """Turn obstore's errors into `RequestFailed`, except for a missing object and a condition that does not hold."""
-    try:
-        yield
-    except (FileNotFoundError, NotFoundError, PreconditionError):
-        raise
-    except (BaseError, OSError) as error:
-        raise classified(error) from None
-
-
-def classified(error: Exception) -> RequestFailed:
-    """The failure behind an error that obstore raised."""
-    text = str(error)
-    found = _CODE.search(text)
-    code = found[1] if found else ""
-    if provider := _CREDENTIAL_PROVIDER.search(text):
-        return RequestFailed("credentials", f"they could not be renewed, {provider[1]}", retryable=True)
-    if isinstance(error, PermissionDeniedError):
-        return RequestFailed("403", code or "not allowed", retryable=False)
-    if isinstance(error, UnauthenticatedError):
-        return RequestFailed("401", code or "not allowed", retryable=False)
-    if isinstance(error, NotSupportedError | UnknownConfigurationKeyError):
-        return RequestFailed(UNSUPPORTED, "the store does not support this request", retryable=False)
-    if "source: NotPartial" in text:
-        return RequestFailed(NOT_PARTIAL, "the whole object came instead of a range", retryable=False)
-    if status := _STATUS.search(text):
-        retryable = int(status[1]) in _RETRYABLE_STATUS or code in _RETRYABLE_CODES
-        return RequestFailed(status[1], code, retryable=retryable)
-    if "redirect without LOCATION" in text:
-        return RequestFailed("301", "PermanentRedirect", retryable=False)
-    if "InvalidCertificate" in text:
-        return RequestFailed("certificate", "it could not be verified", retryable=False)
-    if "InvalidMessage" in text:
-        return RequestFailed("tls", "no secure connection could be made", retryable=True)
-    if "kind: Timeout" in text or "timed out" in text:
-        return RequestFailed("timeout", "no answer in time", retryable=True)
-    if "kind: Connect" in text:
-        return RequestFailed("refused", "no connection could be made", retryable=True)
-    return RequestFailed("reset", "the connection was lost", retryable=True)
 
 
 @dataclass(slots=True)
@@ -155,7 +39,7 @@ class _Counts:
     """Retries by cause, and operations in a row that failed, by kind."""
 
     retries: Counter[str] = field(default_factory=Counter)
-    failed: Counter[Kind] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -185,11 +69,11 @@ class Retrier:
         """The same retrier with the same counts; once `over` is set, its calls raise `Cancelled` instead of waiting."""
         return replace(self, over=(*self.over, over))
 
-    def call(self, what: str, attempt: Callable[[], T], kind: Kind = "read", attempts: int = ATTEMPTS) -> T:
+    def call(self, what: str, attempt: Callable[[], T], attempts: int = ATTEMPTS) -> T:
         """The result of an operation.
 
         Args:
-            what: for messages, such as "PUT a/b.parquet".
+            what: for messages, such as "PUT a/b.parquet"; its first word is the kind of operation.
             attempt: raises `RequestFailed`; any other exception is an answer and is passed on.
 
         Raises:
@@ -197,6 +81,7 @@ class Retrier:
             StoreUnavailable: so did the operations of this kind before it.
             Cancelled: an `over` event is set.
         """
+        kind = what.partition(" ")[0]
         for number in range(1, attempts + 1):
             try:
                 result = self._result(attempt)
@@ -252,7 +137,7 @@ class Retrier:
 
         wait_in_turns(wait_turn, seconds)
 
-    def _final(self, what: str, kind: Kind, failed: RequestFailed, number: int) -> TransientError:
+    def _final(self, what: str, kind: str, failed: RequestFailed, number: int) -> TransientError:
         with self._counts.lock:
             self._counts.failed[kind] += 1
             in_a_row = self._counts.failed[kind]
@@ -268,6 +153,6 @@ class Retrier:
             )
         return TransientError(f"{text} {failed.remedy}")
 
-    def _answered(self, kind: Kind) -> None:
+    def _answered(self, kind: str) -> None:
         with self._counts.lock:
             self._counts.failed[kind] = 0

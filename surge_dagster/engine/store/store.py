@@ -7,10 +7,11 @@ between their parts. A part that begins with a dot hides the objects below it fr
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 import pyarrow as pa
 
@@ -34,103 +35,136 @@ class ObjectEnd:
     content: bytes
 
 
-class Upload(Protocol):
-    """One object on its way; leaving its `with` block without `publish` leaves nothing behind."""
+class Upload(ABC):
+    """One object on its way; leaving its `with` block without `publish` leaves nothing behind.
 
-    @property
-    def sink(self) -> pa.NativeFile:
-        """The stream that takes the content; whoever writes does not close it."""
-        ...
+    Attributes:
+        sink: the stream that takes the content; whoever writes does not close it.
+    """
 
+    sink: pa.NativeFile
+
+    def __enter__(self) -> Self:
+        return self
+
+    @abstractmethod
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    @abstractmethod
     def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
         """Make the object appear under its name, complete and durable; on a disk, `Store.sync` makes the name durable.
 
         Args:
             still_wanted: called last; what it raises stops the publication.
+
+        Raises:
+            TransientError: the store does not take it.
         """
-        ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
-class Store(Protocol):
-    """Objects below one folder of a disk, or one prefix of a bucket."""
+class Store(ABC):
+    """Objects below one folder of a disk, or one prefix of a bucket.
 
-    @property
-    def url(self) -> str: ...
+    Args:
+        url: of the folder or prefix, without a slash at the end.
+        identity: distinguishes this output from every other one, without secrets.
 
-    @property
-    def identity(self) -> str:
-        """Distinguishes this output from every other one, without secrets."""
-        ...
+    Attributes:
+        is_remote: whether a read is a request: worth sending several concurrently, and caching its answer on disk.
+        upload_bytes: memory that an upload may hold.
+    """
 
-    @property
-    def is_remote(self) -> bool:
-        """Whether a read is a request: worth sending several concurrently, and worth keeping its answer on disk."""
-        ...
+    is_remote = False
+    upload_bytes = 0
+
+    def __init__(self, url: str, identity: str) -> None:
+        self.url = url
+        self.identity = identity
 
     @property
     def retries(self) -> Mapping[str, int]:
         """Operations that were attempted again since the store was opened, by cause."""
-        ...
+        return {}
 
-    @property
-    def upload_bytes(self) -> int:
-        """Memory that an upload may hold."""
-        ...
-
-    def until(self, over: threading.Event) -> Store:
+    def until(self, over: threading.Event) -> Self:
         """The same store; once `over` is set, its operations raise `Cancelled` instead of waiting."""
-        ...
+        return self
 
     def location(self, name: str) -> str:
         """The path or URL of an object, for messages and receipts."""
-        ...
+        return f"{self.url}/{name}"
 
-    def prepare(self, folder: str) -> None:
-        """Make a folder that is not hidden ready for writing."""
-        ...
+    def prepare(self, folder: str) -> None:  # noqa: B027
+        """Make a folder that is not hidden ready for writing.
 
-    def sweep(self, folder: str) -> None:
-        """Remove the temp files of dead writers in a folder and, if it is hidden, below it; a bucket has none."""
-        ...
+        Raises:
+            ConfigError: the folder cannot be used.
+        """
 
+    def sweep(self, folder: str) -> None:  # noqa: B027
+        """Remove the temp files of dead writers in a folder and, if it is hidden, below it; a bucket has none.
+
+        Raises:
+            TransientError: the store refuses.
+        """
+
+    def sync(self, folder: str) -> None:  # noqa: B027
+        """Make the names of the objects published in a folder durable; in a bucket they are."""
+
+    @abstractmethod
     def list(self, folder: str, *, deep: bool = False) -> Iterator[StoredObject]:
-        """Yield the objects of a folder, with `deep` also those of its folders; hidden ones are left out."""
-        ...
+        """Yield the objects of a folder in no particular order; hidden ones are left out.
 
-    def folders(self) -> list[str]:
-        """Names of the folders at the root, sorted; hidden ones are left out."""
-        ...
+        Args:
+            deep: yield those of its folders as well.
 
+        Raises:
+            ConfigError, TransientError: the folder cannot be listed, or the store does not answer.
+        """
+
+    @abstractmethod
+    def folders(self) -> Sequence[str]:
+        """Names of the folders at the root, sorted; hidden ones are left out.
+
+        Raises:
+            ConfigError, TransientError: as for `list`.
+        """
+
+    @abstractmethod
     def open(self, name: str, listed: StoredObject | None = None) -> pa.NativeFile:
-        """Open an object for reading; with `listed`, only the version that a listing showed.
+        """Open an object for reading.
+
+        Args:
+            listed: the object as a listing showed it, and no other version of it.
 
         Raises:
             FileNotFoundError: there is no such object or version.
+            TransientError, OSError: it cannot be opened now.
         """
-        ...
 
+    @abstractmethod
     def read_end(self, name: str, size: int) -> ObjectEnd:
-        """The last `size` bytes of an object, or all of it."""
-        ...
+        """The last `size` bytes of an object, or all of it.
 
+        Raises:
+            FileNotFoundError: there is no such object.
+            TransientError: it cannot be read now.
+        """
+
+    @abstractmethod
     def is_settled(self, stored: StoredObject, seen_ns: int) -> bool:
         """Whether an object seen at a time (Unix, ns) can never have the same name, size and tag with other content."""
-        ...
 
+    @abstractmethod
     def create(self, name: str) -> Upload:
-        """Begin an object."""
-        ...
+        """Begin an object; its folder was prepared, or is hidden."""
 
+    @abstractmethod
     def delete(self, name: str) -> None:
-        """Remove an object; harmless when there is none."""
-        ...
+        """Remove an object; harmless when there is none.
 
-    def sync(self, folder: str) -> None:
-        """Make the names of the objects published in a folder durable."""
-        ...
+        Raises:
+            TransientError: the store refuses.
+        """

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from surge_dagster.engine.errors import Cancelled, StoreUnavailable, TransientError
-from surge_dagster.engine.store.retries import RequestFailed, Retrier
+from surge_dagster.engine.store.request_errors import RequestFailed
+from surge_dagster.engine.store.retries import Retrier
 
 
 class Clock:
@@ -105,10 +106,10 @@ def test_each_kind_of_operation_is_counted_on_its_own() -> None:
     retrier = Clock().retrier()
     refused = [RequestFailed("403", "AccessDenied", retryable=False) for _ in range(4)]
     for number, failure in enumerate(refused, start=1):
-        retrier.call("HEAD a", Failing(), kind="read")
-        retrier.call("begin the upload of a", Failing(), kind="begin")
+        retrier.call("HEAD a", Failing())
+        retrier.call("begin the upload of a", Failing())
         with pytest.raises(TransientError) as caught:
-            retrier.call("PUT a", Failing(failure), kind="write")
+            retrier.call("PUT a", Failing(failure))
         assert isinstance(caught.value, StoreUnavailable) == (number == 4)
 
 

@@ -13,7 +13,8 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store.concurrent_reads import read_concurrently
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.engine.store.retries import RequestFailed, Retrier
+from surge_dagster.engine.store.request_errors import RequestFailed
+from surge_dagster.engine.store.retries import Retrier
 from surge_dagster.engine.support.waiting import next_item, rest, wait_for_thread, wait_in_turns
 from tests.engine.runs import make_run
 from tests.signals import interrupted_in_another_thread
