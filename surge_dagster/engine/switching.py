@@ -1,8 +1,9 @@
 """Switching the current space: only to a space that is complete and verified.
 
 First the footers are compared with the catalog, which takes seconds and finds what is missing. Then every file is read
-beside its source, which takes as long as reading the whole catalog and output. The result holds for the catalog as it
-was listed then. The switch itself replaces one small object; readers that have opened a space stay with it.
+side by side with its source, which takes as long as reading the whole catalog and output. The result holds for the
+catalog as it was listed at the start. The switch itself replaces one small object; readers that have
+opened a space stay with it.
 """
 
 from __future__ import annotations
@@ -110,8 +111,8 @@ def switch_space(source: Source, store: Store, space: Space) -> Switched:
             found.append(event)
     if found and all(violation.kind == "unread" for violation in found):
         raise TransientError(
-            f"whether the space {space.name!r} may become the current one cannot be told: {len(found):,} of "
-            f"{verified:,} partitions could not be read. The first one: {found[0].reason} Then switch again."
+            f"the space {space.name!r} could not be verified: {len(found):,} of {verified:,} partitions could not be "
+            f"read. The first one: {found[0].reason} Then switch again."
         )
     if found:
         raise SwitchRefused(space.name, found, verified)

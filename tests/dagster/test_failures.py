@@ -119,7 +119,7 @@ def test_a_file_that_cannot_be_read_fails_its_partition_and_is_not_embedded_agai
         assert requested(bench.tick()) == []
         ran = bench.refresh()
     assert not ran.success and not ran.materialized()
-    assert "partition 'a': whether its file is up to date cannot be told" in ran.failure()
+    assert "partition 'a': it is unknown whether its file is up to date" in ran.failure()
     assert shown(bench) == ({"b"}, {"a"})
     assert bench.refresh().success, "nothing had to be done for it but to read it again"
     assert shown(bench) == ({"a", "b"}, set()), "it does not stay red"

@@ -1,4 +1,4 @@
-"""The hash backend, which stops in the middle of its work when it is told to: to be killed just there.
+"""The hash backend with a pause in the middle of its work, at which a test kills the process.
 
 While the file `$SURGE_TEST_PAUSE` exists, a worker that has begun to encode creates `$SURGE_TEST_PAUSE.reached` and
 goes no further as long as the process that started it lives.

@@ -1,4 +1,4 @@
-"""Whole runs in a line or two, and what must hold after each of them."""
+"""Helpers that make a whole run, and the conditions that hold after each run."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def make_run(
     thresholds: Thresholds = SMALL,
     **options: Any,
 ) -> EmbeddingRun:
-    """A run, ready to start; `pool` may be something that stands in front of one."""
+    """A run that is ready to start; `pool` may be a wrapper around a pool."""
     store = open_store(output) if isinstance(output, Path) else output
     return EmbeddingRun(partitions, store, pool, thresholds, **options)
 
 
 def finish(run: EmbeddingRun) -> list[Any]:
-    """Everything a run says, once it has given back all that it held."""
+    """All events of a run; checks that the run has released everything that it held."""
     events = list(run.events())
     assert_nothing_is_held(run)
     return events
@@ -50,7 +50,7 @@ def finish_receipts(run: EmbeddingRun, *actions: str) -> list[Receipt]:
 
 
 def assert_nothing_is_held(run: EmbeddingRun) -> None:
-    """The account is even, no text is in flight and no thread is left."""
+    """The ledger is at zero, no text is in flight and no thread runs."""
     assert run.ledger.held == 0
     assert run.in_flight.texts == 0
     assert run.ledger.peak <= run.ledger.limit
@@ -69,12 +69,12 @@ def failures(events: Iterable[Any]) -> list[Failure]:
 
 
 def in_memory(catalog: Mapping[str, Rows]) -> Iterator[Partition]:
-    """Partitions that lie on no disk, in the order given."""
+    """Partitions in memory, in the given order."""
     return (partition_of(key, rows) for key, rows in catalog.items())
 
 
 class HeldCall:
-    """An encode call whose end is not seen before a gate opens."""
+    """An encode call whose result is held back until a gate opens."""
 
     def __init__(self, call: EncodeCall, gate: threading.Event) -> None:
         self._call = call
@@ -84,12 +84,12 @@ class HeldCall:
         return getattr(self._call, name)
 
     def result(self, timeout_seconds: float | None = None) -> EncodeMetrics | None:
-        """The figures, once the gate is open."""
+        """The metrics, once the gate is open."""
         return self._call.result() if self._gate.wait(timeout_seconds) else None
 
 
 class DoorPool:
-    """Stands in front of a pool and calls `waiting` whenever somebody looks whether to go on waiting for a slot."""
+    """Wraps a pool and calls `waiting` each time a thread that waits for a slot checks for cancellation."""
 
     def __init__(self, pool: EncoderPool, waiting: Callable[[], None]) -> None:
         self._pool = pool
@@ -99,7 +99,7 @@ class DoorPool:
         return getattr(self._pool, name)
 
     def arena(self, **size: int) -> Arena:
-        """An arena at whose door somebody watches."""
+        """An arena that calls `waiting` while a thread waits for a slot."""
         arena = self._pool.arena(**size)
         acquire = arena.acquire
 

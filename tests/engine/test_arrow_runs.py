@@ -77,9 +77,7 @@ def violations(root: Path, pool: EncoderPool) -> list[Violation]:
 
 
 @pytest.mark.parametrize("include_text", [True, False])
-def test_the_same_run_in_both_formats_gives_the_same_rows_and_facts(
-    hash_pool: EncoderPool, tmp_path: Path, include_text: bool
-) -> None:
+def test_both_formats_hold_the_same_rows_and_facts(hash_pool: EncoderPool, tmp_path: Path, include_text: bool) -> None:
     for file_format in ("parquet", "arrow"):
         output = tmp_path / file_format
         run = make_run(hash_pool, in_memory(CATALOG), output, include_text=include_text, file_format=file_format)
@@ -118,7 +116,7 @@ class TestOneFormat:
             report_when_fresh(open_source(copy / "catalog"), store, spec)
         assert {path: path.stat().st_mtime_ns for path in (copy / "out").rglob("*")} == before
 
-    def test_versions_that_know_parquet_alone_refuse_the_space(self, copy: Path, hash_pool: EncoderPool) -> None:
+    def test_earlier_versions_refuse_an_arrow_space(self, copy: Path, hash_pool: EncoderPool) -> None:
         record = json.loads((copy / "out" / space_of(copy, hash_pool).name / "space.json").read_text())
         assert record["format"] == 2
 
@@ -133,7 +131,7 @@ class TestOneFormat:
         assert [receipt.action for receipt in receipts(finish(make_run(hash_pool, [], tmp_path)))] == []
         assert open_embeddings(tmp_path).keys() == ["a"]
 
-    def test_a_format_that_this_version_does_not_know_is_refused(self, copy: Path, hash_pool: EncoderPool) -> None:
+    def test_format_that_this_version_does_not_know_is_refused(self, copy: Path, hash_pool: EncoderPool) -> None:
         record = copy / "out" / space_of(copy, hash_pool).name / "space.json"
         record.write_text(record.read_text().replace('"arrow"', '"feather"'))
         with pytest.raises(ConfigError, match="names the file format 'feather'; this version knows parquet, arrow"):
@@ -150,7 +148,7 @@ class TestOneFormat:
 
 
 class TestVerify:
-    def test_what_a_run_published_has_no_violation(self, embedded: Path, hash_pool: EncoderPool) -> None:
+    def test_published_arrow_files_have_no_violation(self, embedded: Path, hash_pool: EncoderPool) -> None:
         source, store = open_source(embedded / "catalog"), open_store(embedded / "out")
         found = list(verify(source, store, space_of(embedded, hash_pool), pool=hash_pool, reencode=None))
         assert {one.key: one.rows for one in found if isinstance(one, Verified)} == {
@@ -158,7 +156,7 @@ class TestVerify:
         }
         assert len(found) == len(CATALOG)
 
-    def test_a_flipped_bit_in_a_vector_is_damage(self, copy: Path, hash_pool: EncoderPool) -> None:
+    def test_flipped_bit_in_a_vector_is_reported_as_damage(self, copy: Path, hash_pool: EncoderPool) -> None:
         path = copy / "out" / space_of(copy, hash_pool).name / "big.arrow"
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
@@ -172,14 +170,12 @@ class TestVerify:
         assert [(one.key, one.kind) for one in violations(copy, hash_pool)] == [("a", "orphan")]
 
 
-def test_search_finds_what_was_embedded(embedded: Path, hash_pool: EncoderPool) -> None:
+def test_search_finds_an_embedded_text(embedded: Path, hash_pool: EncoderPool) -> None:
     [[hit]] = search(open_store(embedded / "out"), hash_pool, [CATALOG["a"][7][1]], k=1)
     assert (hit.key, hit.id, hit.score) == ("a", "id-7", pytest.approx(1, abs=1e-5))
 
 
-def test_a_moved_version_with_the_same_content_is_written_again_and_not_encoded(
-    copy: Path, hash_pool: EncoderPool
-) -> None:
+def test_equal_content_under_a_new_version_is_republished(copy: Path, hash_pool: EncoderPool) -> None:
     for key in ("a", "big", "empty"):
         write_partition(copy / "catalog", key, CATALOG[key], version="v2")
     run = make_run(hash_pool, open_source(copy / "catalog"), copy / "out", file_format="arrow")
@@ -188,14 +184,14 @@ def test_a_moved_version_with_the_same_content_is_written_again_and_not_encoded(
     assert run.report.texts_encoded == 0 and violations(copy, hash_pool) == []
 
 
-def test_replaced_vectors_are_compared_with_the_old_ones(copy: Path, hash_pool: EncoderPool) -> None:
+def test_replaced_vectors_are_compared_with_the_previous_ones(copy: Path, hash_pool: EncoderPool) -> None:
     run = make_run(hash_pool, open_source(copy / "catalog"), copy / "out", file_format="arrow", force=True)
     compared = {receipt.key: receipt for receipt in receipts(finish(run), "encoded") if receipt.compared_rows}
     assert compared.keys() == {"a", "big", "Köln, 50%"}
     assert all(receipt.previous_cosine == pytest.approx(1, abs=1e-6) for receipt in compared.values())
 
 
-def test_wide_texts_are_assembled_and_rewritten_within_what_is_booked(
+def test_wide_texts_are_assembled_and_republished_within_the_booked_memory(
     hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     import pyarrow as pa
@@ -218,7 +214,7 @@ def test_wide_texts_are_assembled_and_rewritten_within_what_is_booked(
         assert_embedded(tmp_path, run.space.name, "wide", rows)
 
 
-def test_a_bucket_is_written_and_told_fresh_with_one_request_for_each_file(
+def test_writing_to_a_bucket_and_checking_freshness_take_one_request_per_file(
     object_server: ObjectServer, hash_pool: EncoderPool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path))  # another machine
@@ -230,7 +226,7 @@ def test_a_bucket_is_written_and_told_fresh_with_one_request_for_each_file(
     outputs = OutputState(store, run.space.name, "arrow")
     for partition in outputs.looked_at(in_memory(CATALOG)):
         assert outputs.status(partition) == "fresh"
-        facts[partition.key] = outputs.facts(partition.key)
+        facts[partition.key] = found.facts if (found := outputs.file(partition.key)) else None
     assert len([target for target in object_server.requests("GET") if ".arrow" in target]) == len(CATALOG)
     loaded = open_embeddings(store)
     assert {key: loaded.facts(key) for key in CATALOG} == facts
@@ -238,7 +234,7 @@ def test_a_bucket_is_written_and_told_fresh_with_one_request_for_each_file(
     assert loaded.dataset().to_table(columns=["id", "embedding"]).num_rows == sum(map(len, CATALOG.values()))
 
 
-def test_a_file_that_was_damaged_is_encoded_again(
+def test_damaged_file_is_encoded_again(
     copy: Path, hash_pool: EncoderPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(freshness, "_known", {})

@@ -1,4 +1,4 @@
-"""The cost model gives the paper's published figures; where those contradict each other, tests say which ones hold."""
+"""The cost model gives the paper's published numbers; where these contradict each other, the tests say which hold."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def predicted(constants: CostConstants) -> tuple[float, float]:
     return alpha, speedup(alpha, FLUSHES, PARTITIONS)
 
 
-def test_the_published_check_of_theorem_1_comes_out() -> None:
+def test_model_gives_the_published_check_of_theorem_1() -> None:
     alpha, gain = predicted(MINILM)
     assert alpha == pytest.approx(0.934, abs=0.0005)
     assert gain == pytest.approx(1.89, abs=0.005)
@@ -52,13 +52,13 @@ def test_speedup_is_the_ratio_of_the_two_times() -> None:
     assert gain == pytest.approx(MINILM.seconds(PARTITIONS, TEXTS) / MINILM.seconds(FLUSHES, TEXTS))
 
 
-def test_the_published_sigma_sweep_comes_out() -> None:
+def test_model_gives_the_published_sigma_sweep() -> None:
     alpha, gain = predicted(CostConstants(call_seconds=0.067, text_seconds=0.110e-3, workers=2))
     assert alpha == pytest.approx(0.487, abs=0.0005)
     assert gain == pytest.approx(1.469, abs=0.0005)  # predicted as 1.47, measured as 1.469
 
 
-def test_bge_base_fits_its_two_gpus_and_not_the_alpha_that_the_text_prints() -> None:
+def test_bge_base_matches_two_gpus_and_not_the_printed_alpha() -> None:
     """The text gives alpha 0.603 and 1.31, which do not fit each other: 0.603 belongs to 4 GPUs, which would give 1.58.
 
     The 2 GPUs of its table give alpha 0.301 and 1.29, and 1.29 was measured.
@@ -69,13 +69,13 @@ def test_bge_base_fits_its_two_gpus_and_not_the_alpha_that_the_text_prints() -> 
     assert (alpha, gain) == (pytest.approx(0.603, abs=0.0005), pytest.approx(1.58, abs=0.005))
 
 
-def test_e5_large_comes_out_within_the_rounding_of_its_alpha() -> None:
+def test_e5_large_matches_within_the_rounding_of_its_alpha() -> None:
     gain = speedup(0.34, FLUSHES, PARTITIONS)
     assert gain == pytest.approx(1.34, rel=0.01)
     assert gain == pytest.approx(1.32, rel=0.015)  # measured
 
 
-def test_phi_belongs_to_the_sizes_before_they_are_scaled() -> None:
+def test_phi_is_that_of_the_unscaled_sizes() -> None:
     """The published phi of 0.23 at n* 2,340 is that of the law itself; scaled to 10M texts it is about 0.8."""
     assert MINILM.break_even_texts == pytest.approx(2_340, rel=0.005)
     sizes = partition_sizes(TEXTS, PARTITIONS)
@@ -84,20 +84,20 @@ def test_phi_belongs_to_the_sizes_before_they_are_scaled() -> None:
     assert small_share(sizes, MINILM.break_even_texts) == pytest.approx(0.8, abs=0.03)
 
 
-def test_sizes_of_the_synthetic_catalog_have_the_cv_of_their_law() -> None:
+def test_sizes_of_the_synthetic_catalog_have_the_cv_of_their_distribution() -> None:
     """The paper prints a CV of 2.1 and of 4.37; log-normal sizes of sigma 1.72 tend to 4.27, and a draw varies."""
     drawn = [variation(partition_sizes(TEXTS, PARTITIONS, seed=seed)) for seed in range(10)]
     assert 2.1 < min(drawn) < math.sqrt(math.expm1(1.72**2)) < max(drawn)
 
 
-def test_the_paper_s_flushes_are_an_upper_bound_of_those_that_the_sizes_make() -> None:
+def test_flushes_of_the_paper_are_an_upper_bound() -> None:
     """The formula says 100 at B_min 100,000 and the paper counts 89: SuperBatches overshoot B_min."""
     assert flushes_upper_bound(TEXTS, 100_000) == 100
     for seed in range(5):
         assert 80 <= len(predict_flushes(partition_sizes(TEXTS, PARTITIONS, seed=seed), 100_000, 500_000)) < 100
 
 
-def test_memory_of_lemma_3_comes_out() -> None:
+def test_model_gives_the_memory_of_lemma_3() -> None:
     assert superbatch_bytes(500_000, 47, 0) == 23_500_000
     assert superbatch_bytes(500_000, 47, 384) == 791_500_000
     assert superbatch_bytes(1_000, 47, 384, itemsize=2) == 47_000 + 768_000
@@ -112,7 +112,7 @@ def test_memory_of_lemma_3_comes_out() -> None:
         (0.4, 0.5, Recommendation.OPTIONAL),
     ],
 )
-def test_the_decision_table(phi: float, cv: float, expected: Recommendation) -> None:
+def test_recommendations_follow_the_decision_table(phi: float, cv: float, expected: Recommendation) -> None:
     assert recommend(phi, cv) is expected
 
 
@@ -122,7 +122,7 @@ def test_overlap_hides_what_fits_under_encoding() -> None:
     assert overlap_ratio(0.0, 1.0) == 1.0
 
 
-def test_flushes_follow_the_rule_on_sizes_one_can_follow_by_hand() -> None:
+def test_predicted_flushes_of_small_examples() -> None:
     assert predict_flushes([], 10, 50) == []
     assert predict_flushes([4, 4, 4, 4], 10, 50) == [12, 4]  # past B_min at a partition's end
     assert predict_flushes([9, 45], 10, 50) == [9, 45]  # would pass B_max: pending goes first
@@ -139,7 +139,7 @@ def test_flushes_follow_the_rule_on_sizes_one_can_follow_by_hand() -> None:
     extra_bytes=st.integers(2_000, 20_000),
     first=st.integers(1, 15) | st.none(),
 )
-def test_prediction_equals_what_the_aggregator_does(
+def test_prediction_equals_the_flushes_of_the_aggregator(
     sizes: list[int], b_min: int, extra: int, b_min_bytes: int, extra_bytes: int, first: int | None
 ) -> None:
     bounds = Bounds(b_min, b_min + extra, b_min_bytes, b_min_bytes + extra_bytes, first)
@@ -192,7 +192,7 @@ def test_plan_has_all_predictions() -> None:
     assert planned.peak_superbatch_bytes <= planned.bound_superbatch_bytes == 791_500_000
 
 
-def test_a_plan_derives_thresholds_from_the_pool_s_speed() -> None:
+def test_plan_derives_thresholds_from_the_speed_of_the_pool() -> None:
     planned = plan([100, 200], CostConstants(call_seconds=0.01, text_seconds=1e-3, workers=2))
     assert planned.bounds == Thresholds().resolve(2_000)
 

@@ -1,4 +1,4 @@
-"""Embeddings come back as they were written: complete, of one space, and never damaged without notice."""
+"""Loading gives the rows that were written: all of them, of one space, and damage is always noticed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KEYS = ["Köln, 50%", "b", LONG]
 
 
 class Output:
-    """An output in which partitions can be put without a run."""
+    """An output to which tests publish partitions without a run."""
 
     def __init__(
         self, root: Path, spec: EncodingSpec, file_format: FileFormat = "parquet", store: Store | None = None
@@ -113,7 +113,7 @@ def matrix_in(table: pa.Table) -> np.ndarray:
 
 
 @both_ways
-def test_every_row_comes_back_with_its_partition_and_its_own_vector(
+def test_every_row_is_loaded_with_its_partition_and_its_own_vector(
     output: Output, vectors: dict[str, np.ndarray], load: Load
 ) -> None:
     opened = open_embeddings(output.root)
@@ -130,7 +130,7 @@ def test_every_row_comes_back_with_its_partition_and_its_own_vector(
 
 
 @both_ways
-def test_partitions_asked_for_come_alone_and_in_their_order(
+def test_requested_partitions_are_loaded_in_their_order(
     output: Output, vectors: dict[str, np.ndarray], load: Load
 ) -> None:
     table = load(open_embeddings(output.root), [LONG, "Köln, 50%", LONG])
@@ -138,7 +138,7 @@ def test_partitions_asked_for_come_alone_and_in_their_order(
     assert load(open_embeddings(output.root), []).num_rows == 0
 
 
-def test_the_types_are_those_of_the_file(output: Output, vectors: dict[str, np.ndarray]) -> None:
+def test_column_types_are_those_of_the_file(output: Output, vectors: dict[str, np.ndarray]) -> None:
     opened = open_embeddings(output.root)
     expected = {"partition": pl.String, "id": pl.String, "text": pl.String, "embedding": pl.Array(pl.Float32, 16)}
     assert opened.lazy().collect_schema() == expected
@@ -151,7 +151,7 @@ def test_the_types_are_those_of_the_file(output: Output, vectors: dict[str, np.n
 @pytest.mark.parametrize("id_type", [pa.int64(), pa.binary()])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("file_format", FILE_FORMATS)
-def test_other_kinds_of_ids_and_vectors_come_back_too(
+def test_other_types_of_ids_and_vectors_are_loaded(
     tmp_path: Path, load: Load, id_type: pa.DataType, dtype: str, file_format: FileFormat
 ) -> None:
     output = Output(tmp_path / "out", EncodingSpec("hash://8", dtype=dtype), file_format)
@@ -162,7 +162,7 @@ def test_other_kinds_of_ids_and_vectors_come_back_too(
 
 
 @both_ways
-def test_files_without_texts_give_null_among_others_and_no_column_by_themselves(output: Output, load: Load) -> None:
+def test_missing_texts_are_null_and_without_any_texts_there_is_no_column(output: Output, load: Load) -> None:
     output.put("a", 2)
     output.put("b", 2, include_text=False)
     opened = open_embeddings(output.root)
@@ -171,7 +171,7 @@ def test_files_without_texts_give_null_among_others_and_no_column_by_themselves(
     assert load(opened, ["b"]).column_names == ["partition", "id", "embedding"]
 
 
-def test_queries_give_what_they_give_on_a_table_in_memory(output: Output, vectors: dict[str, np.ndarray]) -> None:
+def test_queries_give_the_same_result_as_on_a_table_in_memory(output: Output, vectors: dict[str, np.ndarray]) -> None:
     lazy = open_embeddings(output.root).lazy()
     whole = lazy.collect()
     queries: list[Callable[[Any], Any]] = [
@@ -192,7 +192,7 @@ def test_queries_give_what_they_give_on_a_table_in_memory(output: Output, vector
             assert query(lazy).collect(engine=engine).equals(query(whole))
 
 
-def test_a_filter_on_the_partition_opens_no_other_file(
+def test_filter_on_the_partition_opens_only_its_file(
     output: Output, vectors: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = open_embeddings(output.root)
@@ -212,7 +212,7 @@ def test_a_filter_on_the_partition_opens_no_other_file(
 
 
 @both_ways
-def test_what_is_published_after_opening_is_not_loaded(output: Output, load: Load) -> None:
+def test_file_published_after_opening_is_not_loaded(output: Output, load: Load) -> None:
     output.put("a", 2)
     opened = open_embeddings(output.root)
     output.put("b", 2)
@@ -222,7 +222,7 @@ def test_what_is_published_after_opening_is_not_loaded(output: Output, load: Loa
 
 
 @pytest.mark.parametrize("change", ["replaced", "removed", "same facts", "same tag", "another precision"])
-def test_a_file_that_changed_since_it_was_opened_is_an_error(output: Output, change: str) -> None:
+def test_file_that_changed_after_opening_is_an_error(output: Output, change: str) -> None:
     output.put("a", 2)
     lazy = open_embeddings(output.root).lazy()
     before = output.path("a").stat()
@@ -242,7 +242,7 @@ def test_a_file_that_changed_since_it_was_opened_is_an_error(output: Output, cha
         lazy.collect()
 
 
-def test_a_partition_alone_is_loaded_without_a_look_at_the_others(
+def test_loading_one_partition_reads_only_its_file(
     output: Output, vectors: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
@@ -255,7 +255,7 @@ def test_a_partition_alone_is_loaded_without_a_look_at_the_others(
 
 
 @pytest.mark.parametrize("change", ["replaced", "removed"])
-def test_a_file_that_changed_before_its_footer_was_read_is_an_error_too(output: Output, change: str) -> None:
+def test_file_that_changed_before_its_footer_was_read_is_an_error(output: Output, change: str) -> None:
     output.put("a", 2)
     output.put("b", 2)
     opened = open_embeddings(output.root)
@@ -282,25 +282,25 @@ class TestBucket:
         return store
 
     @staticmethod
-    def asked_for(server: ObjectServer) -> list[str]:
-        """Partitions' objects that were asked for since the last time."""
+    def requested(server: ObjectServer) -> list[str]:
+        """Keys of the partitions whose objects were requested since the last call."""
         found = [target.split("?")[0].rpartition("/")[2].partition(".")[0] for target in server.requests("GET")]
         server.log.clear()
         return sorted(key for key in found if key.startswith("p"))
 
-    def test_the_footers_of_chosen_partitions_alone_are_asked_for_and_each_once(
+    def test_only_footers_of_chosen_partitions_are_requested_and_each_once(
         self, store: ObjectStore, object_server: ObjectServer
     ) -> None:
         object_server.log.clear()
         opened = open_embeddings(store)
-        assert self.asked_for(object_server) == []
+        assert self.requested(object_server) == []
         assert opened.facts("p3").rows == 2
         assert opened.facts("p4").rows == 2
         assert opened.lazy(["p3", "p4"]).collect_schema().names() == ["partition", "id", "text", "embedding"]
-        assert self.asked_for(object_server) == ["p3", "p4"]
+        assert self.requested(object_server) == ["p3", "p4"]
         assert opened.lazy(["p3"]).collect().height == 2
 
-    def test_many_footers_are_asked_for_at_a_time(self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_footers_are_requested_concurrently(self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
         together = threading.Barrier(6)  # a read alone would wait in vain
         fetch_end = object_reader.fetch_end
 
@@ -312,22 +312,22 @@ class TestBucket:
         monkeypatch.setattr(object_reader, "fetch_end", fetch)
         assert opened.keys() == sorted(self.KEYS)
 
-    def test_what_a_bucket_answered_is_not_asked_for_by_the_next_process(
+    def test_next_process_does_not_request_cached_footers(
         self, store: ObjectStore, object_server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path))
         monkeypatch.setattr(freshness, "CONCURRENT_READS", 3)  # more than that are worth keeping
         object_server.log.clear()
         first = open_embeddings(store).lazy()
-        assert self.asked_for(object_server) == sorted(self.KEYS)
+        assert self.requested(object_server) == sorted(self.KEYS)
         again = open_embeddings(store)
         assert again.keys() == sorted(self.KEYS)
         assert again.lazy().collect_schema() == first.collect_schema()
-        assert self.asked_for(object_server) == []
+        assert self.requested(object_server) == []
         Output(tmp_path, EncodingSpec("hash://16"), again.space.file_format, store).put("p5", 4, include_text=False)
         object_server.log.clear()
         assert open_embeddings(store).rows == 2 * len(self.KEYS) + 2
-        assert self.asked_for(object_server) == ["p5"]
+        assert self.requested(object_server) == ["p5"]
         assert again.lazy(["p4"]).collect().equals(first.filter(pl.col("partition") == "p4").collect())
 
 
@@ -342,20 +342,20 @@ class TestSpaces:
         with pytest.raises(ConfigError, match=f"no space 'x'; it holds {output.space.name}, {other.space.name}"):
             open_embeddings(str(output.root), "x")
 
-    def test_an_output_without_embeddings_says_what_to_do(self, output: Output, tmp_path: Path) -> None:
+    def test_error_for_an_output_without_embeddings_says_what_to_do(self, output: Output, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"holds no embeddings\. Run `surge-dagster embed`"):
             open_embeddings(tmp_path / "nothing")
         with pytest.raises(ConfigError, match="is the folder of one space; give the folder above it"):
             open_embeddings(output.root / output.space.name)
 
-    def test_a_space_without_partitions_is_empty(self, output: Output) -> None:
+    def test_space_without_partitions_loads_empty(self, output: Output) -> None:
         opened = open_embeddings(output.root)
         assert (opened.keys(), opened.rows) == ([], 0)
         assert opened.lazy().collect().shape == (0, 3)
         assert opened.dataset().count_rows() == 0
 
     @both_ways
-    def test_a_file_of_another_space_is_refused(self, output: Output, load: Load) -> None:
+    def test_file_of_another_space_is_refused(self, output: Output, load: Load) -> None:
         output.put("a", 2)
         output.put("b", 2, space="other-space")
         opened = open_embeddings(output.root)
@@ -369,7 +369,7 @@ class TestSpaces:
 
 class TestDamage:
     @pytest.mark.parametrize("damage", ["truncated", "foreign", "another partition's", "another dimension"])
-    def test_a_file_that_is_not_valid_is_named_and_the_others_can_be_loaded(self, output: Output, damage: str) -> None:
+    def test_invalid_file_is_named_and_the_others_can_be_loaded(self, output: Output, damage: str) -> None:
         output.put("a", 2)
         output.put("b", 2, dimension=8 if damage == "another dimension" else None)
         if damage == "truncated":
@@ -387,7 +387,7 @@ class TestDamage:
             opened.dataset(["b"])
         assert opened.lazy(["a"]).collect().height == 2
 
-    def test_a_flipped_bit_is_noticed_while_reading(self, output: Output) -> None:
+    def test_flipped_bit_is_noticed_while_reading(self, output: Output) -> None:
         output.put("a", 200)
         output.put("b", 200)
         damaged = bytearray(output.path("b").read_bytes())
@@ -403,9 +403,7 @@ class TestDamage:
         with pytest.raises(OSError, match="checksum verification failed"):
             opened.dataset().to_table()
 
-    def test_file_that_the_disk_does_not_give_is_not_called_damaged(
-        self, output: Output, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_unreadable_file_is_not_reported_as_damaged(self, output: Output, monkeypatch: pytest.MonkeyPatch) -> None:
         output.put("a", 200)
         opened = open_embeddings(output.root)
         looked_at = open_embeddings(output.root)
@@ -441,7 +439,7 @@ class TestDamage:
         assert opened.dataset(["b"]).to_table()["id"].to_pylist() == [0, 1]
 
 
-def test_loading_needs_no_dagster_and_the_package_loads_nothing_before_it_is_used() -> None:
+def test_loading_needs_no_dagster_and_importing_the_package_loads_no_library() -> None:
     command = (
         "import sys, surge_dagster; assert not {'polars', 'pyarrow'} & set(sys.modules); "
         "from surge_dagster import open_embeddings; print('dagster' in sys.modules, 'polars' in sys.modules)"

@@ -1,4 +1,4 @@
-"""Promise 4: what a run holds never passes its budget, and the smallest budget that is offered really works."""
+"""Promise 4: a run never holds more than its limit, and the smallest limit that an error names works."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def test_memory_is_planned_for_as_many_files_as_are_written_concurrently(
 
 
 class TestPages:
-    """Memory that a slot has touched counts, until it is given back."""
+    """Memory of a slot is resident until it is given back."""
 
-    def test_a_released_slot_gives_its_pages_back_when_asked(self) -> None:
+    def test_released_slot_gives_its_pages_back_when_requested(self) -> None:
         with Arena(slots=2, max_texts=1000, max_bytes=4_000_000, dimension=256, dtype="float32") as arena:
             for keep, left in ((True, 4_000_000), (False, 0)):
                 slot = arena.acquire()
@@ -75,7 +75,7 @@ def resident(arena: Arena) -> int:
 
 
 class WatchingPool:
-    """Stands in front of a pool and keeps a run's shared memory, to look at it when the run is over."""
+    """Wraps a pool and keeps the run's shared memory open, so that a test can measure it after the run."""
 
     def __init__(self, pool: EncoderPool) -> None:
         self._pool = pool
@@ -97,7 +97,7 @@ class WatchingPool:
 
 
 class SlowStore(LocalStore):
-    """A local store that takes its time over some objects, by their place in the order of their beginning."""
+    """A local store that delays some objects, given by their place in the order of creation."""
 
     def __init__(self, root: Path, slow: set[int]) -> None:
         super().__init__(root)
@@ -111,7 +111,7 @@ class SlowStore(LocalStore):
 
 
 class HeldByUploads:
-    """Counts what all uploads that live hold at a time, in bytes."""
+    """Remembers the most bytes that all open uploads held together."""
 
     def __init__(self) -> None:
         self.most = 0
@@ -223,10 +223,10 @@ class TestRuns:
         assert held.most <= least - on_disk, "what a bucket's limit has beyond a disk's is for them"
 
     @pytest.mark.parametrize("tight", [True, False])
-    def test_only_under_a_tight_limit_is_shared_memory_given_back_after_every_superbatch(
+    def test_shared_memory_is_given_back_after_every_superbatch_only_under_a_tight_limit(
         self, hash_pool: EncoderPool, tmp_path: Path, tight: bool
     ) -> None:
-        """What free slots keep is in no account, so they keep it only where all slots fit the limit at once."""
+        """The ledger does not count memory of free slots, so they keep it only where all slots fit the limit."""
         thresholds = Thresholds(b_min=200, b_max=400, b_max_bytes=2_000_000)
         least = smallest_limit(lambda limit: make_run(hash_pool, [], tmp_path, thresholds, memory_limit=limit))
         catalog = {f"p{n}": numbered_rows(f"p{n}", 350, words=400) for n in range(6)}  # about 1.4 MB each
@@ -235,7 +235,7 @@ class TestRuns:
         assert (pool.resident() == 0) == tight
 
     def test_hanging_store_makes_the_reader_wait(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
-        """Three SuperBatches are admitted, no matter how many wait at the door."""
+        """Only three SuperBatches are admitted."""
         go_on = threading.Event()
 
         class HangingStore(LocalStore):

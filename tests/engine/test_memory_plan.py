@@ -38,7 +38,7 @@ class TestPlan:
         assert plan.keep_pages
         assert plan.limit >= SLOTS * plan.result.of_superbatch(self.BOUNDS)
 
-    def test_memory_that_a_limit_leaves_over_goes_to_the_id_set(self) -> None:
+    def test_remaining_memory_of_a_limit_goes_to_the_id_set(self) -> None:
         least = smallest_limit(lambda limit: plan_memory(self.BOUNDS, SPACE, 8, limit))
         small, large = (plan_memory(self.BOUNDS, SPACE, 8, limit) for limit in (least, least + 1_000_000))
         assert large.id_set == small.id_set + 1_000_000

@@ -1,4 +1,4 @@
-"""The figures of a run: their names are a promise, and their formulas are the paper's."""
+"""The metrics of a run: their names are documented, and their formulas are those of the paper."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ NOT_ADDED_UP = (
 )
 
 
-def test_the_document_has_every_promised_name_and_is_plain_json() -> None:
+def test_document_has_every_documented_name_and_is_plain_json() -> None:
     report = RunReport(partitions_failed=[Failure("k", "why", transient=True)])
     document = json.loads(json.dumps(report.as_dict()))
     assert set(PROMISED.split()) <= document.keys()
     assert document["partitions_failed"] == [{"key": "k", "reason": "why"}]
 
 
-def test_a_run_that_did_nothing_divides_by_nothing() -> None:
+def test_ratios_of_a_run_without_work_are_zero_or_one() -> None:
     document = RunReport().as_dict()
     assert (document["texts_per_second"], document["duty_cycle"], document["padding_ratio"]) == (0, 0, 0)
     assert document["time_to_first_output_seconds"] is None
@@ -44,31 +44,29 @@ def test_a_run_that_did_nothing_divides_by_nothing() -> None:
 @pytest.mark.parametrize(
     ("io_seconds", "encode_seconds", "ratio"), [(0.0, 0.0, 1.0), (1.0, 2.0, 1.0), (2.0, 1.0, 0.5), (2.0, 0.0, 0.0)]
 )
-def test_the_overlap_is_the_share_of_io_that_encoding_hides(
-    io_seconds: float, encode_seconds: float, ratio: float
-) -> None:
+def test_overlap_is_the_share_of_io_that_encoding_hides(io_seconds: float, encode_seconds: float, ratio: float) -> None:
     assert overlap_ratio(io_seconds, encode_seconds) == ratio
 
 
 def test_superbatches_are_summed() -> None:
-    figures = SuperBatchReport(0, 2, 100, 5000, 900, 1000, 1, 2.0, 0.5, 1.5, 0.25, 0.25, 0.5, 1.0, 1.0, 50.0)
+    superbatch = SuperBatchReport(0, 2, 100, 5000, 900, 1000, 1, 2.0, 0.5, 1.5, 0.25, 0.25, 0.5, 1.0, 1.0, 50.0)
     report = RunReport(wall_seconds=8.0)
-    report.count_superbatch(figures)
-    report.count_superbatch(figures)
+    report.count_superbatch(superbatch)
+    report.count_superbatch(superbatch)
     assert (report.superbatches, report.texts_encoded, report.encode_seconds) == (2, 200, 4.0)
     assert (report.texts_per_second, report.duty_cycle) == (25.0, 0.5)
     assert report.padding_ratio == pytest.approx(0.1)
 
 
 def test_retried_run_has_sums_ratios_of_sums_and_highest_peaks() -> None:
-    figures = SuperBatchReport(0, 2, 100, 5000, 900, 1000, 1, 2.0, 0.5, 1.5, 0.25, 0.25, 0.5, 1.0, 1.0, 50.0)
+    superbatch = SuperBatchReport(0, 2, 100, 5000, 900, 1000, 1, 2.0, 0.5, 1.5, 0.25, 0.25, 0.5, 1.0, 1.0, 50.0)
     first = RunReport(
         "s", 16, "cuda:0", "fp16", ["a"], workers=2, wall_seconds=6.0, b_min=100, storage_retries={"503": 1}
     )
-    first.count_superbatch(figures)
+    first.count_superbatch(superbatch)
     first.time_to_first_output_seconds, first.peak_rss_bytes = 1.0, 9
     second = RunReport("s", 16, "cuda:0", "fp16", ["a", "b"], workers=2, wall_seconds=2.0, b_min=100)
-    second.count_superbatch(figures)
+    second.count_superbatch(superbatch)
     second.time_to_first_output_seconds, second.peak_rss_bytes, second.storage_retries = 0.5, 7, {"429": 2, "503": 1}
     both = second.after(first)
     assert (both.superbatches, both.texts_encoded, both.wall_seconds) == (2, 200, 8.0)
@@ -78,4 +76,4 @@ def test_retried_run_has_sums_ratios_of_sums_and_highest_peaks() -> None:
     found_all_fresh = RunReport("s", 16)
     assert found_all_fresh.after(first) == first, "an attempt without an encoder does not say which there was"
     others = {field.name for field in fields(RunReport)} - {*_ADDED_UP, *_PEAKS}
-    assert others == set(NOT_ADDED_UP.split()), "a figure that is new is one or the other"
+    assert others == set(NOT_ADDED_UP.split()), "a new metric is one or the other"

@@ -1,4 +1,4 @@
-"""Nothing to do is told without a worker, and never of a model whose content has changed."""
+"""A run without work is reported without starting a worker, but not for a model whose content has changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.small_catalogs import DIMENSION, numbered_rows, partition_of
 SPEC = EncodingSpec(model=f"hash://{DIMENSION}")
 
 
-def test_only_a_whole_catalog_in_the_model_s_own_space_is_fresh(
+def test_run_without_work_is_reported_only_for_a_fresh_catalog_in_the_space_of_the_model(
     hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     catalog = [partition_of(key, numbered_rows(key, 3)) for key in "ab"]

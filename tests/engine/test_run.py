@@ -41,7 +41,7 @@ from tests.small_catalogs import (
 CATALOG = {"a": numbered_rows("a", 30), "b": numbered_rows("b", 45), "c": [], "d": numbered_rows("d", 5)}
 
 
-class TestWhatComesOut:
+class TestOutput:
     def test_every_row_has_its_own_vector_in_its_own_place(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         catalog = CATALOG | {"split": numbered_rows("split", 310), 'Köln, "x" [1]': numbered_rows("köln", 3)}
         write_catalog(tmp_path / "catalog", catalog)
@@ -54,7 +54,7 @@ class TestWhatComesOut:
 
     @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(data=st.data())
-    def test_random_catalogs_come_out_right(
+    def test_random_catalogs_are_embedded_correctly(
         self, hash_pool: EncoderPool, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
     ) -> None:
         output = tmp_path_factory.mktemp("random")
@@ -72,7 +72,7 @@ class TestWhatComesOut:
         assert run.report.max_in_flight_texts <= sum(sizes)
         assert {report.texts for report in events if isinstance(report, SuperBatchReport)} <= set(range(b_max + 1))
 
-    def test_a_partition_of_three_times_b_max_becomes_one_valid_file(
+    def test_partition_of_three_times_b_max_becomes_one_valid_file(
         self, hash_pool: EncoderPool, tmp_path: Path
     ) -> None:
         rows = numbered_rows("big", 300)
@@ -98,7 +98,7 @@ class TestWhatComesOut:
         finish(run)
         assert read_embedded(tmp_path, run.space.name, "a").texts is None
 
-    def test_texts_of_which_the_model_sees_a_part_are_counted(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def test_truncated_texts_are_counted(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         long = "x" * 5000  # hash:// counts a token for every four bytes and takes 256
         catalog = {"some": [("1", long), ("2", "short"), ("3", long)], "split": [(str(n), long) for n in range(120)]}
         run = make_run(hash_pool, in_memory(catalog), tmp_path)
@@ -107,7 +107,7 @@ class TestWhatComesOut:
         assert run.report.truncated == 122
         assert read_embedded(tmp_path, run.space.name, "split").facts.truncated == 120
 
-    def test_nothing_to_do_is_no_error(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def test_run_without_partitions_succeeds(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         run = make_run(hash_pool, [], tmp_path)
         assert finish(run) == []
         assert (run.report.superbatches, run.failed) == (0, False)
@@ -133,13 +133,13 @@ class TestReceipts:
                 assert getattr(receipt, name) == getattr(facts, name), name
             assert (facts.model, facts.precision) == (f"hash://{DIMENSION}", "fp32")
 
-    def test_the_file_is_there_when_its_receipt_comes(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def test_file_exists_when_its_receipt_is_yielded(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         run = make_run(hash_pool, in_memory(CATALOG), tmp_path)
         for event in run.events():
             if isinstance(event, Receipt):
                 assert_embedded(tmp_path, run.space.name, event.key, CATALOG[event.key])
 
-    def test_a_superbatch_is_reported_before_the_partitions_it_completed(
+    def test_superbatch_is_reported_before_the_partitions_it_completed(
         self, hash_pool: EncoderPool, tmp_path: Path
     ) -> None:
         run = make_run(hash_pool, in_memory(CATALOG | {"split": numbered_rows("split", 250)}), tmp_path)
@@ -157,21 +157,21 @@ class TestReceipts:
         again = make_run(hash_pool, in_memory(CATALOG), tmp_path)
         assert keys_of(again) == ["b", "c", "d"]
 
-    def test_a_run_runs_once(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def test_second_iteration_of_a_run_is_refused(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         run = make_run(hash_pool, in_memory(CATALOG), tmp_path)
         finish(run)
         with pytest.raises(RuntimeError, match="runs once"):
             list(run)
 
-    def test_the_report_adds_up(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def test_report_has_the_sums_of_the_events(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         run = make_run(hash_pool, in_memory(CATALOG | {"split": numbered_rows("split", 250)}), tmp_path)
         superbatches = [event for event in finish(run) if isinstance(event, SuperBatchReport)]
         document = run.report.as_dict()
         assert document["partitions_written"] == 5
-        assert document["texts_encoded"] == sum(figures.texts for figures in superbatches) == 330
-        assert document["tokens"] == sum(figures.tokens for figures in superbatches) > 0
+        assert document["texts_encoded"] == sum(batch.texts for batch in superbatches) == 330
+        assert document["tokens"] == sum(batch.tokens for batch in superbatches) > 0
         assert document["superbatches"] == len(superbatches)
-        assert sorted(figures.index for figures in superbatches) == list(range(len(superbatches)))
+        assert sorted(batch.index for batch in superbatches) == list(range(len(superbatches)))
         assert 0 < document["time_to_first_output_seconds"] <= document["wall_seconds"]
         assert document["peak_resident_bytes"] > 0
         assert document["peak_rss_bytes"] > 0
@@ -200,7 +200,7 @@ class TestFreshness:
         assert keys_of(receipts(finish(run), "fresh")) == sorted(CATALOG)
         assert (run.report.partitions_skipped, run.report.partitions_written, run.report.texts_encoded) == (4, 0, 0)
 
-    def test_a_changed_partition_alone_is_encoded_again(
+    def test_only_the_changed_partition_is_encoded_again(
         self, hash_pool: EncoderPool, tmp_path: Path, catalog: Path
     ) -> None:
         finish(make_run(hash_pool, open_source(catalog), tmp_path / "out"))
@@ -244,7 +244,7 @@ class TestFreshness:
         assert assert_embedded(tmp_path / "out", run.space.name, key, CATALOG[key]).source_version == "v2"
         assert finish_receipts(make_run(hash_pool, open_source(catalog), tmp_path / "out"), "republished") == []
 
-    def test_a_damaged_file_is_encoded_again_instead_of_republished(
+    def test_damaged_file_is_encoded_again_instead_of_republished(
         self, hash_pool: EncoderPool, tmp_path: Path, catalog: Path
     ) -> None:
         run = make_run(hash_pool, open_source(catalog), tmp_path / "out")
@@ -258,7 +258,7 @@ class TestFreshness:
         assert keys_of(receipts(finish(again), "encoded")) == ["b"]
         assert_embedded(tmp_path / "out", run.space.name, "b", CATALOG["b"])
 
-    def test_a_file_that_was_removed_or_cut_off_is_made_again(
+    def test_removed_or_truncated_file_is_encoded_again(
         self, hash_pool: EncoderPool, tmp_path: Path, catalog: Path
     ) -> None:
         run = make_run(hash_pool, open_source(catalog), tmp_path / "out")
@@ -275,7 +275,7 @@ class TestFreshness:
         assert keys_of(receipts(finish(run), "encoded")) == sorted(CATALOG)
         assert run.report.texts_encoded == 80
 
-    def test_the_same_rows_in_other_files_have_the_same_desired_version(
+    def test_same_rows_in_other_files_have_the_same_desired_version(
         self, hash_pool: EncoderPool, tmp_path: Path
     ) -> None:
         rows = numbered_rows("k", 50)
@@ -291,7 +291,7 @@ class TestFreshness:
 
 
 class TestTwoWriters:
-    def test_a_source_that_changes_while_it_is_encoded_loses_its_result(
+    def test_result_of_a_source_that_changed_while_encoded_is_discarded(
         self, hash_pool: EncoderPool, tmp_path: Path
     ) -> None:
         write_catalog(tmp_path / "c", CATALOG)
@@ -315,8 +315,8 @@ class TestTwoWriters:
     def test_partition_removed_from_the_source_while_it_is_encoded_is_not_published(
         self, hash_pool: EncoderPool, tmp_path: Path
     ) -> None:
-        gone = Partition("k", "v1", partition_of("k", CATALOG["a"]).read, lambda: None)
-        [failure] = failures(finish(make_run(hash_pool, [gone], tmp_path)))
+        removed = Partition("k", "v1", partition_of("k", CATALOG["a"]).read, lambda: None)
+        [failure] = failures(finish(make_run(hash_pool, [removed], tmp_path)))
         assert failure.transient
         assert "it was removed" in failure.reason
 
@@ -424,12 +424,12 @@ class TestStopping:
             list(make_run(hash_pool, breaking(), tmp_path))
         assert set(threading.enumerate()) <= before
 
-    def test_a_run_that_was_never_started_holds_nothing(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def test_run_that_was_never_started_holds_no_memory(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         before = set(threading.enumerate())
         make_run(hash_pool, in_memory(CATALOG), tmp_path).events().close()
         assert set(threading.enumerate()) <= before
 
-    def test_a_slow_reader_of_events_slows_the_run_and_loses_nothing(
+    def test_slow_consumer_of_events_slows_the_run_and_loses_no_event(
         self, hash_pool: EncoderPool, tmp_path: Path
     ) -> None:
         catalog = {f"p{n}": numbered_rows(f"p{n}", 1) for n in range(300)}
@@ -450,7 +450,7 @@ class TestStopping:
                 assert_embedded(tmp_path / str(number), runs[number].space.name, key, rows)
 
 
-def test_only_strings_that_fill_a_block_of_a_disk_are_compressed(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_only_strings_of_at_least_a_disk_block_are_compressed(hash_pool: EncoderPool, tmp_path: Path) -> None:
     catalog = {"tiny": numbered_rows("tiny", 10), "larger": numbered_rows("larger", 500)}
     run = make_run(hash_pool, in_memory(catalog), tmp_path, Thresholds(b_min=600, b_max=600))
     finish(run)

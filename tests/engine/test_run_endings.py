@@ -1,4 +1,4 @@
-"""How a run ends when something outside of the data goes wrong: texts that end workers, and runs that are stopped."""
+"""How a run ends after worker failures, stops and interrupts."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ def _with(rows: Rows, row: int, text: str) -> Rows:
 
 
 @pytest.mark.parametrize("harm", ["die always", "fail always"])
-def test_a_text_that_ends_workers_fails_its_partition_and_no_other(
-    faulty_pool: EncoderPool, tmp_path: Path, harm: str
-) -> None:
+def test_text_that_kills_workers_fails_only_its_partition(faulty_pool: EncoderPool, tmp_path: Path, harm: str) -> None:
     catalog: dict[str, Rows] = {f"p{n}": numbered_rows(f"p{n}", 700) for n in range(6)}
     catalog["empty"] = []
     catalog["p3"] = _with(catalog["p3"], 400, harm)
@@ -62,7 +60,7 @@ def test_a_text_that_ends_workers_fails_its_partition_and_no_other(
     assert run.report.replays >= 3
 
 
-def test_a_text_that_ends_workers_fails_a_split_partition_as_a_whole(faulty_pool: EncoderPool, tmp_path: Path) -> None:
+def test_text_that_kills_workers_fails_its_whole_split_partition(faulty_pool: EncoderPool, tmp_path: Path) -> None:
     catalog = {"split": _with(numbered_rows("split", 900), 450, "die always"), "p": numbered_rows("p", 90)}
     run = make_run(faulty_pool, in_memory(catalog), tmp_path, Thresholds(b_min=100, b_max=200))
     [failure] = failures(finish(run))
@@ -72,7 +70,7 @@ def test_a_text_that_ends_workers_fails_a_split_partition_as_a_whole(faulty_pool
 
 
 def _kill_now_and_then(pool: EncoderPool, rng: np.random.Generator, kills: int, over: threading.Event) -> int:
-    """Kills a worker at a time, each one after a part of the work went by; gives how many it were."""
+    """Kill one worker after another at random times; returns how many were killed."""
     for done in range(kills):
         if over.wait(float(rng.uniform(0.05, 0.4))):
             return done
@@ -107,7 +105,7 @@ def test_workers_killed_during_a_run_lose_and_damage_no_row(tmp_path: Path, kill
     assert killed == kills
 
 
-def test_partitions_of_an_unfinished_superbatch_that_are_encoded_are_published_when_the_run_is_stopped(
+def test_stopped_run_publishes_encoded_partitions_of_an_unfinished_superbatch(
     faulty_pool: EncoderPool, tmp_path: Path
 ) -> None:
     hung = tmp_path / "hung"
@@ -141,7 +139,7 @@ def test_partitions_of_an_unfinished_superbatch_that_are_encoded_are_published_w
 
 
 class StuckStore(LocalStore):
-    """A disk that takes no second file before it is told to."""
+    """A disk that blocks every file but the first until `go_on` is set."""
 
     def __init__(self, root: Path, go_on: threading.Event) -> None:
         super().__init__(root)
@@ -164,7 +162,7 @@ class StuckUpload(LocalUpload):
         super().flush()
 
 
-def test_a_store_that_does_not_answer_keeps_a_stopped_run_no_longer_than_its_grace_time(
+def test_stopped_run_waits_for_a_hanging_store_only_for_its_grace_time(
     hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     catalog = {f"p{n}": numbered_rows(f"p{n}", 60) for n in range(6)}
@@ -186,7 +184,7 @@ def test_a_store_that_does_not_answer_keeps_a_stopped_run_no_longer_than_its_gra
 def test_second_interrupt_ends_the_wait_and_every_thread(
     hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody takes events then, of which there are more than fit where they wait."""
+    """No thread takes events then, and there are more than the queue holds."""
     monkeypatch.setattr(events_module, "_WAITING_GROUPS", 1)
     monkeypatch.setattr(events_module, "_GROUP_EVENTS", 1)
     go_on = threading.Event()
@@ -243,11 +241,11 @@ def test_run_that_waits_only_for_storage_can_be_stopped(
     waits_for_storage = threading.Event()
     close = Publisher.close
 
-    def told(publisher: Publisher, *arguments: Any) -> None:
+    def closing(publisher: Publisher, *arguments: Any) -> None:
         waits_for_storage.set()
         close(publisher, *arguments)
 
-    monkeypatch.setattr(Publisher, "close", told)
+    monkeypatch.setattr(Publisher, "close", closing)
     go_on = threading.Event()
     store = StuckStore(tmp_path, go_on)
     run = make_run(hash_pool, in_memory({"p1": numbered_rows("p1", 60)}), store, grace_seconds=0.5)

@@ -1,4 +1,4 @@
-"""What fails around the data: disks, folders, encoders, our own mistakes. Nothing hangs, nothing half done stays."""
+"""Failures outside the data: disks, folders, encoders and programming errors. No run hangs or leaves partial files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CATALOG: dict[str, Rows] = {
 
 
 class FaultyStore(LocalStore):
-    """A local disk on which something happens to the files of some keys, staged or not, at a step of publishing."""
+    """A local disk on which an action runs at one step of publishing the files of some keys, staged or not."""
 
     def __init__(self, root: Path, keys: set[str], step: str, happen: Callable[[], None]) -> None:
         super().__init__(root)
@@ -91,7 +91,7 @@ class FaultyUpload(LocalUpload):
 
 
 class FaultySink(io.RawIOBase):
-    """Takes a thousand bytes and then no more."""
+    """Accepts a thousand bytes and then fails."""
 
     def __init__(self, upload: FaultyUpload, sink: pa.NativeFile) -> None:
         self._upload = upload
@@ -117,8 +117,8 @@ def disk_full() -> None:
     raise OSError(28, "No space left on device")
 
 
-def our_own_mistake() -> None:
-    raise AssertionError("a mistake of ours")
+def programming_error() -> None:
+    raise AssertionError("a programming error")
 
 
 @pytest.mark.parametrize("step", ["create", "write", "publish"])
@@ -137,7 +137,7 @@ def test_disk_that_refuses_one_file_fails_only_its_partition(
 
 
 @pytest.mark.parametrize("step", ["create", "write"])
-def test_a_split_partition_that_lost_a_segment_is_not_published_without_it(
+def test_split_partition_with_a_lost_segment_is_not_published(
     hash_pool: EncoderPool, tmp_path: Path, step: str
 ) -> None:
     """One segment cannot be staged, the others can."""
@@ -192,8 +192,8 @@ def test_store_that_fails_to_remove_staged_segments_does_not_stop_the_run(
     store = FaultyStore(tmp_path, {"big"}, "exit", disk_full)
     catalog = [*in_memory(CATALOG)]
     # Refused by the store itself: the source goes away before the last segment is published.
-    gone = catalog[1]
-    catalog[1] = type(gone)(gone.key, gone.source_version, gone.read, lambda: None)
+    big = catalog[1]
+    catalog[1] = type(big)(big.key, big.source_version, big.read, lambda: None)
     run = make_run(hash_pool, catalog, store)
     [failure] = failures(finish(run))
     assert failure.key == "big"
@@ -221,8 +221,8 @@ def test_unexpected_error_while_publishing_ends_the_run(
 ) -> None:
     before = set(threading.enumerate())
     many = CATALOG | {f"later {n}": numbered_rows(f"later{n}", 60) for n in range(20)}
-    run = make_run(hash_pool, in_memory(many), FaultyStore(tmp_path, {key}, step, our_own_mistake))
-    with pytest.raises(AssertionError, match="a mistake of ours"):
+    run = make_run(hash_pool, in_memory(many), FaultyStore(tmp_path, {key}, step, programming_error))
+    with pytest.raises(AssertionError, match="a programming error"):
         list(run.events())
     assert set(threading.enumerate()) <= before
     assert all(name.endswith(".parquet") for name in published_files(tmp_path, run.space.name))
@@ -233,26 +233,26 @@ def test_unexpected_error_while_publishing_ends_the_run(
 
 
 def test_unexpected_error_ends_the_run_though_no_slot_is_released(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    """All three SuperBatches wait to be flushed when the first one fails: no fourth can come and show it."""
+    """All three SuperBatches wait to be flushed when the first one fails, so no fourth one can report the error."""
     finish(make_run(hash_pool, [], tmp_path))
     waiting = threading.Event()
 
     class LosingStore(LocalStore):
         def sync(self, folder: str) -> None:
             assert waiting.wait(60)
-            raise AssertionError("a mistake of ours")
+            raise AssertionError("a programming error")
 
     run = make_run(
         DoorPool(hash_pool, waiting.set),
         in_memory({f"p{n}": numbered_rows(f"p{n}", 100) for n in range(12)}),
         LosingStore(tmp_path),
     )
-    with pytest.raises(AssertionError, match="a mistake of ours"):
+    with pytest.raises(AssertionError, match="a programming error"):
         list(run.events())
 
 
 class FailingPool:
-    """A pool that gives up at the n-th SuperBatch."""
+    """A pool that fails at the n-th SuperBatch."""
 
     def __init__(self, pool: EncoderPool, at: int) -> None:
         self._pool = pool
@@ -283,16 +283,16 @@ def test_encoder_failure_ends_the_run_after_encoded_partitions_are_published(
 
 
 class TestOutputsThatCannotBeUsed:
-    def test_a_path_below_a_file(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def test_path_below_a_file(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         with pytest.raises(ConfigError, match="cannot write to the output folder"):
             make_run(hash_pool, in_memory(CATALOG), tmp_path / "file" / "out")
 
-    def test_a_file_system_that_takes_no_folders(self, hash_pool: EncoderPool) -> None:
+    def test_file_system_that_takes_no_folders(self, hash_pool: EncoderPool) -> None:
         with pytest.raises(ConfigError, match="cannot write to the output folder"):
             make_run(hash_pool, in_memory(CATALOG), Path("/proc/surge"))
 
-    def test_the_folder_of_one_space(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def test_folder_of_one_space(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         run = make_run(hash_pool, in_memory(CATALOG), tmp_path)
         finish(run)
         with pytest.raises(ConfigError, match="is the folder of one space"):
@@ -343,9 +343,7 @@ def test_real_full_disk_fails_only_partitions_that_do_not_fit(
     assert keys_of(receipts(finish(again), "encoded")) == sorted(failed)
 
 
-def test_the_thresholds_and_the_limit_are_checked_before_anything_is_written(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
+def test_thresholds_and_limit_are_checked_before_anything_is_written(hash_pool: EncoderPool, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="b_min"):
         EmbeddingRun([], LocalStore(tmp_path / "o"), hash_pool, Thresholds(b_min=10, b_max=5))
     with pytest.raises(ConfigError, match="the smallest that works is"):
@@ -395,19 +393,19 @@ def test_receipts_are_reported_after_the_folder_was_flushed(hash_pool: EncoderPo
 
     store = Recording(tmp_path)
     run = make_run(hash_pool, in_memory(TINY), store, Thresholds(b_min=30, b_max=60))
-    told = 0
+    reported = 0
     for event in run.events():
         if isinstance(event, Receipt):
             assert file_name(run.space.name, event.key) in durable
-            told += 1
-    assert told == len(TINY)
+            reported += 1
+    assert reported == len(TINY)
 
 
 def test_folder_that_cannot_be_flushed_leaves_no_receipt(hash_pool: EncoderPool, tmp_path: Path) -> None:
     store = FaultyStore(tmp_path, set(), "", disk_full)
     run = make_run(hash_pool, in_memory(TINY), store)
     store._step = "sync"
-    told: list[Receipt] = []
+    reported: list[Receipt] = []
     with pytest.raises(TransientError, match="cannot flush the folder"):
-        told += [event for event in run.events() if isinstance(event, Receipt)]
-    assert told == []
+        reported += [event for event in run.events() if isinstance(event, Receipt)]
+    assert reported == []

@@ -196,7 +196,7 @@ def test_keys_that_cannot_be_names_are_refused(hash_pool: EncoderPool, tmp_path:
 
 
 @pytest.mark.parametrize("fails_at", [0, 99, 100, 150, 299])
-def test_a_split_partition_refused_in_any_segment_leaves_nothing(
+def test_split_partition_refused_in_any_segment_leaves_nothing(
     hash_pool: EncoderPool, tmp_path: Path, fails_at: int
 ) -> None:
     bad = partition_of("bad", numbered_rows("bad", 300), fails_at=fails_at, batch_rows=1)
@@ -221,7 +221,7 @@ def test_staged_segments_of_a_refused_partition_are_removed_by_the_end_of_the_ru
     assert left == [{"last.parquet"}], "segments are written one after the other: what came before was dealt with"
 
 
-def test_a_row_that_fits_no_superbatch_is_named(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_row_that_fits_no_superbatch_is_named(hash_pool: EncoderPool, tmp_path: Path) -> None:
     rows = with_row(30, 20, ("x", "y" * 9000))
     run = make_run(
         hash_pool,
@@ -234,7 +234,7 @@ def test_a_row_that_fits_no_superbatch_is_named(hash_pool: EncoderPool, tmp_path
     assert published_files(tmp_path, run.space.name) == {"good.parquet"}
 
 
-def test_an_id_set_over_its_share_of_the_memory_is_refused(
+def test_id_set_over_its_share_of_the_memory_is_refused(
     hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("surge_dagster.engine.memory._ID_SET_BYTES", 16 * 1024)
@@ -247,7 +247,7 @@ def test_an_id_set_over_its_share_of_the_memory_is_refused(
     assert published_files(tmp_path, run.space.name) == {"few.parquet"}
 
 
-def test_a_file_of_another_space_is_left_alone_and_named(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_file_of_another_space_is_left_alone_and_named(hash_pool: EncoderPool, tmp_path: Path) -> None:
     catalog = {"k": numbered_rows("k", 30), "other": numbered_rows("other", 30)}
     run = make_run(hash_pool, in_memory(catalog), tmp_path)
     finish(run)
@@ -331,7 +331,7 @@ def test_invalid_vector_refuses_its_partition_and_names_the_row(
 
 
 @pytest.mark.parametrize("row", [10, 110])
-def test_a_partition_that_is_bad_in_two_ways_is_named_once(hash_pool: EncoderPool, tmp_path: Path, row: int) -> None:
+def test_partition_that_is_bad_in_two_ways_is_named_once(hash_pool: EncoderPool, tmp_path: Path, row: int) -> None:
     rows = numbered_rows("bad", 300)
     bad = partition_of("bad", rows, fails_at=295)
     run = make_run(SpoilingPool(hash_pool, rows[row][1]), [bad, *in_memory({"good": GOOD["good"]})], tmp_path)

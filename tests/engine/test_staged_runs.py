@@ -84,7 +84,7 @@ class TestWhatIsEncodedAgain:
         assert run.report.max_in_flight_texts <= 250
 
     @pytest.mark.parametrize("missing", [(0, 100), (100, 200), (400, 450)])
-    def test_a_gap_anywhere_is_filled(self, hash_pool: EncoderPool, tmp_path: Path, missing: tuple[int, int]) -> None:
+    def test_gap_anywhere_is_filled(self, hash_pool: EncoderPool, tmp_path: Path, missing: tuple[int, int]) -> None:
         leave_complete(hash_pool, tmp_path)
         staged(tmp_path)[missing].unlink()
         assert resume(hash_pool, tmp_path).report.texts_encoded == missing[1] - missing[0]
@@ -131,7 +131,7 @@ class TestWhatIsEncodedAgain:
         leave_staged(hash_pool, tmp_path, BIG, 270)
         assert resume(hash_pool, tmp_path, force=True).report.texts_reused == 0
 
-    def test_a_large_partition_is_in_flight_in_parts(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def test_large_partition_is_in_flight_in_parts(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         run = resume(hash_pool, tmp_path, numbered_rows("big", 3_000))
         assert run.report.max_in_flight_texts <= 3 * 100 + 2 * 7
 
@@ -200,7 +200,7 @@ class TestWhatIsNotUsed:
         assert "it has 190 rows, and 200 were there when it was staged" in caplog.text
 
     @pytest.mark.parametrize("harm", ["a bit", "the end", "all"])
-    def test_a_damaged_segment(
+    def test_damaged_segment(
         self, hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: str
     ) -> None:
         leave_staged(hash_pool, tmp_path, BIG, 270)
@@ -213,7 +213,7 @@ class TestWhatIsNotUsed:
         assert (run.report.texts_encoded, run.report.texts_reused) == (350, 100)
         assert f"{path} is encoded again: it" in caplog.text
 
-    def test_a_segment_under_the_name_of_other_rows(
+    def test_segment_under_the_name_of_other_rows(
         self, hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         leave_staged(hash_pool, tmp_path, BIG, 270)
@@ -228,7 +228,7 @@ class TestWhatIsNotUsed:
         leave_staged(hash_pool, tmp_path, BIG, 270, include_text=False)
         assert resume(hash_pool, tmp_path).report.texts_reused == 0
 
-    def test_a_segment_that_is_damaged_after_it_was_looked_at(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def test_segment_that_is_damaged_after_it_was_looked_at(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         leave_staged(hash_pool, tmp_path, BIG, 270)
         path = staged(tmp_path)[100, 200]
 
@@ -271,18 +271,18 @@ class TestWhatIsLeftBehind:
         assert sorted(staged(tmp_path)) == [(0, 100), (100, 200)]
         assert not (tmp_path / STAGING / hash_pool.space.name / "other").exists()
 
-    @pytest.mark.parametrize("gone", [False, True])
+    @pytest.mark.parametrize("is_removed", [False, True])
     def test_verify_reports_staged_rows_of_partitions_removed_from_the_source(
-        self, hash_pool: EncoderPool, tmp_path: Path, gone: bool
+        self, hash_pool: EncoderPool, tmp_path: Path, is_removed: bool
     ) -> None:
         leave_staged(hash_pool, tmp_path / "o", BIG, 270)
-        here = {"small": numbered_rows("small", 5)} | ({} if gone else {"big": BIG[:0]})
+        here = {"small": numbered_rows("small", 5)} | ({} if is_removed else {"big": BIG[:0]})
         source = open_source(write_catalog(tmp_path / "c", here))
         run = make_run(hash_pool, [partition for partition in source if partition.key == "small"], tmp_path / "o")
         finish(run)
         found = list(verify(source, LocalStore(tmp_path / "o"), run.space))
         named = [violation for violation in found if isinstance(violation, Violation) and violation.is_warning]
-        assert [violation.key for violation in named] == ([f"{STAGING}/{run.space.name}/big"] if gone else [])
+        assert [violation.key for violation in named] == ([f"{STAGING}/{run.space.name}/big"] if is_removed else [])
 
     def test_verify_finds_no_fault_with_a_file_from_two_runs(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         source = open_source(write_catalog(tmp_path / "c", {"big": BIG}))

@@ -197,13 +197,13 @@ def test_partitions_that_fit_are_never_split(partitions: list[Incoming], bounds:
         assert count == (0 if partition.refused else 1) if fits else count >= 1
 
 
-def test_a_partition_of_three_times_b_max_becomes_three_full_segments() -> None:
+def test_partition_of_three_times_b_max_becomes_three_full_segments() -> None:
     gathering = Gathering(Bounds(10, 40, 100_000, 100_000))
     gathering.run([Incoming("small", numbered_rows("small", 5), 3), Incoming("big", numbered_rows("big", 120), 17)])
     assert gathering.emitted == [[("small", 0, 5)], [("big", 0, 40)], [("big", 40, 80)], [("big", 80, 120)]]
 
 
-def test_the_tail_of_an_oversized_partition_is_batched_with_what_follows() -> None:
+def test_tail_of_an_oversized_partition_is_batched_with_what_follows() -> None:
     gathering = Gathering(Bounds(30, 40, 100_000, 100_000))
     gathering.run([Incoming("big", numbered_rows("big", 50), 50), Incoming("next", numbered_rows("next", 25), 25)])
     assert gathering.emitted == [[("big", 0, 40)], [("big", 40, 50), ("next", 0, 25)]]
@@ -215,7 +215,7 @@ def test_pending_texts_are_flushed_at_the_first_partition_end_at_or_past_b_min()
     assert [len(batch) for batch in gathering.emitted] == [2, 2, 1]
 
 
-def test_a_derived_b_min_is_reached_in_doubling_steps() -> None:
+def test_derived_b_min_is_reached_in_doubling_steps() -> None:
     derived = Thresholds().resolve(1_000.0)
     assert [derived.b_min_of(index) for index in (0, 1, 2, 3, 4, 1_000_000)] == [312, 624, 1248, 2496, 4992, 5000]
     assert Thresholds(b_min=5_000).resolve(1_000.0).b_min_of(0) == 5_000
@@ -245,7 +245,7 @@ def test_partitions_without_rows_end_a_superbatch_too() -> None:
     assert [len(batch) for batch in gathering.emitted] == [4, 4, 2]
 
 
-def test_a_row_larger_than_b_max_refuses_its_partition_before_anything_of_its_batch_is_taken() -> None:
+def test_row_larger_than_b_max_refuses_its_partition_before_anything_of_its_batch_is_taken() -> None:
     bounds = Bounds(10, 10, 2000, 2000)
     with Arena(slots=1, max_texts=10, max_bytes=2000, dimension=1, dtype="float32") as arena:
         aggregator = Aggregator(bounds, arena.acquire)
@@ -305,7 +305,7 @@ def test_skipped_rows_do_not_move_the_other_rows(partitions: list[Incoming], bou
         assert sum(reserved) == 0
 
 
-def test_the_type_of_ids_is_known_even_without_rows() -> None:
+def test_type_of_ids_is_known_even_without_rows() -> None:
     with Arena(slots=1, max_texts=10, max_bytes=2000, dimension=1, dtype="float32") as arena:
         aggregator = Aggregator(Bounds(10, 10, 2000, 2000), arena.acquire)
         opened = OpenPartition(partition_of("k", []))

@@ -1,4 +1,4 @@
-"""A space becomes the current one when it has everything and everything in it is right; otherwise nothing changes."""
+"""Only a complete and verified space becomes the current one; otherwise nothing changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def made(three_spaces: Spaces, tmp_path: Path) -> Spaces:
     return three_spaces.copy_to(tmp_path)
 
 
-def test_a_complete_space_becomes_current_and_the_one_before_can_be_taken_back(made: Spaces) -> None:
+def test_complete_space_becomes_current_and_can_be_switched_back(made: Spaces) -> None:
     first, second, _ = made.names()
     assert switch_space(made.source, made.store, made.of("hash://16")).current == CurrentSpace(first)
     switched = switch_space(made.source, made.store, made.of("hash://24"))
@@ -33,7 +33,7 @@ def test_a_complete_space_becomes_current_and_the_one_before_can_be_taken_back(m
     assert read_current(made.store) == back.current == CurrentSpace(first, second, 3)
 
 
-def lose(made: Spaces) -> None:
+def remove_file(made: Spaces) -> None:
     made.file("hash://24", "b").unlink()
 
 
@@ -45,11 +45,11 @@ def add_to_the_source(made: Spaces) -> None:
     write_partition(made.root / "catalog", "d", numbered_rows("d", 3))
 
 
-def add_what_is_refused(made: Spaces) -> None:
+def add_refused_partition(made: Spaces) -> None:
     write_partition(made.root / "catalog", "d", [("x", None)])
 
 
-def cut(made: Spaces) -> None:
+def truncate(made: Spaces) -> None:
     path = made.file("hash://24", "b")
     path.write_bytes(path.read_bytes()[:-9])
 
@@ -61,23 +61,23 @@ def flip_a_bit(made: Spaces) -> None:
     path.write_bytes(content)
 
 
-def put_another_space_there(made: Spaces) -> None:
+def put_file_of_another_space(made: Spaces) -> None:
     made.file("hash://24", "b").write_bytes(made.file("hash://16", "b").read_bytes())
 
 
 @pytest.mark.parametrize(
     ("spoil", "key", "kind"),
     [
-        (lose, "b", "missing"),
+        (remove_file, "b", "missing"),
         (change_the_source, "b", "stale"),
         (add_to_the_source, "d", "missing"),
-        (add_what_is_refused, "d", "missing"),
-        (cut, "b", "missing"),
+        (add_refused_partition, "d", "missing"),
+        (truncate, "b", "missing"),
         (flip_a_bit, "b", "damaged"),
-        (put_another_space_there, "b", "space"),
+        (put_file_of_another_space, "b", "space"),
     ],
 )
-def test_a_space_that_lacks_one_partition_is_refused_by_its_key(
+def test_incomplete_space_is_refused_with_the_key_of_the_partition(
     made: Spaces, spoil: Callable[[Spaces], None], key: str, kind: str
 ) -> None:
     before = switch_space(made.source, made.store, made.of("hash://16")).current
@@ -88,7 +88,7 @@ def test_a_space_that_lacks_one_partition_is_refused_by_its_key(
     assert read_current(made.store) == before
 
 
-def test_a_space_that_cannot_be_read_now_is_not_refused_for_it(made: Spaces) -> None:
+def test_unreadable_file_is_a_transient_error_and_not_a_refusal(made: Spaces) -> None:
     store = FailingStore(made.root / "output", "b")
     with pytest.raises(TransientError, match=r"1 of 3 partitions could not be read. .*Input/output error"):
         switch_space(made.source, store, made.of("hash://24"))
@@ -98,7 +98,7 @@ def test_a_space_that_cannot_be_read_now_is_not_refused_for_it(made: Spaces) -> 
     assert not made.pointer.exists()
 
 
-def test_a_refusal_counts_all_and_names_the_first(made: Spaces) -> None:
+def test_refusal_counts_all_violations_and_names_the_first(made: Spaces) -> None:
     for number in range(30):
         write_partition(made.root / "catalog", f"n{number:02}", [("x", "y")])
     change_the_source(made)
@@ -108,7 +108,7 @@ def test_a_refusal_counts_all_and_names_the_first(made: Spaces) -> None:
     assert not made.pointer.exists()
 
 
-def test_files_of_partitions_that_are_gone_do_not_count_and_a_catalog_without_any_proves_nothing(made: Spaces) -> None:
+def test_files_of_removed_partitions_do_not_count_and_an_empty_catalog_is_refused(made: Spaces) -> None:
     (made.root / "catalog" / "partition=b" / "part-0.parquet").unlink()
     (made.root / "catalog" / "partition=b").rmdir()
     assert switch_space(made.source, made.store, made.of("hash://24")).partitions == len(KEYS) - 1
@@ -118,7 +118,7 @@ def test_files_of_partitions_that_are_gone_do_not_count_and_a_catalog_without_an
 
 @dataclass
 class Watched:
-    """A source that does something when it is listed for the second time, which is when files are being verified."""
+    """A source with an action at its second listing, which is during the verification."""
 
     source: Source
     then: Callable[[], None]
@@ -136,7 +136,7 @@ class Watched:
         yield from list(self.source)[: self.first]
 
 
-def test_of_two_switches_at_once_the_one_that_ends_last_is_refused(made: Spaces) -> None:
+def test_later_of_two_concurrent_switches_is_refused(made: Spaces) -> None:
     first, _, third = made.names()
     switch_space(made.source, made.store, made.of("hash://16"))
     watched = Watched(made.source, lambda: void(switch_space(made.source, made.store, made.of("hash://8"))))
@@ -146,4 +146,4 @@ def test_of_two_switches_at_once_the_one_that_ends_last_is_refused(made: Spaces)
 
 
 def void(_: object) -> None:
-    """Forget a result."""
+    """Discard a result."""

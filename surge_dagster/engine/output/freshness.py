@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
-from surge_dagster.engine.files.facts import FileFacts, InvalidFile
+from surge_dagster.engine.files.facts import InvalidFile
 from surge_dagster.engine.files.formats import SUFFIXES, PublishedFile, file_name, read_published_file
 from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.output.footer_cache import FooterCache
@@ -120,29 +120,13 @@ class OutputState:
         if self._is_unread(name):
             self._keep(name, _read(self.store, name))
         if name in self._unreadable:
-            reason = f"whether its file is up to date cannot be told, so it was left alone. {self._unreadable[name]}"
+            reason = f"it is unknown whether its file is up to date, so it was left alone. {self._unreadable[name]}"
             raise TransientError(f"partition {key!r}: {reason}", key)
         found = self._found.get(name)
         if not isinstance(found, PublishedFile):
             return None
         facts = found.facts
         return found if facts.partition_key == key or facts.space != self.space else None
-
-    def refuse(self, file: PublishedFile, reason: str) -> None:
-        """Treat a file as invalid that was read in full and does not hold what it states: it is `missing` here.
-
-        That is not remembered: a disk may fail once, and the next state reads the file again.
-        """
-        self._found[file.stored.name] = InvalidFile(reason)
-
-    def facts(self, key: str) -> FileFacts | None:
-        """What the partition's file states about itself; None when there is no valid one of this space.
-
-        Raises:
-            TransientError: there is one that cannot be read now.
-        """
-        found = self.file(key)
-        return found.facts if found and found.facts.space == self.space else None
 
     def status(self, partition: Partition) -> Status:
         """Whether a partition needs work: `fresh` does not, and `foreign` needs an operator.
@@ -173,7 +157,7 @@ class OutputState:
     def _names(self, keys: Iterable[str]) -> list[str]:
         names = []
         for key in keys:
-            with contextlib.suppress(ValueError):  # whoever reads such a partition refuses its key
+            with contextlib.suppress(ValueError):  # the reader refuses such a key
                 names.append(file_name(self.space, key, self._format))
         return names
 
@@ -221,7 +205,7 @@ def replaced(location: str, key: str) -> TransientError:
 
 
 def _read(store: Store, name: str) -> Found | TransientError:
-    """The file, or why it cannot be had; a store that is down is no answer."""
+    """The file, or why it cannot be used; a store that is down raises."""
     try:
         return read_published_file(store, name)
     except StoreUnavailable:

@@ -178,7 +178,8 @@ class TestFilesOfEarlierVersions:
         store = self.store(tmp_path, "former_format_1.parquet", ".parquet")
         state = OutputState(store, self.SPACE)
         assert state.status(partition_of("shoes", [], version="v1")) == "fresh"
-        facts = state.facts("shoes")
+        found = state.file("shoes")
+        facts = found.facts if found else None
         assert facts is not None
         assert (facts.rows, facts.dimension, facts.precision, facts.writer) == (3, 16, "fp32", "surge-dagster 0.1.0")
         assert facts.desired_version == desired_version(facts.content_digest, self.SPACE)

@@ -1,4 +1,4 @@
-"""Vectors of texts that are encoded again, beside those that are about to be replaced."""
+"""Drift: new vectors are compared with those that they replace."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def compare(output: Path, pool: EncoderPool, rows: Rows = ROWS, room: int = 1 <<
 
 
 def tamper(output: Path, pool: EncoderPool) -> None:
-    """Turn the vectors in the file of "a" around, one component into the next."""
+    """Rotate the components of the vectors in the file of "a"."""
     path = output / file_name(pool.space.name, "a")
     rewrite(path, lambda table: with_vectors(table, lambda matrix: np.roll(matrix, 1, axis=1)))
 
 
-def test_the_same_texts_have_the_same_vectors(output: Path, pool: EncoderPool) -> None:
+def test_unchanged_texts_have_a_cosine_of_one(output: Path, pool: EncoderPool) -> None:
     found = compare(output, pool)
     assert found == pytest.approx([1] * SAMPLE_ROWS, abs=1e-6)
 
@@ -86,7 +86,7 @@ def test_texts_that_have_changed_are_not_compared(output: Path, pool: EncoderPoo
     assert len(found) == 4
 
 
-def test_a_file_of_another_content_than_was_listed_is_not_compared(output: Path, pool: EncoderPool) -> None:
+def test_file_replaced_after_the_listing_is_not_compared(output: Path, pool: EncoderPool) -> None:
     assert compare(output, pool, digest="another writer's") == []
 
 
@@ -94,7 +94,7 @@ def test_comparison_without_free_memory_is_skipped(output: Path, pool: EncoderPo
     assert compare(output, pool, room=10) == []
 
 
-def test_a_damaged_or_missing_file_is_passed_over(output: Path, pool: EncoderPool) -> None:
+def test_damaged_or_missing_file_is_not_compared(output: Path, pool: EncoderPool) -> None:
     path = output / file_name(pool.space.name, "a")
     facts = read_published_file(open_store(output), file_name(pool.space.name, "a")).facts
     content = bytearray(path.read_bytes())
@@ -134,6 +134,6 @@ def test_run_compares_whole_and_split_partitions_that_it_replaces(
     old, new = finish_receipts(make_run(pool, changed, output, bounds), "encoded")
     old, new = sorted((old, new), key=lambda receipt: receipt.key)
     assert old.compared_rows == SAMPLE_ROWS and old.previous_cosine is not None and old.previous_cosine < 0.9
-    assert (new.compared_rows, new.previous_cosine) == (0, None), "nothing was there before"
+    assert (new.compared_rows, new.previous_cosine) == (0, None), "it had no earlier file"
     [again] = finish_receipts(make_run(pool, changed[:1], output, bounds, force=True), "encoded")
     assert again.compared_rows == SAMPLE_ROWS and again.previous_cosine == pytest.approx(1, abs=1e-6)

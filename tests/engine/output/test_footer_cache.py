@@ -312,7 +312,7 @@ def test_unreadable_object_is_named_and_the_other_partitions_have_a_status(
             found[key] = state.status(partition_of(key, []))
         except TransientError as error:
             found[key] = str(error)
-    assert found.pop(KEYS[3]).startswith("partition 'partition 3': whether its file is up to date cannot be told")
+    assert found.pop(KEYS[3]).startswith("partition 'partition 3': it is unknown whether its file is up to date")
     assert set(found.values()) == {"fresh"}
 
 

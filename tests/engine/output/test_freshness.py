@@ -1,4 +1,4 @@
-"""What needs work, told from the files alone."""
+"""Which partitions need work, decided from the files alone."""
 
 from __future__ import annotations
 
@@ -48,24 +48,23 @@ def status(store: Store, key: str = "k", version: str = "v1") -> str:
     return OutputState(store, "s").status(partition_of(key, [], version=version))
 
 
-def test_a_partition_without_a_file_is_missing(store: LocalStore) -> None:
+def test_partition_without_a_file_is_missing(store: LocalStore) -> None:
     assert status(store) == "missing"
-    assert OutputState(store, "s").facts("k") is None
 
 
-def test_a_file_of_the_present_version_is_fresh_and_of_another_stale(store: LocalStore) -> None:
+def test_file_of_the_present_version_is_fresh_and_of_another_stale(store: LocalStore) -> None:
     publish(store, "k")
     assert status(store) == "fresh"
     assert status(store, version="v2") == "stale"
 
 
-def test_a_space_that_was_never_written_to_has_nothing(store: LocalStore) -> None:
+def test_partition_in_a_space_without_files_is_missing(store: LocalStore) -> None:
     state = OutputState(store, "other")
     assert state.status(partition_of("k", [])) == "missing"
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "not parquet", "foreign parquet"])
-def test_a_file_that_is_not_valid_counts_as_missing(store: LocalStore, damage: str) -> None:
+def test_file_that_is_not_valid_counts_as_missing(store: LocalStore, damage: str) -> None:
     path = publish(store, "k")
     content = path.read_bytes()
     if damage == "foreign parquet":
@@ -78,28 +77,27 @@ def test_a_file_that_is_not_valid_counts_as_missing(store: LocalStore, damage: s
     assert list(OutputState(store, "s").files()) == ["s/k.parquet"]
 
 
-def test_a_file_of_another_space_is_foreign_whatever_its_partition(store: LocalStore) -> None:
+def test_file_of_another_space_is_foreign_for_any_partition(store: LocalStore) -> None:
     publish(store, "k", space="other")
     assert status(store) == "foreign"
-    assert OutputState(store, "s").facts("k") is None
     publish(store, "elsewhere", space="other", place=file_name("s", "j"))
     assert status(store, "j") == "foreign"
 
 
-def test_a_file_of_another_partition_counts_as_missing(store: LocalStore) -> None:
+def test_file_of_another_partition_counts_as_missing(store: LocalStore) -> None:
     path = publish(store, "k")
     shutil.copy(path, store.root / file_name("s", "j"))
     assert status(store, "j") == "missing"
     assert status(store, "k") == "fresh"
 
 
-def test_long_keys_are_told_apart_by_what_their_files_say(store: LocalStore) -> None:
+def test_long_keys_are_distinguished_by_the_facts_of_their_files(store: LocalStore) -> None:
     publish(store, "x" * 300)
     assert status(store, "x" * 300) == "fresh"
     assert status(store, "x" * 301) == "missing"
 
 
-def test_a_state_stands_still_until_it_is_refreshed(store: LocalStore) -> None:
+def test_state_does_not_change_until_it_is_refreshed(store: LocalStore) -> None:
     state = OutputState(store, "s")
     publish(store, "k")
     assert state.status(partition_of("k", [])) == "missing"
@@ -107,7 +105,7 @@ def test_a_state_stands_still_until_it_is_refreshed(store: LocalStore) -> None:
     assert state.status(partition_of("k", [])) == "fresh"
 
 
-def test_a_replaced_file_is_read_again(store: LocalStore) -> None:
+def test_replaced_file_is_read_again(store: LocalStore) -> None:
     path = publish(store, "k")
     assert status(store) == "fresh"
     publish(store, "k", version="v2")
@@ -121,17 +119,17 @@ def overwrite(path: Path, content: bytes, *, modified_ns: int) -> None:
     os.utime(path, ns=(modified_ns, modified_ns))
 
 
-def test_a_file_that_did_not_change_is_read_once(store: LocalStore) -> None:
+def test_unchanged_file_is_read_once(store: LocalStore) -> None:
     path, long_ago = publish(store, "k"), time.time_ns() - 3600 * 10**9
     overwrite(path, path.read_bytes(), modified_ns=long_ago)
     assert status(store) == "fresh"
-    overwrite(path, b"x" * path.stat().st_size, modified_ns=long_ago)  # unnoticed by size and mtime
+    overwrite(path, b"x" * path.stat().st_size, modified_ns=long_ago)  # size and mtime stay the same
     assert status(store) == "fresh"
 
 
-def test_a_file_that_is_replaced_within_the_grain_of_the_clock_is_read_again(store: LocalStore) -> None:
+def test_file_replaced_within_the_resolution_of_the_clock_is_read_again(store: LocalStore) -> None:
     other = publish(store, "k", version="v2").read_bytes()
-    path, modified = publish(store, "k"), time.time_ns() + 3600 * 10**9  # as young as can be, however slow this is
+    path, modified = publish(store, "k"), time.time_ns() + 3600 * 10**9  # later than any listing of this test
     overwrite(path, path.read_bytes(), modified_ns=modified)
     assert status(store) == "fresh"
     assert len(other) == path.stat().st_size
@@ -139,15 +137,15 @@ def test_a_file_that_is_replaced_within_the_grain_of_the_clock_is_read_again(sto
     assert status(store) == "stale"
 
 
-def test_a_file_that_cannot_be_read_is_named_and_neither_fresh_nor_missing(store: LocalStore) -> None:
+def test_unreadable_file_is_named_and_neither_fresh_nor_missing(store: LocalStore) -> None:
     path = publish(store, "k")
     publish(store, "j")
     state = OutputState(store, "s")
     path.unlink()
-    path.mkdir()  # a disk's error, of those that can be had at will
-    for ask in (state.file, state.facts, lambda key: state.status(partition_of(key, []))):
+    path.mkdir()  # an error of the disk that a test can cause
+    for read in (state.file, lambda key: state.status(partition_of(key, []))):
         with pytest.raises(TransientError, match=rf"partition 'k': .*{path}.*Is a directory") as raised:
-            ask("k")
+            read("k")
         assert raised.value.key == "k"
     assert state.status(partition_of("j", [])) == "fresh"
     path.rmdir()
@@ -155,7 +153,7 @@ def test_a_file_that_cannot_be_read_is_named_and_neither_fresh_nor_missing(store
     assert state.status(partition_of("k", [])) == "missing"
 
 
-def test_a_file_that_was_replaced_since_it_was_listed_counts_as_it_is_read(store: LocalStore) -> None:
+def test_file_replaced_after_the_listing_counts_as_it_is_read(store: LocalStore) -> None:
     publish(store, "k")
     state = OutputState(store, "s")
     path = publish(store, "k", version="version 2, which makes the file longer")
@@ -164,7 +162,7 @@ def test_a_file_that_was_replaced_since_it_was_listed_counts_as_it_is_read(store
     assert (found.stored.size, found.stored.etag) == (path.stat().st_size, str(path.stat().st_mtime_ns))
 
 
-def test_several_threads_may_look_at_several_outputs(tmp_path: Path) -> None:
+def test_several_threads_can_use_several_outputs(tmp_path: Path) -> None:
     failures: list[Exception] = []
 
     def look(root: Path) -> None:

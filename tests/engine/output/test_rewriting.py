@@ -1,4 +1,4 @@
-"""A file that is only written again takes no more memory than is booked for it, and says what it said before."""
+"""A republished file takes no more memory than is booked for it, and keeps its facts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MIB = 1024 * 1024
 
 
 def wide_rows(count: int, size: int) -> Rows:
-    """Texts that hardly compress, so that a page counts twice."""
+    """Texts that hardly compress, so that a page takes twice its size."""
     letters = np.random.default_rng(count).integers(33, 127, (count, size), dtype=np.uint8)
     return [(f"id-{row}", letters[row].tobytes().decode("ascii")) for row in range(count)]
 
@@ -52,10 +52,10 @@ def test_ledger_covers_the_memory_of_republishing(hash_pool: EncoderPool, tmp_pa
     assert receipt.source_version == "v2"
     assert_embedded(tmp_path, run.space.name, "wide", rows)
     with pq.ParquetFile(tmp_path / f"{run.space.name}/wide.parquet") as file:
-        assert page_bytes(file.metadata, MIB) < 16 * MIB, "the next time it takes less"
+        assert page_bytes(file.metadata, MIB) < 16 * MIB, "republishing the new file takes less"
 
 
-def test_a_file_that_cannot_be_read_within_the_budget_is_encoded_again(
+def test_file_that_does_not_fit_the_memory_is_encoded_again_instead_of_republished(
     hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = wide_rows(20, MIB)
@@ -101,7 +101,7 @@ def test_file_with_damaged_footer_is_encoded_again(hash_pool: EncoderPool, tmp_p
 
 
 class RacingStore(LocalStore):
-    """A disk on which another run replaces a file just before this one opens it, and after it has looked at it."""
+    """A disk on which another run replaces a file between this run's listing and its reading."""
 
     def __init__(self, root: Path, **facts: str) -> None:
         super().__init__(root)
@@ -124,7 +124,7 @@ def test_republished_file_keeps_the_facts_of_the_file_that_was_read(hash_pool: E
     assert (facts.precision, facts.source_version) == ("bf16", "v2")
 
 
-def test_a_file_whose_content_was_replaced_meanwhile_is_encoded_again(
+def test_file_whose_content_was_replaced_meanwhile_is_encoded_again(
     hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = wide_rows(3, 100)

@@ -18,7 +18,7 @@ from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.local_store import LocalStore
 
 SPEC = EncodingSpec(model="hash://16")
-HUB = EncodingSpec(model="somebody/model")
+HUB = EncodingSpec(model="owner/model")
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ class TestFinding:
         assert found(store, HUB) == max(space.name for space in both)
 
     def test_space_is_found_without_the_model(self, store: LocalStore, space: Space) -> None:
-        missing = EncodingSpec(model="somebody/model-that-is-nowhere")
+        missing = EncodingSpec(model="owner/model-that-is-nowhere")
         claim_space(store, replace(space, requested=missing))
         found = find_space(store, missing)
         assert found is not None

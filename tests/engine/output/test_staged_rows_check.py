@@ -1,4 +1,4 @@
-"""Staged rows are told from the others whatever the batches, and are used only if they are the rows that are read."""
+"""Staged rows are separated from the others in any batches, and used only if the source has the same rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cut(rows: Rows, staged: list[StagedRows], batch_rows: int = 7) -> list[bool]
 
 
 @given(st.sets(st.integers(0, 60), max_size=12), st.integers(1, 70), st.integers(0, 1))
-def test_every_row_is_either_staged_or_not(borders: set[int], batch_rows: int, first: int) -> None:
+def test_rows_are_divided_into_staged_and_others(borders: set[int], batch_rows: int, first: int) -> None:
     ends = sorted(borders)
     ranges = list(pairwise(ends))[first::2]
     staged = [staged_of(ROWS, start, stop) for start, stop in ranges]
@@ -45,7 +45,7 @@ def test_every_row_is_either_staged_or_not(borders: set[int], batch_rows: int, f
 
 
 @given(st.integers(0, 59), st.integers(0, 1))
-def test_a_row_that_changed_is_noticed_if_it_is_staged(row: int, column: int) -> None:
+def test_changed_staged_row_is_noticed(row: int, column: int) -> None:
     changed = [list(values) for values in ROWS]
     changed[row][column] += "x"
     staged = [staged_of(ROWS, 10, 20), staged_of(ROWS, 20, 45)]
@@ -67,6 +67,6 @@ def test_missing_staged_rows_are_noticed() -> None:
         cut(ROWS[:15], [staged_of(ROWS, 10, 20)])
 
 
-def test_a_batch_without_rows_still_says_of_what_type_ids_are() -> None:
+def test_empty_batch_keeps_the_type_of_its_ids() -> None:
     [(piece, is_staged)] = StagedRowsCheck([]).cut(row_batch_of([]))
     assert (len(piece), is_staged) == (0, False)

@@ -76,7 +76,7 @@ class TestSegments:
     SPACE = space_of(16)
     ROWS = numbered_rows("k", 60)
 
-    def test_what_was_staged_is_found_by_the_next_run(self, tmp_path: Path) -> None:
+    def test_staged_rows_are_found_by_the_next_run(self, tmp_path: Path) -> None:
         store, opened = LocalStore(tmp_path), opened_of(self.ROWS)
         staging = staging_of(store, self.SPACE)
         written = [stage(staging, opened, self.ROWS, start, vectors(20, self.SPACE)) for start in (20, 0)]
@@ -114,7 +114,7 @@ class TestSegments:
         stage(staging_of(store, self.SPACE), opened, self.ROWS, 0, matrix)
         assert staging_of(store, self.SPACE).usable(opened.source) == []
 
-    def test_a_segment_is_no_output_file(self, tmp_path: Path) -> None:
+    def test_segment_is_not_a_valid_output_file(self, tmp_path: Path) -> None:
         store, opened = LocalStore(tmp_path), opened_of(self.ROWS)
         stage(staging_of(store, self.SPACE), opened, self.ROWS, 0, vectors(20, self.SPACE))
         [path] = (tmp_path / STAGING).rglob("*.parquet")
@@ -128,7 +128,7 @@ class TestSegments:
         staging_of(LocalStore(tmp_path), self.SPACE)
         assert not (tmp_path / STAGING).exists()
 
-    def test_a_run_lists_a_bucket_before_it_stages_and_each_segment_is_one_request(
+    def test_run_lists_a_bucket_once_and_stages_each_segment_with_one_request(
         self, object_server: ObjectServer
     ) -> None:
         store = open_object_store(f"s3://{BUCKET}/out", replace(OPTIONS, endpoint=object_server.url))
@@ -138,7 +138,7 @@ class TestSegments:
             stage(staging, opened, self.ROWS, start, vectors(20, self.SPACE))
         assert [method for method, _, _ in object_server.log[1:]] == ["PUT", "PUT"]
 
-    def test_a_folder_that_another_run_removed_is_made_again(self, tmp_path: Path) -> None:
+    def test_folder_that_another_run_removed_is_created_again(self, tmp_path: Path) -> None:
         store, opened = LocalStore(tmp_path), opened_of(self.ROWS)
         staging = staging_of(store, self.SPACE)
         stage(staging, opened, self.ROWS, 0, vectors(20, self.SPACE))
@@ -149,7 +149,7 @@ class TestSegments:
         assert len(list((tmp_path / STAGING).rglob("*.parquet"))) == 1
 
 
-class TestTheFile:
+class TestAssembly:
     @pytest.mark.parametrize("dtype", ["float32", "float16"])
     def test_assembled_file_has_every_row_and_stays_within_the_readers_share(self, tmp_path: Path, dtype: str) -> None:
         space = space_of(384, dtype)
@@ -180,7 +180,7 @@ class TestTheFile:
         assert whole.column("text").to_pylist() == [row[1] for row in rows]
         np.testing.assert_array_equal(matrix_of(whole), matrix)
 
-    def test_a_segment_that_was_replaced_by_one_of_other_rows_is_refused(self, tmp_path: Path) -> None:
+    def test_segment_that_was_replaced_by_one_of_other_rows_is_refused(self, tmp_path: Path) -> None:
         space, rows = space_of(16), numbered_rows("k", 40)
         store, opened = LocalStore(tmp_path), opened_of(rows)
         staging = staging_of(store, space)

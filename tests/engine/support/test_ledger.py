@@ -1,4 +1,4 @@
-"""One account of resident bytes: never over the limit, and every wait ends."""
+"""The ledger of resident bytes never passes its limit, and every wait ends."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def test_try_reserve_never_waits() -> None:
     assert (ledger.held, ledger.peak) == (100, 100)
 
 
-def test_more_than_the_limit_is_refused_instead_of_waiting_for_ever() -> None:
+def test_reservation_above_the_limit_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot reserve 101 bytes under a limit of 100"):
         Ledger(100).reserve(101)
 
 
-def test_more_than_is_held_cannot_be_released() -> None:
+def test_release_of_more_than_is_held_is_refused() -> None:
     ledger = Ledger(100)
     ledger.reserve(10)
     with pytest.raises(ValueError, match="cannot release 11 bytes: only 10 are held"):
@@ -42,22 +42,22 @@ def test_waiting_thread_continues_when_bytes_are_released() -> None:
     ledger = Ledger(100)
     ledger.reserve(100)
     through = threading.Event()
-    asked = threading.Event()
+    checked = threading.Event()
 
     def wait_for_room() -> None:
-        ledger.reserve(50, lambda: asked.set() or False)
+        ledger.reserve(50, lambda: checked.set() or False)
         through.set()
 
     thread = threading.Thread(target=wait_for_room)
     thread.start()
-    assert asked.wait(10)
+    assert checked.wait(10)
     assert not through.is_set()
     ledger.release(50)
     thread.join(10)
     assert through.is_set()
 
 
-def test_a_wait_can_be_given_up_and_then_holds_nothing() -> None:
+def test_cancelled_reservation_holds_nothing() -> None:
     ledger = Ledger(100)
     ledger.reserve(100)
     with pytest.raises(Cancelled):

@@ -1,4 +1,4 @@
-"""The timeline of a run: true to what happened, and small however long the run is."""
+"""The timeline of a run: correct, and small for a run of any length."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def entry(number: int) -> Entry:
 
 
 @pytest.mark.parametrize("count", [1, MOST_ENTRIES, MOST_ENTRIES + 1, 1_000, 30_001])
-def test_a_long_run_is_thinned_out_without_losing_time_or_texts(count: int) -> None:
+def test_long_timeline_is_shortened_without_losing_time_or_texts(count: int) -> None:
     timeline = Timeline()
     for number in range(count):
         timeline.add(entry(number))
@@ -41,7 +41,7 @@ def test_a_long_run_is_thinned_out_without_losing_time_or_texts(count: int) -> N
     assert all(one.serialize is None for one in entries)
 
 
-def test_a_lane_counts_every_thread_and_spans_from_the_first_to_the_last() -> None:
+def test_lane_sums_all_threads_and_spans_from_the_first_to_the_last() -> None:
     lane = Lane()
     assert lane.span(0) is None
     lane.add(12.0, 13.0)
@@ -49,7 +49,7 @@ def test_a_lane_counts_every_thread_and_spans_from_the_first_to_the_last() -> No
     assert lane.span(10.0) == Span(1.0, 3.0, 2.5)
 
 
-def test_each_superbatch_says_when_it_was_encoded_serialized_and_uploaded(pool: EncoderPool, tmp_path: Path) -> None:
+def test_superbatch_report_has_the_spans_of_its_stages(pool: EncoderPool, tmp_path: Path) -> None:
     catalog = {key: numbered_rows(key, 60) for key in "abcd"} | {"split": numbered_rows("split", 230)}
     run = make_run(pool, in_memory(catalog), tmp_path)
     reports = [event for event in finish(run) if isinstance(event, SuperBatchReport)]
@@ -61,7 +61,7 @@ def test_each_superbatch_says_when_it_was_encoded_serialized_and_uploaded(pool: 
         assert encode and serialize and upload
         assert 0 <= encode.begun < encode.ended <= serialize.begun < serialize.ended
         assert serialize.begun < upload.begun < upload.ended
-        assert encode.ended > encoded, "one is over before the next"
+        assert encode.ended > encoded, "one ends before the next"
         encoded = encode.ended
         assert encode.busy_seconds == report.encode_seconds
         assert (serialize.busy_seconds, upload.busy_seconds) == (report.serialize_seconds, report.upload_seconds)

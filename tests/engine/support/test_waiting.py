@@ -1,4 +1,4 @@
-"""No wait of a main thread is deaf to a signal that another thread was given, and none ends too early."""
+"""A signal that another thread received interrupts every wait of the main thread, and no wait ends too early."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEN_MINUTES = 600.0
 
 @pytest.fixture
 def opened() -> Iterator[threading.Event]:
-    """What the waits of a test wait for; it comes when the test is over."""
+    """The event that the waits of a test wait for; it is set after the test."""
     event = threading.Event()
     yield event
     event.set()
@@ -52,7 +52,7 @@ def test_every_wait_is_interrupted(held: threading.Thread, opened: threading.Eve
             wait()
 
 
-def test_a_wait_ends_with_what_it_waits_for_or_with_its_time() -> None:
+def test_wait_ends_with_success_or_timeout() -> None:
     turns: list[float] = []
 
     def third(turn: float) -> bool:
@@ -69,7 +69,7 @@ def test_a_wait_ends_with_what_it_waits_for_or_with_its_time() -> None:
     assert next_item(items) == 1
 
 
-def test_a_run_is_interrupted_while_its_source_gives_nothing(
+def test_run_is_interrupted_while_its_source_blocks(
     hash_pool: EncoderPool, opened: threading.Event, tmp_path: Path
 ) -> None:
     def read() -> Iterator[RowBatch]:
