@@ -29,7 +29,7 @@ CHECK_NAMES: tuple[CheckName, ...] = get_args(CheckName)
 RUN_CHECK = "published_partitions_are_valid"
 AnyCheckName = Literal[CheckName, "published_partitions_are_valid"]
 
-# Checks of what is no fault of the output itself.
+# Checks that fail for other reasons than wrong output.
 _WARNINGS: frozenset[CheckName] = frozenset(
     {"nothing_is_left_over", "few_texts_are_truncated", "vectors_have_not_drifted"}
 )

@@ -1,4 +1,4 @@
-"""Settings: one YAML file, `SURGE_…` environment variables, and the caller's own arguments, in rising order of weight.
+"""Settings: from one YAML file, `SURGE_…` environment variables and arguments; later ones override earlier ones.
 
 The names are the same everywhere: `b_min: 5000` in `surge.yaml` is `SURGE_B_MIN=5000` in the environment and
 `--b-min 5000` on the command line. The file is `surge.yaml` in the working folder, or the one that `SURGE_CONFIG`
@@ -74,7 +74,7 @@ _Severity = Annotated[
 
 
 class CatalogSettings(BaseModel):
-    """How partitions are read; part of `Settings` and of the resource `CatalogSource`."""
+    """Settings of the catalog; part of `Settings` and of the resource `CatalogSource`."""
 
     id_column: str = Field("id", description="column that identifies a row within its partition")
     text_column: str = Field("text", description="column that is embedded")
@@ -90,7 +90,7 @@ class CatalogSettings(BaseModel):
 
 
 class EncoderSettings(BaseModel):
-    """Which vectors are computed, on which devices; part of `Settings` and of the resource `Encoder`."""
+    """Settings of the vectors and the encoder pool; part of `Settings` and of the resource `Encoder`."""
 
     model: str = Field(
         DEFAULT_MODEL, min_length=1, description="sentence-transformers model: hub name, local folder, or hash://D"
@@ -131,7 +131,7 @@ class EncoderSettings(BaseModel):
         )
 
     def superbatch_thresholds(self, max_text_bytes: int) -> Thresholds:
-        """The bounds of a SuperBatch, those that are set, for texts of at most so many bytes."""
+        """The bounds of a SuperBatch as far as they are set, for texts of at most so many bytes."""
         return Thresholds(b_min=self.b_min, b_max=self.b_max, max_text_bytes=max_text_bytes)
 
     def start_pool(self, spec: EncodingSpec | None = None) -> EncoderPool:
@@ -140,7 +140,7 @@ class EncoderSettings(BaseModel):
 
 
 class FileSettings(BaseModel):
-    """What output files contain; part of `Settings` and of the resource `OutputStore`."""
+    """Settings of output files; part of `Settings` and of the resource `OutputStore`."""
 
     # The defaults stand outside of `Field`: type checkers see them so in a resource, too.
     include_text: Annotated[bool, Field(description="whether output files contain the texts beside the vectors")] = True
@@ -269,7 +269,7 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         return init_settings, env_settings, YamlConfigSettingsSource(settings_cls, yaml_file=_config_file())
 
     def thresholds(self) -> Thresholds:
-        """The bounds of a SuperBatch, those that are set."""
+        """The bounds of a SuperBatch as far as they are set."""
         return self.superbatch_thresholds(self.max_text_bytes)
 
     def check_policy(self) -> CheckPolicy:
@@ -319,7 +319,7 @@ def require_text(name: str, value: str) -> None:
 
 
 def _warn_of_unknown_variables() -> None:
-    # Not refused: whoever runs this in a container may find variables there that others chose.
+    # Not refused: a container may have variables for other programs.
     known = {f"SURGE_{name.upper()}" for name in Settings.model_fields} | {CONFIG_VARIABLE, "SURGE_CACHE_DIR"}
     for name in sorted(os.environ):
         if name.startswith("SURGE_") and name.upper() not in known:

@@ -1,4 +1,4 @@
-"""Which runs are declared lost, and which never are."""
+"""Tests of active runs: which are declared lost, and the tag with their process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_process_that_ended_and_was_not_waited_for_counts_as_ended() -> None:
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_run_that_ends_while_runs_are_listed_is_not_declared_lost(bench: Workbench, end: str) -> None:
+def test_run_that_ends_while_runs_are_listed_is_not_declared_lost(bench: Workbench, end: str) -> None:
     with subprocess.Popen(["sleep", "1000"]) as process:
         ends = started(bench, _process(process.pid))
         newer = started(bench, _process(os.getpid()))
@@ -78,7 +78,7 @@ def test_process_with_a_reused_id_is_not_taken_for_the_earlier_one(bench: Workbe
     assert status(bench, before) == "FAILURE"
 
 
-def test_a_run_that_may_be_alive_elsewhere_is_left_alone(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_of_another_machine_is_not_declared_lost(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     retry, other, untagged = (bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.STARTED) for _ in range(3))
     bench.instance.add_run_tags(retry.run_id, {PROCESS_TAG: f"the-run-before {_place()} 0@0"})  # Dagster copies tags
     bench.instance.add_run_tags(other.run_id, {PROCESS_TAG: f"{other.run_id} another-{_place()} 0@0"})
@@ -95,7 +95,7 @@ def test_a_run_that_may_be_alive_elsewhere_is_left_alone(bench: Workbench, monke
 
 
 @pytest.mark.parametrize("namespace", [active_runs_module._FIRST_NAMESPACE, 4026532200])
-def test_run_of_a_container_or_machine_with_the_same_host_name_is_left_alone(
+def test_run_of_another_machine_with_the_same_host_name_is_not_declared_lost(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, namespace: int
 ) -> None:
     read = active_runs_module._line

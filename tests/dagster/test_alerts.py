@@ -1,4 +1,4 @@
-"""Alerts name what failed, never harm what runs, and never show the webhook's address."""
+"""Tests of alerts: what is posted for which runs, and that nothing shows the URL."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_without_a_webhook_there_is_no_sensor(bench: Workbench) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["nobody", "error", "redirection", "silence"])
-def test_a_failed_delivery_is_described_without_the_address(
+def test_error_of_a_failed_delivery_does_not_contain_the_url(
     listener: Listener, monkeypatch: pytest.MonkeyPatch, wrong: str
 ) -> None:
     monkeypatch.setattr(alerts, "_TIMEOUT_SECONDS", 0.5)
@@ -186,7 +186,7 @@ def test_slack_gets_the_failed_partitions_through_its_own_package(
 
 
 @pytest.mark.parametrize("given", [f"ftp://h/{SECRET}", SECRET, [SECRET]])
-def test_a_webhook_that_is_no_url_is_refused_without_being_shown(given: Any) -> None:
+def test_invalid_webhook_is_refused_and_not_shown(given: Any) -> None:
     with pytest.raises(Exception, match="alert_webhook") as refused:
         load_settings(alert_webhook=given)
     assert SECRET not in str(refused.getrepr(style="native"))
@@ -203,9 +203,7 @@ def ticks_of(server: DevServer, sensor: str) -> list[str]:
 
 @pytest.mark.soak
 @pytest.mark.timeout(240)
-def test_on_a_real_server_a_failed_run_is_posted_and_the_address_is_written_nowhere(
-    listener: Listener, tmp_path: Path
-) -> None:
+def test_alert_of_a_real_server_is_posted_and_no_file_contains_the_url(listener: Listener, tmp_path: Path) -> None:
     """Takes a minute, since the sensor ticks every 30 s. The listener answers with an error, which is logged."""
     listener.status = 500
     write_partition(tmp_path / "catalog", "bad", [("x", None)])

@@ -132,9 +132,7 @@ def test_change_after_a_success_is_requested_immediately(bench: Workbench) -> No
 
 
 @pytest.mark.parametrize(("setting", "other"), [("model", "hash://24"), ("text_column", "id"), ("max_text_bytes", 100)])
-def test_waiting_partition_is_requested_immediately_with_other_settings(
-    bench: Workbench, setting: str, other: str | int
-) -> None:
+def test_partition_does_not_wait_after_a_setting_changed(bench: Workbench, setting: str, other: str | int) -> None:
     bench.write("a")
     bench.pretend(bench.tick(), FAILURE)
     assert requested(bench.tick()) == []

@@ -1,4 +1,4 @@
-"""Bad data, crashes and conditions that pass: what is retried, what is said, and what everything else is spared."""
+"""Tests of failed runs: what is retried, what is reported, and that other partitions are published."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_partition_that_was_missing_in_one_attempt_is_embedded_by_the_next(
     assert bench.instance.fetch_observations(dg.AssetRecordsFilter(NAMES.embeddings), limit=9).records == []
 
 
-def test_partitions_that_only_dagster_has_fail_without_stopping_others(bench: Workbench) -> None:
+def test_unknown_partition_keys_fail_without_stopping_others(bench: Workbench) -> None:
     """`%FF` is no text, and another one is a key of the catalog, whose partition has another name in Dagster."""
     for key in ("a", "%FE", "b"):
         bench.write(key)

@@ -1,4 +1,4 @@
-"""Scattered partitions in one run: typed keys, files of keys, and states that partitions are in."""
+"""Tests of the run config: typed keys, files of keys, and partitions selected by their state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def launch(bench: Workbench, **options: object) -> Ran:
     return bench.run("embed_partitions", {"ops": {NAMES.embeddings_op: {"config": options}}})
 
 
-def test_two_hundred_scattered_keys_of_four_hundred_are_one_run(bench: Workbench) -> None:
+def test_two_hundred_scattered_keys_are_embedded_by_one_run(bench: Workbench) -> None:
     """Takes over 10 s where a machine is busy: Dagster stores an event of each partition, twice."""
     keys = [f"part {number:03}, of 400" for number in range(400)]
     for key in keys:
@@ -53,7 +53,7 @@ def test_keys_that_are_not_in_the_catalog_are_refused_by_name_before_anything_is
     assert not list(bench.output.glob("*")) and not ran.materialized()
 
 
-def test_a_key_is_known_in_both_forms_and_refused_where_they_mean_two_partitions() -> None:
+def test_typed_key_is_accepted_in_both_spellings_unless_they_match_two_partitions() -> None:
     known = ["a,b", "a%2Cb", "100%", "plain"]
     assert catalog_keys(["100%", "100%25", "a,b", "a%252Cb", "plain"], known, "catalog") == [
         *("100%", "a,b", "a%2Cb", "plain"),
@@ -62,7 +62,7 @@ def test_a_key_is_known_in_both_forms_and_refused_where_they_mean_two_partitions
         catalog_keys(["a%2Cb"], known, "catalog")
 
 
-def test_a_file_holds_keys_as_a_json_list_or_line_by_line(tmp_path: Path) -> None:
+def test_keys_file_holds_a_json_list_or_a_key_per_line(tmp_path: Path) -> None:
     listed = tmp_path / "keys"
     for text, keys in (
         ('["a, b", "ü"]', ["a, b", "ü"]),
@@ -79,7 +79,7 @@ def test_a_file_holds_keys_as_a_json_list_or_line_by_line(tmp_path: Path) -> Non
             read_keys(str(listed))
 
 
-def test_a_launch_that_names_no_key_is_refused_with_what_to_do(bench: Workbench) -> None:
+def test_launch_with_an_empty_list_of_keys_is_refused_with_a_remedy(bench: Workbench) -> None:
     bench.write("a")
     ran = launch(bench, keys=[], select=None)  # a state that is left empty is not given
     assert not ran.success and "keys holds no partition key" in ran.failure() and "leave keys and" in ran.failure()

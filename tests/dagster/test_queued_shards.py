@@ -73,7 +73,7 @@ def assert_embedded_once(server: DevServer, rows: Mapping[str, Rows], runs: Sequ
 
 @pytest.mark.soak
 @pytest.mark.timeout(400)
-def test_the_queue_spreads_shards_over_processes_steals_work_and_survives_a_kill(
+def test_queued_shards_run_in_several_processes_and_survive_a_kill(
     rows: dict[str, Rows], tmp_path: Path, cache_folder: Path
 ) -> None:
     """Takes a minute or two: seven runs, each a process that starts, three at a time on whatever the machine has."""

@@ -1,4 +1,4 @@
-"""Refusals: shown on their partition, read once, and not requested until the source or a setting changes."""
+"""Tests of refused partitions: Dagster shows them, and the sensor does not request them until something changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether Dagster launches a run again, on an instance that would do so with every run that failed."""
+"""Tests of retried runs, on an instance whose settings launch every failed run again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def eager(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Workbench:
     return bench
 
 
-def test_a_run_that_failed_on_bad_data_is_not_launched_again_and_one_whose_process_died_is(eager: Workbench) -> None:
+def test_run_is_launched_again_if_its_process_died_and_not_if_data_were_bad(eager: Workbench) -> None:
     eager.write("a", [("x", None)])
     ran = eager.refresh()
     assert not ran.success

@@ -1,4 +1,4 @@
-"""What the schedules request."""
+"""Tests of the schedules: which runs they request."""
 
 from __future__ import annotations
 

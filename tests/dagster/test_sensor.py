@@ -1,4 +1,4 @@
-"""What the sensor requests, and what it leaves alone."""
+"""Tests of the sensor and the nightly schedule: which partitions they request, with which config."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_new_partitions_are_registered_observed_and_embedded_in_one_run(bench: W
     assert "3 partitions: 0 to be embedded" in (quiet.skip_message or "")
 
 
-def test_a_folder_name_that_is_not_utf8_has_a_key_and_hides_no_other(bench: Workbench) -> None:
+def test_folder_name_that_is_not_utf8_gets_a_key(bench: Workbench) -> None:
     bench.write("a")
     bench.write("z")
     bench.write("k")
@@ -49,7 +49,7 @@ def test_a_folder_name_that_is_not_utf8_has_a_key_and_hides_no_other(bench: Work
     assert bench.instance.get_dynamic_partitions("catalog") == ["a", "caf%25E9", "z"]
 
 
-def test_a_partition_is_requested_once(bench: Workbench) -> None:
+def test_partition_is_requested_once(bench: Workbench) -> None:
     bench.write("a")
     bench.pretend(bench.tick(), dg.DagsterRunStatus.QUEUED)
     assert requested(bench.tick()) == []
@@ -66,7 +66,7 @@ def test_partition_whose_file_was_lost_is_requested_again(bench: Workbench) -> N
     assert requested(bench.tick()) == [["a"]]
 
 
-def test_keys_of_an_active_run_are_left_to_it(bench: Workbench) -> None:
+def test_partitions_held_by_active_runs_are_not_requested(bench: Workbench) -> None:
     for key in "abcdef":
         bench.write(key)
     bench.instance.add_dynamic_partitions("catalog", list("abcdef"))
@@ -89,13 +89,13 @@ def test_keys_of_an_active_run_are_left_to_it(bench: Workbench) -> None:
     assert requested(bench.tick()) == [["a", "b", "c", "d"]]
 
 
-@pytest.mark.parametrize("looks", ["the sensor for lost runs", "the one for new partitions"])
-def test_the_pool_has_its_limit_before_the_first_run_waits_for_it(bench: Workbench, looks: str) -> None:
-    """Dagster would let all go that wait when it first looks at its queue."""
+@pytest.mark.parametrize("sensor", ["lost_runs", "new_partitions"])
+def test_pool_limit_is_recorded_before_the_first_run_is_queued(bench: Workbench, sensor: str) -> None:
+    """Dagster would start every run that is queued when it first looks at its queue."""
     bench.write("a")
     storage = bench.instance.event_log_storage
     assert storage.get_pool_limits() == []
-    if looks == "the one for new partitions":
+    if sensor == "new_partitions":
         bench.tick()
     else:
         repository = bench.definitions.get_repository_def()
@@ -104,7 +104,7 @@ def test_the_pool_has_its_limit_before_the_first_run_waits_for_it(bench: Workben
     assert [(pool.name, pool.limit, pool.from_default) for pool in storage.get_pool_limits()] == [("gpu", 1, True)]
 
 
-def test_a_tick_that_requests_runs_warns_when_the_pool_has_no_limit(
+def test_tick_that_requests_runs_warns_when_the_pool_has_no_limit(
     bench: Workbench, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on an instance without the project's dagster.yaml."""
@@ -115,7 +115,7 @@ def test_a_tick_that_requests_runs_warns_when_the_pool_has_no_limit(
         bench.write("a")
 
 
-def test_a_run_gets_a_limited_number_of_partitions(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_gets_a_limited_number_of_partitions(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("surge_dagster.automation.new_partitions._KEYS_PER_RUN", 2)
     for key in "abcde":
         bench.write(key)
@@ -126,9 +126,7 @@ def test_a_run_gets_a_limited_number_of_partitions(bench: Workbench, monkeypatch
     assert requested(bench.tick()) == []
 
 
-def test_a_tick_without_time_leaves_partitions_to_the_next_one(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tick_out_of_time_leaves_partitions_to_the_next_tick(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("surge_dagster.orchestration.discovery._BATCH", 2)
     for key in "abc":
         bench.write(key)
@@ -161,7 +159,7 @@ def test_changed_partitions_are_observed_and_requested_only_with_refresh_stale(b
 
 
 @pytest.mark.parametrize("failed_in", ["a run of the sensor", "another run"])
-def test_a_refused_partition_is_left_alone_until_its_source_changes(bench: Workbench, failed_in: str) -> None:
+def test_refused_partition_is_not_requested_until_its_source_changes(bench: Workbench, failed_in: str) -> None:
     bench.write("bad", [("x", None)])
     if failed_in == "another run":
         assert not bench.refresh().success
@@ -195,7 +193,7 @@ def test_the_next_run_adopts_files_that_dagster_does_not_know(bench: Workbench, 
     assert requested(bench.tick()) == []
 
 
-def test_a_partition_that_was_refused_is_not_requested_for_adoption(bench: Workbench, hash_pool: EncoderPool) -> None:
+def test_refused_partition_is_not_requested_for_adoption(bench: Workbench, hash_pool: EncoderPool) -> None:
     bench.write("b")
     embed_without_dagster(bench, hash_pool)
     bench.write("b", [("x", None)])  # under the version that its file was made from
@@ -237,7 +235,7 @@ def test_run_of_the_sensor_refuses_another_space_or_other_columns(bench: Workben
     assert len(list_spaces(open_store(bench.output))) == 1
 
 
-def test_a_run_with_other_settings_than_it_was_requested_with_begins_no_space(bench: Workbench) -> None:
+def test_run_with_other_settings_than_requested_begins_no_space(bench: Workbench) -> None:
     bench.write("a")
     [asked] = bench.tick().run_requests or []
     nightly = schedule_tick(bench)
@@ -255,7 +253,7 @@ def test_a_run_with_other_settings_than_it_was_requested_with_begins_no_space(be
     assert space.requested.model == "hash://16"
 
 
-def test_settings_are_the_same_wherever_the_folder_of_the_model_lies() -> None:
+def test_model_folder_may_have_another_path_where_the_run_is_executed() -> None:
     def resources(model: str, **catalog: Any) -> CatalogResources:
         source: dict[str, Any] = {"url": "/mnt/catalog", **catalog}
         encoder: dict[str, Any] = {"model": model}
@@ -323,13 +321,13 @@ def test_cron_and_timezone_come_from_the_settings(bench: Workbench) -> None:
     assert (schedule.cron_schedule, schedule.execution_timezone) == ("30 4 * * 1", "Europe/Berlin")
 
 
-def test_settings_that_cannot_be_read_are_an_error_not_a_default(bench: Workbench) -> None:
+def test_invalid_setting_is_an_error_when_definitions_load(bench: Workbench) -> None:
     bench.settings["shards"] = 0
     with pytest.raises(ConfigError, match="shards"):
         _ = bench.definitions
 
 
-def test_a_partition_that_a_run_embeds_while_the_catalog_is_listed_is_not_requested(
+def test_partition_that_a_run_embeds_while_the_catalog_is_listed_is_not_requested(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.settings["refresh_stale"] = True

@@ -132,7 +132,7 @@ def test_nightly_refresh_is_divided_and_its_first_run_reports_removed_partitions
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_the_nightly_refresh_leaves_to_active_runs_what_they_hold(
+def test_nightly_refresh_requests_no_partition_that_an_active_run_holds(
     bench: Workbench, small_shards: None, count: int
 ) -> None:
     bench.settings["shards"] = 3
@@ -156,7 +156,7 @@ def test_the_nightly_refresh_leaves_to_active_runs_what_they_hold(
     assert by in str(bench.tick().skip_message)
 
 
-def test_the_nightly_refresh_leaves_nothing_to_a_run_that_selects_a_state(bench: Workbench) -> None:
+def test_nightly_refresh_requests_partitions_of_a_run_that_selects_a_state(bench: Workbench) -> None:
     for key in "ab":
         bench.write(key)
     assert bench.refresh().success
@@ -249,7 +249,7 @@ def test_concurrent_shards_begin_one_space_and_encode_everything_once(
 
 
 @pytest.mark.usefixtures("gated")
-def test_run_that_was_declared_lost_and_is_alive_does_no_harm(bench: Workbench) -> None:
+def test_living_run_that_was_declared_lost_does_not_replace_newer_files(bench: Workbench) -> None:
     first = {"same": [("x", "wait for gate"), ("y", "text")], "moves": [("x", "wait for gate")]}
     for key, rows in first.items():
         bench.write(key, rows)
