@@ -20,21 +20,17 @@ class NullBackend:
 
     name = "null"
     detail = "no vectors"
-    token_budget = 0
 
     def __init__(self, space: Space, settings: BackendSettings) -> None:
         pass
 
-    def prepare(self, texts: list[str], progress: Progress) -> int:
-        progress()
+    def prepare(self, texts: list[str]) -> int:
         return len(texts)
 
     def forward(self, prepared: int, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkMetrics:
         truncated[:] = 0
         progress()
-        return ChunkMetrics(
-            tokens=prepared, padded_tokens=prepared, truncated=0, tokenize_seconds=0.0, forward_seconds=0.0
-        )
+        return ChunkMetrics(tokens=prepared, padded_tokens=prepared, forward_seconds=0.0)
 
 
 class NullModule(torch.nn.Module):

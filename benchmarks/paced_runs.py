@@ -38,15 +38,13 @@ class PacedBackend:
 
     name = "paced"
     detail = "unit vectors at a fixed speed"
-    token_budget = 0
 
     def __init__(self, space: Space, settings: BackendSettings) -> None:
         self._seconds_per_text = float(os.environ.get(_SECONDS_PER_TEXT, "0"))
         self._due = 0.0
         self._vector = np.full(space.dimension, space.dimension**-0.5, space.dtype)
 
-    def prepare(self, texts: list[str], progress: Progress) -> int:
-        progress()
+    def prepare(self, texts: list[str]) -> int:
         return len(texts)
 
     def forward(self, prepared: int, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkMetrics:
@@ -58,7 +56,7 @@ class PacedBackend:
             time.sleep(min(left, 1.0))
             progress()
         seconds = time.perf_counter() - begun
-        return ChunkMetrics(prepared, prepared, truncated=0, tokenize_seconds=0.0, forward_seconds=seconds)
+        return ChunkMetrics(prepared, prepared, seconds)
 
 
 @contextlib.contextmanager

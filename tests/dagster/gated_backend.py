@@ -37,7 +37,7 @@ class GatedBackend(HashBackend):
             raise RuntimeError("the device is broken")
 
     def forward(self, prepared: Any, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkMetrics:
-        for text in map(bytes.decode, prepared.encoded):
+        for text in map(bytes.decode, prepared):
             if text.startswith("wait for "):
                 gate = Path(text.removeprefix("wait for "))
                 if not gate.exists():

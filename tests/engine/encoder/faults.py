@@ -41,17 +41,17 @@ class FaultyBackend(HashBackend):
     def __init__(self, space: Space, settings: BackendSettings) -> None:
         super().__init__(prompt=space.prompt, max_length=space.max_length)
 
-    def prepare(self, texts: list[str], progress: Progress) -> Any:
+    def prepare(self, texts: list[str]) -> list[bytes]:
         for text in texts:
             verb, _, path = text.partition(" ")
             if verb == "panic":
                 raise Panic("the tokenizer panicked")
             if verb == "seen":
                 Path(path).touch()
-        return super().prepare(texts, progress)
+        return super().prepare(texts)
 
     def forward(self, prepared: Any, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkMetrics:
-        for text in prepared.encoded:
+        for text in prepared:
             verb, _, path = text.decode().partition(" ")
             if verb == "wait":
                 while not Path(path).exists():

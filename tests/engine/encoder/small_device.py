@@ -15,15 +15,15 @@ import numpy as np
 
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics
 from surge_dagster.engine.encoder.worker.backends.token_backend import ChunkPasses, TokenBackend
-from surge_dagster.engine.encoder.worker.passes import PassLoop, TokenBatch
-from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, Tokens
-from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.encoder.worker.passes import TokenBatch
+from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
+from surge_dagster.engine.model.spec import EncodingSpec, Space
 
 DIMENSION = 4
 _WORDS = {"[UNK]": 0, "one": 1, "two": 2, "three": 3}
 
 
-def word_tokenizer(max_length: int = 512) -> TextTokenizer:
+def word_tokenizer() -> TextTokenizer:
     """One token per word, no special tokens: an empty text has none at all."""
     document = {
         "version": "1.0",
@@ -31,7 +31,7 @@ def word_tokenizer(max_length: int = 512) -> TextTokenizer:
         "pre_tokenizer": {"type": "WhitespaceSplit"},
         "model": {"type": "WordLevel", "vocab": _WORDS, "unk_token": "[UNK]"},
     }
-    return TextTokenizer(json.dumps(document), max_length=max_length, prompt="")
+    return TextTokenizer(TokenizerFacts(json.dumps(document)), EncodingSpec("hash://4", max_length=512).resolve())
 
 
 def expected_vectors(texts: list[str]) -> np.ndarray:
@@ -83,10 +83,10 @@ class SmallDeviceBackend(TokenBackend):
 
     def __init__(self, device: Device, *, token_budget: int, streams: int = 1) -> None:
         self.device = device
-        super().__init__(word_tokenizer(), PassLoop(token_budget=token_budget, pass_tokens=8, streams=streams))
+        super().__init__(word_tokenizer(), token_budget=token_budget, pass_tokens=8, streams=streams)
 
     @contextlib.contextmanager
-    def _chunk(self, tokens: Tokens, matrix: np.ndarray) -> Iterator[ChunkPasses]:
+    def _passes(self, tokens: Tokens, matrix: np.ndarray) -> Iterator[ChunkPasses]:
         def run_pass(batch: TokenBatch) -> float:
             with self.device.memory(batch.tokens):
                 ids, mask = tokens.gather(batch.rows, batch.length)
@@ -108,8 +108,4 @@ def encode(backend: SmallDeviceBackend, texts: list[str]) -> tuple[np.ndarray, C
     """The vectors of one chunk; rows that were left out are nan."""
     matrix = np.full((len(texts), DIMENSION), np.nan, np.float32)
     flags = np.zeros(len(texts), np.uint8)
-    return matrix, backend.forward(backend.prepare(texts, _nothing), matrix, flags, _nothing)
-
-
-def _nothing() -> None:
-    return None
+    return matrix, backend.forward(backend.prepare(texts), matrix, flags, lambda: None)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from surge_dagster.engine.encoder.calibration import Calibration, calibration_name
 from surge_dagster.engine.encoder.worker import parity
-from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings
+from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, encode_texts
 from surge_dagster.engine.encoder.worker.token_budget import set_token_budget
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.fingerprint import processor
@@ -23,6 +23,7 @@ from surge_dagster.engine.model.spec import Space
 
 _NOT_COMPARED = "vectors were not compared with sentence-transformers' own (check_parity is off)"
 _LONGEST_REASON = 1_000
+_PROBE_TEXT = "a text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +52,13 @@ def load_backend(space: Space, settings: BackendSettings, backend: str, check_pa
     if ":" in backend:
         module, _, attribute = backend.partition(":")
         made = getattr(importlib.import_module(module), attribute)(space, settings)
+        _probe(made, space)
         return Loaded(made, _calibration(space, made, settings))
     if space.is_hash:
         from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
 
         made = HashBackend(prompt=space.prompt, max_length=space.max_length)
+        _probe(made, space)
         return Loaded(made, _calibration(space, made, settings))
     _check_files(space)
     notes: list[str] = []
@@ -63,6 +66,7 @@ def load_backend(space: Space, settings: BackendSettings, backend: str, check_pa
     for candidate in candidates:
         try:
             made = _LOADERS[candidate](space, settings)
+            _probe(made, space)
             calibration = _calibration(space, made, settings)
             lowest = parity.check_parity(space, made, settings, calibration) if check_parity else None
             set_token_budget(space, made, settings, calibration)
@@ -76,6 +80,15 @@ def load_backend(space: Space, settings: BackendSettings, backend: str, check_pa
             next_one = candidates[candidates.index(candidate) + 1]
             notes.append(f"{next_one} is used instead of {candidate}: {reason[0][:_LONGEST_REASON]}")
     raise AssertionError("there is always a last candidate")
+
+
+def _probe(backend: Backend, space: Space) -> None:
+    """Encodes one text before anything else.
+
+    Libraries set themselves up during their first pass, which is not always safe in two threads, so that pass runs
+    alone. And a worker that is lost later was able to encode: the texts it was given are the likely cause.
+    """
+    encode_texts(backend, [_PROBE_TEXT], space.dimension, space.dtype)
 
 
 def _candidates(settings: BackendSettings) -> list[str]:

@@ -37,7 +37,6 @@ from surge_dagster.engine.model.spec import EncodingSpec, Space
 _BEAT_SECONDS = 1.0
 _PARENT_CHECK_MILLISECONDS = 2_000
 _MAX_REPORT_CHARACTERS = 5_000
-_PROBE_TEXT = "a text"
 
 
 @dataclass(slots=True)
@@ -50,6 +49,7 @@ class _Work:
     rows: slice
     arrays: SlotArrays
     prepared: Any = None
+    tokenize_seconds: float = 0.0
     error: BaseException | None = None
 
 
@@ -90,23 +90,16 @@ class Worker:
         space = Space(requested=EncodingSpec(**message["requested"]), **message["space"])
         settings = BackendSettings(**message["settings"])
         loaded = load_backend(space, settings, message["backend"], message["check_parity"])
-        self._encode_probe(loaded.backend, space)
         ready = {
             "op": "ready",
             "backend": loaded.backend.name,
             "detail": loaded.backend.detail,
-            "token_budget": getattr(loaded.backend, "token_budget", 0),
             "lowest_cosine": loaded.lowest_cosine,
             "notes": loaded.notes,
             "calibration": loaded.calibration.name,
         }
         self._send(ready)
         return loaded.backend
-
-    def _encode_probe(self, backend: Backend, space: Space) -> None:
-        """Encodes one text before the worker reports ready: a later end is then caused by the texts it was given."""
-        prepared = backend.prepare([_PROBE_TEXT], self._tick)
-        backend.forward(prepared, np.empty((1, space.dimension), space.dtype), np.empty(1, np.uint8), self._tick)
 
     def _read(self, backend: Backend) -> None:
         """Receives messages until the connection ends; an error here goes to the main thread, which reports it."""
@@ -135,7 +128,10 @@ class Worker:
             work = _Work(slice(message["start"], message["stop"]), arrays)
             # An error of this chunk must not be reported before the answers to the chunks ahead of it.
             try:
-                work.prepared = backend.prepare(_texts(work), self._tick)
+                started = time.perf_counter()
+                work.prepared = backend.prepare(_texts(work))
+                work.tokenize_seconds = time.perf_counter() - started
+                self._tick()
             except BaseException as error:  # a panic in the tokenizer's Rust code is not an Exception
                 work.error = error
             self._prepared.put(work)
@@ -144,9 +140,9 @@ class Worker:
         if work.error is not None:
             raise work.error
         matrix, truncated = work.arrays.matrix[work.rows], work.arrays.truncated[work.rows]
-        metrics = asdict(backend.forward(work.prepared, matrix, truncated, self._tick))
-        metrics.pop("token_budget")
-        return metrics
+        metrics = backend.forward(work.prepared, matrix, truncated, self._tick)
+        counted = {"truncated": int(np.count_nonzero(truncated)), "tokenize_seconds": work.tokenize_seconds}
+        return asdict(metrics) | counted
 
     def _tick(self) -> None:
         self._progress += 1

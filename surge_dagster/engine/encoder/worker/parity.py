@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from surge_dagster.engine.encoder.calibration import Calibration
-from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings
+from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, encode_texts
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import Space
 
@@ -46,8 +46,9 @@ def check_parity(space: Space, backend: Backend, settings: BackendSettings, cali
     if not isinstance(lowest, int | float):
         from surge_dagster.engine.encoder.worker.sentence_model import load_reference, reference_vectors
 
+        vectors, _ = encode_texts(backend, PARITY_TEXTS, space.dimension, space.dtype)
         reference = reference_vectors(load_reference(space, settings.device), space, PARITY_TEXTS)
-        lowest = lowest_cosine(_backend_vectors(backend, space, PARITY_TEXTS), reference)
+        lowest = lowest_cosine(vectors, reference)
         calibration.write(lowest_cosine=lowest, space=space.name, backend=backend.detail)
     floor = FLOORS[settings.precision]
     if lowest < floor:
@@ -69,15 +70,3 @@ def cosines(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
     products = np.einsum("ij,ij->i", ours, theirs)
     return np.where(lengths > 0, products / np.where(lengths > 0, lengths, 1), ours.any(1) == theirs.any(1))
-
-
-def _backend_vectors(backend: Backend, space: Space, texts: list[str]) -> np.ndarray:
-    """The backend's vectors of texts, in the space's stored type."""
-    matrix = np.empty((len(texts), space.dimension), space.dtype)
-    flags = np.empty(len(texts), np.uint8)
-    backend.forward(backend.prepare(texts, _no_progress), matrix, flags, _no_progress)
-    return matrix
-
-
-def _no_progress() -> None:
-    return None

@@ -1,4 +1,4 @@
-"""The model as sentence-transformers loads it, prepared for the backends. Imports torch, so only workers use it.
+"""The model as sentence-transformers loads it, and ReferenceBackend, which uses its `encode`. Only workers import this.
 
 Everything that sentence-transformers decides about a model (modules, prompts, special cases of the tokenizer) is taken
 from its loaded object and not decided again here.
@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 import warnings
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from surge_dagster.engine.encoder.worker.backends.base import ChunkMetrics, Progress
 from surge_dagster.engine.encoder.worker.tokenization import TokenizerFacts
 from surge_dagster.engine.model.spec import Space
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from sentence_transformers import SentenceTransformer
+
+_TEXTS_PER_STEP = 256
 
 
 def load_reference(space: Space, device: str) -> SentenceTransformer:
@@ -61,6 +66,46 @@ def reference_vectors(model: SentenceTransformer, space: Space, texts: list[str]
         convert_to_numpy=True,
         show_progress_bar=False,
     ).astype("float32")
+
+
+class ReferenceBackend:
+    """Computes vectors through sentence-transformers' `encode`, for models without plain rows of token ids.
+
+    Examples are static embeddings, chat templates and tokenizers without a fast version. Texts are encoded in small
+    groups, so that the worker reports progress. A text that fills the model counts as cut, because the model's
+    preprocessing does not say which of these texts were longer.
+    """
+
+    name = "torch"
+
+    def __init__(self, space: Space, reference: SentenceTransformer, detail: str) -> None:
+        self._space = space
+        self._reference = reference
+        self.detail = f"{detail}, through sentence-transformers' encode"
+
+    def prepare(self, texts: list[str]) -> list[str]:
+        return texts
+
+    def forward(
+        self, prepared: list[str], matrix: np.ndarray, truncated: np.ndarray, progress: Progress
+    ) -> ChunkMetrics:
+        started = time.perf_counter()
+        tokens = 0
+        for start in range(0, len(prepared), _TEXTS_PER_STEP):
+            piece = prepared[start : start + _TEXTS_PER_STEP]
+            rows = slice(start, start + len(piece))
+            lengths = self._lengths(piece)
+            truncated[rows] = lengths >= self._space.max_length
+            tokens += int(lengths.sum())
+            matrix[rows] = reference_vectors(self._reference, self._space, piece)
+            progress()
+        return ChunkMetrics(tokens=tokens, padded_tokens=tokens, forward_seconds=time.perf_counter() - started)
+
+    def _lengths(self, texts: list[str]) -> np.ndarray:
+        """Tokens that the model reads of each text; zeros for a model without a limit (static embeddings)."""
+        features = self._reference.preprocess(texts, prompt=self._space.prompt or None)
+        mask = features.get("attention_mask")
+        return np.zeros(len(texts), np.int64) if mask is None else mask.sum(1).cpu().numpy()
 
 
 def tokenizer_facts(model: SentenceTransformer, space: Space) -> TokenizerFacts | None:

@@ -13,10 +13,8 @@ for it the backend's default is used.
 
 from __future__ import annotations
 
-import numpy as np
-
 from surge_dagster.engine.encoder.calibration import MEASURING_LOCK, Calibration
-from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings
+from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, encode_texts
 from surge_dagster.engine.encoder.worker.backends.token_backend import TokenBackend
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support import disk_cache
@@ -72,7 +70,7 @@ def measure_rates(backend: TokenBackend, space: Space) -> dict[int, float]:
     """
     default = backend.token_budget
     smallest = backend.budget_candidates[0]
-    lengths = [int(length) for length in backend.prepare(list(_TEXTS), _no_progress).tokens.lengths]
+    lengths = [int(length) for length in backend.prepare(list(_TEXTS)).lengths]
     # A first pass on each stream warms up and shows how many budgets can be measured in time.
     fastest, _ = _run(backend, space, lengths, smallest, backend.streams)
     rates: dict[int, float] = {}
@@ -104,10 +102,7 @@ def _run(backend: TokenBackend, space: Space, lengths: list[int], budget: int, p
         kind = number % len(_TEXTS)
         texts += [_TEXTS[kind]] * max(1, budget // max(1, lengths[kind]))
     backend.token_budget = budget
-    matrix = np.empty((len(texts), space.dimension), space.dtype)
-    metrics = backend.forward(
-        backend.prepare(texts, _no_progress), matrix, np.empty(len(texts), np.uint8), _no_progress
-    )
+    _, metrics = encode_texts(backend, texts, space.dimension, space.dtype)
     seconds = max(metrics.forward_seconds, 1e-6)
     return metrics.padded_tokens / seconds, seconds
 
@@ -115,7 +110,3 @@ def _run(backend: TokenBackend, space: Space, lengths: list[int], budget: int, p
 def _cached_budget(calibration: Calibration) -> int | None:
     found = calibration.read("token_budget")
     return found if isinstance(found, int) and found > 0 else None
-
-
-def _no_progress() -> None:
-    return None

@@ -72,43 +72,23 @@ class TokenizerFacts:
 
 
 class TextTokenizer:
-    """Tokenizes texts for one model.
+    """Tokenizes texts with the length and the prompt of a space."""
 
-    Args:
-        tokenizer_json: a serialized `tokenizers.Tokenizer`.
-        max_length: tokens that the model reads, special ones included.
-        prompt: put before every text.
-        truncation_side: the end at which texts are cut, "right" or "left".
-        pad_id: the token that pads.
-    """
-
-    def __init__(
-        self, tokenizer_json: str, *, max_length: int, prompt: str, truncation_side: str = "right", pad_id: int = 0
-    ) -> None:
-        self._tokenizer = Tokenizer.from_str(tokenizer_json)
+    def __init__(self, facts: TokenizerFacts, space: Space) -> None:
+        max_length, on_the_right = space.max_length, facts.truncation_side == "right"
+        self._tokenizer = Tokenizer.from_str(facts.tokenizer_json)
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         probe = self._tokenizer.encode("a").special_tokens_mask
         leading = probe.index(0) if 0 in probe else len(probe)
         trailing = probe[::-1].index(0) if 0 in probe else 0
-        self._tokenizer.enable_truncation(max_length + 1, strategy="longest_first", direction=truncation_side)
+        self._tokenizer.enable_truncation(max_length + 1, strategy="longest_first", direction=facts.truncation_side)
         # The position, in a text of max_length + 1 tokens, of the token that truncation would leave out.
-        self._surplus = max_length - trailing if truncation_side == "right" else leading
+        self._surplus = max_length - trailing if on_the_right else leading
         self._max_length = max_length
-        self._prompt = prompt
-        self._pad_id = pad_id
-        self._can_cut = truncation_side == "right" and _splits_at_spaces(json.loads(tokenizer_json))
-
-    @classmethod
-    def for_space(cls, facts: TokenizerFacts, space: Space) -> TextTokenizer:
-        """The tokenizer of a space's model, with the length and the prompt of the space."""
-        return cls(
-            facts.tokenizer_json,
-            max_length=space.max_length,
-            prompt=space.prompt,
-            truncation_side=facts.truncation_side,
-            pad_id=facts.pad_id,
-        )
+        self._prompt = space.prompt
+        self._pad_id = facts.pad_id
+        self._can_cut = on_the_right and _splits_at_spaces(json.loads(facts.tokenizer_json))
 
     def encode(self, texts: list[str]) -> Tokens:
         """The token ids of `texts`, cut to max_length."""

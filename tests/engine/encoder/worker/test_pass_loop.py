@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from surge_dagster.engine.encoder.worker.passes import is_out_of_memory
+from surge_dagster.engine.encoder.worker.backends.token_backend import is_out_of_memory
 from surge_dagster.engine.errors import EncoderError
 from tests.engine.encoder.small_device import Device, SmallDeviceBackend, encode, expected_vectors
 
@@ -17,40 +17,42 @@ def _texts(count: int = 400, longest: int = 30) -> list[str]:
 
 def test_budget_beyond_memory_is_halved_until_passes_fit() -> None:
     device = Device(limit=100)
-    vectors, figures = encode(SmallDeviceBackend(device, token_budget=1_000), _texts())
+    backend = SmallDeviceBackend(device, token_budget=1_000)
+    vectors, metrics = encode(backend, _texts())
     assert np.array_equal(vectors, expected_vectors(_texts()))
-    assert figures.token_budget <= 100 < 2 * figures.token_budget + 60
+    assert backend.token_budget <= 100 < 2 * backend.token_budget + 60
     assert max(device.passes) <= 100
-    assert figures.padded_tokens == sum(device.passes)
+    assert metrics.padded_tokens == sum(device.passes)
     assert len(device.refused) <= 8
 
 
 def test_smaller_budget_holds_for_the_rest_of_the_workers_life() -> None:
     device = Device(limit=100)
     backend = SmallDeviceBackend(device, token_budget=1_000)
-    _, first = encode(backend, _texts())
+    encode(backend, _texts())
+    lowered = backend.token_budget
     device.refused.clear()
-    vectors, second = encode(backend, _texts()[::-1])
+    vectors, _ = encode(backend, _texts()[::-1])
     assert np.array_equal(vectors, expected_vectors(_texts()[::-1]))
     assert device.refused == []
-    assert second.token_budget == first.token_budget == backend.token_budget
+    assert backend.token_budget == lowered
 
 
 def test_streams_that_share_memory_give_the_same_vectors() -> None:
     device = Device(limit=150)
-    vectors, figures = encode(SmallDeviceBackend(device, token_budget=600, streams=3), _texts(2_000))
+    backend = SmallDeviceBackend(device, token_budget=600, streams=3)
+    vectors, metrics = encode(backend, _texts(2_000))
     assert np.array_equal(vectors, expected_vectors(_texts(2_000)))
-    assert figures.padded_tokens == sum(device.passes)
-    assert figures.token_budget <= 150
+    assert metrics.padded_tokens == sum(device.passes)
+    assert backend.token_budget <= 150
 
 
 def test_text_over_the_budget_gets_a_pass_of_its_own() -> None:
     device = Device(limit=40)
     texts = ["one " * 40, "two " * 39, "three"]
-    vectors, figures = encode(SmallDeviceBackend(device, token_budget=1), texts)
+    vectors, _ = encode(SmallDeviceBackend(device, token_budget=1), texts)
     assert np.array_equal(vectors, expected_vectors(texts))
     assert sorted(device.passes) == [1, 39, 40]
-    assert figures.token_budget == 1
 
 
 def test_single_text_is_tried_again_when_no_other_pass_runs() -> None:
@@ -82,9 +84,9 @@ def test_other_errors_end_the_chunk_unchanged(streams: int) -> None:
 
 
 def test_texts_without_tokens_get_vectors() -> None:
-    vectors, figures = encode(SmallDeviceBackend(Device(limit=100), token_budget=50), ["", "", " "])
+    vectors, metrics = encode(SmallDeviceBackend(Device(limit=100), token_budget=50), ["", "", " "])
     assert np.array_equal(vectors, np.zeros((3, 4), np.float32))
-    assert figures.tokens == 0
+    assert metrics.tokens == 0
 
 
 @pytest.mark.parametrize(

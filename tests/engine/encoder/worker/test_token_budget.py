@@ -15,8 +15,8 @@ import pytest
 from surge_dagster.engine.encoder.calibration import Calibration
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress
 from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
-from surge_dagster.engine.encoder.worker.backends.token_backend import PreparedTokens
 from surge_dagster.engine.encoder.worker.token_budget import measure_rates, saturation_budget, set_token_budget
+from surge_dagster.engine.encoder.worker.tokenization import Tokens
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from tests.engine.encoder.small_device import DIMENSION, Device, SmallDeviceBackend
 
@@ -38,15 +38,13 @@ class TimedBackend(SmallDeviceBackend):
         self.slow_calls: set[int] = set()
         self.calls = 0
 
-    def forward(
-        self, prepared: PreparedTokens, matrix: np.ndarray, truncated: np.ndarray, progress: Progress
-    ) -> ChunkMetrics:
+    def forward(self, prepared: Tokens, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkMetrics:
         before = len(self.device.passes)
-        figures = super().forward(prepared, matrix, truncated, progress)
+        metrics = super().forward(prepared, matrix, truncated, progress)
         tokens = sum(self.pass_price + tokens for tokens in self.device.passes[before:])
         slowed = 10 if self.calls in self.slow_calls else 1
         self.calls += 1
-        return replace(figures, forward_seconds=tokens * self.token_seconds * slowed)
+        return replace(metrics, forward_seconds=tokens * self.token_seconds * slowed)
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer
+from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts
+from surge_dagster.engine.model.spec import EncodingSpec
 
 LENGTH = 8
 
@@ -18,6 +19,11 @@ LENGTH = 8
 @pytest.fixture(scope="module")
 def document(demo_folder: Path) -> str:
     return (demo_folder / "tokenizer.json").read_text()
+
+
+def _tokenizer(document: str, prompt: str = "", side: str = "right") -> TextTokenizer:
+    space = EncodingSpec("hash://8", max_length=LENGTH, prompt=prompt).resolve()
+    return TextTokenizer(TokenizerFacts(document, truncation_side=side), space)
 
 
 def _expected(document: str, texts: list[str], side: str = "right") -> list[list[int]]:
@@ -38,13 +44,13 @@ _TEXTS = ["", "a", "one two three four five six", "one two three four five six s
 
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_ids_equal_those_of_truncation_and_only_cut_texts_are_flagged(document: str, side: str) -> None:
-    tokenizer = TextTokenizer(document, max_length=LENGTH, prompt="", truncation_side=side)
+    tokenizer = _tokenizer(document, side=side)
     assert _found(tokenizer, _TEXTS) == _expected(document, _TEXTS, side)
     assert tokenizer.encode(_TEXTS).truncated.tolist() == [False, False, False, True, True, True]
 
 
 def test_prompt_precedes_every_text(document: str) -> None:
-    tokenizer = TextTokenizer(document, max_length=LENGTH, prompt="query: ")
+    tokenizer = _tokenizer(document, "query: ")
     assert _found(tokenizer, _TEXTS) == _expected(document, ["query: " + text for text in _TEXTS])
 
 
@@ -53,7 +59,7 @@ _WORDS = st.sampled_from(["a", "Ünïcödé", "cafe\u0301", "\u0301", "東京", 
 
 @pytest.fixture(scope="module")
 def cutting(document: str) -> TextTokenizer:
-    tokenizer = TextTokenizer(document, max_length=LENGTH, prompt="")
+    tokenizer = _tokenizer(document)
     assert tokenizer._can_cut
     return tokenizer
 
@@ -77,6 +83,6 @@ def test_long_texts_give_the_tokens_of_the_whole_text(
 def test_prefixes_are_used_for_bert_tokenizers_only(document: str) -> None:
     other = json.loads(document)
     other["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}]}
-    tokenizer = TextTokenizer(json.dumps(other), max_length=LENGTH, prompt="")
+    tokenizer = _tokenizer(json.dumps(other))
     assert not tokenizer._can_cut
     assert _found(tokenizer, _TEXTS) == _expected(json.dumps(other), _TEXTS)

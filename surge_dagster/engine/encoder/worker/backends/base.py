@@ -39,20 +39,14 @@ class ChunkMetrics:
     Attributes:
         tokens: tokens after truncation.
         padded_tokens: computed tokens, padding included.
-        truncated: texts that were longer than the model reads.
-        tokenize_seconds: spent in `prepare`.
         forward_seconds: spent in `forward`.
         copy_seconds: the part of forward_seconds that moved ids to the device and vectors to their rows.
-        token_budget: maximum tokens of one pass after this chunk, 0 where there is no limit.
     """
 
     tokens: int
     padded_tokens: int
-    truncated: int
-    tokenize_seconds: float
     forward_seconds: float
     copy_seconds: float = 0.0
-    token_budget: int = 0
 
 
 class Backend(Protocol):
@@ -61,15 +55,21 @@ class Backend(Protocol):
     name: str
     detail: str
 
-    @property
-    def token_budget(self) -> int:
-        """Maximum tokens of one forward pass; 0 where there is no limit."""
-        ...
-
-    def prepare(self, texts: list[str], progress: Progress) -> Any:
+    def prepare(self, texts: list[str]) -> Any:
         """Turns texts into the input of `forward`; runs concurrently with a `forward`."""
         ...
 
     def forward(self, prepared: Any, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkMetrics:
         """Writes a vector and a truncation flag for every text; calls `progress` after each piece of work."""
         ...
+
+
+def encode_texts(backend: Backend, texts: list[str], dimension: int, dtype: str) -> tuple[np.ndarray, ChunkMetrics]:
+    """The vectors of texts, [texts, dimension], outside of the arena, and their costs."""
+    matrix = np.empty((len(texts), dimension), dtype)
+    metrics = backend.forward(backend.prepare(texts), matrix, np.empty(len(texts), np.uint8), _ignore_progress)
+    return matrix, metrics
+
+
+def _ignore_progress() -> None:
+    return None

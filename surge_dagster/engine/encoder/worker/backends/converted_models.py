@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from surge_dagster.engine.encoder.worker.passes import is_out_of_memory
+from surge_dagster.engine.encoder.worker.backends.token_backend import is_out_of_memory
 from surge_dagster.engine.encoder.worker.tokenization import TokenizerFacts
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.digest import file_sha256, read_document

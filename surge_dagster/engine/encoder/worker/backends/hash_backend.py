@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -50,45 +49,29 @@ def _multipliers(dimension: int) -> np.ndarray:
     return np.frombuffer(digest, "<u4") | 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    encoded: list[bytes]
-    seconds: float
-
-
 class HashBackend:
     """Computes the vectors of `hash://D`."""
 
     name = "hash"
     detail = "sha256"
-    token_budget = 0
 
     def __init__(self, *, prompt: str, max_length: int) -> None:
         self._prompt = prompt.encode()
         self._max_length = max_length
 
-    def prepare(self, texts: list[str], progress: Progress) -> _Prepared:
-        started = time.perf_counter()
-        encoded = [self._prompt + text.encode() for text in texts]
-        progress()
-        return _Prepared(encoded, time.perf_counter() - started)
+    def prepare(self, texts: list[str]) -> list[bytes]:
+        return [self._prompt + text.encode() for text in texts]
 
     def forward(
-        self, prepared: _Prepared, matrix: np.ndarray, truncated: np.ndarray, progress: Progress
+        self, prepared: list[bytes], matrix: np.ndarray, truncated: np.ndarray, progress: Progress
     ) -> ChunkMetrics:
         started = time.perf_counter()
-        for start in range(0, len(prepared.encoded), _ROWS_PER_STEP):
-            piece = prepared.encoded[start : start + _ROWS_PER_STEP]
+        for start in range(0, len(prepared), _ROWS_PER_STEP):
+            piece = prepared[start : start + _ROWS_PER_STEP]
             _fill(piece, matrix[start : start + len(piece)])
             progress()
         # A text has one token plus one per four bytes; texts over max_length are flagged, not cut.
-        tokens = 1 + np.fromiter(map(len, prepared.encoded), np.int64, len(prepared.encoded)) // _BYTES_PER_TOKEN
+        tokens = 1 + np.fromiter(map(len, prepared), np.int64, len(prepared)) // _BYTES_PER_TOKEN
         truncated[:] = tokens > self._max_length
         kept = int(np.minimum(tokens, self._max_length).sum())
-        return ChunkMetrics(
-            tokens=kept,
-            padded_tokens=kept,
-            truncated=int(np.count_nonzero(truncated)),
-            tokenize_seconds=prepared.seconds,
-            forward_seconds=time.perf_counter() - started,
-        )
+        return ChunkMetrics(tokens=kept, padded_tokens=kept, forward_seconds=time.perf_counter() - started)

@@ -18,7 +18,7 @@ import openvino as ov
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings
 from surge_dagster.engine.encoder.worker.backends.converted_models import converted_model, converted_tokenizer
 from surge_dagster.engine.encoder.worker.backends.token_backend import ChunkPasses, TokenBackend
-from surge_dagster.engine.encoder.worker.passes import PassLoop, TokenBatch
+from surge_dagster.engine.encoder.worker.passes import TokenBatch
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, Tokens
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.fingerprint import processor
@@ -67,13 +67,15 @@ class OpenvinoBackend(TokenBackend):
         self._idle: queue.SimpleQueue[ov.InferRequest] = queue.SimpleQueue()
         for _ in range(settings.threads):
             self._idle.put(compiled.create_infer_request())
-        loop = PassLoop(
-            token_budget=settings.token_budget or _TOKEN_BUDGET, pass_tokens=_PASS_TOKENS, streams=settings.threads
+        super().__init__(
+            TextTokenizer(tokenizer_facts, space),
+            token_budget=settings.token_budget or _TOKEN_BUDGET,
+            pass_tokens=_PASS_TOKENS,
+            streams=settings.threads,
         )
-        super().__init__(TextTokenizer.for_space(tokenizer_facts, space), loop)
 
     @contextlib.contextmanager
-    def _chunk(self, tokens: Tokens, matrix: np.ndarray) -> Iterator[ChunkPasses]:
+    def _passes(self, tokens: Tokens, matrix: np.ndarray) -> Iterator[ChunkPasses]:
         def run_pass(batch: TokenBatch) -> float:
             request = self._idle.get()
             try:

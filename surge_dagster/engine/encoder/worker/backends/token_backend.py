@@ -1,43 +1,84 @@
-"""TokenBackend, the base of backends that tokenize texts and run forward passes.
+"""TokenBackend, the base of backends that tokenize texts and run forward passes in limited memory.
 
-A subclass sets up a chunk and computes one pass (`_chunk`); batches, the token budget, handling of little memory and
-metrics are shared.
+A subclass sets up a chunk and computes one pass (`_passes`); batches, concurrent streams, lack of memory and metrics
+are handled here.
+
+The memory of a pass is not known beforehand: it depends on the model, the kernels and other users of the device. A pass
+that runs out of memory halves the token budget for the rest of the worker's life and is run again in halves, down to a
+single text. A single text that does not fit is tried once more when no other pass is under way; if it still does not
+fit, the error says so.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from surge_dagster.engine.encoder.worker.backends.base import ChunkMetrics, Progress
-from surge_dagster.engine.encoder.worker.passes import PassLoop, RunPass
+from surge_dagster.engine.encoder.worker.passes import TokenBatch, plan_batches
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, Tokens
+from surge_dagster.engine.errors import EncoderError
 
+log = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True)
-class PreparedTokens:
-    """A tokenized chunk, and the seconds that this took."""
-
-    tokens: Tokens
-    seconds: float
+# Messages of libraries without an error type for it: torch on the CPU and on CUDA, cuBLAS, OpenVINO, C++.
+_OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "cublas_status_alloc_failed",
+    "failed to allocate",
+    "bad_alloc",
+)
 
 
 @dataclass(slots=True)
 class ChunkPasses:
-    """How the passes of one chunk are computed, and the seconds of copies outside of the passes."""
+    """How the passes of one chunk are computed.
 
-    run_pass: RunPass
+    Attributes:
+        run_pass: computes the vectors of a batch and puts them where they belong; returns the seconds of copying.
+        copy_seconds: seconds of copies outside of the passes.
+    """
+
+    run_pass: Callable[[TokenBatch], float]
     copy_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class _Work:
+    """The passes of a chunk under way; changed only under the backend's lock."""
+
+    passes: ChunkPasses
+    progress: Progress
+    waiting: deque[TokenBatch]
+    alone: list[TokenBatch] = field(default_factory=list)
+    padded_tokens: int = 0
+    copy_seconds: float = 0.0
+    error: BaseException | None = None
 
 
 class TokenBackend(ABC):
     """A `Backend` that tokenizes texts and computes them in passes of a bounded number of tokens.
 
+    Args:
+        tokenizer: of the model.
+        token_budget: maximum tokens of one pass, padding included; a single longer text has a pass of its own.
+        pass_tokens: fixed cost of a pass, in tokens.
+        streams: concurrent passes, each in a thread of its own.
+        free_memory: called after memory ran out, before the pass is run again.
+
     Attributes:
+        token_budget: as above; running out of memory lowers it.
         budget_candidates: token budgets to measure at a first start, ascending.
         machine: the kind of device, on which the best budget depends.
     """
@@ -47,48 +88,120 @@ class TokenBackend(ABC):
     machine: str
     budget_candidates: tuple[int, ...]
 
-    def __init__(self, tokenizer: TextTokenizer, loop: PassLoop) -> None:
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        *,
+        token_budget: int,
+        pass_tokens: int,
+        streams: int = 1,
+        free_memory: Callable[[], None] | None = None,
+    ) -> None:
+        self.token_budget = token_budget
+        self.streams = streams
         self._tokenizer = tokenizer
-        self._loop = loop
+        self._pass_tokens = pass_tokens
+        self._free_memory = free_memory
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(streams - 1, "surge-passes") if streams > 1 else None
 
-    @property
-    def token_budget(self) -> int:
-        """Maximum tokens of one pass; running out of memory lowers it."""
-        return self._loop.token_budget
+    def prepare(self, texts: list[str]) -> Tokens:
+        return self._tokenizer.encode(texts)
 
-    @token_budget.setter
-    def token_budget(self, tokens: int) -> None:
-        self._loop.token_budget = tokens
+    def forward(self, prepared: Tokens, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkMetrics:
+        """See `Backend`.
 
-    @property
-    def streams(self) -> int:
-        """Number of concurrent passes."""
-        return self._loop.streams
-
-    def prepare(self, texts: list[str], progress: Progress) -> PreparedTokens:
+        Raises:
+            EncoderError: a single text does not fit into memory.
+        """
         started = time.perf_counter()
-        tokens = self._tokenizer.encode(texts)
-        progress()
-        return PreparedTokens(tokens, time.perf_counter() - started)
-
-    def forward(
-        self, prepared: PreparedTokens, matrix: np.ndarray, truncated: np.ndarray, progress: Progress
-    ) -> ChunkMetrics:
-        started = time.perf_counter()
-        tokens = prepared.tokens
-        truncated[:] = tokens.truncated
-        with self._chunk(tokens, matrix) as passes:
-            metrics = self._loop.run(tokens.lengths, passes.run_pass, progress)
+        truncated[:] = prepared.truncated
+        with self._passes(prepared, matrix) as passes:
+            batches = plan_batches(prepared.lengths, self.token_budget, self._pass_tokens)
+            work = _Work(passes, progress, deque(batches))
+            streams = max(1, min(self.streams, len(batches)))
+            self._run(work, streams)
         return ChunkMetrics(
-            tokens=len(tokens.ids),
-            padded_tokens=metrics.padded_tokens,
-            truncated=int(np.count_nonzero(tokens.truncated)),
-            tokenize_seconds=prepared.seconds,
+            tokens=len(prepared.ids),
+            padded_tokens=work.padded_tokens,
             forward_seconds=time.perf_counter() - started,
-            copy_seconds=passes.copy_seconds + metrics.copy_seconds,
-            token_budget=self._loop.token_budget,
+            copy_seconds=passes.copy_seconds + work.copy_seconds / streams,
         )
 
     @abstractmethod
-    def _chunk(self, tokens: Tokens, matrix: np.ndarray) -> AbstractContextManager[ChunkPasses]:
+    def _passes(self, tokens: Tokens, matrix: np.ndarray) -> AbstractContextManager[ChunkPasses]:
         """Sets up the passes of a chunk; at its end every row of `matrix` has its vector."""
+
+    def _run(self, work: _Work, streams: int) -> None:
+        others = []
+        if self._threads is not None:
+            others = [self._threads.submit(self._drain, work) for _ in range(streams - 1)]
+        self._drain(work)
+        for other in others:
+            other.result()
+        if work.error is not None:
+            raise work.error
+        for batch in work.alone:
+            self._run_alone(work, batch)
+
+    def _drain(self, work: _Work) -> None:
+        """Runs passes until none is left, or until one fails for a reason other than memory."""
+        while True:
+            with self._lock:
+                if work.error is not None or not work.waiting:
+                    return
+                batch = work.waiting.popleft()
+                if batch.tokens > self.token_budget and len(batch.rows) > 1:
+                    work.waiting.extendleft(batch.halves()[::-1])
+                    continue
+            try:
+                self._run_pass(work, batch)
+                continue
+            except BaseException as error:
+                if not is_out_of_memory(error):
+                    with self._lock:
+                        work.error = work.error or error
+                    return
+            # Outside of the handler: the exception references the arrays of the failed pass.
+            self._shrink(work, batch)
+
+    def _run_pass(self, work: _Work, batch: TokenBatch) -> None:
+        copy_seconds = work.passes.run_pass(batch)
+        with self._lock:
+            work.padded_tokens += batch.tokens
+            work.copy_seconds += copy_seconds
+        work.progress()
+
+    def _shrink(self, work: _Work, batch: TokenBatch) -> None:
+        """Lowers the budget after a pass that did not fit, and queues its rows again."""
+        if self._free_memory is not None:
+            self._free_memory()
+        with self._lock:
+            if len(batch.rows) > 1:
+                work.waiting.extendleft(batch.halves()[::-1])
+                budget = batch.tokens // 2
+            else:
+                work.alone.append(batch)
+                budget = batch.tokens
+            # Concurrent passes report the same shortage; it counts once.
+            if budget < self.token_budget:
+                log.warning("out of memory: the token budget is %d from now on, it was %d", budget, self.token_budget)
+                self.token_budget = budget
+
+    def _run_alone(self, work: _Work, batch: TokenBatch) -> None:
+        try:
+            self._run_pass(work, batch)
+        except BaseException as error:
+            if not is_out_of_memory(error):
+                raise
+            raise EncoderError(
+                f"a text of {batch.tokens} tokens does not fit into the device's memory, although its pass had 1 row "
+                f"and ran alone ({error}); use a smaller max_length, a smaller model, or a device with more memory"
+            ) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out."""
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY)

@@ -20,10 +20,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings
-from surge_dagster.engine.encoder.worker.backends.reference_backend import ReferenceBackend
 from surge_dagster.engine.encoder.worker.backends.token_backend import ChunkPasses, TokenBackend
-from surge_dagster.engine.encoder.worker.passes import PassLoop, TokenBatch, longest_first
-from surge_dagster.engine.encoder.worker.sentence_model import embedder, load_reference, tokenizer_facts
+from surge_dagster.engine.encoder.worker.passes import TokenBatch, longest_first
+from surge_dagster.engine.encoder.worker.sentence_model import (
+    ReferenceBackend,
+    embedder,
+    load_reference,
+    tokenizer_facts,
+)
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
 from surge_dagster.engine.model.fingerprint import processor
 from surge_dagster.engine.model.spec import Space
@@ -90,15 +94,15 @@ class TorchBackend(TokenBackend):
         self._pad_id = facts.pad_id
         self._columns = torch.arange(space.max_length, device=self._device)
         self._landing: torch.Tensor | None = None
-        loop = PassLoop(
+        super().__init__(
+            TextTokenizer(facts, space),
             token_budget=settings.token_budget or (_CUDA_TOKEN_BUDGET if self._on_cuda else _CPU_TOKEN_BUDGET),
             pass_tokens=_CUDA_PASS_TOKENS if self._on_cuda else _CPU_PASS_TOKENS,
             free_memory=torch.cuda.empty_cache if self._on_cuda else None,
         )
-        super().__init__(TextTokenizer.for_space(facts, space), loop)
 
     @contextlib.contextmanager
-    def _chunk(self, tokens: Tokens, matrix: np.ndarray) -> Iterator[ChunkPasses]:
+    def _passes(self, tokens: Tokens, matrix: np.ndarray) -> Iterator[ChunkPasses]:
         torch = self._torch
         with torch.inference_mode():
             started = time.perf_counter()

@@ -1,0 +1,34 @@
+"""The start of a worker."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress
+from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
+from surge_dagster.engine.encoder.worker.loading import load_backend
+from surge_dagster.engine.model.spec import EncodingSpec, Space
+
+_calls: list[list[bytes]] = []
+
+
+class RecordingBackend(HashBackend):
+    """Records the texts of each call."""
+
+    def __init__(self, space: Space, settings: BackendSettings) -> None:
+        super().__init__(prompt=space.prompt, max_length=space.max_length)
+
+    def forward(
+        self, prepared: list[bytes], matrix: np.ndarray, truncated: np.ndarray, progress: Progress
+    ) -> ChunkMetrics:
+        _calls.append(prepared)
+        return super().forward(prepared, matrix, truncated, progress)
+
+
+@pytest.mark.usefixtures("cache_folder")
+def test_first_pass_of_a_worker_has_one_text_and_runs_alone() -> None:
+    """Two threads that were the first ones inside OpenVINO waited for each other for ever."""
+    settings = BackendSettings(device="cpu", precision="fp32", threads=2)
+    load_backend(EncodingSpec("hash://8").resolve(), settings, f"{__name__}:RecordingBackend", check_parity=True)
+    assert list(map(len, _calls)) == [1]
