@@ -24,6 +24,32 @@ def tick(bench: Workbench, name: str) -> dg.RunRequest | str | None:
     return found.run_requests[0] if found.run_requests else found.skip_message
 
 
+def test_nightly_run_embeds_missing_and_changed_partitions(bench: Workbench) -> None:
+    for key in "abc":
+        bench.write(key)
+    bench.refresh()
+    bench.write("b", 4, version="v2")
+    bench.write("d")
+    request = tick(bench, NAMES.schedule)
+    assert isinstance(request, dg.RunRequest)
+    ran = bench.run("catalog_refresh", request.run_config)
+    assert ran.success and set(ran.materialized()) == {"b", "d"}
+
+
+def test_nightly_schedule_begins_no_second_space(bench: Workbench) -> None:
+    bench.write("a")
+    bench.refresh()
+    bench.settings["model"] = "hash://24"
+    skipped = tick(bench, NAMES.schedule)
+    assert "by hand" in str(skipped)
+
+
+def test_cron_and_timezone_come_from_the_settings(bench: Workbench) -> None:
+    bench.settings |= {"nightly_cron": "30 4 * * 1", "timezone": "Europe/Berlin"}
+    schedule = bench.definitions.get_repository_def().get_schedule_def("nightly_refresh")
+    assert (schedule.cron_schedule, schedule.execution_timezone) == ("30 4 * * 1", "Europe/Berlin")
+
+
 @pytest.mark.parametrize("failing", ["shards.known_space", "shards.states_of_unfinished"])
 def test_nightly_refresh_whose_store_does_not_answer_is_one_run_that_begins_no_space(
     bench: Workbench, three_spaces: Spaces, monkeypatch: pytest.MonkeyPatch, failing: str

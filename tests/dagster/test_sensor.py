@@ -1,4 +1,4 @@
-"""Tests of the sensor and the nightly schedule: which partitions they request, with which config."""
+"""Tests of the sensor: which partitions it requests, with which config."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from surge_dagster.orchestration.names import CatalogResources
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
 from surge_dagster.settings import load_settings
 from tests.dagster.conftest import NAMES, Workbench, requested
+from tests.dagster.test_schedules import tick
 from tests.small_catalogs import partition_folder
 
 
@@ -238,7 +239,7 @@ def test_run_of_the_sensor_refuses_another_space_or_other_columns(bench: Workben
 def test_run_with_other_settings_than_requested_begins_no_space(bench: Workbench) -> None:
     bench.write("a")
     [asked] = bench.tick().run_requests or []
-    nightly = schedule_tick(bench)
+    nightly = tick(bench, NAMES.schedule)
     assert isinstance(nightly, dg.RunRequest)
     bench.settings["model"] = "hash://24"  # as a container has it that gets other variables than the code server
     for job, request in ((NAMES.embed_job, asked), (NAMES.refresh_job, nightly)):
@@ -278,33 +279,6 @@ def test_tick_without_a_catalog_says_that_there_is_none(bench: Workbench) -> Non
     assert "no catalog at" in (bench.tick().skip_message or "")
 
 
-def schedule_tick(bench: Workbench) -> dg.RunRequest | dg.SkipReason | None:
-    schedule = bench.definitions.get_repository_def().get_schedule_def("nightly_refresh")
-    with dg.build_schedule_context(bench.instance, resources=bench.definitions.resources) as context:
-        found = schedule.evaluate_tick(context)
-    return found.run_requests[0] if found.run_requests else dg.SkipReason(found.skip_message)
-
-
-def test_the_nightly_run_embeds_what_is_missing_and_what_has_changed(bench: Workbench) -> None:
-    for key in "abc":
-        bench.write(key)
-    bench.refresh()
-    bench.write("b", 4, version="v2")
-    bench.write("d")
-    request = schedule_tick(bench)
-    assert isinstance(request, dg.RunRequest)
-    ran = bench.run("catalog_refresh", request.run_config)
-    assert ran.success and set(ran.materialized()) == {"b", "d"}
-
-
-def test_the_nightly_schedule_begins_no_second_space(bench: Workbench) -> None:
-    bench.write("a")
-    bench.refresh()
-    bench.settings["model"] = "hash://24"
-    skipped = schedule_tick(bench)
-    assert isinstance(skipped, dg.SkipReason) and "by hand" in (skipped.skip_message or "")
-
-
 def test_sensor_begins_no_space_beside_an_int8_space_of_an_earlier_version(bench: Workbench) -> None:
     bench.write("a")
     folder = Path(bench.output) / "model-0123456789ab"
@@ -313,12 +287,6 @@ def test_sensor_begins_no_space_beside_an_int8_space_of_an_earlier_version(bench
     found = bench.tick()
     assert not found.run_requests and "launch catalog_refresh by hand" in (found.skip_message or "")
     assert bench.refresh().success  # the explicit launch
-
-
-def test_cron_and_timezone_come_from_the_settings(bench: Workbench) -> None:
-    bench.settings |= {"nightly_cron": "30 4 * * 1", "timezone": "Europe/Berlin"}
-    schedule = bench.definitions.get_repository_def().get_schedule_def("nightly_refresh")
-    assert (schedule.cron_schedule, schedule.execution_timezone) == ("30 4 * * 1", "Europe/Berlin")
 
 
 def test_invalid_setting_is_an_error_when_definitions_load(bench: Workbench) -> None:
