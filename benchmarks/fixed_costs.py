@@ -28,8 +28,8 @@ from scipy import stats
 from benchmarks.harness import Document, say
 from benchmarks.null_encoders import BACKEND
 from surge_dagster.catalogs.synthetic import draw_texts
+from surge_dagster.engine.encoder.devices import usable_cores
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.model.fingerprint import usable_cores
 from surge_dagster.engine.model.spec import EncodingSpec
 
 SIZES = (1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from surge_dagster.engine.model.fingerprint import usable_cores
+from surge_dagster.engine.encoder.devices import usable_cores
 
 Document = dict[str, Any]
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import safe_open
 
-from surge_dagster.engine.model.fingerprint import usable_cores
+from surge_dagster.engine.encoder.devices import usable_cores
 
 _SECONDS = 1.0
 _ROWS = (512, 1_024)

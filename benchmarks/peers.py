@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks.harness import first_line
 from benchmarks.inputs import load_tokenizer
-from surge_dagster.engine.model.fingerprint import usable_cores
+from surge_dagster.engine.encoder.devices import usable_cores
 from surge_dagster.engine.model.spec import Space
 
 CPU_BATCH_SIZES = (16, 32, 128)

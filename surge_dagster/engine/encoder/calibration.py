@@ -7,14 +7,18 @@ from it.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
-from surge_dagster.engine.model.fingerprint import cache_key
+from surge_dagster.engine.encoder.devices import library_versions
+from surge_dagster.engine.model.digest import canonical_json
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support import disk_cache
 
 MEASURING_LOCK = "calibration/.measuring"
+# Increased when the way this package drives a backend changes, so that older cached answers are not used.
+_REVISION = 4
 _TEXTS = 256
 _TEXTS_OF_FAST_POOLS = 16_384
 _FAST_TEXTS_PER_SECOND = 10_000
@@ -42,6 +46,12 @@ class Calibration:
         """Adds measurements to the document."""
         with disk_cache.lock("calibration/.lock"):
             disk_cache.write_json(self.name, (disk_cache.read_json(self.name) or {}) | values)
+
+
+def cache_key(*facts: object) -> str:
+    """32 hex digits over `facts`, the library versions and the revision of this package's backends."""
+    document = [_REVISION, library_versions(), [str(fact) for fact in facts]]
+    return hashlib.sha256(canonical_json(document)).hexdigest()[:32]
 
 
 def calibration_name(space: Space, *, backend: str, detail: str, precision: str, machine: str) -> str:

@@ -1,8 +1,10 @@
-"""The devices of a pool: which ones encode, at what precision and why, and how busy GPUs are. Does not import torch.
+"""The devices of a pool: which ones encode, at what precision and why, how busy GPUs are, and facts of the machine.
 
 A GPU is used when the driver shows one and the installed torch is a build that can use it; otherwise the CPU is used,
 and the reason says which of the two was missing. `CUDA_VISIBLE_DEVICES` is respected. On the CPU one worker uses all
 cores: the model and its buffers are in memory once, and the backend's own streams fill the cores.
+
+This module does not import torch: the versions of libraries come from package metadata.
 """
 
 from __future__ import annotations
@@ -14,15 +16,16 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.model.fingerprint import library_versions, usable_cores
 
 log = logging.getLogger(__name__)
 
 PRECISIONS = ("fp32", "fp16", "bf16")
+_PACKAGES = ("torch", "transformers", "sentence-transformers", "tokenizers", "openvino")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,3 +194,43 @@ def _torch_has_cuda() -> bool:
     except OSError:
         return False
     return re.search(r"^cuda\b[^=\n]*=\s*['\"]", text, re.MULTILINE) is not None
+
+
+@lru_cache(maxsize=1)
+def library_versions() -> dict[str, str]:
+    """Versions of the libraries that compute vectors; "" where one is not installed."""
+    return {name: _version(name) for name in _PACKAGES}
+
+
+@lru_cache(maxsize=1)
+def processor() -> str:
+    """Model name and instruction set of the processor: a converted model or a speed belongs to one kind."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return "unknown"
+    facts = dict(line.split(":", 1) for line in lines[:60] if ":" in line)
+    found = {key.strip(): value.strip() for key, value in facts.items()}
+    return f"{found.get('model name', found.get('CPU part', ''))} {found.get('flags', found.get('Features', ''))}"
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: its affinity mask, and a container's CPU quota where there is one."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            cores = min(cores, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass
+    return cores
+
+
+def _version(name: str) -> str:
+    """Version of an installed package, "" where it is not installed."""
+    import importlib.metadata  # imported here to keep the start of workers short
+
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -39,7 +39,6 @@ log = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "torch", "openvino", "hash")
 _SPEED_ROUNDS = 3
-_SPACE_FIELDS = ("name", "model_path", "model_digest", "prompt", "max_length", "normalize", "dimension", "dtype")
 
 
 class EncoderPool:
@@ -87,8 +86,7 @@ class EncoderPool:
         settings = {"precision": self.precision, "threads": worker_threads(choice), "token_budget": token_budget}
         message = {
             "op": "load",
-            "space": {name: getattr(self.space, name) for name in _SPACE_FIELDS},
-            "requested": asdict(self.space.requested),
+            "space": asdict(self.space),
             "backend": backend,
             "check_parity": check_parity,
         }

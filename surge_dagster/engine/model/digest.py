@@ -180,13 +180,13 @@ def _tensor_digest(files: tuple[Path, ...]) -> str | None:
         return None
     tensors: dict[str, list[Any]] = {}
     for file in files:
-        tensors |= _tensors_of(file)
+        tensors |= read_tensors(file)
     # The numbers from 0 upwards: older library versions saved them, newer ones compute them.
     tensors = {name: facts for name, facts in tensors.items() if not name.endswith("embeddings.position_ids")}
     return hashlib.sha256(canonical_json(tensors)).hexdigest()
 
 
-def _tensors_of(path: Path) -> dict[str, list[Any]]:
+def read_tensors(path: Path) -> dict[str, list[Any]]:
     """Name → [type, shape, SHA-256 of the bytes] of every tensor in a safetensors file."""
     cached = _cached_facts(path)
     if cached is not None and isinstance(cached.get("tensors"), dict):

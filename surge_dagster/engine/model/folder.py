@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.model.digest import ModelModule, canonical_module_config, model_digest, read_document
+from surge_dagster.engine.model.digest import (
+    ModelModule,
+    canonical_module_config,
+    model_digest,
+    read_document,
+    read_tensors,
+)
 
 DEMO_MODEL_DIGEST = "55f42e38e49b814a76c307c5096d996729943de959455a1878064322a180793b"
 DEMO_SLUG = "all-MiniLM-L6-v2"
@@ -154,18 +160,12 @@ def _dimension(folder: Path, modules: list[ModelModule], config: dict[str, Any],
         elif module.kind == "Dense":
             found = module.config.get("out_features", found)
         elif module.kind == "StaticEmbedding":
-            found = _static_dimension(module)
+            # [type, shape, digest] of each tensor; the embedding table is the first.
+            found = next((shape[1] for _, shape, _ in read_tensors(module.weights[0]).values()), None)
     if not isinstance(found, int) or found < 1:
         raise ConfigError(f"{folder} does not say how many dimensions its vectors have; use another model")
     truncated = own.get("truncate_dim")
     return min(found, truncated) if isinstance(truncated, int) and truncated > 0 else found
-
-
-def _static_dimension(module: ModelModule) -> int | None:
-    with module.weights[0].open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
-    return shapes[0][1] if shapes else None
 
 
 def _slug(folder: Path) -> str:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from surge_dagster.engine.encoder.calibration import Calibration, calibration_name
+from surge_dagster.engine.encoder.devices import processor
 from surge_dagster.engine.encoder.worker import parity
 from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, encode_texts
 from surge_dagster.engine.encoder.worker.token_budget import set_token_budget
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.model.fingerprint import processor
 from surge_dagster.engine.model.folder import describe_model
 from surge_dagster.engine.model.spec import Space
 

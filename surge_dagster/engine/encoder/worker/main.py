@@ -87,7 +87,7 @@ class Worker:
         return 0
 
     def _load(self, message: protocol.Message) -> Backend:
-        space = Space(requested=EncodingSpec(**message["requested"]), **message["space"])
+        space = Space(**message["space"] | {"requested": EncodingSpec(**message["space"]["requested"])})
         settings = BackendSettings(**message["settings"])
         loaded = load_backend(space, settings, message["backend"], message["check_parity"])
         ready = {

@@ -21,11 +21,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from surge_dagster.engine.encoder.calibration import cache_key
 from surge_dagster.engine.encoder.worker.backends.token_backend import is_out_of_memory
 from surge_dagster.engine.encoder.worker.tokenization import TokenizerFacts
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.digest import file_sha256, read_document
-from surge_dagster.engine.model.fingerprint import cache_key
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support import disk_cache
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from surge_dagster.engine.encoder.devices import processor
 from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings
 from surge_dagster.engine.encoder.worker.backends.token_backend import ChunkPasses, TokenBackend
 from surge_dagster.engine.encoder.worker.passes import TokenBatch, longest_first
@@ -29,7 +30,6 @@ from surge_dagster.engine.encoder.worker.sentence_model import (
     tokenizer_facts,
 )
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
-from surge_dagster.engine.model.fingerprint import processor
 from surge_dagster.engine.model.spec import Space
 
 if TYPE_CHECKING:
