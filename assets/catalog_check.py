@@ -17,9 +17,9 @@ from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.verify import Kind, Verified, Violation, verify
 from surge_dagster.orchestration.active_runs import record_process
 from surge_dagster.orchestration.discovery import known_space
+from surge_dagster.orchestration.launch import RUN_TAGS
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Listed, Truncation
-from surge_dagster.orchestration.run_queue import RUN_TAGS
 
 
 @dataclass(frozen=True, slots=True)

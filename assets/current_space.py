@@ -19,8 +19,8 @@ from surge_dagster.engine.switching import SwitchRefused, switch_space
 from surge_dagster.orchestration.active_runs import record_process
 from surge_dagster.orchestration.discovery import known_space
 from surge_dagster.orchestration.failures import failure_table
+from surge_dagster.orchestration.launch import RUN_TAGS
 from surge_dagster.orchestration.names import CatalogNames, CatalogResources
-from surge_dagster.orchestration.run_queue import RUN_TAGS
 
 _RETRIES = 2
 _RETRY_SECONDS = 5

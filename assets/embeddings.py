@@ -22,11 +22,10 @@ from surge_dagster.engine.support.waiting import rest
 from surge_dagster.orchestration.active_runs import record_process
 from surge_dagster.orchestration.asset_events import CODE_VERSION
 from surge_dagster.orchestration.failures import failure_of, report_failures
-from surge_dagster.orchestration.launch import LaunchConfig
+from surge_dagster.orchestration.launch import POOL, RUN_TAGS, LaunchConfig
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.refresh import Refresh
-from surge_dagster.orchestration.run_queue import POOL, RUN_TAGS
 
 _RETRIES = 2
 _RETRY_SECONDS = 5

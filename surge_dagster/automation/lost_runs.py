@@ -9,8 +9,8 @@ from __future__ import annotations
 import dagster as dg
 
 from surge_dagster.orchestration.active_runs import active_runs
+from surge_dagster.orchestration.launch import record_pool_limit
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.orchestration.run_queue import record_pool_limit
 
 _SENSOR_SECONDS = 5  # a tick without an active run costs two short queries
 

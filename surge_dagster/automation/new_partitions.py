@@ -20,10 +20,9 @@ from surge_dagster.engine.errors import SurgeError
 from surge_dagster.orchestration.active_runs import held_by_active_runs
 from surge_dagster.orchestration.discovery import known_space, list_catalog, report_changes, states_of_unfinished
 from surge_dagster.orchestration.failures import refusal_fingerprint, still_refused
-from surge_dagster.orchestration.launch import unattended_config
+from surge_dagster.orchestration.launch import POOL, record_pool_limit, unattended_config
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.requests import describe_waiting, find_undone, next_attempt, request_tags
-from surge_dagster.orchestration.run_queue import POOL, record_pool_limit
 from surge_dagster.orchestration.shards import cut, shard_tags
 from surge_dagster.settings import Settings
 

@@ -1,7 +1,11 @@
-"""The config of a run: options for operators, and what the sensor and the nightly schedule expect of their runs.
+"""How runs are launched: their config, the tags of the jobs, and the pool in which they wait.
 
 Dagster launches one range of dynamic partitions per run, so scattered partitions would become a run each. A run whose
 config selects its partitions covers any set of them.
+
+Where run retries are on, Dagster launches every failed run again unless its tags say otherwise, and would read bad data
+three times. A run retries transient errors itself, so only a run whose process died should be launched again: the tags
+of the jobs say so. Runs of an asset follow the instance: `run_retries: {retry_on_asset_or_op_failure: false}`.
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ from surge_dagster.engine.output.freshness import Status
 from surge_dagster.orchestration.names import CatalogResources
 from surge_dagster.orchestration.partition_keys import to_partition_key
 
+POOL = "gpu"
+RUN_TAGS = {"dagster/retry_on_asset_or_op_failure": "false"}
 _NAMED = 20
 
 
@@ -212,6 +218,22 @@ def require_expected_settings(config: LaunchConfig, tags: Mapping[str, str], res
             "variables. If they were changed while the run waited, the next tick uses the new ones, as does a run that "
             "you launch by hand."
         )
+
+
+def record_pool_limit(instance: dg.DagsterInstance) -> bool:
+    """Record the pool with the limit of the instance's settings, unless it is recorded; returns whether it has one.
+
+    Dagster records a pool's limit when its queue first meets the pool, and starts every run that waits at that moment:
+    on a new instance a refresh in eight shards would start eight encoder pools. So the sensors record it beforehand.
+    """
+    storage = instance.event_log_storage
+    if POOL in storage.get_concurrency_keys():
+        return True
+    if instance.global_op_concurrency_default_limit is None:
+        return False
+    with suppress(Exception):  # of two concurrent calls, one fails on Postgres
+        storage.initialize_concurrency_limit_to_default(POOL)
+    return True
 
 
 def named(items: Iterable[str], most: int = _NAMED) -> str:

@@ -6,7 +6,7 @@ import dagster as dg
 import pytest
 from dagster._core.storage.tags import WILL_RETRY_TAG
 
-from surge_dagster.orchestration.run_queue import RUN_TAGS
+from surge_dagster.orchestration.launch import RUN_TAGS
 from tests.dagster.conftest import NAMES, Workbench
 
 
