@@ -128,7 +128,7 @@ class ParquetCatalog:
         return Partition(
             key=key,
             source_version=source_version(files, self._columns),
-            read=partial(self._read, key, names),
+            read=partial(self._read, key, names, files),
             current_source_version=current,
             rows=sum(file.rows or 0 for file in files) if is_counted else None,
             text_bytes=sum(file.text_bytes for file in files) if files else None,
@@ -141,12 +141,10 @@ class ParquetCatalog:
             files = [file for folder in folders for file in partition_files(f"{self.root}/{folder}")]
             return source_version(files, self._columns)
 
-    def _read(self, key: str, folders: Sequence[str]) -> Iterator[RowBatch]:
+    def _read(self, key: str, folders: Sequence[str], files: Sequence[PartitionFile]) -> Iterator[RowBatch]:
         if len(folders) > 1:
             named = ", ".join(map(printable, folders))
             raise DataError(key, f"the folders {named} all stand for this key", "Keep one of them.")
-        with _system_errors(key, folders[0]):
-            files = partition_files(f"{self.root}/{folders[0]}")
         _require_own_key(key, folders[0], files)
         first_row = 0
         id_type: pa.DataType | None = None
@@ -181,7 +179,7 @@ class ParquetCatalog:
             ) from error
 
 
-def _require_own_key(key: str, folder: str, files: list[PartitionFile]) -> None:
+def _require_own_key(key: str, folder: str, files: Sequence[PartitionFile]) -> None:
     """Raise `DataError` where a folder has no file, or a file that belongs to another partition."""
     if not files:
         raise DataError(

@@ -97,7 +97,10 @@ def read_columns(key: str, file: PartitionFile, id_column: str, text_column: str
         DataError: a column is missing or there twice.
         OSError, pa.ArrowException, UnicodeError: the file cannot be read.
     """
-    with pq.ParquetFile(file.path, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True) as reader:
+    with (
+        pa.OSFile(file.path) as source,  # given a path, pyarrow looks for its file system first, which takes longer
+        pq.ParquetFile(source, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True) as reader,
+    ):
         schema = reader.schema_arrow
         _require_columns(key, file, schema.names, (id_column, text_column))
         if reader.metadata.num_rows == 0:
@@ -121,8 +124,8 @@ def _parquet_names(folder: str, prefix: str = "") -> Iterator[str]:
         if entry.is_dir():
             if not entry.is_symlink():
                 yield from _parquet_names(entry.path, f"{prefix}{name}/")
-        elif name.endswith(".parquet"):
-            yield prefix + name
+        elif name.endswith(".parquet") and (entry.is_file(follow_symlinks=False) or entry.is_symlink()):
+            yield prefix + name  # no pipe or device: opening one may never return
 
 
 def _partition_file(relative: str, path: str) -> PartitionFile:

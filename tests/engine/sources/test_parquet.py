@@ -412,16 +412,16 @@ class TestFilesThatCannotBeRead:
         assert [partition.key for partition in open_source(tmp_path)] == ["a", "m", "z"]
 
 
-def close(monkeypatch: pytest.MonkeyPatch, call: str, path: Path, code: int) -> None:
-    """From now on the system refuses a call for one path."""
+def refuse_calls(monkeypatch: pytest.MonkeyPatch, call: str, path: Path, code: int) -> None:
+    """Let a call raise the system's error for one path."""
     module, _, name = call.rpartition(".")
     [owner] = [known for known in (os, pq, pa) if known.__name__ == module]
-    asked = getattr(owner, name)
+    original = getattr(owner, name)
 
     def refuse(target: Any, *args: Any, **options: Any) -> Any:
         if str(target) == str(path):
             raise OSError(code, os.strerror(code))
-        return asked(target, *args, **options)
+        return original(target, *args, **options)
 
     monkeypatch.setattr(owner, name, refuse)
 
@@ -429,15 +429,12 @@ def close(monkeypatch: pytest.MonkeyPatch, call: str, path: Path, code: int) -> 
 class TestWhatTheSystemDoesNotGive:
     """A disk, a mount or a missing right: nothing is known of the content, so nothing is refused for it."""
 
-    @pytest.mark.parametrize("call", ["os.scandir", "os.stat", "pyarrow.OSFile", "pyarrow.parquet.ParquetFile"])
     @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.EACCES])
-    def test_system_error_is_transient(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
-    ) -> None:
+    def test_system_error_is_transient(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
         path = write_partition(tmp_path, "k", ROWS)
         partition = only(open_source(tmp_path))
         with monkeypatch.context() as patched:
-            close(patched, call, path.parent if call == "os.scandir" else path, code)
+            refuse_calls(patched, "pyarrow.OSFile", path, code)
             with pytest.raises(
                 TransientError, match=rf"partition 'k': .*{os.strerror(code)}\. .*[Rr]un again"
             ) as failed:
@@ -455,7 +452,7 @@ class TestWhatTheSystemDoesNotGive:
         write_catalog(tmp_path, {"a": ROWS, key: ROWS, "z": ROWS})
         folder = partition_folder(tmp_path, key)
         with monkeypatch.context() as patched:
-            close(patched, call, folder if call == "os.scandir" else folder / "part-0.parquet", errno.EIO)
+            refuse_calls(patched, call, folder if call == "os.scandir" else folder / "part-0.parquet", errno.EIO)
             first, unseen, last = open_source(tmp_path)
             with pytest.raises(TransientError, match="Input/output error"):
                 unseen.current_source_version()
@@ -483,6 +480,10 @@ class TestNoRows:
         [batch] = list(partition.read())
         assert partition.rows == len(batch) == 0
         assert (batch.ids.type, batch.texts.type) == (kind, pa.large_string())
+
+    def test_pipe_with_the_name_of_a_file_is_not_opened(self, tmp_path: Path) -> None:
+        os.mkfifo(write_partition(tmp_path, "k", ROWS).with_name("pipe.parquet"))
+        assert rows_of(only(open_source(tmp_path))) == ROWS
 
     def test_a_folder_without_files_is_refused(self, tmp_path: Path) -> None:
         partition_folder(tmp_path, "k").mkdir()
