@@ -62,7 +62,7 @@ class TestFormat:
     @pytest.mark.parametrize("dtype", ["float32", "float16"])
     @pytest.mark.parametrize("id_type", ID_TYPES)
     @pytest.mark.parametrize("include_text", [True, False])
-    def test_the_rows_are_those_that_were_written_and_the_columns_those_of_parquet(
+    def test_rows_are_those_that_were_written_and_the_columns_those_of_parquet(
         self, tmp_path: Path, dtype: str, id_type: pa.DataType, include_text: bool
     ) -> None:
         matrix, ids = vectors(50, 3, dtype), ids_of(50, id_type)
@@ -139,7 +139,7 @@ class TestMapped:
             assert pa.total_allocated_bytes() - before < 100_000, "the vectors alone have 4 MB"
         assert pa.Table.from_batches(batches).equals(rows_of(tmp_path / "f")), "also after it was closed"
 
-    def test_a_dataset_reads_the_file_itself_too(self, tmp_path: Path) -> None:
+    def test_dataset_reads_the_file_itself_too(self, tmp_path: Path) -> None:
         (tmp_path / "f.arrow").write_bytes(content_of(vectors(70_000)))
         form, filesystem = ds.IpcFileFormat(), filesystem_of(LocalStore(tmp_path))
         columns = schema(pa.string(), 16, "float32", include_text=True)
@@ -191,7 +191,7 @@ class TestDamage:
                 assert read_published_file(store, "f.arrow").facts == FACTS, place
             except InvalidFile:
                 continue
-            assert place < len(content) - 10, "what the end of the file says is never let pass"
+            assert place < len(content) - 10, "what the end of the file says is always refused"
         assert noticed[False] == noticed[True] > 280
 
     def test_error_names_the_damaged_column_and_other_columns_are_read(self, tmp_path: Path) -> None:
@@ -224,25 +224,27 @@ class TestDamage:
             rows_of(tmp_path / "f")
 
     @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
-    def test_a_truncated_file_is_noticed(self, tmp_path: Path, share: float) -> None:
+    def test_truncated_file_is_refused(self, tmp_path: Path, share: float) -> None:
         content = content_of(vectors(200))
         (tmp_path / "f").write_bytes(content[: int(len(content) * share)])
         with pytest.raises(InvalidFile):
             rows_of(tmp_path / "f")
 
-    def test_another_number_of_rows_is_noticed(self, tmp_path: Path) -> None:
+    def test_another_number_of_rows_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "f").write_bytes(content_of(vectors(3), FACTS))
         with pytest.raises(InvalidFile, match="promise 200 rows and it has 3"):
             rows_of(tmp_path / "f")
 
-    def test_an_arrow_file_of_somebody_else_is_no_embedding_file(self, tmp_path: Path) -> None:
+    def test_arrow_file_of_another_program_is_refused(self, tmp_path: Path) -> None:
         pl.DataFrame({"id": ["1"]}).write_ipc(tmp_path / "f.arrow")
         with pytest.raises(InvalidFile, match="name the format None; expected 'arrow-2'"):
             read_published_file(LocalStore(tmp_path), "f.arrow")
 
 
 class TestEnd:
-    def test_one_read_of_the_end_tells_everything(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_one_read_of_the_end_returns_facts_and_columns(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         (tmp_path / "f.arrow").write_bytes(content_of(vectors(20_000), replace(FACTS, rows=20_000)))
         read: list[int] = []
         original = LocalStore.read_end
@@ -252,7 +254,7 @@ class TestEnd:
         assert read_published_file(LocalStore(tmp_path), "f.arrow").facts == replace(FACTS, rows=20_000)
         assert read == [END_BYTES]
 
-    def test_the_end_of_many_record_batches_takes_two(self, tmp_path: Path) -> None:
+    def test_end_of_many_record_batches_takes_two_reads(self, tmp_path: Path) -> None:
         content = content_of(vectors(400), replace(FACTS, rows=400), pieces=400)
         (tmp_path / "f.arrow").write_bytes(content)
         assert int.from_bytes(content[-10:-6], "little") > END_BYTES

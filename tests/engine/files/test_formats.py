@@ -114,7 +114,7 @@ def test_flipped_bit_never_gives_other_facts(tmp_path: Path) -> None:
             harmless += 1
         except InvalidFile:
             continue
-        assert first < place < len(content) - 8, "the footer's beginning and what follows it are never let pass"
+        assert first < place < len(content) - 8, "the footer's beginning and what follows it are always refused"
     assert harmless, "columns and row groups are not what this decides"
 
 
@@ -237,7 +237,7 @@ upload = Upload()
 facts = FileFacts("k", "s-1", "m", "fp32", "v1", "0" * 32, "1" * 32, rows, dimension, 0)
 write_file(sys.argv[5], upload, FileRows([ids], pa.string(), texts, matrix), facts)
 print(watched.max_memory() + upload.copied, flush=True)
-os._exit(0)  # the pool must not go before what it gave out
+os._exit(0)  # the pool must outlive its buffers
 """
 
 

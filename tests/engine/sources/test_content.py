@@ -27,7 +27,7 @@ def digest_of(*batches: RowBatch) -> str:
 
 
 @given(rows_of_strings, st.data())
-def test_the_digest_does_not_depend_on_batches_slices_or_offsets(rows: Rows, data: st.DataObject) -> None:
+def test_digest_does_not_depend_on_batches_slices_or_offsets(rows: Rows, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=4)))
     before, behind = data.draw(rows_of_strings), data.draw(rows_of_strings)
     padded = row_batch_of([*before, *rows, *behind])
@@ -46,7 +46,7 @@ def test_different_rows_have_different_digests(one: Rows, other: Rows) -> None:
 
 
 @given(rows_of_strings)
-def test_the_order_of_rows_counts(rows: Rows) -> None:
+def test_order_of_rows_counts(rows: Rows) -> None:
     assume(rows != rows[::-1])
     assert digest_of(row_batch_of(rows)) != digest_of(row_batch_of(rows[::-1]))
 
@@ -92,7 +92,7 @@ def id_set_of(ids: list[Any], kind: pa.DataType, batch: int = 100) -> IdSet:
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.int64(), pa.binary()])
-def test_a_repeated_id_is_found_wherever_it_stands(kind: pa.DataType) -> None:
+def test_repeated_id_is_found_wherever_it_stands(kind: pa.DataType) -> None:
     make = {pa.string(): str, pa.int64(): int, pa.binary(): lambda n: str(n).encode()}[kind]
     ids = [make(n) for n in range(3000)]
     assert id_set_of(ids, kind).repeated().size == 0
@@ -107,7 +107,7 @@ def test_no_ids_do_not_repeat() -> None:
     assert IdSet().repeated().size == 0
 
 
-def test_a_repeated_id_is_named_with_both_rows() -> None:
+def test_repeated_id_is_named_with_both_rows() -> None:
     rows = [(f"id-{n}", "t") for n in range(40)]
     rows[33] = ("id-5", "t")
     repeated = id_set_of([row[0] for row in rows], pa.string()).repeated()
@@ -165,6 +165,6 @@ def test_ids_whose_hashes_collide_are_not_refused() -> None:
     refuse_repeated_id(Partition("k", "v", lambda: iter([batch]), lambda: "v"), known.repeated())
 
 
-def test_the_smallest_and_the_largest_integers_are_told_apart() -> None:
+def test_smallest_and_the_largest_integers_are_told_apart() -> None:
     edges = np.array([-(2**63), 2**63 - 1, -1, 0, 1, -2], dtype=np.int64).tolist()
     assert id_set_of(edges, pa.int64()).repeated().size == 0

@@ -40,14 +40,14 @@ keys = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=80
 
 
 @given(keys)
-def test_a_name_holds_only_safe_characters_and_at_most_180_bytes(key: str) -> None:
+def test_name_holds_only_safe_characters_and_at_most_180_bytes(key: str) -> None:
     name = encode_key(key)
     assert SAFE.fullmatch(name)
     assert len(name.encode()) <= 180
 
 
 @given(keys)
-def test_a_short_name_gives_its_key_back_and_a_long_one_admits_that_it_cannot(key: str) -> None:
+def test_short_name_is_decoded_to_its_key_and_long_name_is_not(key: str) -> None:
     name = encode_key(key)
     escaped = quote(key, safe="").replace(".", "%2E").replace("~", "%7E")
     if len(escaped) <= 180:
@@ -73,7 +73,7 @@ def test_awkward_keys_have_names_of_their_own_that_stay_in_their_folder() -> Non
         assert os.path.basename(name) == name not in (".", "..")  # noqa: PTH119
 
 
-def test_the_limits_between_reversible_and_hashed_names() -> None:
+def test_limits_between_reversible_and_hashed_names() -> None:
     assert decode_key(encode_key("x" * 180)) == "x" * 180
     hashed = encode_key("x" * 181)
     assert decode_key(hashed) is None
@@ -86,13 +86,13 @@ def test_names_that_another_hive_writer_escaped_less_are_understood() -> None:
 
 
 @pytest.mark.parametrize("key", ["", "\ud800"])
-def test_a_key_that_cannot_be_a_name_is_refused(key: str) -> None:
+def test_key_that_cannot_be_a_name_is_refused(key: str) -> None:
     with pytest.raises(ValueError, match="partition key"):
         encode_key(key)
 
 
 @pytest.mark.parametrize("name", ["", "%FF"])
-def test_a_name_that_cannot_be_a_key_is_refused(name: str) -> None:
+def test_name_that_cannot_be_a_key_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="partition name"):
         decode_key(name)
 

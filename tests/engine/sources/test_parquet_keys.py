@@ -1,0 +1,109 @@
+"""Keys of a catalog on disk: each folder stands for one key, and a folder that does not is refused by name."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.sources import open_source, parquet_files
+from surge_dagster.engine.sources.parquet_files import Footer
+from tests.engine.sources.reading import ROWS, only, refusal, rows_of
+from tests.small_catalogs import partition_folder, write_catalog, write_partition, write_rows
+
+
+class TestKeys:
+    @pytest.mark.parametrize("key", ["a/b", "..", 'Köln, "x" [1]', "x" * 300, "~", " "])
+    def test_keys_with_special_characters_are_read_from_their_folders(self, tmp_path: Path, key: str) -> None:
+        write_partition(tmp_path, key, ROWS)
+        partition = only(open_source(tmp_path))
+        assert partition.key == key
+        assert rows_of(partition) == ROWS
+
+    def test_upper_and_lower_case_are_two_partitions(self, tmp_path: Path) -> None:
+        write_catalog(tmp_path, {"A": [("1", "upper")], "a": [("1", "lower")]})
+        assert {p.key: rows_of(p) for p in open_source(tmp_path)} == {"A": [("1", "upper")], "a": [("1", "lower")]}
+
+    def test_folders_that_another_writer_escaped_less_are_read(self, tmp_path: Path) -> None:
+        write_rows(tmp_path / "partition=Köln x.y" / "0.parquet", ROWS)
+        assert only(open_source(tmp_path)).key == "Köln x.y"
+
+    def test_two_folders_for_one_key_are_refused_together(self, tmp_path: Path) -> None:
+        write_rows(tmp_path / "partition=a b" / "0.parquet", ROWS)
+        write_rows(tmp_path / "partition=a%20b" / "0.parquet", ROWS)
+        message = str(refusal(only(open_source(tmp_path))))
+        assert "the folders partition=a b, partition=a%20b all stand for this key" in message
+
+    def test_file_that_belongs_to_another_partition_is_refused(self, tmp_path: Path) -> None:
+        write_rows(partition_folder(tmp_path, "k") / "0.parquet", ROWS, key="other")
+        message = str(refusal(only(open_source(tmp_path))))
+        assert "0.parquet declares that it belongs to partition 'other'" in message
+        assert "lies in the folder partition=k" in message
+
+    def test_long_key_that_no_file_declares_is_refused_under_its_folders_name(self, tmp_path: Path) -> None:
+        path = write_rows(partition_folder(tmp_path, "x" * 300) / "0.parquet", ROWS)
+        partition = only(open_source(tmp_path))
+        assert partition.key == path.parent.name.removeprefix("partition=")
+        assert "is a hash and 0.parquet does not declare the key" in str(refusal(partition))
+
+    def test_long_key_that_is_declared_wrongly_is_refused(self, tmp_path: Path) -> None:
+        write_rows(partition_folder(tmp_path, "x" * 300) / "0.parquet", ROWS, key="y" * 300)
+        assert "declares that it belongs to partition 'yyy" in str(refusal(only(open_source(tmp_path))))
+
+    def test_long_key_with_unreadable_files_never_becomes_another_key(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write_rows(partition_folder(tmp_path, "x" * 300) / "0.parquet", ROWS, key="x" * 300)
+        catalog, honest, fails = open_source(tmp_path), parquet_files._footer, iter([True])
+
+        def hidden_once(path: str) -> Footer:
+            if next(fails, False):
+                raise OSError(errno.EMFILE, "Too many open files")
+            return honest(path)
+
+        monkeypatch.setattr(parquet_files, "_footer", hidden_once)
+        hidden = only(catalog)
+        with pytest.raises(TransientError, match="could not be read: Too many open files"):
+            rows_of(hidden)
+        for _ in range(2):
+            seen = only(catalog)
+            assert seen.key == "x" * 300 and seen.source_version != hidden.source_version and rows_of(seen) == ROWS
+
+    @pytest.mark.parametrize("folder", ["partition=", "partition=%FF"])
+    def test_folder_with_invalid_key_is_refused_under_its_name_on_disk(self, tmp_path: Path, folder: str) -> None:
+        write_rows(tmp_path / folder / "0.parquet", ROWS)
+        partition = only(open_source(tmp_path))
+        assert partition.key in folder
+        refusal(partition)
+
+    def test_folder_whose_name_is_not_utf8_is_refused_under_a_name_that_can_be_written_anywhere(
+        self, tmp_path: Path
+    ) -> None:
+        write_catalog(tmp_path, {"a": ROWS, "z": ROWS})
+        write_rows(tmp_path / "k" / "0.parquet", ROWS).parent.rename(tmp_path / os.fsdecode(b"partition=caf\xe9"))
+        first, bad, last = open_source(tmp_path)
+        assert [first.key, bad.key, last.key] == ["a", "caf%E9", "z"]
+        assert rows_of(first) == rows_of(last) == ROWS
+        assert bad.current_source_version() == bad.source_version, "it did not change, it is wrong"
+        message = str(refusal(bad))
+        assert "partition name 'caf%E9' is not UTF-8. Rename the folder" in message
+        assert bad.key.isascii() and message.isascii()
+
+    @pytest.mark.parametrize(
+        ("name", "shown"), [(b"caf\xe9.parquet", "caf%E9.parquet"), (b"caf\xe9/0.parquet", "caf%E9/0.parquet")]
+    )
+    def test_file_whose_name_is_not_utf8_is_refused_beside_others(
+        self, tmp_path: Path, name: bytes, shown: str
+    ) -> None:
+        write_partition(tmp_path, "k", ROWS)
+        path = partition_folder(tmp_path, "k") / os.fsdecode(name)
+        path.parent.mkdir(exist_ok=True)
+        write_rows(tmp_path / "0.parquet", ROWS).rename(path)
+        partition = only(open_source(tmp_path))
+        assert partition.current_source_version() == partition.source_version
+        message = str(refusal(partition))
+        assert f"the file name {shown} is not UTF-8. Rename the file." in message
+        assert message.isascii()

@@ -1,0 +1,109 @@
+"""Rows of a catalog on disk: every supported type is read, and a row that cannot be embedded is refused by number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from surge_dagster.engine.sources import open_source
+from tests.engine.sources.reading import ROWS, only, refusal, rows_of
+from tests.small_catalogs import numbered_rows, partition_folder, write_partition, write_rows
+
+
+class TestRefusedRows:
+    @pytest.mark.parametrize(("column", "row"), [("text", ("4", None)), ("id", (None, "four"))])
+    def test_null_is_named_with_its_row(self, tmp_path: Path, column: str, row: tuple[Any, Any]) -> None:
+        write_partition(tmp_path, "k", [*ROWS, row, ("5", "five")])
+        found = refusal(only(open_source(tmp_path)))
+        assert found.row == 3
+        assert str(found).startswith(f"partition 'k', row 3: the {column} is null")
+
+    def test_row_counts_from_the_start_of_the_partition(self, tmp_path: Path) -> None:
+        folder = partition_folder(tmp_path, "k")
+        write_rows(folder / "0.parquet", numbered_rows("k", 10_000))
+        write_rows(folder / "1.parquet", [*numbered_rows("k", 9_000), ("x", None)], row_group_size=500)
+        assert refusal(only(open_source(tmp_path))).row == 19_000
+
+    def test_text_column_of_nothing_but_nulls_is_named_at_its_first_row(self, tmp_path: Path) -> None:
+        write_partition(tmp_path, "k", [("1", None), ("2", None)], text_type=pa.null())
+        assert refusal(only(open_source(tmp_path))).row == 0
+
+    def test_text_of_ten_megabytes_is_named_with_its_size(self, tmp_path: Path) -> None:
+        write_partition(tmp_path, "k", [*ROWS, ("4", "x" * 10_000_000)])
+        found = refusal(only(open_source(tmp_path)))
+        assert found.row == 3
+        assert "the text has 10,000,000 bytes; at most 4,194,304 are allowed" in str(found)
+
+    def test_text_of_ten_megabytes_passes_where_that_is_allowed(self, tmp_path: Path) -> None:
+        write_partition(tmp_path, "k", [("1", "x" * 10_000_000)])
+        [(_, text)] = rows_of(only(open_source(tmp_path, max_text_bytes=10_000_000)))
+        assert len(text) == 10_000_000
+
+    @pytest.mark.parametrize("column", ["id", "text"])
+    def test_bytes_that_are_not_utf8_are_named_with_their_row(self, tmp_path: Path, column: str) -> None:
+        good = pa.array(["a", "b", "c"])
+        bad = pa.array([b"a", b"b", b"\xff\xfe"]).view(pa.string())
+        path = partition_folder(tmp_path, "k") / "0.parquet"
+        path.parent.mkdir(parents=True)
+        pq.write_table(
+            pa.table({"id": bad if column == "id" else good, "text": bad if column == "text" else good}), path
+        )
+        found = refusal(only(open_source(tmp_path)))
+        assert found.row == 2
+        assert f"the {column} is not valid UTF-8" in str(found)
+
+
+class TestTypes:
+    @pytest.mark.parametrize(
+        ("kind", "values", "canonical"),
+        [
+            (pa.string(), ["1", "2", "3"], pa.string()),
+            (pa.large_string(), ["1", "2", "3"], pa.string()),
+            (pa.dictionary(pa.int32(), pa.string()), ["1", "2", "1"], pa.string()),
+            (pa.int64(), [1, -2, 2**62], pa.int64()),
+            (pa.int32(), [1, -2, 3], pa.int64()),
+            (pa.uint8(), [1, 2, 255], pa.int64()),
+            (pa.uint64(), [1, 2, 2**63 - 1], pa.int64()),
+            (pa.binary(), [b"\x00", b"\xff", b""], pa.binary()),
+            (pa.large_binary(), [b"\x00", b"\xff", b""], pa.binary()),
+            (pa.binary(2), [b"\x00\x01", b"\xff\xff", b"ab"], pa.binary()),
+        ],
+    )
+    def test_ids_of_every_supported_type_keep_their_values(
+        self, tmp_path: Path, kind: pa.DataType, values: list[Any], canonical: pa.DataType
+    ) -> None:
+        write_partition(tmp_path, "k", [(value, "t") for value in values], id_type=kind)
+        batches = list(only(open_source(tmp_path)).read())
+        assert {batch.ids.type for batch in batches} == {canonical}
+        assert [value for batch in batches for value in batch.ids.to_pylist()] == values
+
+    @pytest.mark.parametrize("kind", [pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
+    def test_texts_of_every_string_type_are_read(self, tmp_path: Path, kind: pa.DataType) -> None:
+        write_partition(tmp_path, "k", ROWS, text_type=kind)
+        [batch] = list(only(open_source(tmp_path)).read())
+        assert batch.texts.type == pa.large_string()
+        assert batch.texts.to_pylist() == [row[1] for row in ROWS]
+
+    def test_id_beyond_int64_is_refused(self, tmp_path: Path) -> None:
+        write_partition(tmp_path, "k", [(2**63, "t")], id_type=pa.uint64())
+        assert "does not fit in int64" in str(refusal(only(open_source(tmp_path))))
+
+    @pytest.mark.parametrize(
+        ("column", "types"),
+        [("id", {"id_type": pa.float64()}), ("text", {"text_type": pa.int64()})],
+    )
+    def test_another_type_is_refused_by_name(self, tmp_path: Path, column: str, types: dict[str, pa.DataType]) -> None:
+        write_partition(tmp_path, "k", [(1, 1)], **{"id_type": pa.int64(), "text_type": pa.string(), **types}) if (
+            column == "text"
+        ) else write_partition(tmp_path, "k", [(1.0, "t")], **types)
+        assert f"the {column} column has type" in str(refusal(only(open_source(tmp_path))))
+
+    def test_files_whose_ids_differ_in_type_are_refused(self, tmp_path: Path) -> None:
+        folder = partition_folder(tmp_path, "k")
+        write_rows(folder / "0.parquet", ROWS)
+        write_rows(folder / "1.parquet", [(1, "t")], id_type=pa.int64())
+        assert "ids are string in 0.parquet but int64 in 1.parquet" in str(refusal(only(open_source(tmp_path))))

@@ -1,0 +1,75 @@
+"""Disks and mounts that do not return a file: the partition fails as transient, and no other one is hidden."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.sources import open_source
+from tests.engine.sources.reading import ROWS, only, rows_of
+from tests.small_catalogs import partition_folder, write_catalog, write_partition
+
+
+def refuse_calls(monkeypatch: pytest.MonkeyPatch, call: str, path: Path, code: int) -> None:
+    """Let a call raise the system's error for one path."""
+    module, _, name = call.rpartition(".")
+    [owner] = [known for known in (os, pq, pa) if known.__name__ == module]
+    original = getattr(owner, name)
+
+    def refuse(target: Any, *args: Any, **options: Any) -> Any:
+        if str(target) == str(path):
+            raise OSError(code, os.strerror(code))
+        return original(target, *args, **options)
+
+    monkeypatch.setattr(owner, name, refuse)
+
+
+class TestSystemErrors:
+    """A disk, a mount or a missing right: nothing is known of the content, so nothing is refused for it."""
+
+    @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.EACCES])
+    def test_system_error_is_transient(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+        path = write_partition(tmp_path, "k", ROWS)
+        partition = only(open_source(tmp_path))
+        with monkeypatch.context() as patched:
+            refuse_calls(patched, "pyarrow.OSFile", path, code)
+            with pytest.raises(
+                TransientError, match=rf"partition 'k': .*{os.strerror(code)}\. .*[Rr]un again"
+            ) as failed:
+                list(partition.read())
+            assert failed.value.key == "k"
+            if code == errno.EACCES:
+                assert "Give whoever runs this the right to read it" in str(failed.value)
+        assert rows_of(partition) == ROWS
+
+    @pytest.mark.parametrize("call", ["os.scandir", "os.stat", "pyarrow.OSFile"])
+    @pytest.mark.parametrize("key", ["k", "x" * 300])
+    def test_system_error_during_a_listing_hides_no_other_partition(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, key: str
+    ) -> None:
+        write_catalog(tmp_path, {"a": ROWS, key: ROWS, "z": ROWS})
+        folder = partition_folder(tmp_path, key)
+        with monkeypatch.context() as patched:
+            refuse_calls(patched, call, folder if call == "os.scandir" else folder / "part-0.parquet", errno.EIO)
+            first, unseen, last = open_source(tmp_path)
+            with pytest.raises(TransientError, match="Input/output error"):
+                unseen.current_source_version()
+        assert rows_of(first) == rows_of(last) == ROWS
+        assert unseen.key == folder.name.removeprefix("partition=")
+        assert unseen.current_source_version() == "v1" != unseen.source_version, "it is not a newer version"
+        with pytest.raises(TransientError, match=r"Input/output error\. Run again when its storage answers\."):
+            list(unseen.read())
+        assert [partition.key for partition in open_source(tmp_path)] == ["a", key, "z"]
+
+    def test_link_to_itself_is_a_transient_failure(self, tmp_path: Path) -> None:
+        path = write_partition(tmp_path, "k", ROWS)
+        (path.parent / "1.parquet").symlink_to("1.parquet")
+        with pytest.raises(TransientError, match=r"1\.parquet could not be read: Too many levels of symbolic links"):
+            list(only(open_source(tmp_path)).read())
