@@ -1,8 +1,8 @@
 """Checks that read everything: each partition beside its file, and each file of the space beside the catalog.
 
 They belong to `source_partitions`, which nothing executes: every backfill of `embeddings` would execute checks of that
-asset, and only the job `catalog_check` should read the whole catalog. Everything streams, so a larger catalog takes
-more time and no more memory.
+asset, and only the job `catalog_check` should read the whole catalog. Rows are streamed; what grows with the catalog is
+the list of violations.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from surge_dagster.orchestration.active_runs import record_process
 from surge_dagster.orchestration.discovery import known_space
 from surge_dagster.orchestration.launch import RUN_TAGS
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.orchestration.outcome import Listed, Truncation
+from surge_dagster.orchestration.outcome import Truncation, Violations
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ _GROUPS: dict[CheckName, _Group] = {
     "vectors_are_finite": _Group(("finite",), "No vector holds a NaN or an infinity."),
     "vectors_have_length_1": _Group(("length",), "Each vector has length 1, where the space is normalized."),
     "one_space": _Group(("space",), "No file of the space holds vectors of another one."),
-    "nothing_is_left_over": _Group(
+    "no_orphan_files": _Group(
         ("orphan",), "No file and no staged rows belong to a partition that was removed from the catalog."
     ),
     "few_texts_are_truncated": _Group(
@@ -106,11 +106,11 @@ def _compare(
             raise ConfigError(f"the output {store.url!r} holds nothing of {model!r} with these settings yet")
     except SurgeError as error:
         raise dg.Failure(str(error), allow_retries=False) from error
-    wanted = {name for name in _GROUPS if _key(names, name) in context.selected_asset_check_keys}
-    listed = {name: Listed() for name in _GROUPS}
-    group_of = {kind: name for name, group in _GROUPS.items() for kind in group.kinds}
-    truncation = Truncation(policy)
-    unread = Listed()
+    wanted: list[CheckName] = [name for name in _GROUPS if _key(names, name) in context.selected_asset_check_keys]
+    listed: dict[CheckName, Violations] = {name: [] for name in _GROUPS}
+    group_of: dict[Kind, CheckName] = {kind: name for name, group in _GROUPS.items() for kind in group.kinds}
+    truncation = Truncation(policy.max_truncated_share)
+    unread: Violations = []
     partitions = violations = 0
     try:
         for found in verify(source, store, space):
@@ -118,7 +118,7 @@ def _compare(
                 case Violation():
                     violations += 1
                     group = unread if found.kind == "unread" else listed[group_of[found.kind]]
-                    group.add(found.key, _reason(names, found))
+                    group.append((found.key, _reason(names, found)))
                 case Verified():
                     partitions += 1
                     truncation.add(found.key, found.rows, found.truncated)
@@ -131,7 +131,8 @@ def _compare(
     context.log.info(f"{partitions:,} partitions with {truncation.rows:,} rows were read; {violations:,} violations")
     listed["few_texts_are_truncated"] = truncation.above
     # No check knows about partitions that were not read; one of the evaluated checks lists them.
-    listed[next(name for name in ("files_are_whole", *_GROUPS) if name in wanted)].join(unread)
+    lists_unread: CheckName = "files_are_whole" if "files_are_whole" in wanted else wanted[0]
+    listed[lists_unread].extend(unread)
     common = {"space": space.name, "partitions": partitions, "rows": truncation.rows}
     metrics: dict[CheckName, dict[str, Any]] = {
         "few_texts_are_truncated": {

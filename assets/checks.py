@@ -16,7 +16,7 @@ import dagster as dg
 from surge_dagster.check_policy import MIN_PREVIOUS_COSINE, RUN_CHECK, CheckName, CheckPolicy
 from surge_dagster.orchestration.failures import failure_table, table_of_failures
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.orchestration.outcome import Listed, Outcome
+from surge_dagster.orchestration.outcome import Outcome, Violations
 
 _SEVERITIES = {"error": dg.AssetCheckSeverity.ERROR, "warn": dg.AssetCheckSeverity.WARN}
 _DESCRIPTIONS: dict[CheckName, str] = {
@@ -52,9 +52,8 @@ def run_checks(names: CatalogNames, policy: CheckPolicy) -> list[dg.AssetCheckSp
 
 def run_check_results(names: CatalogNames, policy: CheckPolicy, outcome: Outcome) -> Iterator[dg.AssetCheckResult]:
     """The results of the checks of one run; the blocking one last."""
-    truncation, previous = outcome.findings.truncation, outcome.findings.previous
-    mean_cosine = previous.mean_cosine
-    found: dict[CheckName, tuple[Listed, dict[str, Any]]] = {
+    truncation, drift = outcome.truncation, outcome.drift
+    found: dict[CheckName, tuple[Violations, dict[str, Any]]] = {
         "few_texts_are_truncated": (
             truncation.above,
             {
@@ -65,15 +64,15 @@ def run_check_results(names: CatalogNames, policy: CheckPolicy, outcome: Outcome
             },
         ),
         "vectors_have_not_drifted": (
-            previous.below,
-            {"compared_partitions": previous.partitions, "compared_rows": previous.rows}
-            | ({} if mean_cosine is None else {"mean_cosine": round(mean_cosine, 6)})
+            drift.below,
+            {"compared_partitions": drift.partitions, "compared_rows": drift.rows}
+            | ({} if drift.mean_cosine is None else {"mean_cosine": round(drift.mean_cosine, 6)})
             | {"least_cosine_due": MIN_PREVIOUS_COSINE},
         ),
     }
-    for name, (listed, metrics) in found.items():
+    for name, (violations, metrics) in found.items():
         if policy.severity(name) != "off":
-            yield check_result(names.embeddings, name, policy, listed, metrics)
+            yield check_result(names.embeddings, name, policy, violations, metrics)
     yield dg.AssetCheckResult(
         asset_key=names.embeddings,
         check_name=names.run_check.name,
@@ -84,16 +83,15 @@ def run_check_results(names: CatalogNames, policy: CheckPolicy, outcome: Outcome
 
 
 def check_result(
-    asset: dg.AssetKey, name: CheckName, policy: CheckPolicy, listed: Listed, metrics: dict[str, Any]
+    asset: dg.AssetKey, name: CheckName, policy: CheckPolicy, violations: Violations, metrics: dict[str, Any]
 ) -> dg.AssetCheckResult:
     """What one check of a catalog or a run found: its metrics, and the partitions that violate it."""
-    violations = {"violations": listed.count, "failed": failure_table(listed.rows, listed.count)}
     return dg.AssetCheckResult(
         asset_key=asset,
         check_name=name,
-        passed=not listed.count,
+        passed=not violations,
         severity=_SEVERITIES[policy.severity(name)],
-        metadata=metrics | violations,
+        metadata=metrics | {"violations": len(violations), "failed": failure_table(violations)},
     )
 
 
@@ -115,10 +113,11 @@ def _run_check_metadata(outcome: Outcome) -> dict[str, Any]:
         name: round(value, 4) if isinstance(value, float) else value
         for name, value in outcome.metrics.as_dict().items()
     }
-    failed = [{"key": failure.key, "reason": failure.reason} for failure in outcome.failures]
+    failures = list(outcome.failures.values())
+    failed = [{"key": failure.key, "reason": failure.reason} for failure in failures]
     if outcome.removed:
         metrics["partitions_removed"] = len(outcome.removed)
     return metrics | {
         "partitions_failed": dg.MetadataValue.json(failed),
-        "failed": table_of_failures(outcome.failures, outcome.ended_by),
+        "failed": table_of_failures(failures, outcome.ended_by),
     }

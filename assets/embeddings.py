@@ -9,7 +9,7 @@ Dagster reads the annotations of ops while it makes them, so they must not be st
 
 import random
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import dagster as dg
@@ -132,11 +132,13 @@ class _Attempts:
         A retry policy on the op would also retry a terminated run, since Dagster applies it to interrupts.
         """
         record_process(context)
-        outcome = Outcome.after(self.before.pop(context.run_id, None), self.policy)
+        outcome = Outcome.after(self.before.pop(context.run_id, None), self.policy.max_truncated_share)
         try:
-            self._refresh(context, config, chosen, outcome)
+            named = config.named_keys()
+            Refresh(self.names, context, config, outcome).run(named if named is not None else chosen)
         except Exception as error:
-            outcome.give_up()
+            for failure in outcome.report.partitions_failed:  # also those whose events the run has not received
+                outcome.fail(failure)
             if isinstance(error, EncoderError | TransientError):
                 context.log.error(str(error))
                 if _may_retry(context):
@@ -146,50 +148,32 @@ class _Attempts:
             if isinstance(error, SurgeError):
                 raise failure_of(self.names, outcome) from error
             raise
-        outcome.settle()
-        if any(failure.transient for failure in outcome.failures) and _may_retry(context):
+        if any(failure.transient for failure in outcome.failures.values()) and _may_retry(context):
             raise self._retry(context, outcome)
         report_failures(self.names, context, outcome)
         return outcome
 
-    def _refresh(
-        self, context: dg.OpExecutionContext, config: LaunchConfig, chosen: Iterable[str] | None, outcome: Outcome
-    ) -> None:
-        named = config.named_keys()
-        Refresh(self.names, context, config, outcome).run(named if named is not None else chosen)
-
     def _report_end(self, context: dg.OpExecutionContext, outcome: Outcome) -> None:
         """Report the checks and failures of a run that an error ended; a failure to do so must not hide the error."""
-        with _logged(context, "the checks of this run"):
+        try:
+            report_failures(self.names, context, outcome)
             for result in run_check_results(self.names, self.policy, outcome):
                 if result.passed:
                     continue  # it covers a part of the run, and would replace an earlier failure of the check
                 context.log_event(evaluation_of(self.names, result))  # pyright: ignore[reportArgumentType]
-        with _logged(context, "the partitions that failed"):
-            report_failures(self.names, context, outcome)
+        except Exception as error:
+            with suppress(Exception):  # Dagster stores log lines where it stores events
+                context.log.error(f"the end of this run could not be recorded: {type(error).__name__}: {error}")
 
     def _retry(self, context: dg.OpExecutionContext, outcome: Outcome) -> dg.RetryRequested:
         """Wait, then give the exception that makes Dagster start another attempt."""
-        self.before[context.run_id] = outcome
         # Random, so that runs that one fault ended do not all retry at the same moment. It waits here, since Dagster's
         # own wait ignores "Terminate" until it is over.
-        try:
-            rest(_RETRY_SECONDS * 2**context.retry_number * random.uniform(0.5, 1.5))
-        except BaseException:  # an operator terminates the run
-            del self.before[context.run_id]
-            raise
+        rest(_RETRY_SECONDS * 2**context.retry_number * random.uniform(0.5, 1.5))
+        self.before[context.run_id] = outcome
         return dg.RetryRequested(max_retries=_RETRIES)
 
 
 def _may_retry(context: dg.OpExecutionContext) -> bool:
     """Whether another attempt would follow; a run's config can turn that off."""
     return context.retry_number < _RETRIES and not context.get_step_execution_context().retry_mode.disabled
-
-
-@contextmanager
-def _logged(context: dg.OpExecutionContext, what: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        with suppress(Exception):  # Dagster stores log lines where it stores events
-            context.log.error(f"{what} could not be recorded: {type(error).__name__}: {error}")

@@ -20,7 +20,7 @@ CheckName = Literal[
     "vectors_are_finite",
     "vectors_have_length_1",
     "one_space",
-    "nothing_is_left_over",
+    "no_orphan_files",
     "few_texts_are_truncated",
     "vectors_have_not_drifted",
 ]
@@ -30,9 +30,7 @@ RUN_CHECK = "published_partitions_are_valid"
 AnyCheckName = Literal[CheckName, "published_partitions_are_valid"]
 
 # Checks that fail for other reasons than wrong output.
-_WARNINGS: frozenset[CheckName] = frozenset(
-    {"nothing_is_left_over", "few_texts_are_truncated", "vectors_have_not_drifted"}
-)
+_WARNINGS: frozenset[CheckName] = frozenset({"no_orphan_files", "few_texts_are_truncated", "vectors_have_not_drifted"})
 
 MAX_TRUNCATED_SHARE = 0.2
 # Lowest mean cosine of a partition's re-encoded texts to their old vectors. fp16 and bf16 vectors have a cosine of at

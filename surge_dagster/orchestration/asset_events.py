@@ -11,10 +11,10 @@ from typing import Any
 
 import dagster as dg
 
-from surge_dagster.engine.report import Receipt, RunReport, SuperBatchReport
+from surge_dagster.engine.report import Receipt, SuperBatchReport
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.orchestration.outcome import RunFindings
+from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.partition_keys import to_partition_key
 from surge_dagster.orchestration.run_charts import run_charts
 
@@ -26,6 +26,12 @@ _USER_VERSION = {"dagster/data_version_is_user_provided": "true"}
 _INPUT_VERSION_TAG = "dagster/input_data_version/"
 _INPUT_EVENT_TAG = "dagster/input_event_pointer/"
 _NO_EVENT = "NULL"
+_SUPERBATCH_METRICS = (
+    *("partitions", "texts", "text_bytes", "tokens", "padding_ratio", "truncated", "replays", "fill_ratio"),
+    *("encode_seconds", "tokenize_seconds", "forward_seconds", "copy_seconds", "serialize_seconds", "upload_seconds"),
+    *("duty_cycle", "worker_idle_ratio", "compute_intensity", "overlap_ratio", "texts_per_second"),
+    "peak_resident_bytes",
+)
 _WHERE_MEASURED = ("pace_ratio", "gpu_utilisation", "gpu_memory_bytes")
 
 
@@ -103,49 +109,29 @@ def embedding(
 
 def superbatch(names: CatalogNames, report: SuperBatchReport, space: str) -> dg.AssetMaterialization:
     """The event of one SuperBatch. Its data version is the space: another SuperBatch makes no embedding stale."""
+    metrics = {name: getattr(report, name) for name in _SUPERBATCH_METRICS}
+    metrics |= {name: value for name in _WHERE_MEASURED if (value := getattr(report, name)) is not None}
+    metadata = {name: round(value, 4) if isinstance(value, float) else value for name, value in metrics.items()}
     return dg.AssetMaterialization(
         names.superbatches,
         description=f"SuperBatch {report.index}: {report.texts:,} texts of {report.partitions:,} partitions",
-        metadata={
-            "superbatch": report.index,
-            "partitions": report.partitions,
-            "texts": report.texts,
-            "text_bytes": report.text_bytes,
-            "tokens": report.tokens,
-            "padding_ratio": round(report.padding_ratio, 4),
-            "truncated": report.truncated,
-            "encode_seconds": round(report.encode_seconds, 4),
-            "tokenize_seconds": round(report.tokenize_seconds, 4),
-            "forward_seconds": round(report.forward_seconds, 4),
-            "copy_seconds": round(report.copy_seconds, 4),
-            "duty_cycle": round(report.duty_cycle, 4),
-            "worker_idle_ratio": round(report.worker_idle_ratio, 4),
-            "compute_intensity": round(report.compute_intensity, 4),
-            "replays": report.replays,
-            "serialize_seconds": round(report.serialize_seconds, 4),
-            "upload_seconds": round(report.upload_seconds, 4),
-            "fill_ratio": round(report.fill_ratio, 4),
-            "overlap_ratio": round(report.overlap_ratio, 4),
-            "texts_per_second": round(report.texts_per_second, 1),
-            "peak_resident_bytes": report.peak_resident_bytes,
-            "space": space,
-        }
-        | {name: value for name in _WHERE_MEASURED if (value := getattr(report, name)) is not None},
+        metadata={"superbatch": report.index, **metadata, "space": space},
         tags={DATA_VERSION_TAG: space, **_USER_VERSION},
     )
 
 
-def whole_run(names: CatalogNames, report: RunReport, findings: RunFindings) -> dg.AssetMaterialization:
-    """The event that follows those of a run's SuperBatches, with charts.
+def whole_run(names: CatalogNames, outcome: Outcome) -> dg.AssetMaterialization:
+    """The event that follows those of an attempt's SuperBatches, with charts.
 
     Its metrics have other names than theirs: Dagster plots every number over all events of an asset, and a run's would
     stand among those of SuperBatches.
     """
+    report = outcome.report
     return dg.AssetMaterialization(
         names.superbatches,
         description=f"Run: {report.superbatches:,} SuperBatches with {report.texts_encoded:,} texts",
         metadata={
-            **run_charts(report, findings),
+            **run_charts(report, outcome.timeline, outcome.sizes),
             "superbatches": report.superbatches,
             "partitions_written": report.partitions_written,
             "texts_encoded": report.texts_encoded,
@@ -155,9 +141,9 @@ def whole_run(names: CatalogNames, report: RunReport, findings: RunFindings) -> 
     )
 
 
-def superbatch_metrics(event: dg.AssetMaterialization) -> dict[str, Any] | None:
+def superbatch_metrics(event: dg.AssetMaterialization | None) -> dict[str, Any] | None:
     """The metrics of a SuperBatch's event; None for the event of a whole run."""
-    metrics = {name: value.value for name, value in event.metadata.items()}
+    metrics = {name: value.value for name, value in event.metadata.items()} if event else {}
     return metrics if "superbatch" in metrics else None
 
 

@@ -1,12 +1,10 @@
 """Everything that the project uses of Dagster's private modules, except for the SQLite storage in `event_storage.py`.
 
-Tried with dagster 1.13.20, 1.13.27 and 1.13.29. With a version that lacks what `can_batch` looks for, events are stored
-one by one through public calls, which takes about 10 ms each.
+Tried with dagster 1.13.20, 1.13.27 and 1.13.29. Public calls store events one by one, which takes 10 to 25 ms each.
 """
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 from collections.abc import Sequence
@@ -16,7 +14,6 @@ from uuid import uuid4
 import dagster as dg
 from dagster._core import events as internal
 
-_NEEDED = ("AssetObservationData", "DagsterEventBatchMetadata", "StepMaterializationData")
 # Dagster ignores the marks of a batch unless this variable is above 0; an operator can set it to 0.
 _BATCH_SIZE = "DAGSTER_EVENT_BATCH_SIZE"
 _NO_RUN = ""  # Dagster's run id and job name of events that belong to no run
@@ -31,12 +28,6 @@ class Planned:
 
 
 Event = dg.AssetMaterialization | dg.AssetObservation | Planned
-
-
-def can_batch() -> bool:
-    """Whether this version of Dagster has what storing events in batches needs."""
-    parameters = inspect.signature(dg.DagsterInstance.report_dagster_event).parameters
-    return "batch_metadata" in parameters and all(hasattr(internal, name) for name in _NEEDED)
 
 
 def store_batch(
@@ -59,11 +50,6 @@ def store_batch(
         instance.report_dagster_event(event, run_id, level, batch_metadata=mark)
 
 
-def store_planned(context: dg.OpExecutionContext, event: Planned) -> None:
-    """Store one planned event."""
-    context.instance.report_dagster_event(_planned(context, event), context.run_id)
-
-
 def _dagster_event(context: dg.OpExecutionContext | None, event: Event) -> dg.DagsterEvent:
     """What `context.log_event`, or without a run `instance.report_runless_asset_event`, stores of an event."""
     message = None
@@ -75,7 +61,9 @@ def _dagster_event(context: dg.OpExecutionContext | None, event: Event) -> dg.Da
             kind, data = dg.DagsterEventType.ASSET_OBSERVATION, internal.AssetObservationData(event)
         case Planned():
             assert context is not None, "only a run plans partitions"
-            return _planned(context, event)
+            data = internal.AssetMaterializationPlannedData(event.asset_key, partition=event.partition)
+            node = str(context.op_handle)
+            return dg.DagsterEvent.build_asset_materialization_planned_event(context.job_name, node, data)
     if context is None:
         return dg.DagsterEvent(kind.value, _NO_RUN, event_specific_data=data)
     step = context.get_step_execution_context()
@@ -90,8 +78,3 @@ def _dagster_event(context: dg.OpExecutionContext | None, event: Event) -> dg.Da
         message=message,
         pid=os.getpid(),
     )
-
-
-def _planned(context: dg.OpExecutionContext, event: Planned) -> dg.DagsterEvent:
-    data = internal.AssetMaterializationPlannedData(event.asset_key, partition=event.partition)
-    return dg.DagsterEvent.build_asset_materialization_planned_event(context.job_name, str(context.op_handle), data)

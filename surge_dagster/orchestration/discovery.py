@@ -18,7 +18,7 @@ from surge_dagster.orchestration.asset_events import observation
 from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import to_partition_key, with_short_keys
-from surge_dagster.orchestration.records import Catalogued, read_catalogued_again
+from surge_dagster.orchestration.records import Catalogued, read_catalogued
 from surge_dagster.resources import CatalogSource
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def list_catalog(names: CatalogNames, instance: dg.DagsterInstance, catalog: Cat
         TransientError: the source does not answer.
     """
     listed = list(catalog.open())
-    catalogued = read_catalogued_again(names, instance)
+    catalogued = read_catalogued(names, instance)
     partitions = {to_partition_key(part.key): part for part in with_short_keys(listed, catalogued.registered)}
     moved = {to_partition_key(partition.key) for partition in catalogued.moved(partitions)}
     return Listing(

@@ -20,7 +20,7 @@ from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.report import Failure
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
-from surge_dagster.orchestration.dagster_internals import Planned
+from surge_dagster.orchestration.dagster_internals import Event, Planned
 from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.names import CatalogNames, CatalogResources
 from surge_dagster.orchestration.outcome import Outcome
@@ -35,14 +35,9 @@ _FIX_RUN = "Fix what the reason names, then run again."
 _READ_ERROR = "Look at the run's error, then run again."
 
 
-def failure_table(rows: Sequence[tuple[str, str]], count: int | None = None) -> dg.MarkdownMetadataValue:
-    """A table of keys and reasons, of at most 200 rows.
-
-    Args:
-        rows: keys and reasons, perhaps only the first ones.
-        count: number of all rows; None for as many as given.
-    """
-    return _table(("partition", "reason"), rows, len(rows) if count is None else count)
+def failure_table(rows: Sequence[tuple[str, str]]) -> dg.MarkdownMetadataValue:
+    """A table of keys and reasons, of at most 200 rows."""
+    return _table(("partition", "reason"), rows, len(rows))
 
 
 def table_of_failures(failures: Sequence[Failure], ended_by: Exception | None = None) -> dg.MarkdownMetadataValue:
@@ -62,8 +57,9 @@ def table_of_failures(failures: Sequence[Failure], ended_by: Exception | None = 
 
 def failure_of(names: CatalogNames, outcome: Outcome) -> dg.Failure:
     """The failure that ends a run with failed partitions, or one that an error ended; Dagster does not retry it."""
-    count, error = len(outcome.failures), outcome.ended_by
-    reasons = [failure.reason for failure in outcome.failures[:_NAMED]]
+    failures, error = list(outcome.failures.values()), outcome.ended_by
+    count = len(failures)
+    reasons = [failure.reason for failure in failures[:_NAMED]]
     if count > _NAMED:
         reasons.append(f"… and {count - _NAMED:,} more, listed in the check {names.run_check.name}")
     failed = f"{count:,} partition{'' if count == 1 else 's'}"
@@ -73,7 +69,7 @@ def failure_of(names: CatalogNames, outcome: Outcome) -> dg.Failure:
         summary = f"{_text(error)}\n{failed} had failed by then:" if count else _text(error)
     return dg.Failure(
         "\n".join((summary, *reasons)),
-        metadata={"failed": table_of_failures(outcome.failures, error)},
+        metadata={"failed": table_of_failures(failures, error)},
         allow_retries=False,
     )
 
@@ -86,18 +82,16 @@ def report_failures(names: CatalogNames, context: dg.OpExecutionContext, outcome
     """
     if not outcome.failures:
         return
-    done = {
-        failure.key
-        for failure in outcome.refused
-        if _is_embedded_since(names, context.instance, outcome.partitions[failure.key])
-    }
     fingerprint = refusal_fingerprint(names.resources(context.resources))
-    reasons = {failure.key: failure.reason for failure in outcome.refused if failure.key not in done}
-    refusals = [refusal(names, outcome.partitions[key], reason, fingerprint) for key, reason in reasons.items()]
+    failed, refusals = dict(outcome.failures), list[Event]()
+    for key, failure in outcome.refused.items():
+        partition = outcome.partitions[failure.key]
+        if _is_embedded_since(names, context.instance, partition):
+            del failed[key]
+        else:
+            refusals.append(refusal(names, partition, failure.reason, fingerprint))
     report_events(context.instance, context, refusals)
-    left = [failure for failure in outcome.failures if failure in outcome.unknown or failure.key not in done]
-    keys = dict.fromkeys(_partition_key(outcome, failure) for failure in left)
-    report_events(context.instance, context, [Planned(names.embeddings, key) for key in keys])
+    report_events(context.instance, context, [Planned(names.embeddings, key) for key in failed])
 
 
 def refusal_fingerprint(resources: CatalogResources) -> str:
@@ -141,10 +135,6 @@ def still_refused(catalogued: Catalogued, by_key: Mapping[str, Partition], finge
 
 def _refused_version(partition: Partition, fingerprint: str) -> str:
     return hashlib.sha256(f"{partition.source_version}\0{fingerprint}".encode()).hexdigest()[:32]
-
-
-def _partition_key(outcome: Outcome, failure: Failure) -> str:
-    return failure.key if failure in outcome.unknown else to_partition_key(failure.key)
 
 
 def _is_embedded_since(names: CatalogNames, instance: dg.DagsterInstance, partition: Partition) -> bool:

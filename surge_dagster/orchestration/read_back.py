@@ -17,44 +17,37 @@ _ENCODE_AGAIN = "Run again: it is encoded again."
 _FORCE = "Launch this partition with force: true."
 
 
-def read_back(
-    partitions: Sequence[Partition], store: Store, space: Space
-) -> Iterator[tuple[str, Failure | TransientError | None]]:
+def read_back(partitions: Sequence[Partition], store: Store, space: Space) -> dict[str, str | Failure | None]:
     """Read files in full beside their sources, those of a bucket concurrently.
 
-    Yields:
-        A partition's key with its failure, or with the error where its file cannot be read now; None if it is sound.
+    Returns:
+        By catalog key: None for a sound file, how it differs from its source, or the failure of a file that cannot be
+        read now.
 
     Raises:
         StoreUnavailable: the store is down.
     """
     by_key = {partition.key: partition for partition in partitions}
-    down: list[StoreUnavailable] = []
 
-    def read(store: Store, key: str) -> Failure | TransientError | None:
-        if down:
-            raise down[0]  # each further file would wait for the store again
+    def read(store: Store, key: str) -> str | Failure | None:
         try:
-            return file_failure(by_key[key], store, space)
-        except StoreUnavailable as error:
-            down.append(error)
-            raise
+            return difference(by_key[key], store, space)
+        except StoreUnavailable:
+            raise  # each further file would wait for the store again
         except TransientError as error:
-            return error
+            return unreadable(key, error)
 
     if not store.is_remote:
-        yield from ((key, read(store, key)) for key in by_key)
-        return
-    answers: dict[str, Failure | TransientError | None] = {}
-    read_concurrently(store, list(by_key), read, answers.__setitem__)
-    yield from answers.items()
+        return {key: read(store, key) for key in by_key}
+    found: dict[str, str | Failure | None] = {}
+    read_concurrently(store, list(by_key), read, found.__setitem__)
+    return found
 
 
-def file_failure(partition: Partition, store: Store, space: Space) -> Failure | None:
-    """Why a partition's file is not what its source says it must be, row by row; None when it is.
+def difference(partition: Partition, store: Store, space: Space) -> str | None:
+    """How a partition's file differs from its source, row by row; None when it does not.
 
-    A file that another attempt at encoding will replace is a transient failure; a source whose rows are refused is
-    not. A source that has changed since it was listed proves nothing: the next run will look at it.
+    A source that has changed since it was listed proves nothing: the next run will read it.
 
     Raises:
         TransientError: the source or the output does not answer.
@@ -64,9 +57,7 @@ def file_failure(partition: Partition, store: Store, space: Space) -> Failure | 
         return None
     if found.kind == "unread":
         raise TransientError(found.finding, partition.key)
-    if found.kind == "source":
-        return Failure(partition.key, found.reason, remedy=found.remedy)
-    return _failure(partition.key, found.finding, _ENCODE_AGAIN, transient=True)
+    return f"partition {partition.key!r}: {found.finding}"
 
 
 def footer_failures(
@@ -75,9 +66,9 @@ def footer_failures(
     """Compare the footers of files that a run has just published with what they must hold.
 
     Args:
-        outputs: the files of the run's space; they are listed anew.
-        rows: texts that were encoded, by partition key of the catalog.
-        partitions: of the catalog, by key.
+        outputs: the files of the run's space; they are listed again.
+        rows: texts that were encoded, by catalog key.
+        partitions: by catalog key.
         dimension: of the space.
 
     Raises:
@@ -86,14 +77,14 @@ def footer_failures(
     outputs.refresh()
     outputs.look_at(rows)
     for key, encoded in rows.items():
+        partition = partitions[key]
         try:
             file = outputs.file(key)
         except StoreUnavailable:
             raise
         except TransientError as error:
-            yield unanswered(key, error)
+            yield unreadable(key, error)
             continue
-        partition = partitions[key]
         if file is None:
             yield _failure(key, "its published file is missing or damaged.", _ENCODE_AGAIN, transient=True)
             continue
@@ -108,8 +99,8 @@ def footer_failures(
             yield _failure(key, f"{finding}{dimension} numbers of the space {outputs.space!r}.", _FORCE)
 
 
-def unanswered(key: str, error: TransientError) -> Failure:
-    """A partition's failure where the store does not give its file now."""
+def unreadable(key: str, error: TransientError) -> Failure:
+    """The failure of a partition whose file the store does not return now."""
     return Failure(key, str(error), transient=True)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Hashable, Iterator, Mapping, Set
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
 
 import dagster as dg
 
@@ -15,11 +14,6 @@ from surge_dagster.orchestration.partition_keys import in_chunks
 
 _OBSERVATION = dg.DagsterEventType.ASSET_OBSERVATION
 _MATERIALIZATION = dg.DagsterEventType.ASSET_MATERIALIZATION
-# How long events are taken for unchanged that have the same newest ones. Partitions that an operator wipes change
-# neither these nor the number of runs.
-_TRUSTED_SECONDS = 300
-
-_known: dict[Hashable, _Known] = {}  # by event log and catalog
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +62,6 @@ class Catalogued:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """What an earlier call read, with the mark of the event log at that time (seconds on the monotonic clock)."""
-
-    mark: Hashable
-    read_at: float
-    catalogued: Catalogued
-
-
 def read_catalogued(names: CatalogNames, instance: dg.DagsterInstance) -> Catalogued:
     """Everything on record, in seven queries whatever the number of partitions."""
     storage = instance.event_log_storage
@@ -89,7 +74,7 @@ def read_catalogued(names: CatalogNames, instance: dg.DagsterInstance) -> Catalo
         return dict(instance.get_latest_storage_id_by_partition(asset, kind))
 
     return Catalogued(
-        registered=_registered(names, instance),
+        registered=dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name)),
         observed=versions(names.source_partitions, _OBSERVATION),
         observation_ids=ids(names.source_partitions, _OBSERVATION),
         embedded=versions(names.embeddings, _MATERIALIZATION),
@@ -97,34 +82,6 @@ def read_catalogued(names: CatalogNames, instance: dg.DagsterInstance) -> Catalo
         refused=versions(names.embeddings, _OBSERVATION),
         refusal_ids=ids(names.embeddings, _OBSERVATION),
     )
-
-
-def read_catalogued_again(names: CatalogNames, instance: dg.DagsterInstance) -> Catalogued:
-    """Everything on record, for a process that asks again and again: events are read when there may be new ones.
-
-    What an operator wipes is seen within five minutes. The result is shared with later calls: don't change it.
-    """
-    if not instance.is_persistent:
-        return read_catalogued(names, instance)
-    reference = instance.get_ref()
-    log = reference.local_artifact_storage_data, reference.storage_data, reference.event_storage_data, names
-    # Before the events: one that comes meanwhile is read now or, since the mark has moved, by the next call.
-    mark = _mark(names, instance)
-    known, now = _known.get(log), time.monotonic()
-    if known is None or known.mark != mark or now - known.read_at > _TRUSTED_SECONDS:
-        known = _known[log] = _Known(mark, now, read_catalogued(names, instance))
-    return replace(known.catalogued, registered=_registered(names, instance))
-
-
-def _mark(names: CatalogNames, instance: dg.DagsterInstance) -> Hashable:
-    """The newest event of each kind and the number of runs: what new events and deleted runs change."""
-    newest = [
-        instance.fetch_observations(names.source_partitions, limit=1),
-        instance.fetch_observations(names.embeddings, limit=1),
-        instance.fetch_materializations(names.embeddings, limit=1),
-    ]
-    events = [(record.storage_id, record.timestamp) for found in newest for record in found.records]
-    return instance.get_runs_count(), *events
 
 
 def planned_by_name(names: CatalogNames, instance: dg.DagsterInstance) -> Set[str]:
@@ -149,7 +106,3 @@ def failed_on_record(names: CatalogNames, instance: dg.DagsterInstance) -> set[s
         failures = dg.RunsFilter(run_ids=run_ids, statuses=[dg.DagsterRunStatus.FAILURE])
         failed |= {run.run_id for run in instance.get_runs(filters=failures)}
     return {key for key, (run_id, _) in attempts.items() if run_id in failed}
-
-
-def _registered(names: CatalogNames, instance: dg.DagsterInstance) -> dict[str, None]:
-    return dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name))

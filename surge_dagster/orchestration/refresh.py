@@ -14,7 +14,7 @@ from contextlib import closing
 import dagster as dg
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.errors import ConfigError, TransientError
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import require_format
@@ -27,13 +27,13 @@ from surge_dagster.orchestration.launch import LaunchConfig, named, require_expe
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.partition_keys import in_chunks, to_partition_key
-from surge_dagster.orchestration.read_back import footer_failures, read_back, unanswered
+from surge_dagster.orchestration.read_back import footer_failures
 from surge_dagster.orchestration.records import read_catalogued
 from surge_dagster.orchestration.removed_partitions import handle_removed_partitions
 from surge_dagster.orchestration.run_events import FAILURES_LOGGED, RunEvents
-from surge_dagster.orchestration.worklist import OnRecord, Worklist, make_worklist, published, requested_partitions
+from surge_dagster.orchestration.worklist import OnRecord, Worklist, make_worklist, requested_partitions
 
-# Of the grace time, for publishing; events are stored meanwhile, and the last ones in the rest of the time.
+# Of the grace time, for publishing; the last events are stored in the rest of the time.
 _PUBLISH_SHARE = 0.75
 
 
@@ -53,13 +53,13 @@ class Refresh:
         self._names = names
         self._context = context
         self._config = config
+        self._outcome = outcome
         self._resources = names.resources(context.resources)
         self._store = self._resources.output.open()
         self._catalogued = read_catalogued(names, context.instance)
-        self._record = OnRecord.read(names, context, config, self._catalogued)
-        self._outputs: OutputState | None = None  # of the run's space
-        self._events = RunEvents(names, context, self._catalogued, outcome, self._resources.encoder.grace_seconds)
-        self._outcome = outcome
+        self._record = OnRecord.read(names, context, self._catalogued)
+        events_seconds = (1 - _PUBLISH_SHARE) * self._resources.encoder.grace_seconds
+        self._events = RunEvents(names, context, self._catalogued, outcome, events_seconds)
 
     def run(self, partition_keys: Iterable[str] | None) -> None:
         """Embed what is missing or stale and report it to Dagster; fills the outcome.
@@ -78,63 +78,65 @@ class Refresh:
             partition_keys,
             is_typed=self._config.is_typed,
         )
-        self._outcome.begin(requested.partitions)
+        candidates = self._outcome.begin(requested.partitions)
+        self._fail_unknown(requested.unknown)
         self._register(requested.partitions)
         with self._events:
-            space, fresh, adopted = self._bring_up_to_date(requested.partitions)
-            self._report_fresh([*fresh, *self._with_file(requested.removed, space)], adopted, space)
-            self._fail_unknown(requested.unknown)
+            space = self._bring_up_to_date(candidates, requested.removed)
         handle_removed_partitions(self._names, self._context, self._config.vanished, self._store, space)
+
+    def _fail_unknown(self, unknown: Sequence[str]) -> None:
+        remedy = "Delete it in Dagster."
+        for key in unknown:
+            reason = f"partition {key!r} was added to Dagster and is not how a key of the catalog is written. {remedy}"
+            self._outcome.failures[key] = Failure(key, reason, remedy=remedy, in_source=False)
 
     def _register(self, partitions: Iterable[str]) -> None:
         new = [key for key in map(to_partition_key, partitions) if key not in self._catalogued.registered]
         for keys in in_chunks(new):
             self._context.instance.add_dynamic_partitions(self._names.partitions_name, keys)
 
-    def _bring_up_to_date(self, partitions: dict[str, Partition]) -> tuple[Space, list[Receipt], set[str]]:
-        """Embed what needs it; returns the space, receipts of fresh files, and the keys of adopted ones."""
-        refused = {failure.key for failure in self._outcome.failures}
-        candidates = [partition for partition in partitions.values() if partition.key not in refused]
-        space = self._known_space()
+    def _bring_up_to_date(self, candidates: Sequence[Partition], removed: Sequence[str]) -> Space:
+        """Embed what needs it and report every partition; returns the run's space."""
+        space, work = self._known_space(), None
         if space is not None:
             self._outcome.report.space, self._outcome.report.dimension = space.name, space.dimension
-        work = self._worklist(candidates, space)
-        if space is not None and not work.todo:
-            sweep_orphan_files(self._store)
-            self._take(work)
-            return space, work.fresh, work.adopted
+            work = self._worklist(candidates, removed, space)
+            if not work.todo:  # no encoder is started
+                sweep_orphan_files(self._store)
+                self._take(work)
+                self._report_known(work, [])
+                return space
         with self._resources.encoder.start_pool() as pool:
             self._require_same_model(pool, space)
-            if space and pool.space.spec_sha256 != space.spec_sha256:
-                work = self._worklist(candidates, None)  # the model behind the name has changed: another space
-            engine = self._new_engine(pool, work)
+            if space is None or work is None or pool.space.spec_sha256 != space.spec_sha256:
+                # The first run of a space, or the content of the model has changed: another space.
+                work = self._worklist(candidates, removed, pool.space)
             self._take(work)
-            found_fresh, rows = self._embed(engine)
-        if rows:
-            outputs, partitions = self._outputs_of(engine.space), self._outcome.partitions
-            for failure in footer_failures(outputs, rows, partitions, engine.space.dimension):
-                self._events.failure(failure)
-        return engine.space, [*work.fresh, *found_fresh], work.adopted
+            engine = self._new_engine(pool, work)
+            found_fresh = self._embed(engine, work.outputs)
+        self._report_known(work, found_fresh)
+        return engine.space
 
-    def _worklist(self, candidates: Sequence[Partition], space: Space | None) -> Worklist:
-        outputs = self._outputs_of(space) if space else None
-        work = make_worklist(candidates, outputs, space, self._config, self._record)
-        for reason in list(work.damaged.values())[:FAILURES_LOGGED]:
-            self._context.log.warning(reason)
-        if (more := len(work.damaged) - FAILURES_LOGGED) > 0:
-            self._context.log.warning(f"{more:,} more files differ from their source, {len(work.damaged):,} in all.")
+    def _worklist(self, candidates: Sequence[Partition], removed: Sequence[str], space: Space) -> Worklist:
+        outputs = OutputState(self._store, space.name, self._resources.output.format)
+        work = make_worklist(candidates, removed, outputs, space, self._config, self._record)
+        for difference in work.differing[:FAILURES_LOGGED]:
+            self._context.log.warning(difference)
+        if len(work.differing) > FAILURES_LOGGED:
+            self._context.log.warning(f"{len(work.differing):,} files differ from their source, in all")
+        if work.removed:
+            self._context.log.warning(
+                f"{len(work.removed):,} partitions were removed from the source since this run was requested, and are "
+                f"skipped: {named(map(repr, work.removed))}. The setting vanished decides about them."
+            )
         return work
 
-    def _outputs_of(self, space: Space) -> OutputState:
-        """The files of the run's space; listed once, and again after the engine has published."""
-        if self._outputs is None or self._outputs.space != space.name:
-            self._outputs = OutputState(self._store, space.name, space.file_format)
-        return self._outputs
-
     def _take(self, work: Worklist) -> None:
-        """Enter what needs no encoding, so that it is reported whatever ends the run."""
-        self._outcome.fresh |= {receipt.key for receipt in work.fresh}
-        for failure in work.unreadable:
+        """Enter what needs no encoding, so that it counts whatever ends the run."""
+        self._outcome.fresh |= {receipt.key for receipt in (*work.fresh, *work.adopted)}
+        self._outcome.removed = work.removed
+        for failure in work.failures:
             self._events.failure(failure)
 
     def _known_space(self) -> Space | None:
@@ -170,34 +172,33 @@ class Refresh:
             pool,
             encoder.superbatch_thresholds(self._resources.catalog.max_text_bytes),
             force=self._config.force,
-            again=work.damaged,
+            outputs=work.outputs,
             include_text=output.include_text,
             file_format=output.format,
             memory_limit=encoder.memory_limit_bytes,
             grace_seconds=_PUBLISH_SHARE * encoder.grace_seconds,
         )
-        self._events.follow(engine)
+        self._outcome.report = engine.report
         self._context.log.info(
             f"{len(work.todo):,} partitions to do on {pool.device} in {pool.precision}, space {engine.space.name}, "
             f"SuperBatches of {engine.bounds.b_min:,} to {engine.bounds.b_max:,} texts"
         )
         return engine
 
-    def _embed(self, engine: EmbeddingRun) -> tuple[list[Receipt], dict[str, int]]:
-        """Run the engine; returns receipts of what turned out to be fresh, and the rows of each published partition."""
+    def _embed(self, engine: EmbeddingRun, outputs: OutputState) -> list[Receipt]:
+        """Run the engine, then check the footers of what it published; returns receipts of what it found fresh."""
         fresh: list[Receipt] = []
         rows: dict[str, int] = {}
         try:
             with closing(engine.events()) as events:
                 for event in events:
-                    self._outcome.findings.add(event)
+                    self._outcome.count(event)
                     match event:
                         case SuperBatchReport():
                             self._events.superbatch(event, engine.space)
                         case Failure():
                             self._events.failure(event)
                         case Receipt(action="fresh"):
-                            self._outcome.fresh.add(event.key)
                             fresh.append(event)
                         case Receipt():
                             rows[event.key] = event.rows
@@ -205,67 +206,26 @@ class Refresh:
         finally:
             self._outcome.published |= engine.published
         self._events.end_of_superbatches()
-        return fresh, rows
+        if rows:
+            if outputs.space != engine.space.name:  # the output has the space under another name
+                outputs = OutputState(self._store, engine.space.name, engine.space.file_format)
+            for failure in footer_failures(outputs, rows, self._outcome.partitions, engine.space.dimension):
+                self._events.failure(failure)
+        return fresh
 
-    def _report_fresh(self, fresh: Sequence[Receipt], adopted: set[str], space: Space) -> None:
+    def _report_known(self, work: Worklist, found_fresh: Sequence[Receipt]) -> None:
         """Adopt files that are not on record; in a backfill, report every other fresh file as reused.
 
-        Dagster ends a backfill as failed when a partition that it covers has no event from its run. It shows a
-        partition as failed on which an earlier run failed until the next event, however fresh the file is.
+        Dagster ends a backfill as failed when a partition that it covers has no event from its run.
+
+        Args:
+            found_fresh: what another writer published during this run, and reports.
         """
         in_backfill = "dagster/backfill" in self._context.run_tags
-        partitions = self._outcome.partitions
-        on_record = {receipt.key for receipt in fresh if self._record.shows(receipt, partitions.get(receipt.key))}
-        # The worklist has not read what another writer published during this run.
-        unread = {receipt.key for receipt in fresh} - on_record - adopted
-        answers = dict(read_back([partitions[key] for key in unread if key in partitions], self._store, space))
-        for receipt in fresh:
-            if answer := answers.get(receipt.key):
-                self._events.failure(answer if isinstance(answer, Failure) else unanswered(receipt.key, answer))
-            elif receipt.key not in on_record:
-                self._events.embedding(receipt, adopted=True)
-            elif in_backfill:
+        for receipt in work.adopted:
+            self._events.embedding(receipt, adopted=True)
+        for receipt in (*work.fresh, *found_fresh):
+            if in_backfill:
                 self._events.embedding(receipt, reused=True)
             else:
                 self._events.unchanged(receipt)
-
-    def _with_file(self, removed: Sequence[str], space: Space) -> list[Receipt]:
-        """Receipts of partitions that were removed from the source and still have their file.
-
-        The others count as failures where an operator requested them. In an unattended run they may have left the
-        catalog while the run waited, and a failure would stay on record for good.
-        """
-        if not removed:
-            return []
-        outputs = self._outputs_of(space)
-        outputs.look_at(removed)
-        kept: list[Receipt] = []
-        remedy = "Delete it in Dagster, or put it back."
-        for key in removed:
-            try:
-                receipt = published(outputs, key)
-            except TransientError as error:
-                self._outcome.fail(unanswered(key, error))
-                continue
-            if receipt:
-                self._outcome.fresh.add(key)
-                kept.append(receipt)
-            elif self._config.unattended:
-                self._outcome.removed.append(key)
-            else:
-                reason = f"partition {key!r} is no longer in the catalog. {remedy}"
-                self._outcome.fail(Failure(key, reason, remedy=remedy, in_source=False))
-        if skipped := self._outcome.removed:
-            self._context.log.warning(
-                f"{len(skipped):,} partitions were removed from the source since this run was requested, and are "
-                f"skipped: {named(map(repr, skipped))}. The setting vanished decides about them."
-            )
-        return kept
-
-    def _fail_unknown(self, unknown: Sequence[str]) -> None:
-        remedy = "Delete it in Dagster."
-        for key in unknown:
-            reason = f"partition {key!r} was added to Dagster and is not how a key of the catalog is written. {remedy}"
-            failure = Failure(key, reason, remedy=remedy, in_source=False)
-            self._outcome.unknown.add(failure)
-            self._outcome.fail(failure)

@@ -10,52 +10,54 @@ import base64
 import math
 from collections import Counter
 from html import escape
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import dagster as dg
 
 from surge_dagster.engine.cost_model import CALL_SECONDS, CostConstants
 from surge_dagster.engine.report import RunReport
 from surge_dagster.engine.support.timeline import Span, Timeline
-from surge_dagster.orchestration.outcome import RunFindings
 
-WIDTH = 760
+WIDTH, _HEIGHT = 760, 250
 LEFT, RIGHT = 90, 740  # of the plotted area
+_TOP, _BOTTOM = 52, 210
 _LANES = (("encode", "#2f6f9f"), ("serialize", "#c98a3a"), ("upload", "#5b9a68"))
-_LANE, _TOP, _FAINTEST = 38, 36, 0.25
-_BLUE, _PALE, _RED, _DARK = "#2f6f9f", "#a9c6dc", "#b5403a", "#444"
-_LABEL = 90  # the room that a mark's label takes
-_PLOT_TOP, _PLOT_BOTTOM, _HEIGHT = 52, 210, 250
-_GREY = "#8a8a8a"
+_LANE, _FAINTEST = 40, 0.25
+_BLUE, _PALE, _RED, _DARK, _GREY = "#2f6f9f", "#a9c6dc", "#b5403a", "#444", "#8a8a8a"
 
 
-def run_charts(report: RunReport, findings: RunFindings) -> dict[str, dg.MarkdownMetadataValue]:
-    """The charts by name, as metadata; none of a run that encoded nothing."""
+def run_charts(report: RunReport, timeline: Timeline, sizes: Counter[int]) -> dict[str, dg.MarkdownMetadataValue]:
+    """The charts by name, as metadata; none of a run that encoded nothing.
+
+    Args:
+        report: of the run.
+        timeline: of its SuperBatches.
+        sizes: its encoded partitions by the bits that their number of texts takes.
+    """
     charts: dict[str, dg.MarkdownMetadataValue] = {}
-    if findings.timeline.entries:
-        charts["timeline"] = timeline_chart(findings.timeline)
-        charts["throughput"] = throughput_chart(findings.timeline)
-    if findings.sizes and report.texts_encoded and report.encode_seconds > 0:
+    if timeline.entries:
+        charts["timeline"] = timeline_chart(timeline)
+        charts["throughput"] = throughput_chart(timeline)
+    if sizes and report.texts_encoded and report.encode_seconds > 0:
         rate = report.texts_encoded / report.encode_seconds
         break_even = CostConstants(CALL_SECONDS, report.workers / rate, report.workers).break_even_texts
-        charts["partition_sizes"] = sizes_chart(findings.sizes, break_even, report.b_min)
+        charts["partition_sizes"] = sizes_chart(sizes, break_even, report.b_min)
     return charts
 
 
 def timeline_chart(timeline: Timeline) -> dg.MarkdownMetadataValue:
     """Lanes over the run's time; a bar is a SuperBatch, or several, and paler where the stage was not always busy."""
-    spans = [[span for span in (entry.encode, entry.serialize, entry.upload) if span] for entry in timeline.entries]
-    last = max((span.ended for row in spans for span in row), default=0.0) or 1.0
+    spans = [span for entry in timeline.entries for span in (entry.encode, entry.serialize, entry.upload) if span]
+    last = max((span.ended for span in spans), default=0.0) or 1.0
     bars = "a bar is a SuperBatch" if timeline.per_entry == 1 else f"a bar is {timeline.per_entry:,} SuperBatches"
-    chart = _Svg(f"When each stage was at work ({bars})", _TOP + 3 * _LANE + 30)
+    chart = _Svg(f"When each stage was at work ({bars})")
 
     def place(seconds: float) -> float:
         return LEFT + (RIGHT - LEFT) * seconds / last
 
-    bottom = _TOP + 3 * _LANE
     for tick in ticks(last):
-        chart.line(place(tick), _TOP, place(tick), bottom)
-        chart.text(place(tick), bottom + 16, f"{tick:,.6g} s", anchor="middle", fill=_GREY)
+        chart.line(place(tick), _TOP, place(tick), _BOTTOM)
+        chart.text(place(tick), _BOTTOM + 18, f"{tick:,.6g} s", anchor="middle", fill=_GREY)
     for row, (lane, colour) in enumerate(_LANES):
         top = _TOP + row * _LANE
         chart.text(10, top + 24, lane)
@@ -70,30 +72,25 @@ def timeline_chart(timeline: Timeline) -> dg.MarkdownMetadataValue:
 
 def throughput_chart(timeline: Timeline) -> dg.MarkdownMetadataValue:
     """Texts per second of each encode call, and of all together."""
-    rates = [(entry.superbatches, _rate(entry.texts, entry.encode_seconds)) for entry in timeline.entries]
-    mean = _rate(sum(e.texts for e in timeline.entries), sum(e.encode_seconds for e in timeline.entries))
-    most = 1.1 * max(max(rate for _, rate in rates), mean) or 1.0
-    count = sum(superbatches for superbatches, _ in rates)
-    chart = _Svg("Texts per second of each encode call", _HEIGHT)
-
-    def level(rate: float) -> float:
-        return _PLOT_BOTTOM - (_PLOT_BOTTOM - _PLOT_TOP) * rate / most
-
-    for tick in ticks(most):
-        chart.line(LEFT, level(tick), RIGHT, level(tick))
-        chart.text(LEFT - 8, level(tick) + 4, _short(tick), anchor="end", fill=_GREY)
-    before, points = 0, []
-    for superbatches, rate in rates:
-        points.append((LEFT + (RIGHT - LEFT) * (before + superbatches / 2) / count, level(rate)))
-        before += superbatches
+    entries = timeline.entries
+    rates = [_rate(entry.texts, entry.encode_seconds) for entry in entries]
+    mean = _rate(sum(entry.texts for entry in entries), sum(entry.encode_seconds for entry in entries))
+    most = 1.1 * max(*rates, mean) or 1.0
+    ends = list(accumulate(entry.superbatches for entry in entries))
+    chart = _Svg("Texts per second of each encode call")
+    chart.vertical_axis(most)
+    points = [
+        (LEFT + (RIGHT - LEFT) * (end - entry.superbatches / 2) / ends[-1], _level(rate, most))
+        for entry, end, rate in zip(entries, ends, rates, strict=True)
+    ]
     for (x1, y1), (x2, y2) in pairwise(points):
         chart.line(x1, y1, x2, y2, stroke=_BLUE)
     for x, y in points:
         chart.dot(x, y, _BLUE)
-    chart.line(LEFT, level(mean), RIGHT, level(mean), stroke=_RED, dashed=True)
+    chart.line(LEFT, _level(mean, most), RIGHT, _level(mean, most), stroke=_RED, dashed=True)
     chart.text(RIGHT, 40, f"all calls together: {mean:,.0f} texts/s (dashed)", anchor="end", fill=_RED)
-    chart.text(LEFT, _PLOT_BOTTOM + 18, "first SuperBatch", fill=_GREY)
-    chart.text(RIGHT, _PLOT_BOTTOM + 18, f"last of {count:,}", anchor="end", fill=_GREY)
+    chart.text(LEFT, _BOTTOM + 18, "first SuperBatch", fill=_GREY)
+    chart.text(RIGHT, _BOTTOM + 18, f"last of {ends[-1]:,}", anchor="end", fill=_GREY)
     return chart.metadata()
 
 
@@ -103,31 +100,23 @@ def sizes_chart(sizes: Counter[int], break_even: float, b_min: int) -> dg.Markdo
     Args:
         sizes: partitions by the bits that their number of texts takes.
         break_even: n*, below which a partition alone would spend more on its encode call than on its texts.
+        b_min: the SuperBatches' least number of texts.
     """
-    marks = [(f"n* = {_short(max(break_even, 0))}", break_even, _RED), (f"B_min = {_short(b_min)}", b_min, _DARK)]
-    first = min([*sizes, *(int(_bits(value)) for _, value, _ in marks)])
-    bins = max([*sizes, *(int(_bits(value)) for _, value, _ in marks)]) + 1 - first
-    most = max(sizes.values())
-    width = (RIGHT - LEFT) / bins
-    chart = _Svg(f"Encoded partitions by their number of texts ({sum(sizes.values()):,} in all)", _HEIGHT)
-    for tick in ticks(most):
-        y = _PLOT_BOTTOM - (_PLOT_BOTTOM - _PLOT_TOP) * tick / most
-        chart.line(LEFT, y, RIGHT, y)
-        if tick == int(tick):
-            chart.text(LEFT - 8, y + 4, _short(tick), anchor="end", fill=_GREY)
-    for number in range(bins):
-        bits, x = first + number, LEFT + width * number
-        height = (_PLOT_BOTTOM - _PLOT_TOP) * sizes[bits] / most
+    marks = [("n*", max(break_even, 0), _RED), ("B_min", b_min, _DARK)]
+    all_bits = [*sizes, *(int(_bits(value)) for _, value, _ in marks)]
+    first, last = min(all_bits), max(all_bits)
+    most, width = max(sizes.values()), (RIGHT - LEFT) / (last + 1 - first)
+    chart = _Svg(f"Encoded partitions by their number of texts ({sum(sizes.values()):,} in all)")
+    chart.vertical_axis(most)
+    for bits in range(first, last + 1):
+        x, top = LEFT + width * (bits - first), _level(sizes[bits], most)
         if sizes[bits]:
-            chart.box(x + 1, _PLOT_BOTTOM - height, width - 2, height, _PALE)
-        chart.text(x, _PLOT_BOTTOM + 16, _power(bits), anchor="middle", fill=_GREY)
-    lines = [(LEFT + width * (_bits(value) - first), label, colour) for label, value, colour in marks]
-    for x, _, colour in lines:
-        chart.line(x, _PLOT_TOP - 6, x, _PLOT_BOTTOM, stroke=colour, dashed=True, width=2)
-    (left, left_label, left_colour), (right, right_label, right_colour) = sorted(lines)
-    right = min(right + 4, RIGHT - _LABEL)
-    chart.text(min(left - 4, right - 8), 40, left_label, anchor="end", fill=left_colour)
-    chart.text(right, 40, right_label, fill=right_colour)
+            chart.box(x + 1, top, width - 2, _BOTTOM - top, _PALE)
+        chart.text(x, _BOTTOM + 18, _power(bits), anchor="middle", fill=_GREY)
+    for (name, value, colour), legend in zip(marks, (LEFT, LEFT + 150), strict=True):
+        x = LEFT + width * (_bits(value) - first)
+        chart.line(x, _TOP - 6, x, _BOTTOM, stroke=colour, dashed=True, width=2)
+        chart.text(legend, 40, f"{name} = {_short(value)} (dashed)", fill=colour)
     return chart.metadata()
 
 
@@ -147,20 +136,30 @@ def _rate(texts: int, seconds: float) -> float:
     return texts / seconds if seconds > 0 else 0.0
 
 
+def _level(value: float, most: float) -> float:
+    """The height of a value on a vertical axis that ends at `most`."""
+    return _BOTTOM - (_BOTTOM - _TOP) * value / most
+
+
 class _Svg:
-    """A document that is drawn into.
+    """A document that is drawn into, of the size that all charts have.
 
     Args:
         title: above everything.
-        height: in pixels; the width is `WIDTH`.
     """
 
-    def __init__(self, title: str, height: int) -> None:
+    def __init__(self, title: str) -> None:
         self._parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" font-family="sans-serif" '
-            f'font-size="12"><rect width="{WIDTH}" height="{height}" fill="#fff"/>'
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{_HEIGHT}" font-family="sans-serif" '
+            f'font-size="12"><rect width="{WIDTH}" height="{_HEIGHT}" fill="#fff"/>'
         ]
         self.text(10, 20, title, size=14)
+
+    def vertical_axis(self, most: float) -> None:
+        """Draw lines at round values up to `most`."""
+        for tick in ticks(most):
+            self.line(LEFT, _level(tick, most), RIGHT, _level(tick, most))
+            self.text(LEFT - 8, _level(tick, most) + 4, _short(tick), anchor="end", fill=_GREY)
 
     def text(self, x: float, y: float, text: str, *, anchor: str = "start", size: int = 12, fill: str = "#222") -> None:
         """Write at the baseline."""
@@ -170,19 +169,21 @@ class _Svg:
         )
 
     def box(self, x: float, y: float, width: float, height: float, fill: str, opacity: float = 1.0) -> None:
-        """Fill a rectangle; what is thinner than a pixel is still seen."""
-        shade = f' fill-opacity="{opacity:.2f}"' if opacity < 1 else ""
+        """Fill a rectangle; one that is thinner than a pixel is widened to a pixel."""
         self._parts.append(
-            f'<rect x="{x:.1f}" y="{y:.0f}" width="{max(1.0, width):.1f}" height="{height:.0f}" fill="{fill}"{shade}/>'
+            f'<rect x="{x:.1f}" y="{y:.0f}" width="{max(1.0, width):.1f}" height="{height:.0f}" fill="{fill}" '
+            f'fill-opacity="{opacity:.2f}"/>'
         )
 
     def line(
         self, x1: float, y1: float, x2: float, y2: float, *, stroke: str = "#ddd", dashed: bool = False, width: int = 1
     ) -> None:
         """Draw a line."""
-        style = f' stroke-width="{width}"' if width != 1 else ""
-        style += ' stroke-dasharray="5 4"' if dashed else ""
-        self._parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{stroke}"{style}/>')
+        dashes = ' stroke-dasharray="5 4"' if dashed else ""
+        self._parts.append(
+            f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{stroke}" '
+            f'stroke-width="{width}"{dashes}/>'
+        )
 
     def dot(self, x: float, y: float, fill: str) -> None:
         """Draw a point."""

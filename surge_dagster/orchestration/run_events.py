@@ -1,13 +1,13 @@
 """The events of one attempt at a run: what it observed, published, adopted and could not embed.
 
-A partition's event is queued as soon as its file is complete. It is made when the events that it points at are stored:
-the observation of its source version and the event of its SuperBatch.
+An event is queued as soon as there is something to report, and a thread stores batches of them. A partition's event
+points at the observation of its source version and at the event of its SuperBatch, so it is made when these are stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -15,10 +15,9 @@ import dagster as dg
 
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.report import Failure, Receipt, SuperBatchReport
-from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.orchestration import asset_events
 from surge_dagster.orchestration.dagster_internals import Event, Planned
-from surge_dagster.orchestration.events import EventWriter
+from surge_dagster.orchestration.events import EventWriter, report_events
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.partition_keys import to_partition_key
@@ -28,16 +27,24 @@ from surge_dagster.orchestration.records import Catalogued, planned_by_name
 FAILURES_LOGGED = 100
 
 
+@dataclass(frozen=True, slots=True)
+class _Embedding:
+    """A partition whose event is made when earlier events are stored."""
+
+    receipt: Receipt
+    reused: bool
+    adopted: bool
+
+
 class RunEvents:
-    """Reports one attempt to Dagster and enters it in the outcome; use `with`, which stores the remaining events.
+    """Reports one attempt to Dagster and enters failures in the outcome; use `with`, which stores the remaining events.
 
     Args:
         names: of the catalog.
         context: of the op that reports the events.
-        catalogued: Dagster's records before the run; observations are added.
+        catalogued: Dagster's records before the run.
         outcome: of this attempt.
-        grace_seconds: how long storing events may take when an error or an interrupt ends the attempt, from the moment
-            in which the engine was asked to stop.
+        grace_seconds: how long storing events may take when an error or an interrupt ends the attempt.
     """
 
     def __init__(
@@ -50,17 +57,14 @@ class RunEvents:
     ) -> None:
         self._names = names
         self._context = context
-        self._observed = catalogued.observed
-        self._outcome = outcome
+        self._observed = dict(catalogued.observed)
         self._planned = planned_by_name(names, context.instance)
-        self._pointers = _EventPointers(names, context, catalogued.observation_ids)
-        self._engine: EmbeddingRun | None = None
-        self._writer = EventWriter(
-            context,
-            grace_seconds=grace_seconds,
-            stopped_at=lambda: self._engine.stopped_at if self._engine else None,
-            stored=self._pointers.learn,
-        )
+        self._outcome = outcome
+        self._superbatch_ids: dict[int, int] = {}  # storage ids by index of the SuperBatch
+        newest = context.instance.fetch_materializations(names.superbatches, limit=1).records
+        self._newest_superbatch = newest[0].storage_id if newest else 0
+        self._has_embedding = False
+        self._writer = EventWriter[Event | _Embedding](context, self._store, grace_seconds)
 
     def __enter__(self) -> Self:
         self._writer.__enter__()
@@ -71,31 +75,28 @@ class RunEvents:
     ) -> None:
         self._writer.__exit__(kind, error, trace)
 
-    def follow(self, engine: EmbeddingRun) -> None:
-        """Use the metrics of an engine that is about to run, and its time of stopping."""
-        self._engine = engine
-        self._outcome.report = engine.report
-
     def superbatch(self, report: SuperBatchReport, space: Space) -> None:
         """Report a SuperBatch."""
-        self._writer.log(asset_events.superbatch(self._names, report, space.name))
+        self._writer.put(asset_events.superbatch(self._names, report, space.name))
 
     def end_of_superbatches(self) -> None:
-        """Report the run as a whole, with charts, if it encoded anything."""
+        """Report the attempt as a whole, with charts, if it encoded anything."""
         if self._outcome.report.superbatches:
-            self._writer.log(asset_events.whole_run(self._names, self._outcome.report, self._outcome.findings))
+            self._writer.put(asset_events.whole_run(self._names, self._outcome))
 
     def embedding(self, receipt: Receipt, *, reused: bool = False, adopted: bool = False) -> None:
         """Report a partition whose file is complete; see `asset_events.embedding`."""
         self.unchanged(receipt)
         partition_key = to_partition_key(receipt.key)
         if partition_key in self._planned:
-            self._writer.log(Planned(self._names.embeddings, partition_key))
-        self._writer.log_after(partial(self._materialization, receipt, reused=reused, adopted=adopted))
+            self._writer.put(Planned(self._names.embeddings, partition_key))
+        # The first partition of a run appears at once, before events of SuperBatches that were encoded after it.
+        self._writer.put(_Embedding(receipt, reused, adopted), at_once=not self._has_embedding)
+        self._has_embedding = True
 
     def unchanged(self, receipt: Receipt) -> None:
         """Enter a fresh partition that is on record; only its source version is reported, if it has moved."""
-        self._outcome.tried(receipt.key)
+        self._outcome.succeed(receipt.key)
         self._observe(receipt.key)
 
     def failure(self, failure: Failure) -> None:
@@ -105,11 +106,6 @@ class RunEvents:
         if len(self._outcome.failures) <= FAILURES_LOGGED:
             self._context.log.error(failure.reason)
 
-    def _materialization(self, receipt: Receipt, *, reused: bool, adopted: bool) -> dg.AssetMaterialization:
-        observed = self._pointers.observations.get(to_partition_key(receipt.key))
-        superbatch = None if receipt.superbatch is None else self._pointers.superbatches.get(receipt.superbatch)
-        return asset_events.embedding(self._names, receipt, observed, superbatch, reused=reused, adopted=adopted)
-
     def _observe(self, key: str) -> None:
         """Queue the partition's source version if it has moved since it was observed last.
 
@@ -117,47 +113,44 @@ class RunEvents:
         """
         partition, partition_key = self._outcome.partitions.get(key), to_partition_key(key)
         if partition is not None and self._observed.get(partition_key) != partition.source_version:
-            self._writer.log(asset_events.observation(self._names, partition))
+            self._writer.put(asset_events.observation(self._names, partition))
             self._observed[partition_key] = partition.source_version
 
+    # In the writer's thread
 
-class _EventPointers:
-    """Storage ids of the events that a run's materializations point at, as they become known.
-
-    Args:
-        names: of the catalog.
-        context: of the op that reports the events.
-        observation_ids: of earlier observations, by partition key; updated here.
-    """
-
-    def __init__(self, names: CatalogNames, context: dg.OpExecutionContext, observation_ids: dict[str, int]) -> None:
-        self._names = names
-        self._context = context
-        self.observations = observation_ids
-        self.superbatches: dict[int, int] = {}  # by index of the SuperBatch
-        newest = context.instance.fetch_materializations(names.superbatches, limit=1).records
-        self._seen = newest[0].storage_id if newest else 0
-
-    def learn(self, stored: Sequence[Event]) -> None:
-        """Look up the storage ids of events that were just stored, with one query for each of the two assets."""
+    def _store(self, batch: Sequence[Event | _Embedding]) -> None:
         instance = self._context.instance
-        observed = {event.partition for event in stored if event.asset_key == self._names.source_partitions}
-        if keys := {key for key in observed if key is not None}:
-            self.observations |= instance.get_latest_storage_id_by_partition(
-                self._names.source_partitions, dg.DagsterEventType.ASSET_OBSERVATION, keys
-            )
-        if any(event.asset_key == self._names.superbatches for event in stored):
-            self._learn_superbatches()
+        report_events(instance, self._context, [item for item in batch if not isinstance(item, _Embedding)])
+        if embeddings := [item for item in batch if isinstance(item, _Embedding)]:
+            report_events(instance, self._context, list(self._materializations(embeddings)))
 
-    def _learn_superbatches(self) -> None:
-        more = True
-        while more:  # other runs may report SuperBatches at the same time
-            since = dg.AssetRecordsFilter(self._names.superbatches, after_storage_id=self._seen)
+    def _materializations(self, embeddings: Sequence[_Embedding]) -> Iterator[dg.AssetMaterialization]:
+        """The events of partitions, after one query for each of the two assets that they point at."""
+        keys = {to_partition_key(each.receipt.key) for each in embeddings}
+        observations = self._context.instance.get_latest_storage_id_by_partition(
+            self._names.source_partitions, dg.DagsterEventType.ASSET_OBSERVATION, keys
+        )
+        if any(each.receipt.superbatch not in (None, *self._superbatch_ids) for each in embeddings):
+            self._read_superbatch_ids()
+        for each in embeddings:
+            receipt = each.receipt
+            yield asset_events.embedding(
+                self._names,
+                receipt,
+                observations.get(to_partition_key(receipt.key)),
+                None if receipt.superbatch is None else self._superbatch_ids.get(receipt.superbatch),
+                reused=each.reused,
+                adopted=each.adopted,
+            )
+
+    def _read_superbatch_ids(self) -> None:
+        has_more = True
+        while has_more:  # other runs may report SuperBatches at the same time
+            since = dg.AssetRecordsFilter(self._names.superbatches, after_storage_id=self._newest_superbatch)
             page = self._context.instance.fetch_materializations(since, limit=1_000, ascending=True)
             for record in page.records:
-                self._seen = record.storage_id
-                event = record.asset_materialization
-                if record.run_id == self._context.run_id and event and "superbatch" in event.metadata:
-                    index = event.metadata["superbatch"].value
-                    self.superbatches[int(str(index))] = record.storage_id
-            more = page.has_more and bool(page.records)
+                self._newest_superbatch = record.storage_id
+                metrics = asset_events.superbatch_metrics(record.asset_materialization)
+                if record.run_id == self._context.run_id and metrics is not None:
+                    self._superbatch_ids[metrics["superbatch"]] = record.storage_id
+            has_more = page.has_more

@@ -7,12 +7,13 @@ first read in full beside its source, and its partition is encoded again when th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import dagster as dg
 
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
+from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.report import Failure, Receipt
@@ -25,10 +26,10 @@ from surge_dagster.orchestration.partition_keys import (
     to_partition_key,
     with_short_keys,
 )
-from surge_dagster.orchestration.read_back import read_back, unanswered
+from surge_dagster.orchestration.read_back import read_back, unreadable
 from surge_dagster.orchestration.records import Catalogued, failed_on_record
 
-_RECORDS_PER_PAGE = 1_000
+_REMEDY_REMOVED = "Delete it in Dagster, or put it back."
 # Tags that Dagster leaves out when an operator executes a run again as a whole.
 _PARENT_RUN_TAG = "dagster/parent_run_id"
 _CONTINUES_TAGS = ("dagster/is_resume_retry", "dagster/retry_number")
@@ -85,9 +86,9 @@ class OnRecord:
     """What Dagster's records say before a run.
 
     Attributes:
-        catalogued: of the whole catalog; the run adds what it observes.
+        catalogued: of the whole catalog.
         failed: partition keys that Dagster shows as failed.
-        done: partition keys that earlier attempts at the same run have embedded, where the launch forces encoding.
+        done: partition keys that earlier attempts at the same run have embedded.
     """
 
     catalogued: Catalogued
@@ -95,48 +96,65 @@ class OnRecord:
     done: set[str]
 
     @classmethod
-    def read(
-        cls, names: CatalogNames, context: dg.OpExecutionContext, config: LaunchConfig, catalogued: Catalogued
-    ) -> OnRecord:
+    def read(cls, names: CatalogNames, context: dg.OpExecutionContext, catalogued: Catalogued) -> OnRecord:
         """Read what the records say for a run."""
-        done = _done_before(names, context) if config.force else set[str]()
+        done = _embedded_since_launch(names, context, catalogued)
         return cls(catalogued, failed_on_record(names, context.instance), done)
 
-    def shows(self, receipt: Receipt, partition: Partition | None) -> bool:
-        """Whether Dagster shows a file as materialized from the source version that its partition has.
+    def shows(self, file: PublishedFile, source_version: str | None) -> bool:
+        """Whether Dagster shows a file as materialized from this source version; None is any version."""
+        key = to_partition_key(file.facts.partition_key)
+        return key not in self.failed and self.catalogued.knows(key, file.facts.desired_version, source_version)
 
-        Args:
-            receipt: of the file.
-            partition: None where the catalog no longer has it.
-        """
-        key = to_partition_key(receipt.key)
-        source_version = None if partition is None else partition.source_version
-        return key not in self.failed and self.catalogued.knows(key, receipt.desired_version, source_version)
+
+def _embedded_since_launch(names: CatalogNames, context: dg.OpExecutionContext, catalogued: Catalogued) -> set[str]:
+    """Partition keys that were embedded since the first attempt at this run began.
+
+    Where a launch says `force`, the files do not show what the run has done already, and Dagster's records do. Attempts
+    are those of the run itself, and the runs that it continues: launched by Dagster after a crash, or by an operator
+    "from failure". A run that is executed again as a whole starts from the beginning.
+    """
+    instance = context.instance
+    first = record = instance.get_run_record_by_id(context.run_id)
+    while record and any(tag in record.dagster_run.tags for tag in _CONTINUES_TAGS):
+        record = instance.get_run_record_by_id(record.dagster_run.tags.get(_PARENT_RUN_TAG, ""))
+        first = record or first
+    if first is None or first.start_time is None:
+        return set()
+    before = dg.AssetRecordsFilter(names.embeddings, before_timestamp=first.start_time)
+    records = instance.fetch_materializations(before, limit=1).records
+    newest = records[0].storage_id if records else 0
+    return {key for key, storage_id in catalogued.embedding_ids.items() if storage_id > newest}
 
 
 @dataclass(frozen=True, slots=True)
 class Worklist:
-    """Partitions by what a run has to do with them.
+    """What a run has to do with each partition.
 
     Attributes:
-        fresh: receipts of files that stay as they are.
-        adopted: keys of those that are not on record and were read back.
-        todo: what is selected and needs work.
-        damaged: keys of those whose files look fresh and differ from their source, with the reason.
-        unreadable: partitions whose files cannot be read now.
+        outputs: the files of the run's space; those that differ from their source count as missing there.
+        todo: partitions that are selected and need work.
+        fresh: receipts of files that stay as they are and are on record.
+        adopted: receipts of files that stay as they are, were read back and are not on record.
+        differing: how files differ from their sources that looked fresh.
+        failures: partitions whose files cannot be read now, and requested keys without a partition and a file.
+        removed: keys without a partition and a file, where no operator requested them.
     """
 
-    fresh: list[Receipt] = field(default_factory=list)
-    adopted: set[str] = field(default_factory=set)
+    outputs: OutputState
     todo: list[Partition] = field(default_factory=list)
-    damaged: dict[str, str] = field(default_factory=dict)
-    unreadable: list[Failure] = field(default_factory=list)
+    fresh: list[Receipt] = field(default_factory=list)
+    adopted: list[Receipt] = field(default_factory=list)
+    differing: list[str] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
 
 
 def make_worklist(
     candidates: Sequence[Partition],
-    outputs: OutputState | None,
-    space: Space | None,
+    removed: Sequence[str],
+    outputs: OutputState,
+    space: Space,
     config: LaunchConfig,
     record: OnRecord,
 ) -> Worklist:
@@ -144,86 +162,75 @@ def make_worklist(
 
     Args:
         candidates: the partitions of the run.
-        outputs, space: the files of the run's space; None where the output has no such space yet.
+        removed: keys that the run was launched for and the catalog no longer has.
+        outputs: the files of the space.
+        space: of the run.
         config: what was selected at the launch.
         record: what Dagster knows.
 
     Raises:
         StoreUnavailable: the store is down.
     """
-    work, select = Worklist(), config.select
-    if outputs is None or space is None:
-        work.todo.extend(p for p in candidates if select.takes("missing", to_partition_key(p.key) in record.failed))
-        return work
-    found: list[tuple[Partition, Receipt | None, bool]] = []  # and whether the partition's state is selected
+    work, unrecorded = Worklist(outputs), dict[str, tuple[Partition, PublishedFile]]()
     for partition in outputs.looked_at(candidates):
         partition_key = to_partition_key(partition.key)
         try:
-            status = outputs.status(partition)
-            selected = select.takes(status, partition_key in record.failed)
-            again = config.force and selected and partition_key not in record.done
-            receipt = published(outputs, partition.key) if status == "fresh" and not again else None
+            file = outputs.file(partition.key)
         except StoreUnavailable:
             raise  # each further partition would wait for the store again
         except TransientError as error:
-            work.unreadable.append(unanswered(partition.key, error))
+            work.failures.append(unreadable(partition.key, error))
             continue
-        found.append((partition, receipt, selected))
-    unrecorded = [part for part, receipt, _ in found if receipt is not None and not record.shows(receipt, part)]
-    answers = dict(read_back(unrecorded, outputs.store, space))
-    for partition, receipt, selected in found:
-        answer = answers.get(partition.key)
-        if isinstance(answer, TransientError):
-            work.unreadable.append(unanswered(partition.key, answer))
-            continue
-        if isinstance(answer, Failure):
-            work.damaged[partition.key] = answer.reason
-            receipt, selected = None, select.takes("missing", to_partition_key(partition.key) in record.failed)
-        elif partition.key in answers:
-            work.adopted.add(partition.key)
-        if receipt:
-            work.fresh.append(receipt)
-        elif selected:
+        status = outputs.status_of(partition, file)
+        is_selected = config.select.takes(status, partition_key in record.failed)
+        is_forced = config.force and partition_key not in record.done
+        if is_selected and (status != "fresh" or is_forced):
             work.todo.append(partition)
+        elif file is None or status != "fresh":
+            continue  # it needs work that this launch did not select
+        elif record.shows(file, partition.source_version):
+            work.fresh.append(_receipt(outputs, file))
+        else:
+            unrecorded[partition.key] = partition, file
+    found = read_back([partition for partition, _ in unrecorded.values()], outputs.store, space)
+    for key, (partition, file) in unrecorded.items():
+        match found[key]:
+            case None:
+                work.adopted.append(_receipt(outputs, file))
+            case Failure() as failure:
+                work.failures.append(failure)
+            case difference:
+                work.differing.append(difference)
+                outputs.refuse(file, difference)
+                if config.select.takes("missing", to_partition_key(key) in record.failed):
+                    work.todo.append(partition)
+    _add_removed(work, removed, config, record)
     return work
 
 
-def published(outputs: OutputState, key: str) -> Receipt | None:
-    """The receipt of a partition's valid file of the space; None where there is none.
+def _add_removed(work: Worklist, removed: Sequence[str], config: LaunchConfig, record: OnRecord) -> None:
+    """Add requested keys that the catalog no longer has; their files stay as they are.
 
-    Raises:
-        TransientError: the file cannot be read now.
+    One without a file counts as a failure where an operator requested it. In an unattended run it may have left the
+    catalog while the run waited, and a failure would stay on record for good.
     """
-    file = outputs.file(key)
-    if file is None or file.facts.space != outputs.space:
-        return None
+    outputs = work.outputs
+    outputs.look_at(removed)
+    for key in removed:
+        try:
+            file = outputs.file(key)
+        except TransientError as error:
+            work.failures.append(unreadable(key, error))
+            continue
+        if file is not None and file.facts.space == outputs.space:
+            known = work.fresh if record.shows(file, None) else work.adopted
+            known.append(_receipt(outputs, file))
+        elif config.unattended:
+            work.removed.append(key)
+        else:
+            reason = f"partition {key!r} is no longer in the catalog. {_REMEDY_REMOVED}"
+            work.failures.append(Failure(key, reason, remedy=_REMEDY_REMOVED, in_source=False))
+
+
+def _receipt(outputs: OutputState, file: PublishedFile) -> Receipt:
     return Receipt.of(file.facts, file.stored, outputs.store.location(file.stored.name), action="fresh")
-
-
-def _done_before(names: CatalogNames, context: dg.OpExecutionContext) -> set[str]:
-    """Partition keys that earlier attempts at this run have embedded.
-
-    Fresh partitions are encoded again only if the launch says `force`. Then the files do not show what is done, and
-    Dagster's records do. Attempts are those of the run itself, and the runs that it continues: launched by Dagster
-    after a crash, or by an operator "from failure". A run that is executed again as a whole starts from the beginning.
-    """
-    instance = context.instance
-    attempts = [context.run_id] if context.retry_number else []
-    run = instance.get_run_by_id(context.run_id)
-    while run and (parent := run.tags.get(_PARENT_RUN_TAG)) and any(tag in run.tags for tag in _CONTINUES_TAGS):
-        attempts.append(parent)
-        run = instance.get_run_by_id(parent)
-    return {key for run_id in attempts for key in _embedded(names, instance, run_id)}
-
-
-def _embedded(names: CatalogNames, instance: dg.DagsterInstance, run_id: str) -> Iterator[str]:
-    cursor, more = None, True
-    while more:  # in pages: the events of a large run take many times the memory of its keys
-        page = instance.get_records_for_run(
-            run_id, cursor, dg.DagsterEventType.ASSET_MATERIALIZATION, limit=_RECORDS_PER_PAGE
-        )
-        cursor, more = page.cursor, page.has_more
-        for record in page.records:
-            event = record.asset_materialization
-            if event and event.asset_key == names.embeddings and event.partition and "reused" not in event.metadata:
-                yield event.partition

@@ -17,7 +17,7 @@ import dagster as dg
 
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.demo import execute, local_instance
-from surge_dagster.orchestration import events
+from surge_dagster.orchestration import events, run_events
 from surge_dagster.orchestration.dagster_internals import Event
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.settings import load_settings
@@ -27,7 +27,7 @@ def main(catalog: str, output: str) -> None:
     partitions = len(list(Path(catalog).iterdir()))
     stored: list[int] = []
 
-    report = events.report_events
+    report = run_events.report_events
 
     def report_the_first(
         instance: dg.DagsterInstance, context: dg.OpExecutionContext | None, batch: Sequence[Event]
@@ -40,7 +40,7 @@ def main(catalog: str, output: str) -> None:
         report(instance, context, batch)
         stored.append(len(of_files)) if of_files else None
 
-    events.report_events = report_the_first
+    run_events.report_events = report_the_first
     events.BATCH_EVENTS = 2  # an observation and a materialization
     settings = load_settings(source=catalog, output=output, model="hash://16")
     with local_instance() as instance:

@@ -1,9 +1,8 @@
-"""The thread that stores a run's events: nothing logged is lost, memory is bounded, and a stopped step ends in time."""
+"""The thread that stores a run's events: nothing queued is lost, memory is bounded, and a stopped step ends in time."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 import dagster as dg
@@ -11,25 +10,25 @@ import pytest
 
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.orchestration import events as events_module
-from surge_dagster.orchestration.dagster_internals import Event
 from surge_dagster.orchestration.events import BATCH_EVENTS, EventWriter
+from surge_dagster.orchestration.run_events import RunEvents
 from tests.dagster.conftest import Workbench
-from tests.dagster.test_events import MATERIALIZATION, execute, ids_of
+from tests.dagster.test_events import execute
 from tests.signals import interrupted_in_another_thread
 
-Report = Callable[[dg.DagsterInstance, dg.OpExecutionContext | None, Sequence[Event]], None]
+Store = Callable[[Sequence[int]], None]
 
 
-def report_when(opened: threading.Event, stored: list[int], begun: threading.Event | None = None) -> Report:
-    """An event log that stores nothing before `opened`; counts in `stored`."""
+def stores_when(opened: threading.Event, stored: list[int], begun: threading.Event | None = None) -> Store:
+    """An event log that stores nothing before `opened`."""
 
-    def report(instance: dg.DagsterInstance, context: dg.OpExecutionContext | None, events: Sequence[Event]) -> None:
+    def store(batch: Sequence[int]) -> None:
         if begun is not None:
             begun.set()
         assert opened.wait(60)
-        stored[0] += len(events)
+        stored.extend(batch)
 
-    return report
+    return store
 
 
 def test_publishing_and_storing_its_events_share_one_grace_time(
@@ -37,61 +36,54 @@ def test_publishing_and_storing_its_events_share_one_grace_time(
 ) -> None:
     bench.settings["grace_seconds"] = 8
     bench.write("a")
-    given: list[float | None] = []
+    given: list[float] = []
 
-    def stopped_seven_seconds_ago(run: EmbeddingRun) -> Iterator[None]:
-        run._stop.requested_at = time.monotonic() - 7
+    def stopped(run: EmbeddingRun) -> Iterator[None]:
         given.append(run._stop.grace_seconds)
         raise KeyboardInterrupt
         yield
 
-    def close(writer: EventWriter, seconds: float | None = None) -> int:
-        given.append(seconds)
-        return whole_close(writer, seconds)
+    def watched(events: RunEvents, *arguments: object) -> None:
+        given.append(events._writer._grace_seconds)
+        leave(events, *arguments)  # pyright: ignore[reportArgumentType]
 
-    whole_close = EventWriter.close
-    monkeypatch.setattr(EmbeddingRun, "events", stopped_seven_seconds_ago)
-    monkeypatch.setattr(EventWriter, "close", close)
+    leave = RunEvents.__exit__
+    monkeypatch.setattr(EmbeddingRun, "events", stopped)
+    monkeypatch.setattr(RunEvents, "__exit__", watched)
     assert not bench.refresh().success
-    for_publishing, for_events = given
-    assert for_publishing == 6 and for_events is not None and for_events <= 1
+    assert given == [6, 2]
 
 
 @pytest.mark.timeout(60)
 def test_signal_in_another_thread_interrupts_a_step_that_waits_for_the_event_log(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, opened = threading.Event(), threading.Event()
-    monkeypatch.setattr(events_module, "report_events", report_when(opened, [0], begun))
+    begun, opened, closing = threading.Event(), threading.Event(), threading.Event()
     monkeypatch.setattr(events_module, "_WAITING_EVENTS", 1)
 
     @dg.op
     def work(context) -> None:
-        event = dg.AssetMaterialization("thing")
-        with EventWriter(context, grace_seconds=0) as events:
-            events.log(event)
+        writer = EventWriter(context, stores_when(opened, [], begun), 0)
+        with interrupted_in_another_thread(after=closing.is_set), writer as events:
+            events.put(1)
             assert begun.wait(60)
             with interrupted_in_another_thread():
-                for _ in range(2):
-                    events.log(event)
-            with interrupted_in_another_thread():
-                events.close()
-            opened.set()
+                for number in range(2):
+                    events.put(number)
+            closing.set()
+        opened.set()
 
     assert execute(bench, work).success
 
 
 @pytest.mark.timeout(60)
-def test_step_without_grace_time_left_does_not_wait_for_events(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_step_waits_for_events_no_longer_than_its_grace_time(bench: Workbench) -> None:
     opened = threading.Event()
-    monkeypatch.setattr(events_module, "report_events", report_when(opened, [0]))
 
     @dg.op
     def work(context) -> None:
-        with EventWriter(context, grace_seconds=3600, stopped_at=lambda: time.monotonic() - 3600) as events:
-            events.log(dg.AssetMaterialization("thing"))
+        with EventWriter(context, stores_when(opened, []), 0.2) as events:
+            events.put(1)
             raise KeyboardInterrupt
 
     try:
@@ -99,78 +91,69 @@ def test_step_without_grace_time_left_does_not_wait_for_events(
     finally:
         opened.set()
     [run] = bench.instance.get_runs()
-    said = [entry.user_message for entry in bench.instance.all_logs(run.run_id)]
-    assert any("1 events were not stored within the grace time" in message for message in said)
+    messages = [entry.user_message for entry in bench.instance.all_logs(run.run_id)]
+    assert any("1 events were not stored within 0.2 s" in message for message in messages)
 
 
-class TestWriter:
-    """The writer inside an op of its own."""
+@pytest.mark.parametrize("end", [None, KeyboardInterrupt, RuntimeError])
+def test_step_stores_everything_it_has_queued_in_order(bench: Workbench, end: type[BaseException] | None) -> None:
+    stored: list[int] = []
 
-    @staticmethod
-    def event(number: int) -> dg.AssetMaterialization:
-        return dg.AssetMaterialization("thing", partition=str(number))
-
-    @pytest.mark.parametrize("end", [KeyboardInterrupt, RuntimeError])
-    def test_a_step_that_is_ended_early_stores_what_it_has_logged(
-        self, bench: Workbench, end: type[BaseException]
-    ) -> None:
-        @dg.op
-        def work(context) -> None:
-            with EventWriter(context, grace_seconds=60) as events:
-                for number in range(700):
-                    events.log(self.event(number))
+    @dg.op
+    def work(context) -> None:
+        with EventWriter(context, stored.extend, 60) as events:
+            for number in range(2 * BATCH_EVENTS + 500):
+                events.put(number)
+            if end is not None:
                 raise end
 
-        assert not execute(bench, work).success
-        assert len(ids_of(bench, dg.AssetKey("thing"), MATERIALIZATION)) == 700
+    assert execute(bench, work).success is (end is None)
+    assert stored == list(range(2 * BATCH_EVENTS + 500))
 
-    def test_a_run_that_is_faster_than_the_event_log_waits_for_it(
-        self, bench: Workbench, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        opened, logged, stored = threading.Event(), [0], [0]
 
-        monkeypatch.setattr(events_module, "report_events", report_when(opened, stored))
-        monkeypatch.setattr(events_module, "_WAITING_EVENTS", 600)
-        seen: list[int] = []
+def test_batch_ends_with_an_item_that_is_stored_at_once(bench: Workbench) -> None:
+    batches: list[list[int]] = []
+    first = threading.Event()
 
-        @dg.op
-        def work(context) -> None:
-            with EventWriter(context, grace_seconds=60) as events:
+    def store(batch: Sequence[int]) -> None:
+        assert first.wait(60)
+        batches.append(list(batch))
 
-                def log_all() -> None:
-                    for number in range(5_000):
-                        events.log(self.event(number))
-                        logged[0] += 1
+    @dg.op
+    def work(context) -> None:
+        with EventWriter(context, store, 60) as events:
+            for number in range(10):
+                events.put(number, at_once=number == 4)
+            first.set()
 
-                logger = threading.Thread(target=log_all)
-                logger.start()
-                with events._changed:  # as many as wait and one batch are taken, and no more
-                    assert events._changed.wait_for(lambda: len(events._waiting) == 600, 60)
-                logger.join(0.2)
-                seen.append(logged[0])
-                opened.set()
-                logger.join()
+    assert execute(bench, work).success
+    assert any(batch[-1] == 4 for batch in batches) and [number for batch in batches for number in batch] == list(
+        range(10)
+    )
 
-        assert execute(bench, work).success
-        assert seen[0] <= 600 + BATCH_EVENTS and stored == [5_000]
 
-    def test_event_that_points_back_is_made_when_what_it_points_at_is_stored(self, bench: Workbench) -> None:
-        cause, stored, pointed = dg.AssetKey("cause"), set[str | None](), list[bool]()
+def test_step_that_is_faster_than_the_event_log_waits_for_it(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, queued, stored = threading.Event(), [0], list[int]()
+    monkeypatch.setattr(events_module, "_WAITING_EVENTS", 600)
+    seen: list[int] = []
 
-        def pointing(number: int) -> dg.AssetMaterialization:
-            pointed.append(str(number) in stored)
-            return self.event(number)
+    @dg.op
+    def work(context) -> None:
+        with EventWriter(context, stores_when(opened, stored), 60) as events:
 
-        def learn(events: Sequence[Event]) -> None:
-            stored.update(ids_of(bench, cause, MATERIALIZATION))
+            def put_all() -> None:
+                for number in range(5_000):
+                    events.put(number)
+                    queued[0] += 1
 
-        @dg.op
-        def work(context) -> None:
-            with EventWriter(context, grace_seconds=60, stored=learn) as events:
-                for number in range(1_200):
-                    events.log(dg.AssetMaterialization(cause, partition=str(number)))
-                    events.log_after(lambda number=number: pointing(number))
+            thread = threading.Thread(target=put_all)
+            thread.start()
+            with events._changed:  # as many as wait and one batch are taken, and no more
+                assert events._changed.wait_for(lambda: len(events._waiting) == 600, 60)
+            thread.join(0.2)
+            seen.append(queued[0])
+            opened.set()
+            thread.join()
 
-        assert execute(bench, work).success
-        assert pointed == [True] * 1_200
-        assert len(ids_of(bench, dg.AssetKey("thing"), MATERIALIZATION)) == 1_200
+    assert execute(bench, work).success
+    assert seen[0] <= 600 + BATCH_EVENTS and stored == list(range(5_000))

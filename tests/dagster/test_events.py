@@ -18,11 +18,10 @@ from dagster._serdes import deserialize_value
 from surge_dagster.engine.report import Receipt
 from surge_dagster.engine.sources.parquet_files import _VERSION_BYTES
 from surge_dagster.engine.sources.partition import Partition
-from surge_dagster.orchestration import asset_events
-from surge_dagster.orchestration import events as events_module
+from surge_dagster.orchestration import asset_events, run_events
 from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
-from surge_dagster.orchestration.dagster_internals import Event, can_batch
-from surge_dagster.orchestration.events import EventWriter, report_events
+from surge_dagster.orchestration.dagster_internals import Event
+from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.partition_keys import MOST_BYTES, with_short_keys
 from tests.dagster.conftest import NAMES, ROOT, Workbench
 from tests.dagster.test_failures import shown
@@ -150,26 +149,26 @@ def without_messages(read: Any) -> Any:
     return [without_messages(part) for part in read] if isinstance(read, list | tuple) else read
 
 
-def test_events_read_back_the_same_in_batches_and_event_by_event(
-    recorded: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_events_read_back_the_same_in_batches_and_event_by_event(recorded: Workbench) -> None:
     """The public call says something more in the run's log, and nothing else differs."""
 
-    @dg.op
-    def work(context) -> None:
-        with EventWriter(context, grace_seconds=60) as events:
-            for event in events_of_every_kind():
-                events.log(event)
+    @dg.op(name="work")
+    def in_batches(context) -> None:
+        report_events(context.instance, context, events_of_every_kind())
 
-    in_batches = as_read(recorded, execute(recorded, work).run_id)
-    monkeypatch.setattr(events_module, "can_batch", lambda: False)
-    one_by_one = as_read(recorded, execute(recorded, work).run_id)
-    assert in_batches["events"] == len(in_batches[f"{NAMES.embeddings} materializations"]) * 3 == 15
-    for name, read in in_batches.items():
+    @dg.op(name="work")
+    def one_by_one(context) -> None:
+        for event in events_of_every_kind():
+            context.log_event(event)
+
+    batched = as_read(recorded, execute(recorded, in_batches).run_id)
+    single = as_read(recorded, execute(recorded, one_by_one).run_id)
+    assert batched["events"] == len(batched[f"{NAMES.embeddings} materializations"]) * 3 == 15
+    for name, read in batched.items():
         if name.endswith((" log", " materializations", " observations", " latest", " record")):
-            assert without_messages(read) == without_messages(one_by_one[name]), name
+            assert without_messages(read) == without_messages(single[name]), name
         else:
-            assert read == one_by_one[name], name
+            assert read == single[name], name
 
 
 def test_postgres_has_room_for_the_longest_key_and_version(postgres_bench: Workbench) -> None:
@@ -216,51 +215,26 @@ def test_watcher_of_a_run_receives_every_event(bench: Workbench) -> None:
     @dg.op
     def work(context) -> None:
         context.instance.add_event_listener(context.run_id, heard.append)
-        with EventWriter(context, grace_seconds=60) as events:
-            for event in events_of_every_kind():
-                events.log(event)
+        report_events(context.instance, context, events_of_every_kind())
 
     assert execute(bench, work).success
     assert len([entry for entry in heard if entry.dagster_event and entry.dagster_event.asset_key]) == 15
 
 
-@pytest.mark.parametrize("why", ["another version", "turned off"])
-def test_events_are_stored_one_by_one_where_batches_are_unavailable(bench: Workbench, why: str) -> None:
-    """Dagster's context keeps every event that is logged through it until the step ends, unless it is taken away."""
+def test_run_leaves_a_complete_record_where_an_operator_turned_batches_off(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for key in "abc":
         bench.write(key)
-    kept: list[int] = []
-    original = dg.OpExecutionContext.log_event
-
-    def counting(self: dg.OpExecutionContext, event: object) -> None:
-        kept.append(len(self._events))
-        original(self, event)  # pyright: ignore[reportArgumentType]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dg.OpExecutionContext, "log_event", counting)
-        if why == "another version":
-            patch.setattr(events_module, "can_batch", lambda: False)
-        else:
-            patch.setenv("DAGSTER_EVENT_BATCH_SIZE", "0")
-        assert bench.refresh().success
-    if why == "turned off":
-        assert kept == [], "Dagster itself takes the batch apart"
-    else:
-        assert kept == [0] * 8
+    monkeypatch.setenv("DAGSTER_EVENT_BATCH_SIZE", "0")
+    assert bench.refresh().success
     assert_complete_record(bench, "abc")
 
 
-@pytest.mark.parametrize("lacks", ["DagsterEventBatchMetadata", "StepMaterializationData"])
-def test_dagster_without_batches_gets_events_one_by_one(monkeypatch: pytest.MonkeyPatch, lacks: str) -> None:
-    assert can_batch()
-    monkeypatch.delattr(f"dagster._core.events.{lacks}")
-    assert not can_batch()
-
-
-def assert_told_as_it_is(
+def assert_event_describes_its_file(
     bench: Workbench, key: str, rows: Sequence[tuple[str, str]], event: dg.AssetMaterialization, *, adopted: bool
 ) -> None:
-    """Every figure of an event of a partition is that of its file, and its lineage that of the run which made it."""
+    """Every value of a partition's event is that of its file, and its lineage that of the run which made it."""
     file = bench.file(key)
     facts = assert_embedded(bench.output, file.parent.name, key, rows)
     reported = {name: value.value for name, value in event.metadata.items()}
@@ -310,7 +284,7 @@ def test_files_whose_events_a_crash_lost_are_adopted_with_their_own_metrics(reco
     for number, key in enumerate(keys):
         event = events[key]
         assert event is not None
-        assert_told_as_it_is(recorded, key, numbered_rows(key, number + 1), event, adopted=key not in known)
+        assert_event_describes_its_file(recorded, key, numbered_rows(key, number + 1), event, adopted=key not in known)
     assert recorded.refresh().materialized() == {}
 
 
@@ -329,7 +303,7 @@ def test_an_event_log_that_refuses_events_ends_the_attempt_and_the_next_one_adop
             raise OSError("the disk of the event log is full")
         report_events(instance, context, events)
 
-    monkeypatch.setattr(events_module, "report_events", refuse_once)
+    monkeypatch.setattr(run_events, "report_events", refuse_once)
     ran = bench.refresh()
     assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
     assert [event.metadata["action"].value for event in ran.materialized().values()] == ["adopted"] * 3

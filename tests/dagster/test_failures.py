@@ -16,7 +16,6 @@ from dagster._core.storage.asset_check_execution_record import AssetCheckExecuti
 from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
 
 from surge_dagster.assets import embeddings
-from surge_dagster.check_policy import CheckPolicy
 from surge_dagster.engine.errors import ConfigError, EncoderError, StoreUnavailable, TransientError
 from surge_dagster.engine.report import Failure
 from surge_dagster.engine.sources.parquet import ParquetCatalog
@@ -324,27 +323,21 @@ def listed(key: str, version: str) -> Partition:
     return Partition(key, version, lambda: iter(()), lambda: version)
 
 
-def test_failures_of_an_attempt_stand_until_another_attempt_tries_the_partitions() -> None:
-    policy = CheckPolicy()
-    first = Outcome.after(None, policy)
-    first.begin({key: listed(key, "v1") for key in ("bad", "fixed", "away", "read", "unread")})
-    for key in ("bad", "fixed", "away"):
+def test_failure_of_an_attempt_stays_until_another_attempt_has_a_result() -> None:
+    first = Outcome.after(None, 0.2)
+    first.begin({key: listed(key, "v1") for key in ("bad", "fixed", "removed", "read", "unread")})
+    for key in ("bad", "fixed", "removed"):
         first.fail(Failure(key, "null"))
     for key in ("read", "unread"):
         first.fail(Failure(key, "the disk failed", transient=True))
-    died_early = Outcome.after(first, policy)
-    died_early.give_up()
-    assert died_early.failures == first.failures
-    third = Outcome.after(died_early, policy)
-    third.begin({"bad": listed("bad", "v1"), "fixed": listed("fixed", "v2"), "read": listed("read", "v1")})
-    assert [failure.key for failure in third.failures] == ["bad"], "bad data is read once"
-    third.tried("read")
-    third.report.partitions_failed += [Failure("bad", "null"), Failure("unheard", "null")]
-    third.give_up()
-    assert [failure.key for failure in third.failures] == ["bad", "unheard", "unread"]
-    fourth = Outcome.after(third, policy)
-    fourth.begin({"fixed": listed("fixed", "v2")})
-    assert fourth.failures == []
+    failed = set(first.failures)
+    second = Outcome.after(first, 0.2)
+    assert set(second.failures) == failed == {"bad", "fixed", "removed", "read", "unread"}
+    now = {"bad": "v1", "fixed": "v2", "read": "v1", "unread": "v1"}
+    todo = second.begin({key: listed(key, version) for key, version in now.items()})
+    assert [partition.key for partition in todo] == ["fixed", "read", "unread"], "bad data is read once"
+    second.succeed("read")
+    assert set(second.failures) == {"bad", "unread"}
 
 
 def test_every_failure_is_listed_with_a_remedy() -> None:
@@ -473,7 +466,7 @@ def test_file_that_could_not_be_read_once_is_adopted_by_the_next_run(
     assert requested(found) == [["a"]] and not found.asset_events
     with monkeypatch.context() as patch:
         patch.setattr("surge_dagster.assets.embeddings._RETRIES", 0)
-        patch.setattr("surge_dagster.orchestration.read_back.file_failure", fail)
+        patch.setattr("surge_dagster.orchestration.read_back.difference", fail)
         [failed] = bench.launch(found)
         assert not failed.success and "the disk failed once" in failed.failure()
     assert failed_on_record(NAMES, bench.instance) == {"a"}
@@ -499,7 +492,7 @@ def test_store_that_is_down_is_tried_once_and_not_for_each_partition(
     assert bench.refresh().success
     bench.instance.wipe_assets([NAMES.embeddings])
     with monkeypatch.context() as patch:
-        patch.setattr(read_back, "file_failure", down)
+        patch.setattr(read_back, "difference", down)
         assert not bench.refresh().success and len(asked) == 1, "files that are not on record are read"
     assert bench.refresh().success
     assert shown(bench) == (set("abc"), set())

@@ -18,7 +18,7 @@ from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
 from surge_dagster.orchestration import read_back as module
-from surge_dagster.orchestration.read_back import file_failure, footer_failures, read_back
+from surge_dagster.orchestration.read_back import difference, footer_failures, read_back
 from tests.engine.runs import finish, make_run
 from tests.small_catalogs import FailingStore, numbered_rows, partition_of, rewrite
 
@@ -39,11 +39,11 @@ def partition(key: str) -> Partition:
 
 
 @pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], Failure | None]], Store]:
+def reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], str | None]], Store]:
     """Replaces the reading of a file by a function of the partition's key; gives a bucket to read from."""
 
-    def replace(read: Callable[[str], Failure | None]) -> Store:
-        monkeypatch.setattr(module, "file_failure", lambda partition, *_: read(partition.key))
+    def replace(read: Callable[[str], str | None]) -> Store:
+        monkeypatch.setattr(module, "difference", lambda partition, *_: read(partition.key))
         return cast(Store, Bucket())
 
     return replace
@@ -56,23 +56,22 @@ def test_file_that_its_disk_does_not_give_is_not_encoded_again(tmp_path: Path, h
     with pytest.raises(
         TransientError, match=r"k\.parquet' could not be read: Input/output error\. Run again when"
     ) as error:
-        file_failure(made, FailingStore(tmp_path, "k"), run.space)
+        difference(made, FailingStore(tmp_path, "k"), run.space)
     assert error.value.key == "k" and "checked again" not in str(error.value)
 
 
 def test_files_of_a_bucket_are_read_together_and_each_has_its_answer(reads: Any) -> None:
     together = threading.Barrier(16, timeout=60)
-    failure, error = Failure("3", "damaged"), TransientError("no answer")
 
-    def read(key: str) -> Failure | None:
+    def read(key: str) -> str | None:
         together.wait()
         if key == "4":
-            raise error
-        return failure if key == "3" else None
+            raise TransientError("no answer")
+        return "damaged" if key == "3" else None
 
     keys = [str(number) for number in range(64)]
-    answers = dict(read_back([partition(key) for key in keys], reads(read), SPACE))
-    assert answers == dict.fromkeys(keys) | {"3": failure, "4": error}
+    found = read_back([partition(key) for key in keys], reads(read), SPACE)
+    assert found == dict.fromkeys(keys) | {"3": "damaged", "4": Failure("4", "no answer", transient=True)}
 
 
 @pytest.mark.parametrize("remote", [True, False])
@@ -81,12 +80,14 @@ def test_store_that_is_down_ends_the_reading(reads: Any, remote: bool) -> None:
 
     def read(key: str) -> None:
         asked.append(key)
+        if remote:
+            threading.Event().wait(0.1)  # a bucket is tried several times
         raise StoreUnavailable("the store is down")
 
     store = reads(read)
     store.is_remote = remote
     with pytest.raises(StoreUnavailable, match="down"):
-        list(read_back([partition(str(number)) for number in range(1_000)], store, SPACE))
+        read_back([partition(str(number)) for number in range(1_000)], store, SPACE)
     assert 1 <= len(asked) <= 64
 
 

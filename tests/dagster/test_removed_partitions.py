@@ -9,8 +9,9 @@ import pytest
 
 from surge_dagster.assets import embeddings
 from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.files.formats import PublishedFile
+from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.orchestration import refresh
 from surge_dagster.orchestration.records import failed_on_record
 from tests.dagster.conftest import NAMES, Ran, Workbench, requested
 from tests.small_catalogs import partition_folder
@@ -179,10 +180,13 @@ def test_removed_partition_whose_file_the_store_does_not_give_fails(
     [request] = bench.tick().run_requests or []
     remove(bench, "b")
 
-    def silent(*_: object) -> None:
-        raise TransientError("the store does not answer", "b")
+    def silent(state: OutputState, key: str) -> PublishedFile | None:
+        if key == "b":
+            raise TransientError("the store does not answer", "b")
+        return found(state, key)
 
-    monkeypatch.setattr(refresh, "published", silent)
+    found = OutputState.file
+    monkeypatch.setattr(OutputState, "file", silent)
     monkeypatch.setattr(embeddings, "rest", lambda seconds: None)
     ran = bench.run(NAMES.embed_job, request.run_config)
     assert not ran.success and failed_on_record(NAMES, bench.instance) == {"b"}

@@ -128,6 +128,13 @@ class OutputState:
         facts = found.facts
         return found if facts.partition_key == key or facts.space != self.space else None
 
+    def refuse(self, file: PublishedFile, reason: str) -> None:
+        """Treat a file as invalid that was read in full and does not hold what it states: it is `missing` here.
+
+        That is not remembered: a disk may fail once, and the next state reads the file again.
+        """
+        self._found[file.stored.name] = InvalidFile(reason)
+
     def status(self, partition: Partition) -> Status:
         """Whether a partition needs work: `fresh` does not, and `foreign` needs an operator.
 
