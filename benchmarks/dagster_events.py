@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import psutil
@@ -26,7 +27,7 @@ from benchmarks.postgres_server import NoPostgres, PostgresServer, postgres_serv
 from surge_dagster.engine.report import Event, Receipt
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.thresholds import Thresholds
-from surge_dagster.orchestration.events import EventWriter
+from surge_dagster.orchestration.events import EventWriter, report_events
 
 SIDES = ("sqlite event by event", "sqlite batched", "postgres event by event", "postgres batched")
 BATCHED = SIDES[1::2]
@@ -138,7 +139,7 @@ def _report_all(context: dg.OpExecutionContext, side: str, count: int) -> Docume
     begun, cpu = time.perf_counter(), time.process_time()
     settled = 0
     with contextlib.ExitStack() as stack:
-        events = stack.enter_context(EventWriter(context, grace_seconds=60)) if side in BATCHED else None
+        events = stack.enter_context(_writer(context)) if side in BATCHED else None
         for number in range(count):
             _report(context if events is None else events, f"p{number:06}")
             if number == count // 10:  # the code is loaded and the queue is as full as it gets
@@ -159,9 +160,9 @@ def _beside_encoder(context: dg.OpExecutionContext, count: int, turns: int, fold
         for turn in range(turns + 1):
             for side in ("off", "on") if turn % 2 else ("on", "off"):
                 begun = time.perf_counter()
-                with EventWriter(context, grace_seconds=60) as events:
+                with _writer(context) as events:
 
-                    def seen(event: Event, report: bool = side == "on", events: EventWriter = events) -> None:
+                    def seen(event: Event, report: bool = side == "on", events: EventWriter[Any] = events) -> None:
                         if report and isinstance(event, Receipt):
                             _report(events, event.key)
 
@@ -177,14 +178,18 @@ def _beside_encoder(context: dg.OpExecutionContext, count: int, turns: int, fold
     }
 
 
-def _report(to: EventWriter | dg.OpExecutionContext, key: str) -> None:
+def _writer(context: dg.OpExecutionContext) -> EventWriter[dg.AssetObservation | dg.AssetMaterialization]:
+    return EventWriter(context, lambda batch: report_events(context.instance, context, batch), 60)
+
+
+def _report(to: EventWriter[dg.AssetObservation | dg.AssetMaterialization] | dg.OpExecutionContext, key: str) -> None:
     """Report the two events of a partition."""
     observation = dg.AssetObservation(
         _SOURCE, partition=key, metadata={"key": key, "source_version": "v1"}, tags={"dagster/data_version": "v1"}
     )
     if isinstance(to, EventWriter):
-        to.log(observation)
-        to.log_after(lambda: _materialization(key))
+        to.put(observation)
+        to.put(_materialization(key))
         return
     to.log_event(observation)
     to.log_event(_materialization(key))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from surge_dagster.engine.errors import Cancelled, DataError, PlaceTaken, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.files.facts import InvalidFile
@@ -39,7 +39,6 @@ def superbatches(
     context: RunContext,
     *,
     force: bool = False,
-    again: Collection[str] = (),
 ) -> Iterator[SuperBatch | Receipt | Failure]:
     """Read partitions in their order, and yield what follows from each.
 
@@ -47,7 +46,6 @@ def superbatches(
         outputs: the files of the space.
         context: of the run. The memory of each SuperBatch is booked, and its receiver releases it.
         force: encode fresh partitions too.
-        again: keys of partitions to encode although their files look fresh.
 
     Yields:
         SuperBatches to encode, receipts of partitions that need no encoding, failures of partitions that are refused.
@@ -57,7 +55,7 @@ def superbatches(
         StoreUnavailable: the store does not answer.
         ConfigError: the source cannot be listed.
     """
-    reader = _Reader(context, outputs, force, again)
+    reader = _Reader(context, outputs, force)
     for partition in outputs.looked_at(partitions):
         context.stop.require_running()
         yield from reader.read(partition)
@@ -98,11 +96,10 @@ class _NoRoom(Exception):
 class _Reader:
     """Reads one partition after the other; its generator methods yield what `superbatches` yields."""
 
-    def __init__(self, context: RunContext, outputs: OutputState, force: bool, again: Collection[str]) -> None:
+    def __init__(self, context: RunContext, outputs: OutputState, force: bool) -> None:
         self._context = context
         self._outputs = outputs
         self._force = force
-        self._again = again
         self._aggregator = Aggregator(context.bounds, context.acquire, context.reserve)
         self._seen: set[str] = set()
         self._drift_sample = DriftSample()
@@ -157,7 +154,7 @@ class _Reader:
                 "it was left alone",
                 "Move that file to its own space's folder, then run again.",
             )
-        if self._force or partition.key in self._again:
+        if self._force:
             return None
         if status == "fresh":
             return Receipt.of(published.facts, published.stored, location, action="fresh")

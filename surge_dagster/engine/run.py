@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Collection, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 
 from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.encoder.pool import EncoderPool
@@ -48,7 +48,6 @@ class EmbeddingRun:
         pool: a started pool; the run uses it and does not own it.
         thresholds: of the SuperBatches; missing values follow from the pool's measured speed and the memory.
         force: encode fresh partitions too.
-        again: keys of partitions to encode although their files look fresh.
         outputs: the files of the pool's space, where the caller has listed them; None: the run lists them.
         include_text: write the text column.
         file_format: of the files; the space's own, where the output has it.
@@ -75,7 +74,6 @@ class EmbeddingRun:
         thresholds: Thresholds | None = None,
         *,
         force: bool = False,
-        again: Collection[str] = (),
         outputs: OutputState | None = None,
         include_text: bool = True,
         file_format: FileFormat = "parquet",
@@ -111,7 +109,6 @@ class EmbeddingRun:
         self._partitions = partitions
         self._pool = pool
         self._force = force
-        self._again = again
         self._outputs = outputs
         self._include_text = include_text
         self._stop = StopSignal(grace_seconds)
@@ -129,11 +126,6 @@ class EmbeddingRun:
     def published(self) -> set[str]:
         """Keys of the partitions that were published, also those whose receipt was not taken yet."""
         return self._events.published
-
-    @property
-    def stopped_at(self) -> float | None:
-        """When the run was asked to stop and its grace time began, on the monotonic clock; None: it was not."""
-        return self._stop.requested_at
 
     def __iter__(self) -> Iterator[Receipt]:
         """Run, and yield a receipt for each partition as it is published."""
@@ -208,7 +200,7 @@ class EmbeddingRun:
             outputs = self._outputs
             if outputs is None or outputs.space != self.space.name:
                 outputs = OutputState(self._store, self.space.name, self.space.file_format)
-            items = superbatches(self._partitions, outputs, context, force=self._force, again=self._again)
+            items = superbatches(self._partitions, outputs, context, force=self._force)
             publisher = Publisher(context)
             try:
                 with contextlib.closing(ReadAhead(items, context)) as batches:
