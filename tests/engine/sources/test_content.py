@@ -165,6 +165,6 @@ def test_ids_whose_hashes_collide_are_not_refused() -> None:
     refuse_repeated_id(Partition("k", "v", lambda: iter([batch]), lambda: "v"), known.repeated())
 
 
-def test_smallest_and_the_largest_integers_are_told_apart() -> None:
+def test_smallest_and_largest_integers_are_different_ids() -> None:
     edges = np.array([-(2**63), 2**63 - 1, -1, 0, 1, -2], dtype=np.int64).tolist()
     assert id_set_of(edges, pa.int64()).repeated().size == 0

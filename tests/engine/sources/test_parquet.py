@@ -278,10 +278,10 @@ class TestFilesThatCannotBeRead:
     def test_file_removed_during_reading_is_a_transient_failure(self, tmp_path: Path) -> None:
         folder = partition_folder(tmp_path, "k")
         write_rows(folder / "0.parquet", numbered_rows("k", 10))
-        gone = write_rows(folder / "1.parquet", numbered_rows("k", 10))
+        removed = write_rows(folder / "1.parquet", numbered_rows("k", 10))
         reading = iter(only(open_source(tmp_path)).read())
         next(reading)
-        gone.unlink()
+        removed.unlink()
         with pytest.raises(TransientError, match=r"1\.parquet was removed while the partition was read"):
             next(reading)
 
