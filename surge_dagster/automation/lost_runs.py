@@ -1,7 +1,7 @@
 """The sensor `lost_runs`: declares runs failed whose process has ended.
 
-A killed run keeps its slot of the pool for as long as Dagster takes it for active, and then no other run begins. So
-this sensor is always on, from the first minute of an instance. It also records the pool's limit.
+A killed run keeps its slot of the pool until Dagster knows that it ended, and no other run starts meanwhile. So this
+sensor is on from the start. It also records the pool's limit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The schedules: the nightly refresh, and the check of the whole catalog where `check_cron` is set.
 
-No schedule begins a vector space beside others: the nightly tick names the space in the config of its runs, and
-requests none when the settings mean a space that the output does not have. After any other error the tick requests the
-run, which tries again and whose failure is alerted. A schedule whose cron is set is on from the start.
+No schedule begins a second vector space: the nightly tick names the space in the config of its runs, and requests no
+run when the settings describe a space that the output does not have. After any other error the tick requests the run,
+which tries again and whose failure is alerted. A schedule is on from the start if the settings contain its cron.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from surge_dagster.settings import Settings
 
 
 def nightly_refresh(names: CatalogNames, settings: Settings, job: dg.JobDefinition) -> dg.ScheduleDefinition:
-    """The schedule that embeds everything that is missing or stale."""
+    """The schedule of the nightly refresh, which embeds missing and stale partitions."""
 
     @dg.schedule(
         name=names.schedule,
@@ -47,7 +47,7 @@ def nightly_refresh(names: CatalogNames, settings: Settings, job: dg.JobDefiniti
 
 
 def scheduled_check(names: CatalogNames, settings: Settings) -> list[dg.ScheduleDefinition]:
-    """The schedule that compares the catalog with the output, where the settings have one."""
+    """The schedule of the catalog check; none without the setting `check_cron`."""
     if settings.check_cron is None:
         return []
 

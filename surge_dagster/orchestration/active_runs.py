@@ -107,8 +107,8 @@ def held_by_active_runs(
     Args:
         names: of the catalog.
         instance: where the runs are recorded.
-        entirely: count only runs that embed all that they hold; a run that selects a state skips other partitions.
-        besides: id of a run that does not count.
+        entirely: count only runs that embed all partitions that they hold; a run that selects a state skips others.
+        besides: id of a run that is left out.
     """
     op_names = (names.embeddings_op, names.refresh_op)
     runs = [

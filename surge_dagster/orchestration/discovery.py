@@ -1,4 +1,4 @@
-"""The catalog beside Dagster's records, the space of the settings, and the partitions that are unfinished."""
+"""The catalog with Dagster's records of it, the space of the settings, and the partitions that need work."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _MOST_REPORTED = 10_000
 
 
 class SpaceNotBegun(ConfigError):
-    """The settings mean a space that the output does not have beside its others: an operator has to begin it."""
+    """The settings describe a space that the output does not have, and it has others: an operator has to begin it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The catalog's partitions beside Dagster's records of them.
+    """The catalog's partitions and Dagster's records of them.
 
     Attributes:
         partitions: by partition key, in the source's order.
@@ -65,7 +65,7 @@ def list_catalog(names: CatalogNames, instance: dg.DagsterInstance, catalog: Cat
 
 
 def report_changes(names: CatalogNames, instance: dg.DagsterInstance, listing: Listing) -> set[str]:
-    """Observe and register what Dagster does not have yet, as much as a tick has time for.
+    """Observe and register the partitions that Dagster lacks, as many as a tick has time for.
 
     Returns:
         Partition keys that are left to the next tick.
@@ -106,7 +106,7 @@ def known_space(names: CatalogNames, store: Store, spec: EncodingSpec, *, unatte
 
 
 def states_of_unfinished(listing: Listing, store: Store, space: Space | None) -> dict[str, str | None]:
-    """The partitions that are not both fresh and on record, in the source's order, each with the state of its file.
+    """The partitions that lack a fresh file or its record, in the source's order, each with the state of its file.
 
     The state is a `Status`, None for a file that cannot be read now, or "unknown" for a fresh file that Dagster has no
     record of: a run was killed before it reported the file, or another program made it. The next run adopts it.
