@@ -149,7 +149,7 @@ class Dispatcher:
             self._shut_down()
 
     def _watch_gpus(self) -> None:
-        """Posts samples of the GPUs until the pool ends; returns at once where nothing measures them."""
+        """Posts samples of the GPUs until the pool ends; returns immediately where nothing measures them."""
         gpus = GpuMonitor([seat.device for seat in self._seats])
         while not self._ended and (sample := gpus.sample()) is not None:
             self._post(partial(self._record_sample, sample))

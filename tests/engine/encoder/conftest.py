@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +11,11 @@ import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
+from tests.engine.encoder.faulty_pools import no_leaks, open_descriptors
 
 HERE = Path(__file__).parent
+
+__all__ = ["no_leaks", "open_descriptors"]
 
 
 @pytest.fixture(scope="session")
@@ -52,12 +54,3 @@ def encode(pool: EncoderPool, texts: list[str]) -> np.ndarray:
         slot.append(column(texts))
         pool.encode(slot)
         return slot.matrix(0, len(texts)).copy()
-
-
-def open_descriptors() -> set[tuple[str, str]]:
-    """Open descriptors of this process, by number and what they point to."""
-    found = set()
-    for name in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the descriptor that lists the folder
-            found.add((name.name, str(name.readlink())))
-    return found

@@ -46,7 +46,7 @@ def _vector(ids: np.ndarray) -> list[float]:
 
 @dataclass(slots=True)
 class Device:
-    """What the device holds at most, in tokens, over all passes at once, and what it was asked for."""
+    """What the device holds at most, in tokens, over all concurrent passes, and the passes that it got and refused."""
 
     limit: int
     used: int = 0

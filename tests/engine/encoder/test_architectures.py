@@ -84,8 +84,8 @@ _ALSO_ELSEWHERE = (
 def test_vectors_equal_sentence_transformers_with_openvino_and_with_torch(name: str, tmp_path: Path) -> None:
     model = _made(name, tmp_path)
     best = "openvino" if importlib.util.find_spec("openvino") is not None else "torch"
-    for asked, used in (("auto", best), ("torch", "torch")):
-        loaded = load_backend(model.space, _SETTINGS, asked, check_parity=True)
+    for requested, used in (("auto", best), ("torch", "torch")):
+        loaded = load_backend(model.space, _SETTINGS, requested, check_parity=True)
         assert (loaded.backend.name, loaded.notes) == (used, ())
         assert loaded.lowest_cosine is not None
         assert loaded.lowest_cosine >= FLOOR

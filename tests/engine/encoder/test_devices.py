@@ -34,7 +34,7 @@ def test_auto_falls_back_to_the_cpu_and_says_what_was_missing(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("requested", "expected"),
     [
         ("cpu", ("cpu",)),
         ("cpu,cpu", ("cpu", "cpu")),
@@ -42,14 +42,14 @@ def test_auto_falls_back_to_the_cpu_and_says_what_was_missing(monkeypatch: pytes
         (["cuda:1", "cuda:1"], ("cuda:1", "cuda:1")),
     ],
 )
-def test_explicit_lists_are_kept(two_gpus: None, asked: str | list[str], expected: tuple[str, ...]) -> None:
-    assert choose_devices(asked).devices == expected
+def test_explicit_lists_are_kept(two_gpus: None, requested: str | list[str], expected: tuple[str, ...]) -> None:
+    assert choose_devices(requested).devices == expected
 
 
-@pytest.mark.parametrize("asked", ["gpu", "", "cpu,cuda:0", "cuda:2"])
-def test_missing_devices_and_mixed_kinds_are_refused(two_gpus: None, asked: str) -> None:
+@pytest.mark.parametrize("requested", ["gpu", "", "cpu,cuda:0", "cuda:2"])
+def test_missing_devices_and_mixed_kinds_are_refused(two_gpus: None, requested: str) -> None:
     with pytest.raises(ConfigError, match="devices"):
-        choose_devices(asked)
+        choose_devices(requested)
 
 
 @pytest.mark.parametrize("setting", [{"precision": "int4"}, {"precision": "fp16"}, {"backend": "tensorflow"}])

@@ -38,10 +38,10 @@ def test_rows_get_their_vectors_with_any_chunks_and_any_number_of_workers(monkey
         ):
             slot = arena.acquire()
             slot.append(column(texts))
-            figures = pool.encode(slot)
+            metrics = pool.encode(slot)
             assert np.array_equal(slot.matrix(0, 3_000), expected)
-            assert figures.texts == 3_000
-            assert figures.tokens == sum(1 + len(f"say: {text}".encode()) // 4 for text in texts)
+            assert metrics.texts == 3_000
+            assert metrics.tokens == sum(1 + len(f"say: {text}".encode()) // 4 for text in texts)
 
 
 def test_truncated_rows_are_counted_where_they_are() -> None:

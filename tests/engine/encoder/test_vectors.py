@@ -55,23 +55,23 @@ def _encode(pool: EncoderPool, texts: list[str]) -> tuple[np.ndarray, EncodeMetr
     with pool.arena(slots=1, max_texts=len(texts), max_bytes=sum(len(t.encode()) for t in texts)) as arena:
         slot = arena.acquire()
         slot.append(column(texts))
-        figures = pool.encode(slot)
+        metrics = pool.encode(slot)
         flags = [slot.truncated(row, row + 1) for row in range(len(texts))]
-        return slot.matrix(0, len(texts)).copy(), figures, flags
+        return slot.matrix(0, len(texts)).copy(), metrics, flags
 
 
 def test_vectors_equal_sentence_transformers_for_texts_of_all_lengths(
     model_pool: EncoderPool, reference: SentenceTransformer
 ) -> None:
     texts = _texts()
-    found, figures, flags = _encode(model_pool, texts)
+    found, metrics, flags = _encode(model_pool, texts)
     assert parity.lowest_cosine(found, reference.encode(texts)) >= FLOOR
     assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
     lengths = [len(ids) for ids in reference.tokenizer(texts, truncation=False)["input_ids"]]
     assert flags == [int(length > 256) for length in lengths]
-    assert figures.truncated == sum(flags) >= 4
-    assert figures.tokens == sum(min(length, 256) for length in lengths)
-    assert figures.tokens <= figures.padded_tokens <= 1.15 * figures.tokens
+    assert metrics.truncated == sum(flags) >= 4
+    assert metrics.tokens == sum(min(length, 256) for length in lengths)
+    assert metrics.tokens <= metrics.padded_tokens <= 1.15 * metrics.tokens
 
 
 def test_vector_does_not_depend_on_the_texts_in_its_batch(model_pool: EncoderPool) -> None:
@@ -136,7 +136,7 @@ def test_prompt_length_dimension_and_type_have_the_effect_they_have_in_sentence_
     other_spec_pool: EncoderPool, reference: SentenceTransformer
 ) -> None:
     texts = _texts()
-    found, figures, _ = _encode(other_spec_pool, texts)
+    found, metrics, _ = _encode(other_spec_pool, texts)
     before = reference.max_seq_length
     try:
         reference.max_seq_length = 12
@@ -146,7 +146,7 @@ def test_prompt_length_dimension_and_type_have_the_effect_they_have_in_sentence_
     assert found.dtype == np.float16
     assert found.shape == (len(texts), 100)
     assert parity.lowest_cosine(found, expected) >= FLOOR
-    assert figures.truncated > 50
+    assert metrics.truncated > 50
 
 
 @pytest.mark.usefixtures("model_pool")  # its start cached the answer

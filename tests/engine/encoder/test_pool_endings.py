@@ -1,0 +1,244 @@
+"""Calls, arenas and pools that end early: nothing hangs, and no process or slot is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.schedule import LARGEST_CHUNK_TEXTS
+from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
+from surge_dagster.engine.errors import EncoderError
+from tests.engine.encoder.conftest import column, encode
+from tests.engine.encoder.faulty_pools import SPEC, beyond_signals, faulty_pool, wait_for_end, with_harm
+from tests.signals import interrupted_in_another_thread
+
+pytestmark = pytest.mark.usefixtures("faulty_workers", "no_leaks")
+
+
+def test_workers_start_the_next_superbatch_before_the_end_of_the_current_one(tmp_path: Path) -> None:
+    first = [f"harmless {row}" for row in range(999)] + [f"hang once {tmp_path / 'hung'}"]
+    second = [f"next {row}" for row in range(2_000)]
+    with faulty_pool() as pool, pool.arena(slots=2, max_texts=2_000, max_bytes=1 << 20) as arena:
+        slots = [arena.acquire(), arena.acquire()]
+        slots[0].append(column(first))
+        slots[1].append(column(second))
+        calls = [pool.submit(slot) for slot in slots]
+        while not calls[1].encoded:  # by one worker, while the other one hangs at the end of the first
+            assert calls[0].result(0.01) is None
+        for pid in pool.worker_pids:
+            os.kill(pid, signal.SIGKILL)
+        assert calls[0].result(60) is not None
+        assert calls[1].result(60) is not None
+        assert np.array_equal(slots[1].matrix(0, 2_000), hash_vectors(second, 16))
+        assert np.array_equal(slots[0].matrix(0, 1_000), hash_vectors(first, 16))
+        assert all(call.metrics.encode_seconds > 0 for call in calls)
+
+
+def test_abandoned_call_lists_the_rows_that_have_vectors(tmp_path: Path) -> None:
+    texts = [f"harmless {row}" for row in range(20_000)] + [f"hang once {tmp_path / 'hung'}"]
+    with faulty_pool() as pool, pool.arena(slots=1, max_texts=len(texts), max_bytes=1 << 20) as arena:
+        slot = arena.acquire()
+        slot.append(column(texts))
+        call = pool.submit(slot)
+        while not (tmp_path / "hung").exists() or not call.encoded:
+            assert call.result(0.01) is None
+        call.abandon()
+        expected = hash_vectors(texts, 16)
+        assert call.encoded
+        assert all(stop < len(texts) for _, stop in call.encoded)
+        for start, stop in call.encoded:
+            assert np.array_equal(slot.matrix(start, stop), expected[start:stop])
+
+
+def test_arena_can_be_closed_while_workers_hold_chunks_of_an_abandoned_call(tmp_path: Path) -> None:
+    seen, gate = tmp_path / "seen", tmp_path / "gate"
+    texts = [f"wait {gate}", *(f"harmless {row}" for row in range(20_000))]
+    texts[LARGEST_CHUNK_TEXTS + 1] = f"seen {seen}"  # in the chunk that waits behind the first one
+    with EncoderPool(SPEC, devices="cpu", backend="faults:FaultyBackend", max_respawns=0) as pool:
+        pids = pool.worker_pids
+        with pool.arena(slots=1, max_texts=len(texts), max_bytes=1 << 20) as arena:
+            slot = arena.acquire()
+            slot.append(column(texts))
+            call = pool.submit(slot)
+            while not seen.exists():
+                assert call.result(0.01) is None
+            call.abandon()
+            assert call.encoded == []
+            assert call.metrics.encode_seconds > 0
+        gate.touch()
+        assert np.array_equal(encode(pool, ["harmless"]), hash_vectors(["harmless"], 16))
+        assert (pool.worker_pids, pool.replays) == (pids, 0)
+        assert call.encoded[-1] == (LARGEST_CHUNK_TEXTS, 2 * LARGEST_CHUNK_TEXTS), "no further chunk is encoded"
+
+
+def test_arena_can_be_closed_while_a_worker_holds_a_chunk_of_it(tmp_path: Path) -> None:
+    seen, gate = tmp_path / "seen", tmp_path / "gate"
+    texts = [f"wait {gate}", *(f"harmless {row}" for row in range(20_000))]
+    texts[LARGEST_CHUNK_TEXTS + 1] = f"seen {seen}"
+    with EncoderPool(SPEC, devices="cpu", backend="faults:FaultyBackend", max_respawns=0) as pool:
+        arena = pool.arena(slots=1, max_texts=len(texts), max_bytes=1 << 20)
+        slot = arena.acquire()
+        slot.append(column(texts))
+        call = pool.submit(slot)
+        while not seen.exists():
+            assert call.result(0.01) is None
+        arena.close()
+        gate.touch()
+        with pytest.raises(EncoderError, match="arena was closed"):
+            call.result()
+        assert np.array_equal(encode(pool, ["harmless"]), hash_vectors(["harmless"], 16))
+        both = 2 * LARGEST_CHUNK_TEXTS
+        assert call.encoded[-1] == (LARGEST_CHUNK_TEXTS, both), "the chunk that waited was encoded, too"
+        assert np.array_equal(slot.matrix(0, both), hash_vectors(texts[:both], 16))
+        assert pool.replays == 0
+
+
+def test_slot_of_a_call_that_failed_with_the_pool_is_free_again(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    texts = [f"wait {gate}", *["die always"] * 4_000]  # one worker waits, the other one dies
+    with (
+        faulty_pool(max_respawns=0) as pool,
+        pool.arena(slots=1, max_texts=len(texts), max_bytes=1 << 20) as arena,
+    ):
+        slot = arena.acquire()
+        slot.append(column(texts))
+        with pytest.raises(EncoderError, match="giving up"):
+            pool.submit(slot).result()
+        pool.close()  # its thread has ended by now, so nothing gives a slot back later
+        slot.release()
+        arena.acquire(lambda: True)
+
+
+def test_closing_ends_a_hung_worker_and_the_waiting_call(tmp_path: Path) -> None:
+    pool = faulty_pool()
+    outcome: list[str] = []
+
+    def try_it() -> None:
+        try:
+            encode(pool, with_harm(f"hang once {tmp_path / 'hung'}"))
+        except EncoderError as error:
+            outcome.append(str(error))
+
+    waiting = threading.Thread(target=try_it)
+    waiting.start()
+    while not (tmp_path / "hung").exists():
+        waiting.join(0.01)
+    pool.close()
+    waiting.join(60)
+    assert outcome == ["the encoder pool is closed"]
+
+
+_PARENT = """
+import os, signal, sys, threading
+# Ignored signals are inherited from the test runner.
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+import pyarrow as pa
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.schedule import LARGEST_CHUNK_TEXTS
+from surge_dagster.engine.model.spec import EncodingSpec
+pool = EncoderPool(EncodingSpec("hash://16"), devices="cpu,cpu", backend="faults:FaultyBackend")
+arena = pool.arena(slots=1, max_texts=2000, max_bytes=100000)
+slot = arena.acquire()
+slot.append(pa.array(["harmless"] * 1999 + [sys.argv[1]], pa.large_string()))
+if sys.argv[2] == "fork" and (child := os.fork()) == 0:
+    # A child that inherited every descriptor, the workers' lifelines among them, and outlives its parent.
+    threading.Event().wait()
+try:
+    print(*pool.worker_pids, *([child] if sys.argv[2] == "fork" else []), flush=True)
+    pool.encode(slot)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    pool.close()
+"""
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_end_when_the_parent_is_killed(tmp_path: Path, ending: signal.Signals) -> None:
+    parent = _start_parent(tmp_path)
+    os.kill(parent.pid, ending)
+    parent.wait(60)
+    wait_for_end(parent.pids)
+
+
+def test_workers_end_when_the_parent_is_killed_although_a_fork_of_it_lives_on(tmp_path: Path) -> None:
+    parent = _start_parent(tmp_path, fork=True)
+    child = parent.pids.pop()
+    try:
+        parent.kill()
+        parent.wait(60)
+        wait_for_end(parent.pids)
+        assert Path(f"/proc/{child}").exists()
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_interrupt_reaches_the_pool_and_not_the_workers(tmp_path: Path) -> None:
+    parent = _start_parent(tmp_path)
+    for pid in parent.pids:
+        os.kill(pid, signal.SIGINT)
+    os.kill(parent.pid, signal.SIGINT)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "interrupted\n"
+    assert parent.wait(60) == 0
+    wait_for_end(parent.pids)
+
+
+class _Parent(subprocess.Popen):
+    pids: list[int]
+
+
+def _start_parent(tmp_path: Path, *, fork: bool = False) -> _Parent:
+    """A process with a pool whose workers encode a text that hangs, and with a fork of itself if requested."""
+    hung = tmp_path / "hung"
+    arguments = [sys.executable, "-c", _PARENT, f"hang once {hung}", "fork" if fork else ""]
+    parent = _Parent(arguments, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    assert parent.stdout is not None
+    parent.pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(parent.pids) == 2 + fork
+    while not hung.exists():
+        assert parent.poll() is None
+    return parent
+
+
+def test_start_of_a_pool_is_interrupted_by_a_signal_to_another_thread() -> None:
+    with interrupted_in_another_thread():
+        EncoderPool(SPEC, devices="cpu", backend="faults:UnreadyBackend")
+
+
+def test_waiting_for_a_call_or_a_slot_is_interrupted_by_a_signal_to_another_thread(tmp_path: Path) -> None:
+    with (
+        EncoderPool(SPEC, devices="cpu", backend="faults:FaultyBackend") as pool,
+        pool.arena(slots=1, max_texts=1, max_bytes=1_000) as arena,
+    ):
+        slot = arena.acquire()
+        slot.append(column([f"wait {tmp_path / 'opened'}"]))
+        with interrupted_in_another_thread():
+            pool.encode(slot)
+        with interrupted_in_another_thread():
+            arena.acquire()
+        (tmp_path / "opened").touch()
+
+
+def test_pool_whose_workers_no_signal_ends_can_be_closed(tmp_path: Path) -> None:
+    texts = [f"hang once {tmp_path / 'hung'}", "harmless"]
+    with faulty_pool() as pool, pool.arena(slots=1, max_texts=2, max_bytes=1_000) as arena:
+        slot = arena.acquire()
+        slot.append(column(texts))
+        call = pool.submit(slot)
+        while not (tmp_path / "hung").exists():
+            assert call.result(0.01) is None
+        with beyond_signals(*pool.worker_pids):
+            call.abandon()
+            pool.close()
+            assert pool.worker_pids == []
+            slot.release()
+            arena.acquire(lambda: True)  # no worker writes into it any more
