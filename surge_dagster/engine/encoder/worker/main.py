@@ -1,9 +1,9 @@
 """The worker process: loads one model, then turns rows of shared memory into vectors until the pool stops it.
 
-Four threads: the reader receives messages and tokenizes ahead, the main thread computes and answers, a third reports
-progress every second, so that the pool can distinguish a slow worker from a hung one, and a fourth waits for the end of a pipe
-that only the pool's process holds open: when that process ends, however it ends, the worker ends too. Interrupts and
-termination signals are ignored here; the pool handles them.
+Four threads: the reader receives messages and tokenizes ahead, and the main thread computes and answers. A third one
+reports progress every second, so that the pool can distinguish a slow worker from a hung one. A fourth one waits for
+the end of a pipe that only the pool's process holds open: when that process ends in any way, the worker ends too.
+Interrupts and termination signals are ignored here; the pool handles them.
 
 An exception is reported as plain data, never pickled; what a worker prints ends up in the pool's error messages.
 """
