@@ -159,7 +159,7 @@ def _encoded_so_far(
 
 
 class _Measures:
-    """Measures each encode call beside those before it."""
+    """Measures each encode call, and compares it with those before it."""
 
     def __init__(self, context: RunContext) -> None:
         self._begun = self._last = context.begun

@@ -1,4 +1,4 @@
-"""Search for the nearest texts by reading a whole space: to inspect a result, not to serve queries."""
+"""Search for the nearest texts by reading a whole space, to inspect a result; it is too slow to serve queries."""
 
 from __future__ import annotations
 

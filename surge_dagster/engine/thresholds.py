@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from surge_dagster.engine.errors import ConfigError
 
-# Each partition counts this much beside its rows, so that many empty partitions also end a SuperBatch.
+# Each partition counts this much in addition to its rows, so that many empty partitions also end a SuperBatch.
 PARTITION_OVERHEAD_BYTES = 1024
 _TARGET_SECONDS = 5.0
 _B_MIN_RANGE = (1_000, 100_000)

@@ -413,7 +413,7 @@ class TestDamage:
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
         monkeypatch.setattr(LocalStore, "open", fail)
-        refused = "could not be read: Permission denied. Give whoever runs this the right"
+        refused = "could not be read: Permission denied. Give the user that runs this the right"
         with pytest.raises(TransientError, match=f"partition 'a': .*{refused}"):
             frame.collect()
         output.path("a").unlink()

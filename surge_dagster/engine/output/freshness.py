@@ -4,7 +4,7 @@ One listing says which files exist, and the end of each file says what it holds.
 as the process lives, by name, size and tag, so that looking again costs one listing; what was read from a bucket is
 kept on the local disk too (`footer_cache.py`).
 
-A file that exists and cannot be read for now is neither fresh nor missing: it is reported, and left alone.
+A file that exists and cannot be read now is neither fresh nor missing: it is reported and not changed.
 """
 
 from __future__ import annotations

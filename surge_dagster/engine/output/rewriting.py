@@ -44,7 +44,7 @@ def assemble(
             changed.
     """
     source = partition.source
-    require_unchanged(source)  # checked again at the publication; this spares the work
+    require_unchanged(source)  # checked again at the publication; this saves the work
     truncated = sum(segment.truncated for segment in partition.staged)
     facts = target.facts(partition, rows=partition.rows, truncated=truncated)
     columns = target.columns(partition)

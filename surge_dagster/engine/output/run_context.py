@@ -66,7 +66,7 @@ class RunContext:
                 self.ledger.reserve(size, self.stop.stopping.is_set)
 
     def booked(self, batch: SuperBatch) -> SuperBatch:
-        """The SuperBatch, with what encoding and writing it can take booked beside what it holds.
+        """The SuperBatch, after the memory for encoding and writing it is booked in addition to what it holds.
 
         Raises:
             Cancelled: the run is stopping.

@@ -34,7 +34,7 @@ def printable(name: str) -> str:
     return _NOT_UTF8.sub(lambda byte: f"%{ord(byte.group()) & 0xFF:02X}", name)
 
 
-@lru_cache(maxsize=1 << 16)  # each listing asks for the same keys
+@lru_cache(maxsize=1 << 16)  # each listing needs the same keys
 def encode_key(key: str) -> str:
     """The file or folder name of a key: ASCII, at most 180 bytes, different for different keys.
 

@@ -22,7 +22,7 @@ from surge_dagster.engine.errors import TransientError
 UNREADABLE = (OSError, pa.ArrowException, UnicodeError)
 
 _REMEDIES = {
-    **dict.fromkeys((errno.EACCES, errno.EPERM), "Give whoever runs this the right to read it, then run again."),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "Give the user that runs this the right to read it, then run again."),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Raise the limit of open files, then run again."),
 }
 
