@@ -46,7 +46,7 @@ class TestSystemErrors:
                 list(partition.read())
             assert failed.value.key == "k"
             if code == errno.EACCES:
-                assert "Give whoever runs this the right to read it" in str(failed.value)
+                assert "Give the user that runs this the right to read it" in str(failed.value)
         assert rows_of(partition) == ROWS
 
     @pytest.mark.parametrize("call", ["os.scandir", "os.stat", "pyarrow.OSFile"])
