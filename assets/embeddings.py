@@ -1,8 +1,12 @@
-"""The asset `embeddings`, and the jobs that bring all or some of its partitions up to date.
+"""The asset `embeddings`, its upstream assets, and the jobs that bring all or some of its partitions up to date.
 
 A run of the asset covers one range of partitions. The jobs cover the partitions that their config names, or all of
 them. Dagster does not launch a partitioned asset without a range, so the jobs execute an op that does the same work and
 logs the same events. The op also finds partitions that no sensor has registered yet.
+
+Dagster executes neither upstream asset. A run of `embeddings` reports the events of both; the sensor observes the
+catalog too. `superbatches` is not a second output of that run's op: an op with a partitioned and an unpartitioned asset
+makes backfills from the UI impossible.
 
 Dagster reads the annotations of ops while it makes them, so they must not be strings here.
 """
@@ -29,6 +33,35 @@ from surge_dagster.orchestration.refresh import Refresh
 
 _RETRIES = 2
 _RETRY_SECONDS = 5
+
+
+def source_partitions(names: CatalogNames) -> dg.AssetSpec:
+    """The external asset with one dynamic partition per catalog key."""
+    return dg.AssetSpec(
+        names.source_partitions,
+        partitions_def=names.partitions,
+        group_name=names.group,
+        kinds={"parquet"},
+        description=(
+            "The catalog: each partition is a set of texts with ids. Its data version is the source version, a token "
+            "that changes when the partition may have changed. The sensor and each run observe it."
+        ),
+    )
+
+
+def superbatches(names: CatalogNames) -> dg.AssetSpec:
+    """The asset with an event per SuperBatch."""
+    return dg.AssetSpec(
+        names.superbatches,
+        deps=[names.source_partitions],
+        group_name=names.group,
+        kinds={"arrow"},
+        description=(
+            "The input of each encode call: many small partitions together, or a piece of a large one. One event per "
+            "SuperBatch, with its metrics, and one at the end of each run, with charts; its data version is the "
+            "vector space."
+        ),
+    )
 
 
 def embeddings(names: CatalogNames, policy: CheckPolicy, file_format: FileFormat = "parquet") -> dg.AssetsDefinition:

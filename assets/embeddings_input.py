@@ -94,7 +94,7 @@ class EmbeddingsInput(dg.ConfigurableIOManager):
 
 
 def _space_of_run(context: dg.InputContext, store: Store) -> str:
-    """The space that a run reads: the current one when its first step asked, left on the run for the others."""
+    """The space that a run reads: the current one at its first step, kept in a tag of the run for later steps."""
     tag = f"{_SPACE_TAG}/{hashlib.sha256(store.url.encode()).hexdigest()[:12]}"
     step = context.step_context
     run = step.instance.get_run_by_id(step.run_id)

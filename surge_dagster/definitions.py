@@ -12,9 +12,8 @@ import dagster as dg
 
 from surge_dagster.assets.catalog_check import catalog_check, catalog_checks
 from surge_dagster.assets.current_space import current_space, switch_current_space
-from surge_dagster.assets.embeddings import embedding_jobs, embeddings
+from surge_dagster.assets.embeddings import embedding_jobs, embeddings, source_partitions, superbatches
 from surge_dagster.assets.embeddings_input import EmbeddingsInput
-from surge_dagster.assets.upstream import source_partitions, superbatches
 from surge_dagster.automation import schedules
 from surge_dagster.automation.alerts import webhook_alerts
 from surge_dagster.automation.lost_runs import lost_runs

@@ -71,7 +71,7 @@ class EventWriter(Generic[T]):
         self._store = store
         self._grace_seconds = grace_seconds
         self._waiting: deque[T] = deque()
-        self._at_once = 0  # how many of them are stored without waiting for more
+        self._urgent = 0  # how many of them are stored without waiting for more
         self._storing = 0
         self._stored_at = float("-inf")
         self._changed = threading.Condition()
@@ -79,11 +79,11 @@ class EventWriter(Generic[T]):
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="surge-events", daemon=True)
 
-    def put(self, item: T, *, at_once: bool = False) -> None:
+    def put(self, item: T, *, immediately: bool = False) -> None:
         """Queue an item; waits while the queue is full.
 
         Args:
-            at_once: store it and what was queued before it without waiting for more.
+            immediately: store it and what was queued before it without waiting for more.
 
         Raises:
             EventsNotStored: the event log refused an earlier event.
@@ -93,10 +93,10 @@ class EventWriter(Generic[T]):
                 self._changed.wait(TURN_SECONDS)
             self._require_stored()
             self._waiting.append(item)
-            if at_once:
-                self._at_once = len(self._waiting)
+            if immediately:
+                self._urgent = len(self._waiting)
             # The thread sleeps otherwise: woken by each event, it would take turns from the encoder's thread.
-            if at_once or len(self._waiting) in (1, BATCH_EVENTS):
+            if immediately or len(self._waiting) in (1, BATCH_EVENTS):
                 self._changed.notify_all()
 
     def __enter__(self) -> Self:
@@ -144,12 +144,12 @@ class EventWriter(Generic[T]):
             self._storing = 0
             self._changed.wait_for(lambda: self._waiting or self._closing)
             self._changed.wait_for(
-                lambda: self._at_once or len(self._waiting) >= BATCH_EVENTS or self._closing,
+                lambda: self._urgent or len(self._waiting) >= BATCH_EVENTS or self._closing,
                 max(0.0, self._stored_at + _FLUSH_SECONDS - time.monotonic()),
             )
-            size = min(self._at_once or len(self._waiting), BATCH_EVENTS)
+            size = min(self._urgent or len(self._waiting), BATCH_EVENTS)
             batch = [self._waiting.popleft() for _ in range(size)]
-            self._at_once = max(0, self._at_once - size)
+            self._urgent = max(0, self._urgent - size)
             self._storing = size
             self._stored_at = time.monotonic()
             self._changed.notify_all()

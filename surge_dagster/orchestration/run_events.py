@@ -90,8 +90,8 @@ class RunEvents:
         partition_key = to_partition_key(receipt.key)
         if partition_key in self._planned:
             self._writer.put(Planned(self._names.embeddings, partition_key))
-        # The first partition of a run appears at once, before events of SuperBatches that were encoded after it.
-        self._writer.put(_Embedding(receipt, reused, adopted), at_once=not self._has_embedding)
+        # The first partition of a run appears immediately, before events of SuperBatches that were encoded after it.
+        self._writer.put(_Embedding(receipt, reused, adopted), immediately=not self._has_embedding)
         self._has_embedding = True
 
     def unchanged(self, receipt: Receipt) -> None:

@@ -111,7 +111,7 @@ def test_step_stores_everything_it_has_queued_in_order(bench: Workbench, end: ty
     assert stored == list(range(2 * BATCH_EVENTS + 500))
 
 
-def test_batch_ends_with_an_item_that_is_stored_at_once(bench: Workbench) -> None:
+def test_batch_ends_with_an_item_that_is_stored_immediately(bench: Workbench) -> None:
     batches: list[list[int]] = []
     first = threading.Event()
 
@@ -123,7 +123,7 @@ def test_batch_ends_with_an_item_that_is_stored_at_once(bench: Workbench) -> Non
     def work(context) -> None:
         with EventWriter(context, store, 60) as events:
             for number in range(10):
-                events.put(number, at_once=number == 4)
+                events.put(number, immediately=number == 4)
             first.set()
 
     assert execute(bench, work).success

@@ -310,5 +310,5 @@ def test_an_event_log_that_refuses_events_ends_the_attempt_and_the_next_one_adop
     assert set(ran.materialized()) == set("abc")
     metrics = ran.metrics()
     assert (metrics["texts_encoded"], metrics["partitions_written"], metrics["partitions_skipped"]) == (12, 3, 0)
-    said = [entry.user_message for entry in bench.instance.all_logs(ran.run_id)]
-    assert any("the disk of the event log is full" in message and "next run adopts" in message for message in said)
+    messages = [entry.user_message for entry in bench.instance.all_logs(ran.run_id)]
+    assert any("the disk of the event log is full" in message and "next run adopts" in message for message in messages)

@@ -293,8 +293,8 @@ def test_failing_check_does_not_hide_the_error_that_ended_the_run(
     monkeypatch.setattr(embeddings, "run_check_results", unmakeable)
     ran = bench.refresh()
     assert not ran.success and "no catalog at" in ran.failure()
-    said = [entry.user_message for entry in bench.instance.all_logs(ran.run_id)]
-    assert any("could not be recorded: OSError: the event log is full" in message for message in said)
+    messages = [entry.user_message for entry in bench.instance.all_logs(ran.run_id)]
+    assert any("could not be recorded: OSError: the event log is full" in message for message in messages)
 
 
 def test_failing_event_log_does_not_hide_the_error_that_ended_the_run(
@@ -481,10 +481,10 @@ def test_store_that_is_down_is_tried_once_and_not_for_each_partition(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("surge_dagster.assets.embeddings._RETRIES", 0)
-    asked: list[str] = []
+    reads: list[str] = []
 
     def down(partition: Partition, *_: object) -> None:
-        asked.append(partition.key)
+        reads.append(partition.key)
         raise StoreUnavailable("the store is down")
 
     for key in "abc":
@@ -493,6 +493,6 @@ def test_store_that_is_down_is_tried_once_and_not_for_each_partition(
     bench.instance.wipe_assets([NAMES.embeddings])
     with monkeypatch.context() as patch:
         patch.setattr(read_back, "difference", down)
-        assert not bench.refresh().success and len(asked) == 1, "files that are not on record are read"
+        assert not bench.refresh().success and len(reads) == 1, "files that are not on record are read"
     assert bench.refresh().success
     assert shown(bench) == (set("abc"), set())

@@ -76,10 +76,10 @@ def test_files_of_a_bucket_are_read_together_and_each_has_its_answer(reads: Any)
 
 @pytest.mark.parametrize("remote", [True, False])
 def test_store_that_is_down_ends_the_reading(reads: Any, remote: bool) -> None:
-    asked: list[str] = []
+    tried: list[str] = []
 
     def read(key: str) -> None:
-        asked.append(key)
+        tried.append(key)
         if remote:
             threading.Event().wait(0.1)  # a bucket is tried several times
         raise StoreUnavailable("the store is down")
@@ -88,7 +88,7 @@ def test_store_that_is_down_ends_the_reading(reads: Any, remote: bool) -> None:
     store.is_remote = remote
     with pytest.raises(StoreUnavailable, match="down"):
         read_back([partition(str(number)) for number in range(1_000)], store, SPACE)
-    assert 1 <= len(asked) <= 64
+    assert 1 <= len(tried) <= 64
 
 
 def test_footers_are_compared_with_what_was_encoded(tmp_path: Path, hash_pool: EncoderPool) -> None:

@@ -81,9 +81,9 @@ def test_too_long_key_stops_no_other_partition(bench: Workbench) -> None:
 def test_partition_is_requested_once_a_foreign_file_in_its_place_is_moved(bench: Workbench) -> None:
     bench.write("a")
     bench.refresh()
-    rewrite(bench.file("a"), lambda table: table, space="somebody-else")
+    rewrite(bench.file("a"), lambda table: table, space="another")
     ran = bench.refresh()
-    assert not ran.success and "taken by a file of the space 'somebody-else'" in ran.failure()
+    assert not ran.success and "taken by a file of the space 'another'" in ran.failure()
     assert shown(bench) == (set(), {"a"})
     assert requested(bench.tick()) == []
     bench.file("a").rename(bench.root / "a.parquet")
@@ -125,12 +125,12 @@ def test_refusals_are_reported_when_the_next_attempt_finds_no_catalog(
     bench.write("good")
     monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
 
-    def fails_and_the_catalog_goes(key: str) -> Failure:
+    def fails_and_removes_the_catalog(key: str) -> Failure:
         bench.catalog.rename(bench.root / "away")
         return Failure("good", "the disk failed", transient=True)
 
     with monkeypatch.context() as patch:
-        when_footers_are_checked(patch, fails_and_the_catalog_goes)
+        when_footers_are_checked(patch, fails_and_removes_the_catalog)
         ran = bench.refresh()
     assert not ran.success and "no catalog at" in ran.failure()
     assert shown(bench)[1] == {"bad", "good"}

@@ -85,7 +85,9 @@ def test_a_run_that_no_schedule_requested_leaves_removed_partitions_alone(bench:
     remove(bench, "b")
     assert bench.refresh().success
     assert registered(bench) == ["a", "b"] and history(bench, "b") == ["v1"]
-    assert bench.refresh(vanished="report").success and history(bench, "b") == ["gone", "v1"], "unless it is told to"
+    assert bench.refresh(vanished="report").success and history(bench, "b") == ["gone", "v1"], (
+        "unless its config says so"
+    )
 
 
 def test_more_than_a_tenth_of_the_catalog_is_not_deleted(bench: Workbench) -> None:
