@@ -149,7 +149,7 @@ class Publisher:
         """Enter a segment of a split partition whose SuperBatch was written; True when it was the last one."""
         partition = segment.partition
         with self._finished:
-            if segment.start in publication.staged:
+            if segment.start < segment.stop and segment.start in publication.staged:
                 partition.staged.append(publication.staged[segment.start])
             if segment.last:
                 encoded = publication.encoded
