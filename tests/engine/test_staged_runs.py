@@ -120,6 +120,21 @@ class TestWhatIsEncodedAgain:
         assert (run.report.texts_reused, run.report.texts_encoded) == (left, 450 - left)
         assert not (output / STAGING).exists()
 
+    def test_empty_last_segment_beside_a_staged_one_does_not_take_its_rows(
+        self, hash_pool: EncoderPool, tmp_path: Path
+    ) -> None:
+        # All rows of "first" are staged, so it ends with an empty segment; that of "second" begins at the same place.
+        rows = {key: numbered_rows(key, 250) for key in ("first", "second")}
+        partitions = [partition_of(key, rows[key]) for key in rows]
+        assert len(failures(finish(make_run(hash_pool, partitions, FullStore(tmp_path), Thresholds(1, 100))))) == 2
+        [last] = (tmp_path / STAGING).glob("*/second/*/200-250.parquet")
+        last.unlink()
+        run = make_run(hash_pool, partitions, tmp_path, Thresholds(1, 100))
+        assert failures(finish(run)) == []
+        assert run.report.texts_encoded == 50
+        for key in rows:
+            assert_embedded(tmp_path, run.space.name, key, rows[key])
+
     def test_segments_of_other_lengths_are_filled_up(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         leave_staged(hash_pool, tmp_path, BIG, 270)
         assert leave_staged(hash_pool, tmp_path, BIG, 390, b_max=70) == [
@@ -159,7 +174,7 @@ class FullStore(LocalStore):
     """A disk that takes segments, and no file."""
 
     def create(self, name: str) -> LocalUpload:
-        if name.endswith("/big.parquet"):
+        if name.endswith(("/big.parquet", "/first.parquet", "/second.parquet")):
             raise TransientError("no room for a large file")
         return super().create(name)
 
@@ -360,7 +375,7 @@ class TestTwoRunsAtOnce:
 
         class OvertakenStore(LocalStore):
             def create(self, name: str) -> LocalUpload:
-                if name.endswith("/big.parquet"):
+                if name.endswith(("/big.parquet", "/first.parquet", "/second.parquet")):
                     finish_all_but_threads(make_run(hash_pool, [partition_of("big", BIG)], tmp_path))
                 return super().create(name)
 
