@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-import pyarrow as pa
 
 from benchmarks.harness import Document, Target, at_most, say
 from benchmarks.paced_runs import embed, paced_pool, ready_partitions
@@ -78,15 +77,12 @@ class DelayedStore(LocalStore):
         return upload if name.endswith(".json") else _DelayedUpload(upload, self._latency, self._rate)
 
 
-class _DelayedUpload:
+class _DelayedUpload(Upload):
     def __init__(self, upload: Upload, latency: float, rate: float | None) -> None:
+        self.sink = upload.sink
         self._upload = upload
         self._latency = latency
         self._rate = rate
-
-    @property
-    def sink(self) -> pa.NativeFile:
-        return self._upload.sink
 
     def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
         """Wait for the object's delay, then publish it."""

@@ -42,6 +42,7 @@ _BEGUN_FIRST = (
     "dagster/test_killed.py",
     "dagster/test_sensor.py",
     "engine/encoder/test_supervision.py",
+    "engine/encoder/test_pool_endings.py",
     "dagster/test_demo.py",
     "dagster/test_failures.py",
     "dagster/test_launch.py",
