@@ -134,9 +134,10 @@ class ObjectUpload(Upload):
             self._send()
         before = self._look()
         still_wanted()
-        if self._look() != before:
+        now = self._look()
+        if now != before:
             still_wanted()
-        return self._complete(before)
+        return self._complete(now)
 
     def _complete(self, before: Any) -> StoredObject:
         """Complete the upload; `before` is the object that stood at the name until now, or None."""

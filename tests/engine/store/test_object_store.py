@@ -247,7 +247,7 @@ class TestFaults:
         self, store: ObjectStore, object_server: ObjectServer, size: int
     ) -> None:
         put(store, NAME, b"old")
-        assert len(list(store.list("space"))) == 1, "from now on a writer looks at it before replacing it"
+        assert len(list(store.list("space"))) == 1
         object_server.plan = always(Fault("status", 403), "PUT")
         for _ in range(3):
             with pytest.raises(TransientError) as refused:
@@ -317,6 +317,21 @@ class TestTwoWriters:
 
                 late.publish(overtaken)
         assert object_server.content(f"some/out/{NAME}") == content
+
+    def test_failed_upload_in_parts_is_not_taken_for_an_object_that_another_writer_published_meanwhile(
+        self, object_server: ObjectServer, scheme: str
+    ) -> None:
+        """Both objects have the same size, as the files of two writers of one partition often do."""
+        ours, theirs = open_store_of(object_server, scheme), open_store_of(object_server, scheme)
+
+        def overtaken() -> None:
+            if not object_server.objects():
+                put(theirs, NAME, b"t" * IN_PARTS)
+                object_server.plan = always(Fault("status", 503), "POST", "uploadId")
+
+        with pytest.raises(TransientError, match="failed"):
+            put(ours, NAME, b"o" * IN_PARTS, overtaken)
+        assert object_server.content(f"some/out/{NAME}") == b"t" * IN_PARTS
 
     def test_concurrent_writers_leave_one_whole_object(self, object_server: ObjectServer, scheme: str) -> None:
         outcomes: list[Any] = []
