@@ -57,7 +57,7 @@ class Refresh:
         self._resources = names.resources(context.resources)
         self._store = self._resources.output.open()
         self._catalogued = read_catalogued(names, context.instance)
-        self._record = OnRecord.read(names, context, self._catalogued)
+        self._record = OnRecord.read(names, context, config, self._catalogued)
         events_seconds = (1 - _PUBLISH_SHARE) * self._resources.encoder.grace_seconds
         self._events = RunEvents(names, context, self._catalogued, outcome, events_seconds)
 

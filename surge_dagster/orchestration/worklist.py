@@ -7,7 +7,7 @@ first read in full beside its source, and its partition is encoded again when th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import dagster as dg
@@ -29,6 +29,7 @@ from surge_dagster.orchestration.partition_keys import (
 from surge_dagster.orchestration.read_back import read_back, unreadable
 from surge_dagster.orchestration.records import Catalogued, failed_on_record
 
+_RECORDS_PER_PAGE = 1_000
 _REMEDY_REMOVED = "Delete it in Dagster, or put it back."
 # Tags that Dagster leaves out when an operator executes a run again as a whole.
 _PARENT_RUN_TAG = "dagster/parent_run_id"
@@ -88,7 +89,7 @@ class OnRecord:
     Attributes:
         catalogued: of the whole catalog.
         failed: partition keys that Dagster shows as failed.
-        done: partition keys that earlier attempts at the same run have embedded.
+        done: partition keys that earlier attempts at the same run have embedded, where the launch says `force`.
     """
 
     catalogued: Catalogued
@@ -96,9 +97,11 @@ class OnRecord:
     done: set[str]
 
     @classmethod
-    def read(cls, names: CatalogNames, context: dg.OpExecutionContext, catalogued: Catalogued) -> OnRecord:
+    def read(
+        cls, names: CatalogNames, context: dg.OpExecutionContext, config: LaunchConfig, catalogued: Catalogued
+    ) -> OnRecord:
         """Read what the records say for a run."""
-        done = _embedded_since_launch(names, context, catalogued)
+        done = _done_before(names, context) if config.force else set[str]()
         return cls(catalogued, failed_on_record(names, context.instance), done)
 
     def shows(self, file: PublishedFile, source_version: str | None) -> bool:
@@ -107,24 +110,34 @@ class OnRecord:
         return key not in self.failed and self.catalogued.knows(key, file.facts.desired_version, source_version)
 
 
-def _embedded_since_launch(names: CatalogNames, context: dg.OpExecutionContext, catalogued: Catalogued) -> set[str]:
-    """Partition keys that were embedded since the first attempt at this run began.
+def _done_before(names: CatalogNames, context: dg.OpExecutionContext) -> set[str]:
+    """Partition keys that earlier attempts at this run have embedded.
 
     Where a launch says `force`, the files do not show what the run has done already, and Dagster's records do. Attempts
     are those of the run itself, and the runs that it continues: launched by Dagster after a crash, or by an operator
     "from failure". A run that is executed again as a whole starts from the beginning.
     """
     instance = context.instance
-    first = record = instance.get_run_record_by_id(context.run_id)
-    while record and any(tag in record.dagster_run.tags for tag in _CONTINUES_TAGS):
-        record = instance.get_run_record_by_id(record.dagster_run.tags.get(_PARENT_RUN_TAG, ""))
-        first = record or first
-    if first is None or first.start_time is None:
-        return set()
-    before = dg.AssetRecordsFilter(names.embeddings, before_timestamp=first.start_time)
-    records = instance.fetch_materializations(before, limit=1).records
-    newest = records[0].storage_id if records else 0
-    return {key for key, storage_id in catalogued.embedding_ids.items() if storage_id > newest}
+    attempts = [context.run_id]
+    run = instance.get_run_by_id(context.run_id)
+    while run and (parent := run.tags.get(_PARENT_RUN_TAG)) and any(tag in run.tags for tag in _CONTINUES_TAGS):
+        attempts.append(parent)
+        run = instance.get_run_by_id(parent)
+    return {key for run_id in attempts for key in _embedded(names, instance, run_id)}
+
+
+def _embedded(names: CatalogNames, instance: dg.DagsterInstance, run_id: str) -> Iterator[str]:
+    """Partition keys that a run has embedded, without fresh files that it only reported again."""
+    cursor, has_more = None, True
+    while has_more:  # in pages: the events of a large run take many times the memory of its keys
+        page = instance.get_records_for_run(
+            run_id, cursor, dg.DagsterEventType.ASSET_MATERIALIZATION, limit=_RECORDS_PER_PAGE
+        )
+        cursor, has_more = page.cursor, page.has_more
+        for record in page.records:
+            event = record.asset_materialization
+            if event and event.asset_key == names.embeddings and event.partition and "reused" not in event.metadata:
+                yield event.partition
 
 
 @dataclass(frozen=True, slots=True)

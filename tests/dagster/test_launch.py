@@ -11,9 +11,11 @@ import pytest
 from dagster._core.storage.tags import PARENT_RUN_ID_TAG, RESUME_RETRY_TAG, ROOT_RUN_ID_TAG
 
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.report import Failure
 from surge_dagster.orchestration.launch import LaunchConfig, Select, catalog_keys, read_keys
 from surge_dagster.orchestration.partition_keys import to_partition_key
-from tests.dagster.conftest import NAMES, Ran, Workbench
+from surge_dagster.orchestration.refresh import Refresh
+from tests.dagster.conftest import NAMES, Ran, Workbench, when_footers_are_checked
 
 NULL_TEXT = [("x", None)]
 
@@ -128,3 +130,38 @@ def test_forced_run_that_continues_another_encodes_only_the_rest(bench: Workbenc
     assert resumed.success and (set(resumed.materialized()), resumed.metrics()["texts_encoded"]) == ({"b"}, 5)
     whole = bench.run("embed_partitions", config, parent)
     assert whole.metrics()["texts_encoded"] == 8, "executed again as a whole, it begins anew"
+
+
+def test_forced_run_that_continues_another_encodes_what_a_backfill_only_reported(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.write("a", 3)
+    bench.write("b", 4)
+    bench.refresh()
+
+    def fail(*_: object) -> None:
+        raise ConfigError("nothing was done")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Refresh, "_bring_up_to_date", fail)
+        first = launch(bench, force=True)
+    reported = bench.embed("a", "b", backfill="x").materialized()
+    assert all("reused" in event.metadata for event in reported.values()) and set(reported) == {"a", "b"}
+    tags = {PARENT_RUN_ID_TAG: first.run_id, ROOT_RUN_ID_TAG: first.run_id, RESUME_RETRY_TAG: "true"}
+    resumed = bench.run("embed_partitions", {"ops": {NAMES.embeddings_op: {"config": {"force": True}}}}, tags)
+    assert resumed.success and resumed.metrics()["texts_encoded"] == 7
+
+
+def test_retry_of_a_forced_run_encodes_nothing_twice_when_its_parent_never_started(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
+    bench.write("a", 3)
+    bench.write("b", 4)
+    parent = bench.pretend_run("embed_partitions", dg.DagsterRunStatus.FAILURE)
+    failures = [Failure("b", "the disk failed once", transient=True)]
+    when_footers_are_checked(monkeypatch, lambda key: failures.pop() if key == "b" and failures else None)
+    tags = {PARENT_RUN_ID_TAG: parent.run_id, ROOT_RUN_ID_TAG: parent.run_id, "dagster/retry_number": "1"}
+    ran = bench.run("embed_partitions", {"ops": {NAMES.embeddings_op: {"config": {"force": True}}}}, tags)
+    assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
+    assert ran.metrics()["texts_encoded"] == 7
