@@ -13,7 +13,7 @@ it was deleted or is older than the newest 500, are requested as if for the firs
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import chain
@@ -28,6 +28,7 @@ _ATTEMPT_TAG = "surge/attempt"
 _SETTINGS_TAG = "surge/settings"
 _EVENT_TAG = "surge/newest_event"
 _RUNS_READ = 500
+_RUNS_PER_PAGE = 20  # a run of 10,000 keys takes a megabyte
 _FIRST_WAIT, _LONGEST_WAIT = timedelta(minutes=1), timedelta(days=1)
 
 
@@ -57,7 +58,7 @@ def request_tags(
 def find_undone(
     names: CatalogNames,
     instance: dg.DagsterInstance,
-    needed: Container[str],
+    needed: Collection[str],
     catalogued: Catalogued,
     settings: str,
 ) -> dict[str, Undone]:
@@ -72,7 +73,7 @@ def find_undone(
     statuses = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
     filters = dg.RunsFilter(tags={_SETTINGS_TAG: settings}, statuses=statuses, job_name=names.embed_job)
     newest: dict[str, Undone | None] = {}
-    for record in instance.get_run_records(filters, limit=_RUNS_READ):  # the newest one first
+    for record in _newest_first(instance, filters) if needed else ():
         run, tags = record.dagster_run, record.dagster_run.tags
         canceled = run.status is dg.DagsterRunStatus.CANCELED
         attempt, since = int(tags[_ATTEMPT_TAG]), int(tags[_EVENT_TAG])
@@ -80,7 +81,20 @@ def find_undone(
         for key in held_keys(run, {}, (names.embeddings_op,)) or ():
             if key in needed and key not in newest:
                 newest[key] = None if _changed_since(key, since, catalogued, canceled) else undone
+        if len(newest) == len(needed):
+            break  # earlier runs say nothing more
     return {key: undone for key, undone in newest.items() if undone is not None}
+
+
+def _newest_first(instance: dg.DagsterInstance, filters: dg.RunsFilter) -> Iterator[dg.RunRecord]:
+    """The newest runs, in pages: all of them with their keys would take hundreds of megabytes."""
+    cursor = None
+    for _ in range(0, _RUNS_READ, _RUNS_PER_PAGE):
+        page = instance.get_run_records(filters, limit=_RUNS_PER_PAGE, cursor=cursor)
+        yield from page
+        if len(page) < _RUNS_PER_PAGE:
+            return
+        cursor = page[-1].dagster_run.run_id
 
 
 def due_after(attempt: int, ended: float) -> datetime:

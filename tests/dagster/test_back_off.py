@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -157,3 +158,27 @@ def test_new_partitions_are_requested_before_failing_ones(bench: Workbench, monk
     assert requested(found) == [["c", "d"]]
     bench.pretend(found, STARTED)
     assert requested(bench.tick()) == [["a", "b"]]
+
+
+def test_tick_reads_earlier_runs_in_pages_and_only_as_far_as_needed(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[int | None] = []
+    read = dg.DagsterInstance.get_run_records
+
+    def count(instance: dg.DagsterInstance, filters: Any = None, limit: int | None = None, **how: Any) -> Any:
+        limits.append(limit)
+        return read(instance, filters, limit, **how)
+
+    monkeypatch.setattr("surge_dagster.orchestration.requests._RUNS_PER_PAGE", 2)
+    for key in "abc":
+        bench.write(key)
+        bench.pretend(bench.tick(), FAILURE)
+    monkeypatch.setattr(dg.DagsterInstance, "get_run_records", count)
+    assert requested(bench.tick()) == [] and limits == [2, 2], "the third run is on the second page"
+    bench.run("embed_partitions", {"ops": {"embeddings": {"config": {"keys": ["a"]}}}})
+    limits.clear()
+    assert requested(bench.tick()) == [] and limits == [2]
+    bench.refresh()
+    limits.clear()
+    assert requested(bench.tick()) == [] and limits == []
