@@ -58,6 +58,7 @@ class RunEvents:
         self._names = names
         self._context = context
         self._observed = dict(catalogued.observed)
+        self._observation_ids = dict(catalogued.observation_ids)
         self._planned = planned_by_name(names, context.instance)
         self._outcome = outcome
         self._superbatch_ids: dict[int, int] = {}  # storage ids by index of the SuperBatch
@@ -120,16 +121,19 @@ class RunEvents:
 
     def _store(self, batch: Sequence[Event | _Embedding]) -> None:
         instance = self._context.instance
-        report_events(instance, self._context, [item for item in batch if not isinstance(item, _Embedding)])
+        plain = [item for item in batch if not isinstance(item, _Embedding)]
+        report_events(instance, self._context, plain)
+        # Not those of other runs and of the sensor: they may have observed a version that this run has not read.
+        observed = {item.partition for item in plain if isinstance(item, dg.AssetObservation) and item.partition}
+        if observed:
+            self._observation_ids |= instance.get_latest_storage_id_by_partition(
+                self._names.source_partitions, dg.DagsterEventType.ASSET_OBSERVATION, observed
+            )
         if embeddings := [item for item in batch if isinstance(item, _Embedding)]:
             report_events(instance, self._context, list(self._materializations(embeddings)))
 
     def _materializations(self, embeddings: Sequence[_Embedding]) -> Iterator[dg.AssetMaterialization]:
-        """The events of partitions, after one query for each of the two assets that they point at."""
-        keys = {to_partition_key(each.receipt.key) for each in embeddings}
-        observations = self._context.instance.get_latest_storage_id_by_partition(
-            self._names.source_partitions, dg.DagsterEventType.ASSET_OBSERVATION, keys
-        )
+        """The events of partitions, made when the events that they point at are stored."""
         if any(each.receipt.superbatch not in (None, *self._superbatch_ids) for each in embeddings):
             self._read_superbatch_ids()
         for each in embeddings:
@@ -137,7 +141,7 @@ class RunEvents:
             yield asset_events.embedding(
                 self._names,
                 receipt,
-                observations.get(to_partition_key(receipt.key)),
+                self._observation_ids.get(to_partition_key(receipt.key)),
                 None if receipt.superbatch is None else self._superbatch_ids.get(receipt.superbatch),
                 reused=each.reused,
                 adopted=each.adopted,

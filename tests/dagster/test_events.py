@@ -23,6 +23,7 @@ from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
 from surge_dagster.orchestration.dagster_internals import Event
 from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.partition_keys import MOST_BYTES, with_short_keys
+from surge_dagster.orchestration.refresh import Refresh
 from tests.dagster.conftest import NAMES, ROOT, Workbench
 from tests.dagster.test_failures import shown
 from tests.small_catalogs import assert_embedded, numbered_rows
@@ -312,3 +313,25 @@ def test_an_event_log_that_refuses_events_ends_the_attempt_and_the_next_one_adop
     assert (metrics["texts_encoded"], metrics["partitions_written"], metrics["partitions_skipped"]) == (12, 3, 0)
     messages = [entry.user_message for entry in bench.instance.all_logs(ran.run_id)]
     assert any("the disk of the event log is full" in message and "next run adopts" in message for message in messages)
+
+
+def test_adopted_partition_points_at_the_observation_of_the_version_that_it_was_made_from(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dagster shows a partition as up to date when its source was not observed after that event."""
+    bench.write("a")
+    bench.refresh()
+    bench.instance.wipe_assets([NAMES.embeddings])
+    observed = ids_of(bench, NAMES.source_partitions, OBSERVATION)["a"]
+    report_known = Refresh._report_known
+
+    def after_a_tick(*arguments: Any) -> None:
+        changed = dg.AssetObservation(NAMES.source_partitions, partition="a", tags={DATA_VERSION_TAG: "v2"})
+        bench.instance.report_runless_asset_event(changed)
+        report_known(*arguments)
+
+    monkeypatch.setattr(Refresh, "_report_known", after_a_tick)
+    event = bench.refresh().materialized()["a"]
+    assert event.metadata["action"].value == "adopted"
+    assert (event.tags or {})["dagster/input_event_pointer/source_partitions"] == str(observed)
+    assert ids_of(bench, NAMES.source_partitions, OBSERVATION)["a"] > observed
