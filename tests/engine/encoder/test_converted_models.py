@@ -109,6 +109,26 @@ def test_models_unused_for_a_month_are_removed_when_another_is_converted(cache: 
         assert {path.name for path in folder.iterdir()} == {"model.xml", "model.bin", "tokenizer.json", "facts.json"}
 
 
+def test_model_damaged_in_place_with_its_time_kept_is_converted_again(
+    cache: Path, static: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(space: Space, folder: Path) -> dict:
+        for name in ("model.xml", "model.bin", "tokenizer.json"):
+            (folder / name).write_bytes(b"undamaged")
+        return {"truncation_side": "right", "pad_id": 0}
+
+    monkeypatch.setattr(converted_models, "_convert", write)
+    for _ in range(2):  # the second use caches the digests of the files
+        with converted_model(static) as folder:
+            weights = folder / "model.bin"
+    status = weights.stat()
+    with weights.open("r+b") as file:
+        file.write(b"a")
+    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with converted_model(static):
+        assert weights.read_bytes() == b"undamaged"
+
+
 @pytest.mark.soak
 def test_used_model_is_kept_and_damaged_model_is_converted_again(cache: Path, bert: Space) -> None:
     """Converts the model three times."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -140,6 +141,18 @@ def test_space_does_not_depend_on_how_the_model_was_saved(small_model: Path) -> 
 def test_changed_content_gives_another_space(small_model: Path, change) -> None:
     before = _name(small_model)
     change(small_model)
+    assert _name(small_model) != before
+
+
+def test_weights_overwritten_in_place_with_their_time_kept_give_another_space(small_model: Path) -> None:
+    before, weights = _name(small_model), small_model / "model.safetensors"
+    status, content = weights.stat(), bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    with weights.open("r+b") as file:
+        file.write(content)
+    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
+    after = weights.stat()
+    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (status.st_size, status.st_mtime_ns, status.st_ino)
     assert _name(small_model) != before
 
 
