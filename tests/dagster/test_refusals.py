@@ -13,8 +13,9 @@ import pytest
 
 from surge_dagster.assets import embeddings
 from surge_dagster.automation.alerts import _failed_partitions
-from surge_dagster.engine.errors import StoreUnavailable
+from surge_dagster.engine.errors import EncoderError, StoreUnavailable
 from surge_dagster.engine.report import Failure
+from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources.parquet import ParquetCatalog
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.support.keys import encode_key
@@ -116,6 +117,24 @@ def test_refusals_are_reported_by_a_run_that_another_error_ends(
     assert shown(bench) == ({"good"}, {"bad"})
     found = bench.tick()
     assert requested(found) == [] and "1 refused as they are" in (found.skip_message or "")
+
+
+def test_failures_whose_events_an_error_of_the_engine_withholds_are_reported(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.write("a")
+    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRIES", 0)
+
+    def fails(run: EmbeddingRun) -> Iterator[None]:
+        run.report.partitions_failed.append(Failure("a", "row 1: the text is null"))
+        raise EncoderError("the pool failed")
+        yield
+
+    monkeypatch.setattr(EmbeddingRun, "events", fails)
+    ran = bench.refresh()
+    assert not ran.success and "the pool failed" in ran.failure()
+    assert [failed["key"] for failed in ran.metrics()["partitions_failed"]] == ["a"]
+    assert shown(bench) == (set(), {"a"})
 
 
 def test_refusals_are_reported_when_the_next_attempt_finds_no_catalog(
