@@ -118,10 +118,10 @@ def test_model_damaged_in_place_with_its_time_kept_is_converted_again(
         return {"truncation_side": "right", "pad_id": 0}
 
     monkeypatch.setattr(converted_models, "_convert", write)
-    for _ in range(2):  # the second use caches the digests of the files
-        with converted_model(static) as folder:
-            weights = folder / "model.bin"
-    status = weights.stat()
+    with converted_model(static) as folder:
+        weights = folder / "model.bin"
+    with converted_model(static):  # caches the digests of the files
+        status = weights.stat()
     with weights.open("r+b") as file:
         file.write(b"a")
     os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
