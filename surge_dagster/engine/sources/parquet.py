@@ -102,7 +102,7 @@ class ParquetCatalog:
         if key is not None:
             return _Folder(name, key or in_name)
         try:  # the name is the hash of a long key, which the files declare
-            files = partition_files(f"{self.root}/{name}")
+            files = partition_files(self.url, name)
         except OSError as error:
             return _Folder(name, in_name, error)
         declared = {file.declared_key for file in files}
@@ -116,7 +116,7 @@ class ParquetCatalog:
         for folder in folders:
             found = folder.files
             try:
-                found = partition_files(f"{self.root}/{folder.name}") if found is None else found
+                found = partition_files(self.url, folder.name) if found is None else found
             except OSError as error:
                 found = error
             if isinstance(found, OSError):
@@ -138,7 +138,7 @@ class ParquetCatalog:
         with _system_errors(key, folders[0]):
             if not any((self.root / folder).is_dir() for folder in folders):
                 return None
-            files = [file for folder in folders for file in partition_files(f"{self.root}/{folder}")]
+            files = [file for folder in folders for file in partition_files(self.url, folder)]
             return source_version(files, self._columns)
 
     def _read(self, key: str, folders: Sequence[str], files: Sequence[PartitionFile]) -> Iterator[RowBatch]:
@@ -180,7 +180,7 @@ class ParquetCatalog:
 
 
 def _require_own_key(key: str, folder: str, files: Sequence[PartitionFile]) -> None:
-    """Raise `DataError` where a folder has no file, or a file that belongs to another partition."""
+    """Raise `DataError` where a folder has no file, or one that is refused or belongs to another partition."""
     if not files:
         raise DataError(
             key, f"its folder {folder} holds no .parquet file", "Write its rows there, or remove the folder."
@@ -193,6 +193,12 @@ def _require_own_key(key: str, folder: str, files: Sequence[PartitionFile]) -> N
     for file in files:
         if not is_text(file.relative):
             raise DataError(key, f"the file name {printable(file.relative)} is not UTF-8", "Rename the file.")
+        if file.refusal:
+            raise DataError(
+                key,
+                f"{file.relative} {file.refusal}",
+                "Put a regular file in its place, or remove it from the catalog.",
+            )
         declared = file.declared_key
         if in_name is None and declared is None:
             raise DataError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ _VERSION_BYTES = 250  # a database index has room for little
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # some databases refuse NUL
 _SETTLED_NS = 2_000_000_000  # longer than the grain of any disk's clock: a younger file may change unnoticed
 _KNOWN_FOOTERS = 1 << 17
+_MAX_DEPTH = 50  # of folders below a partition's own
 _Columns = tuple[pa.Array, pa.Array]  # ids and texts
 
 
@@ -60,6 +62,7 @@ class PartitionFile:
         declared_key: the partition key that the file declares.
         rows: None where the footer cannot be read.
         text_bytes: estimated; the file's own size where the footer cannot be read.
+        refusal: why it is never opened; it refuses its partition.
     """
 
     relative: str
@@ -68,15 +71,27 @@ class PartitionFile:
     declared_key: str | None
     rows: int | None
     text_bytes: int
+    refusal: str | None = None
 
 
-def partition_files(folder: str) -> list[PartitionFile]:
+def partition_files(root: str, folder: str) -> list[PartitionFile]:
     """The Parquet files below a partition's folder, in bytewise order of their relative names.
+
+    Args:
+        root: the catalog, which no link may leave.
+        folder: name of the partition's folder.
 
     Raises:
         OSError: the system does not show them.
     """
-    return [_partition_file(name, f"{folder}/{name}") for name in sorted(_parquet_names(folder), key=os.fsencode)]
+    path = f"{root}/{folder}"
+    if os.path.islink(path) and _leaves(root, path):  # noqa: PTH114, a Path for each folder costs more
+        return [_refused(folder, path, "is a link out of the catalog, or to the catalog itself")]
+    found = sorted(_parquet_names(root, path), key=lambda name_and_refusal: os.fsencode(name_and_refusal[0]))
+    return [
+        _refused(name, f"{path}/{name}", refusal) if refusal else _partition_file(name, f"{path}/{name}")
+        for name, refusal in found
+    ]
 
 
 def source_version(files: Sequence[PartitionFile], columns: str) -> str:
@@ -112,7 +127,8 @@ def read_columns(key: str, file: PartitionFile, id_column: str, text_column: str
         yield from _gathered(read, id_column, text_column)
 
 
-def _parquet_names(folder: str, prefix: str = "") -> Iterator[str]:
+def _parquet_names(root: str, folder: str, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, str | None]]:
+    """Relative names with the reason to refuse them; links to folders inside the catalog are ignored."""
     try:
         entries = list(os.scandir(folder))
     except (FileNotFoundError, NotADirectoryError):
@@ -121,16 +137,33 @@ def _parquet_names(folder: str, prefix: str = "") -> Iterator[str]:
         name = entry.name
         if name.startswith(("_", ".")):
             continue
-        if entry.is_dir():
-            if not entry.is_symlink():
-                yield from _parquet_names(entry.path, f"{prefix}{name}/")
-        elif name.endswith(".parquet") and (entry.is_file(follow_symlinks=False) or entry.is_symlink()):
-            yield prefix + name  # no pipe or device: opening one may never return
+        relative, may_be_file = prefix + name, name.endswith(".parquet")
+        if entry.is_dir(follow_symlinks=False):
+            if depth < _MAX_DEPTH:
+                yield from _parquet_names(root, entry.path, f"{relative}/", depth + 1)
+            else:
+                yield relative, f"lies below {_MAX_DEPTH} nested folders; no more are allowed"
+        elif entry.is_symlink() and (may_be_file or entry.is_dir()) and _leaves(root, entry.path):
+            yield relative, "is a link out of the catalog"
+        elif may_be_file and not entry.is_dir():
+            yield relative, None
+
+
+def _leaves(root: str, link: str) -> bool:
+    """Whether a link leads to the catalog itself or out of it."""
+    catalog, target = os.path.realpath(root), os.path.realpath(link)
+    return target == catalog or os.path.commonpath((catalog, target)) != catalog
+
+
+def _refused(relative: str, path: str, refusal: str) -> PartitionFile:
+    return PartitionFile(relative, path, "refused", None, None, 0, refusal)
 
 
 def _partition_file(relative: str, path: str) -> PartitionFile:
     try:
         status = os.stat(path)  # noqa: PTH116, a Path for each file costs more than looking at it
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe may never return
+            return _refused(relative, path, "is a pipe, a socket or a device, not a regular file")
         token = f"{status.st_size}-{status.st_mtime_ns}"
         try:
             footer = _footer_of(path, status)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
+import socket
+import subprocess
 from pathlib import Path
 
 import pyarrow as pa
@@ -304,15 +307,74 @@ class TestNoRows:
         assert partition.rows == len(batch) == 0
         assert (batch.ids.type, batch.texts.type) == (kind, pa.large_string())
 
-    def test_pipe_with_the_name_of_a_file_is_not_opened(self, tmp_path: Path) -> None:
-        os.mkfifo(write_partition(tmp_path, "k", ROWS).with_name("pipe.parquet"))
-        assert rows_of(only(open_source(tmp_path))) == ROWS
-
     def test_folder_without_files_is_refused(self, tmp_path: Path) -> None:
         partition_folder(tmp_path, "k").mkdir()
         partition = only(open_source(tmp_path))
         assert "holds no .parquet file" in str(refusal(partition))
         assert partition.current_source_version() == partition.source_version, "it did not change, it is wrong"
+
+
+class TestEntriesThatAreNotOpened:
+    """Whatever stands in a partition's folder, listing and reading end, and only this partition is refused."""
+
+    @pytest.fixture
+    def root(self, tmp_path: Path) -> Path:
+        write_rows(tmp_path / "outside" / "0.parquet", ROWS)
+        return write_catalog(tmp_path / "catalog", {"a": ROWS, "m": ROWS, "z": ROWS})
+
+    @pytest.mark.parametrize("kind", ["pipe", "socket", "link to a pipe", "nested pipe"])
+    def test_only_regular_files_are_opened(self, root: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        folder = partition_folder(root, "m")
+        monkeypatch.chdir(folder)  # a socket's path may have about 100 bytes
+        if kind == "socket":
+            with socket.socket(socket.AF_UNIX) as server:
+                server.bind("x.parquet")
+        else:
+            pipe = {"pipe": "x.parquet", "link to a pipe": "_pipe", "nested pipe": "nested/x.parquet"}[kind]
+            Path(pipe).parent.mkdir(exist_ok=True)
+            os.mkfifo(pipe)
+            if kind == "link to a pipe":
+                Path("x.parquet").symlink_to(pipe)
+        self.assert_only_m_is_refused(root, "x.parquet is a pipe, a socket or a device, not a regular file")
+
+    def test_folders_nested_too_deep_are_refused(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with monkeypatch.context() as inside:
+            inside.chdir(partition_folder(root, "m"))
+            for _ in range(1500):
+                Path("d").mkdir()
+                os.chdir("d")
+        try:
+            self.assert_only_m_is_refused(root, "d/d lies below 50 nested folders")
+        finally:
+            subprocess.run(["rm", "-r", partition_folder(root, "m")], check=True)  # pytest's own removal recurses
+
+    @pytest.mark.parametrize("target", [".", "..", "../outside", "partition=a/.."])
+    def test_partition_that_links_out_of_the_catalog_is_refused(self, root: Path, target: str) -> None:
+        shutil.rmtree(partition_folder(root, "m"))
+        partition_folder(root, "m").symlink_to(target)
+        self.assert_only_m_is_refused(root, "partition=m is a link out of the catalog, or to the catalog itself")
+
+    @pytest.mark.parametrize(("name", "target"), [("x.parquet", "0.parquet"), ("x", ".")])
+    def test_entry_that_links_out_of_the_catalog_is_refused(self, root: Path, name: str, target: str) -> None:
+        (partition_folder(root, "m") / name).symlink_to(root.parent / "outside" / target)
+        self.assert_only_m_is_refused(root, f"{name} is a link out of the catalog")
+
+    def test_links_inside_the_catalog_are_read(self, root: Path, tmp_path: Path) -> None:
+        shutil.rmtree(partition_folder(root, "m"))
+        write_rows(root / "_versions" / "2" / "0.parquet", ROWS)
+        partition_folder(root, "m").symlink_to("_versions/2")
+        (root / "_versions" / "2" / "1.parquet").symlink_to("../../_versions/2/0.parquet")
+        (tmp_path / "alias").symlink_to("catalog")
+        [_, m, _] = open_source(tmp_path / "alias")
+        assert rows_of(m) == [*ROWS, *ROWS]
+
+    @staticmethod
+    def assert_only_m_is_refused(root: Path, reason: str) -> None:
+        a, m, z = open_source(root)
+        assert rows_of(a) == rows_of(z) == ROWS
+        assert m.key == "m"
+        assert reason in str(refusal(m))
+        assert m.current_source_version() == m.source_version
 
 
 def test_batches_carry_what_the_engine_expects(tmp_path: Path) -> None:
