@@ -52,8 +52,12 @@ class TransientError(SurgeError):
         super().__init__(message)
 
 
+class WriteRefused(TransientError):
+    """A local disk did not take a file; the cause is the system's error."""
+
+
 class StoreUnavailable(TransientError):
-    """The output's store does not answer: the run ends, published files stay, and a later run goes on."""
+    """The output's store does not answer or takes no files: the run ends, published files stay, a later run goes on."""
 
 
 class EncoderError(SurgeError):

@@ -22,13 +22,14 @@ import pytest
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.errors import ConfigError, EncoderError, TransientError
+from surge_dagster.engine.errors import ConfigError, EncoderError, StoreUnavailable, TransientError
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.report import Receipt
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
+from surge_dagster.engine.store.local_upload import storage_errors
 from surge_dagster.engine.store.store import StoredObject
 from surge_dagster.engine.thresholds import Thresholds
 from tests.engine.runs import DoorPool, failures, finish, in_memory, make_run, receipts
@@ -366,6 +367,45 @@ def test_disk_that_refuses_two_tiny_partitions_fails_only_these(
     assert {receipt.key for receipt in receipts(events)} == TINY.keys() - {"p07", "p30"}
     for key in TINY.keys() - {"p07", "p30"}:
         assert_embedded(tmp_path, run.space.name, key, TINY[key])
+
+
+@pytest.mark.parametrize("fault", ["full", "removed", "read-only"])
+@pytest.mark.parametrize("rows", [3, 150])
+def test_disk_that_refuses_every_write_ends_the_run(
+    hash_pool: EncoderPool, tmp_path: Path, fault: str, rows: int
+) -> None:
+    """From the fifth file on: whole partitions and split ones."""
+    catalog = {f"p{n:03}": numbered_rows(f"p{n:03}", rows) for n in range(100)}
+    run = make_run(hash_pool, in_memory(catalog), RefusingStore(tmp_path / "o", fault), Thresholds(b_min=30, b_max=60))
+    expected = {"full": "No space left", "removed": "No such file", "read-only": "Read-only file system"}[fault]
+    written: list[str] = []
+    with pytest.raises(StoreUnavailable, match=f"4 writes in a row failed, .*{expected}.* published stays. Make room"):
+        for event in run.events():
+            if isinstance(event, Receipt):
+                written.append(event.key)
+    assert run.report.texts_encoded < len(catalog) * rows / 2
+    if fault != "removed":
+        assert published_files(tmp_path / "o", run.space.name) == {f"{key}.parquet" for key in written}
+        again = make_run(hash_pool, in_memory(catalog), tmp_path / "o")
+        assert set(keys_of(receipts(finish(again), "encoded"))) == catalog.keys() - set(written)
+
+
+class RefusingStore(LocalStore):
+    """A local disk that takes no file after the fourth."""
+
+    def __init__(self, root: Path, fault: str) -> None:
+        super().__init__(root)
+        self._fault = fault
+        self._files = 0
+
+    def create(self, name: str) -> LocalUpload:
+        self._files += name.endswith(".parquet")
+        if self._files <= 4:
+            return super().create(name)
+        if self._fault == "removed":
+            return LocalUpload(self.root / "removed", name.removeprefix("."))
+        with storage_errors(self.root / name):
+            raise OSError({"full": errno.ENOSPC, "read-only": errno.EROFS}[self._fault], "")
 
 
 def test_only_the_tiny_partition_whose_source_changed_fails(hash_pool: EncoderPool, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import errno
 import logging
+import os
 import queue
 import threading
 import time
@@ -18,7 +19,14 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from surge_dagster.engine.errors import Cancelled, DataError, StoreUnavailable, SurgeError, TransientError
+from surge_dagster.engine.errors import (
+    Cancelled,
+    DataError,
+    StoreUnavailable,
+    SurgeError,
+    TransientError,
+    WriteRefused,
+)
 from surge_dagster.engine.output.publication import Publication
 from surge_dagster.engine.output.rewriting import assemble
 from surge_dagster.engine.output.run_context import RunContext
@@ -30,6 +38,9 @@ log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.1
 _LAST_SECONDS = 2.0  # to remove unfinished files when the process ends; a store that answers needs less
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+# Errors of a local disk that the next file would meet too; a file that is too large is no reason to end the run.
+_DISK_UNUSABLE = (*_DISK_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.EIO, errno.ESTALE)
+_DOWN_AFTER = 4  # refused writes in a row, as with operations on a bucket
 
 
 class Publisher:
@@ -48,6 +59,7 @@ class Publisher:
         self._files = PublishingThreads(1, "surge-publish-split")
         self._error: BaseException | None = None
         self._store_is_down = False
+        self._refused_writes = 0  # in a row, by a local disk
         self._unfinished = 0  # SuperBatches
         self._unfinished_files = 0
         self._finished = threading.Condition()
@@ -113,6 +125,8 @@ class Publisher:
                     failure = self._failure(segment.partition, error)
                     if failure is not None:
                         publication.fail(failure)
+                else:
+                    self._refused_writes = 0
             if publication.count_down():
                 self._finish(publication)
 
@@ -163,6 +177,8 @@ class Publisher:
             failure = self._failure(partition, error)
             if failure is not None:
                 self._context.events.emit(failure)
+        else:
+            self._refused_writes = 0
         finally:
             with self._finished:
                 self._unfinished_files -= 1
@@ -199,6 +215,8 @@ class Publisher:
     def _failure(self, partition: OpenPartition, error: BaseException) -> Failure | None:
         """Refuse the partition of an error; None when the run ended before it was written."""
         key = partition.key
+        if not partition.refused:
+            error = self._counted(error)
         match error:
             case Cancelled():
                 return None
@@ -222,6 +240,20 @@ class Publisher:
         if not failure.transient:
             self._context.staging.discard(key)
         return failure
+
+    def _counted(self, error: BaseException) -> BaseException:
+        """The error, or `StoreUnavailable` where a local disk refused several writes in a row."""
+        cause = error.__cause__ if isinstance(error, WriteRefused) else error
+        if not isinstance(cause, OSError) or cause.errno not in _DISK_UNUSABLE:
+            return error
+        self._refused_writes += 1
+        if self._refused_writes < _DOWN_AFTER:
+            return error
+        return StoreUnavailable(
+            f"{self._context.target.store.url}: {self._refused_writes} writes in a row failed, the last with: "
+            f"{os.strerror(cause.errno)}. What was published stays. Make room on the disk, or make the output folder "
+            "writable again, then run again."
+        )
 
     def _stop(self, error: BaseException) -> None:
         """End the run with an error: without it the reader would wait for a slot that never comes back."""

@@ -20,7 +20,7 @@ from types import TracebackType
 import pyarrow as pa
 from filelock import FileLock
 
-from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.errors import WriteRefused
 from surge_dagster.engine.store.store import StoredObject, Upload
 from surge_dagster.engine.support.waiting import wait_in_turns
 
@@ -158,6 +158,6 @@ def storage_errors(target: Path) -> Iterator[None]:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         hint = "Make room on the disk" if is_full else "Check the disk and its permissions"
         cause = os.strerror(error.errno) if error.errno else str(error)
-        raise TransientError(
+        raise WriteRefused(
             f"cannot write {str(target)!r}: {cause}. Nothing was left behind. {hint}, then run again."
         ) from error
