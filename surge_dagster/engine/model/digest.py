@@ -77,7 +77,8 @@ class ModelModule:
     """One module of a sentence-transformers model.
 
     Attributes:
-        kind: the last part of the module's type, which stays the same when the library moves its modules.
+        kind: the last part of the module's type, which stays the same when the library moves its modules; the whole
+            type where the module is not in a package of the library's usual ones.
         folder: where its files are.
         config: its canonical config.
         weights: its safetensors files.

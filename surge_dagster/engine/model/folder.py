@@ -1,6 +1,7 @@
 """What a model folder says about its vectors: modules, weights, limits, dimension. No model is loaded.
 
-Weights come from safetensors only: other formats are pickles, which can run code when they are loaded.
+Weights come from safetensors only: other formats are pickles, which can run code when they are loaded. Modules come
+from sentence-transformers only: other types would be imported from the model's folder, or from any installed package.
 """
 
 from __future__ import annotations
@@ -26,6 +27,15 @@ DEMO_SLUG = "all-MiniLM-L6-v2"
 _TRANSFORMER_CONFIGS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 _WEIGHTLESS = frozenset({"Pooling", "Normalize", "Dropout"})
 _KNOWN_KINDS = _WEIGHTLESS | {"Transformer", "Dense", "LayerNorm", "StaticEmbedding", "WeightedLayerPooling"}
+_LIBRARY = "sentence_transformers."
+# The packages that versions of the library keep the same modules in, then the module's own file in some versions.
+_USUAL_TYPE = re.compile(
+    r"sentence_transformers\.(?:models|base\.modules|sentence_transformer\.modules)(?:\.\w+)?\.(\w+)"
+)
+
+
+class UnsupportedModel(ConfigError):
+    """A model with modules that are not part of sentence-transformers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +68,7 @@ def describe_model(folder: Path) -> ModelFacts:
 
     Raises:
         ConfigError: the folder is not a model, is damaged, or has no safetensors weights.
+        UnsupportedModel: it lists modules that are not part of sentence-transformers.
     """
     modules = _read_modules(folder)
     root = modules[0].folder
@@ -83,6 +94,8 @@ def has_all_weights(folder: Path) -> bool:
     """Whether every module has its weights, which an interrupted download may lack."""
     try:
         return all(module.weights for module in _read_modules(folder) if module.kind in _KNOWN_KINDS - _WEIGHTLESS)
+    except UnsupportedModel:
+        return True  # another download would not help: `describe_model` refuses the model with its reason
     except ConfigError:
         return False
 
@@ -98,10 +111,22 @@ def _read_modules(folder: Path) -> list[ModelModule]:
 
     try:
         entries = json.loads(listing.read_bytes())
-        links = [(str(entry["type"]).rpartition(".")[2], folder / str(entry["path"])) for entry in entries]
+        links = [(str(entry["type"]), folder / str(entry["path"])) for entry in entries]
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{listing} cannot be read ({error!r}); download the model again") from error
-    return [_module(kind, place) for kind, place in links]
+    for module_type, _ in links:
+        if not module_type.startswith(_LIBRARY):
+            raise UnsupportedModel(
+                f"{listing} lists a module of type {module_type!r}, expected types that begin with {_LIBRARY!r}: "
+                "models that bring code of their own are not supported, because that code would run in the worker; "
+                "use a model that consists of sentence-transformers' own modules"
+            )
+    return [_module(_kind(module_type), place) for module_type, place in links]
+
+
+def _kind(module_type: str) -> str:
+    usual = _USUAL_TYPE.fullmatch(module_type)
+    return usual[1] if usual else module_type
 
 
 def _module(kind: str, folder: Path) -> ModelModule:

@@ -29,9 +29,11 @@ _FILES = {
     "tokenizer.json": b'{"model": {}}',
     "pytorch_model.bin": b"not needed",
     "modeling_custom.py": b"never downloaded",
+    "1_Custom/config.json": b'{"width": 8}',
+    "1_Custom/modeling_custom.py": b"never downloaded either",
     "onnx/model.onnx": b"not needed",
 }
-_NOT_NEEDED = ("pytorch_model.bin", "modeling_custom.py", "onnx/model.onnx")
+_NOT_NEEDED = ("pytorch_model.bin", "modeling_custom.py", "1_Custom/modeling_custom.py", "onnx/model.onnx")
 
 
 @dataclass
@@ -109,7 +111,8 @@ def _etag(path: str) -> str:
 
 def _model(folder: Path) -> dict[str, bytes]:
     """The complete files of the model in the hub client's cache."""
-    return {path.name: path.read_bytes() for path in folder.glob(f"hub/*/snapshots/{_REVISION}/*")}
+    snapshot = folder / "hub" / "models--team--model" / "snapshots" / _REVISION
+    return {str(path.relative_to(snapshot)): path.read_bytes() for path in snapshot.rglob("*") if path.is_file()}
 
 
 def test_download_takes_no_file_that_is_not_needed_and_shows_progress(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings
+from surge_dagster.engine.encoder.worker.loading import load_backend
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model import locating
 from surge_dagster.engine.model.spec import DEFAULT_MODEL, EncodingSpec, UnsupportedSpace, space_from_json
@@ -213,6 +216,47 @@ def test_missing_shard_and_damaged_file_are_refused(small_model: Path) -> None:
     (small_model / "model.safetensors.index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}')
     with pytest.raises(ConfigError, match=r"gone\.safetensors"):
         _name(small_model)
+
+
+def _replace_pooling_type(folder: Path, module_type: str) -> None:
+    listing = folder / "modules.json"
+    content = listing.read_text()
+    listing.unlink()  # a link in a hub cache
+    listing.write_text(content.replace("sentence_transformers.models.Pooling", module_type))
+
+
+@pytest.mark.parametrize("module_type", ["evil.Pooling", "Pooling", "sentence_transformers_evil.models.Pooling"])
+def test_model_with_a_module_outside_sentence_transformers_is_refused_and_not_imported(
+    small_model: Path, monkeypatch: pytest.MonkeyPatch, module_type: str
+) -> None:
+    space = EncodingSpec(str(small_model)).resolve()
+    _replace_pooling_type(small_model, module_type)
+    (small_model / "evil.py").write_text(f"open({str(small_model / 'ran')!r}, 'w')")
+    monkeypatch.syspath_prepend(small_model)
+    expected = (
+        rf"type '{re.escape(module_type)}', expected types that begin with 'sentence_transformers\.'.*use a model"
+    )
+    with pytest.raises(ConfigError, match=expected):
+        EncodingSpec(str(small_model)).resolve()
+    settings = BackendSettings(device="cpu", precision="fp32", threads=1)
+    with pytest.raises(ConfigError, match=expected):
+        load_backend(space, settings, "torch", check_parity=False)
+    assert not (small_model / "ran").exists()
+
+
+def test_module_of_the_same_name_elsewhere_in_sentence_transformers_gives_another_space(small_model: Path) -> None:
+    before = _name(small_model)
+    _replace_pooling_type(small_model, "sentence_transformers.sparse_encoder.modules.Pooling")
+    assert _name(small_model) != before
+
+
+def test_cached_model_with_a_module_outside_sentence_transformers_is_not_downloaded_again(
+    hub_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    _replace_pooling_type(hub_home, "evil.Pooling")
+    with pytest.raises(ConfigError, match=r"'evil\.Pooling'"):
+        EncodingSpec().resolve()
 
 
 def test_snapshot_without_the_weights_of_a_module_is_not_used(hub_home: Path) -> None:
