@@ -17,8 +17,9 @@ from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support import disk_cache
 
 MEASURING_LOCK = "calibration/.measuring"
-# Increased when the way this package drives a backend changes, so that older cached answers are not used.
-_REVISION = 4
+# Increased when the way this package drives a backend or the parity texts change, so that older cached answers are not
+# used.
+_REVISION = 5
 _TEXTS = 256
 _TEXTS_OF_FAST_POOLS = 16_384
 _FAST_TEXTS_PER_SECOND = 10_000

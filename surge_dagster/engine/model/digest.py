@@ -57,6 +57,13 @@ _TOKENIZER_SETTINGS = (
     "tokenize_chinese_chars",
     "add_prefix_space",
     "truncation_side",
+    "padding_side",
+)
+# Model inputs that a tokenizer states or leaves out without an effect on a vector; BERT's and RoBERTa's defaults.
+_USUAL_INPUTS = (
+    ["input_ids", "attention_mask"],
+    ["input_ids", "attention_mask", "token_type_ids"],
+    ["input_ids", "token_type_ids", "attention_mask"],
 )
 
 # Files that define a tokenizer where there is no tokenizer.json.
@@ -223,6 +230,11 @@ def _tokenizer_digest(root: Path) -> str | None:
     tokenizer = {key: value for key, value in tokenizer.items() if key not in ("truncation", "padding", "version")}
     settings = read_document(root / "tokenizer_config.json") or {}
     shaping = {key: settings[key] for key in _TOKENIZER_SETTINGS if settings.get(key) not in (None, "right")}
+    if settings.get("split_special_tokens"):
+        shaping["split_special_tokens"] = True
+    inputs = settings.get("model_input_names")
+    if inputs is not None and inputs not in _USUAL_INPUTS:
+        shaping["model_input_names"] = inputs
     return hashlib.sha256(canonical_json({"tokenizer": tokenizer, "settings": shaping})).hexdigest()
 
 

@@ -118,6 +118,18 @@ def test_static_embeddings_use_sentence_transformers_and_a_note_says_so(tmp_path
         assert loaded.notes == (line,)
 
 
+def test_texts_with_names_of_special_tokens_equal_sentence_transformers_where_these_are_split(tmp_path: Path) -> None:
+    folder = tiny_model("bert_cls", tmp_path)
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"split_special_tokens": True}))
+    space = EncodingSpec(str(folder)).resolve()
+    assert any("[SEP]" in text for text in parity.PARITY_TEXTS)
+    loaded = load_backend(space, _SETTINGS, "torch", check_parity=True)
+    assert isinstance(loaded.backend, ReferenceBackend)
+    assert loaded.lowest_cosine is not None
+    assert loaded.lowest_cosine >= FLOOR
+
+
 def test_reference_backend_counts_cut_texts(tmp_path: Path) -> None:
     space = EncodingSpec(str(tiny_model("bert_cls", tmp_path)), max_length=12).resolve()
     backend = ReferenceBackend(space, load_reference(space, "cpu"), "torch")

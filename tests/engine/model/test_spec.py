@@ -147,6 +147,26 @@ def test_changed_content_gives_another_space(small_model: Path, change) -> None:
     assert _name(small_model) != before
 
 
+@pytest.mark.parametrize(
+    ("settings", "same"),
+    [
+        ({"split_special_tokens": False}, True),
+        ({"split_special_tokens": True}, False),
+        ({"padding_side": "right"}, True),
+        ({"padding_side": "left"}, False),
+        ({"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}, True),
+        ({"model_input_names": ["input_ids", "attention_mask"]}, True),
+        ({"model_input_names": ["input_ids"]}, False),
+    ],
+)
+def test_tokenizer_setting_gives_another_space_only_where_it_is_unusual(
+    small_model: Path, settings: dict, same: bool
+) -> None:
+    before = _name(small_model)
+    (small_model / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert (_name(small_model) == before) is same
+
+
 def test_weights_overwritten_in_place_with_their_time_kept_give_another_space(small_model: Path) -> None:
     before, weights = _name(small_model), small_model / "model.safetensors"
     status, content = weights.stat(), bytearray(weights.read_bytes())

@@ -1,9 +1,9 @@
 """The parity check: compares a backend's vectors with those of sentence-transformers, once, and caches the answer.
 
 A few texts that often break an implementation (the empty text, one word, other scripts, a text that is cut, many
-lengths) are encoded by the backend and by sentence-transformers' `encode` in fp32; the lowest cosine between the two
-must reach the promise of the precision. The answer is cached, because loading the reference costs as much as loading
-the model a second time.
+lengths, the name of a special token) are encoded by the backend and by sentence-transformers' `encode` in fp32; the
+lowest cosine between the two must reach the promise of the precision. The answer is cached, because loading the
+reference costs as much as loading the model a second time.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ PARITY_TEXTS = [
     " ",
     "word",
     "Stainless steel bottle, 750 ml, keeps drinks cold for a day",
+    "A row ends with [SEP] and </s> and begins with [CLS]",
     "Größe 43, naïve façade, Ærøskøbing",
     "東京の夜景 пример текста مثال 🚀🚀",
     "def f(x: int) -> str:\n    return f'{x!r}'  # comment",

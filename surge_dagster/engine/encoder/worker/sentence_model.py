@@ -116,6 +116,9 @@ def tokenizer_facts(model: SentenceTransformer, space: Space) -> TokenizerFacts 
     modality_config = getattr(first, "modality_config", {"text": {}})
     if type(first).__name__ != "Transformer" or backend is None or "message" in modality_config:
         return None
+    # The serialized tokenizer does not keep this setting.
+    if getattr(tokenizer, "split_special_tokens", False):
+        return None
     features = model.preprocess(["a probe"])
     type_ids = features.get("token_type_ids")
     if type_ids is not None and bool(type_ids.any()):
