@@ -22,7 +22,7 @@ from surge_dagster.engine.output.rewriting import republish
 from surge_dagster.engine.output.run_context import RunContext
 from surge_dagster.engine.output.space_target import require_unchanged
 from surge_dagster.engine.output.spaces import find_space, require_format
-from surge_dagster.engine.output.staging import OtherRows, StagedRowsCheck
+from surge_dagster.engine.output.staging import OtherRows, StagedRowsCheck, remove_staged
 from surge_dagster.engine.report import Failure, Receipt, RunReport
 from surge_dagster.engine.sources.content import ContentDigest, IdSet, refuse_repeated_id
 from surge_dagster.engine.sources.partition import Partition, RowBatch
@@ -67,6 +67,8 @@ def report_when_fresh(
 ) -> RunReport | None:
     """The report of a run that has nothing to do, without starting a pool; None where there may be work.
 
+    Such a run only removes segments that an earlier run left staged.
+
     The model's files are digested, not loaded: a model whose content has changed under its name is another space, in
     which nothing is fresh.
 
@@ -78,15 +80,16 @@ def report_when_fresh(
         return None
     require_format(store, space, file_format)
     outputs = OutputState(store, space.name, space.file_format)
-    report = RunReport(space=space.name, dimension=space.dimension)
+    keys: list[str] = []
     try:
         for partition in outputs.looked_at(partitions):
             if outputs.status(partition) != "fresh":
                 return None
-            report.partitions_skipped += 1
+            keys.append(partition.key)
     except (TransientError, ValueError):
         return None  # a file that cannot be read or an invalid key is its partition's failure: the run reports it
-    return report
+    remove_staged(store, space.name, keys)
+    return RunReport(space=space.name, dimension=space.dimension, partitions_skipped=len(keys))
 
 
 class _NoRoom(Exception):

@@ -66,7 +66,7 @@ class Violation:
         key: the partition, or the file's name where its partition is unknown.
         kind: what is at fault; "unread" is a file or source that could not be read now. Two kinds are only warnings:
             "refused" (a partition with invalid data, which correctly has no file) and "orphan" (a valid file, or staged
-            segments, whose partition was removed from the source).
+            segments, whose partition was removed from the source; or staged segments beside a complete file).
         finding: what was expected, and what was found.
         remedy: what to do; "" where the finding says it, or the caller knows it.
     """
@@ -135,16 +135,19 @@ def verify(
     """
     samples = SampledRows(pool, space, reencode, seed) if pool is not None else None
     expected: set[str] = set()
+    incomplete: set[str] = set()
     for partition in source:
-        expected.add(file_name(space.name, partition.key, space.file_format))
+        name = file_name(space.name, partition.key, space.file_format)
+        expected.add(name)
         found = verify_partition(partition, store, space, samples)
         if isinstance(found, Violation):
             yield found
             found = Verified(partition.key, 0)
+            incomplete.add(name)
         yield found
         if samples is not None:
             yield from _wrong_vectors(samples)
-    names = _checked(space.name, lambda: _unexpected_names(store, space, expected))
+    names = _checked(space.name, lambda: _unexpected_names(store, space, expected, incomplete))
     if isinstance(names, Violation):
         yield names
         names = []
@@ -196,13 +199,13 @@ def _finding_of(error: DataError) -> str:
     return str(error).removesuffix(error.remedy).rstrip()
 
 
-def _unexpected_names(store: Store, space: Space, expected: set[str]) -> list[str]:
-    """Output files and folders of staged segments whose partition the source does not have."""
+def _unexpected_names(store: Store, space: Space, expected: set[str], incomplete: set[str]) -> list[str]:
+    """Output files without a source partition, and folders of staged segments that no run needs."""
     files = {stored.name for stored in store.list(space.name) if format_of(stored.name)}
     root = f"{STAGING}/{space.name}"
     staged = {stored.name.removeprefix(f"{root}/").partition("/")[0] for stored in store.list(root, deep=True)}
     suffix = SUFFIXES[space.file_format]
-    orphans = [f"{root}/{folder}" for folder in staged if f"{space.name}/{folder}{suffix}" not in expected]
+    orphans = [f"{root}/{folder}" for folder in staged if f"{space.name}/{folder}{suffix}" not in incomplete]
     return [*sorted(files - expected), *sorted(orphans)]
 
 
@@ -210,8 +213,10 @@ def _orphan(store: Store, space: Space, name: str) -> Violation | None:
     """A file without a source partition, read in full; None where it was removed after it was listed."""
     location = repr(store.location(name))
     if name.startswith(f"{STAGING}/"):
-        finding = f"{location} holds staged segments of a partition that was removed from the source."
-        return Violation(name, "orphan", finding, "Remove them if it does not come back.")
+        finding = (
+            f"{location} holds staged segments of a partition that has a complete file or was removed from the source."
+        )
+        return Violation(name, "orphan", finding, "The next run removes the former; remove the latter by hand.")
     if format_of(name) != space.file_format:
         finding = f"{location} is never read: the files of its space have the format {space.file_format!r}."
         return Violation(name, "orphan", finding, "Remove it.")

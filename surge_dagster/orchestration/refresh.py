@@ -18,7 +18,7 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import require_format
-from surge_dagster.engine.output.staging import sweep_orphan_files
+from surge_dagster.engine.output.staging import remove_staged, sweep_orphan_files
 from surge_dagster.engine.report import Failure, Receipt, SuperBatchReport
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources.partition import Partition
@@ -134,7 +134,9 @@ class Refresh:
 
     def _take(self, work: Worklist) -> None:
         """Enter what needs no encoding, so that it counts whatever ends the run."""
-        self._outcome.fresh |= {receipt.key for receipt in (*work.fresh, *work.adopted)}
+        fresh = {receipt.key for receipt in (*work.fresh, *work.adopted)}
+        remove_staged(self._store, work.outputs.space, fresh)
+        self._outcome.fresh |= fresh
         self._outcome.removed = work.removed
         for failure in work.failures:
             self._events.failure(failure)

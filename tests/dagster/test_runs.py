@@ -13,6 +13,7 @@ from dagster._core.loader import LoadingContextForTest
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.spaces import list_spaces
+from surge_dagster.engine.output.staging import STAGING
 from surge_dagster.engine.store import open_store
 from surge_dagster.orchestration.asset_events import CODE_VERSION
 from surge_dagster.resources import Encoder
@@ -260,3 +261,14 @@ def test_definitions_load_without_catalog_output_or_model(bench: Workbench) -> N
     repository.load_all_definitions()
     assert {job.name for job in repository.get_all_jobs()} >= {"catalog_refresh", "catalog_check", "embed_partitions"}
     assert not bench.catalog.exists() and not bench.output.exists()
+
+
+def test_run_that_finds_everything_fresh_removes_staged_segments(bench: Workbench) -> None:
+    bench.write("a", 5)
+    assert bench.refresh().success
+    [space] = list_spaces(open_store(bench.output))
+    segment = bench.output / STAGING / space.name / "a" / "v" / "0-2.parquet"
+    segment.parent.mkdir(parents=True)
+    segment.touch()
+    assert bench.refresh().success
+    assert not segment.exists()

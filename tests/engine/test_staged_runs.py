@@ -24,7 +24,9 @@ from hypothesis import strategies as st
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.staging import STAGING
+from surge_dagster.engine.reading import report_when_fresh
 from surge_dagster.engine.report import SuperBatchReport
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import open_source
@@ -33,7 +35,15 @@ from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
 from surge_dagster.engine.thresholds import Thresholds
 from surge_dagster.engine.verify import Violation, verify
 from tests.engine.runs import SMALL, assert_nothing_is_held, failures, finish, make_run, receipts
-from tests.small_catalogs import Rows, assert_embedded, numbered_rows, partition_of, published_files, write_catalog
+from tests.small_catalogs import (
+    DIMENSION,
+    Rows,
+    assert_embedded,
+    numbered_rows,
+    partition_of,
+    published_files,
+    write_catalog,
+)
 
 ROOT = Path(__file__).parents[2]
 BIG = numbered_rows("big", 450)
@@ -277,6 +287,26 @@ class TestWhatIsLeftBehind:
         run = make_run(hash_pool, [partition_of("big", BIG)], tmp_path)
         assert [receipt.action for receipt in receipts(finish(run))] == ["fresh"]
         assert not (tmp_path / STAGING).exists()
+
+    def test_run_without_work_removes_what_is_staged_of_fresh_partitions_and_verify_warns(
+        self, hash_pool: EncoderPool, tmp_path: Path
+    ) -> None:
+        """As after a kill between the file of a split partition and the removal of its segments."""
+        source, output = open_source(write_catalog(tmp_path / "c", {"big": BIG})), tmp_path / "o"
+        leave_staged(hash_pool, output, BIG, 270)
+        shutil.copytree(output / STAGING, tmp_path / "kept")
+        run = make_run(hash_pool, source, output)
+        finish(run)
+        (tmp_path / "kept").rename(output / STAGING)
+        other = output / STAGING / run.space.name / "other" / "v" / "0-1.parquet"
+        other.parent.mkdir(parents=True)
+        other.touch()
+        found = list(verify(source, LocalStore(output), run.space))
+        warned = [event.key for event in found if isinstance(event, Violation) and event.is_warning]
+        assert warned == [f"{STAGING}/{run.space.name}/{key}" for key in ("big", "other")]
+        assert report_when_fresh(source, LocalStore(output), EncodingSpec(f"hash://{DIMENSION}"))
+        assert staged(output) == {}
+        assert other.exists(), "its partition may come back"
 
     def test_what_is_staged_of_partitions_that_a_run_does_not_see_is_left_alone(
         self, hash_pool: EncoderPool, tmp_path: Path

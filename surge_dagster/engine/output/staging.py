@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -311,6 +311,22 @@ def _borders(sizes: np.ndarray) -> list[int]:
         stop = int(np.searchsorted(ends, before + _GROUP_STRING_BYTES, side="right"))
         borders.append(max(stop, start + 1))
     return borders
+
+
+def remove_staged(store: Store, space: str, keys: Iterable[str]) -> None:
+    """Remove what is staged of partitions whose files are up to date; a run that was killed may have left it.
+
+    It does no harm: where it cannot be removed, the log says so and the next run tries again.
+    """
+    root = f"{STAGING}/{space}"
+    try:
+        found = [stored.name for stored in store.list(root, deep=True)]
+        fresh = {encode_key(key) for key in keys} if found else set[str]()
+        for name in found:
+            if name.removeprefix(f"{root}/").partition("/")[0] in fresh:
+                store.delete(name)
+    except (SurgeError, OSError) as error:
+        log.warning("staged segments in %s could not be removed: %s", store.location(root), error)
 
 
 def sweep_orphan_files(store: Store, claimed: str | None = None) -> None:
