@@ -161,7 +161,7 @@ class DevServer:
         assert self.ask(query, n=runs)["setConcurrencyLimit"]
 
     def keys_of_a_tick(self) -> list[str]:
-        """Partitions that the sensor would request now with an empty cursor; requests nothing."""
+        """Partitions that the sensor would request now; requests no run, and registers new keys as a tick does."""
         query = """mutation($s: SensorSelector!) { sensorDryRun(selectorData: $s, cursor: "") {
             ... on DryRunInstigationTick { evaluationResult { error { message } runRequests { runConfigYaml } } } } }"""
         tick = self.ask(query, s={**_SELECTOR, "sensorName": "new_partitions"})["sensorDryRun"]["evaluationResult"]
