@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from surge_dagster.engine.store.store import Store
@@ -25,13 +26,23 @@ def read_concurrently(
         read: called in any thread, with a store whose waits end when the results are no longer needed.
 
     Raises:
-        BaseException: the first error of a read, in the order of the names; reads that have not begun are left out.
+        BaseException: the first error of a read, in the order of the names; of the names behind it at most
+            `2 * CONCURRENT_READS` have been read.
     """
     over = threading.Event()
     view = store.until(over)
     pool = ThreadPoolExecutor(CONCURRENT_READS, thread_name_prefix="surge-footer")
+
+    def answers() -> Iterator[tuple[str, Future[T]]]:
+        ahead: deque[tuple[str, Future[T]]] = deque()
+        for name in names:
+            ahead.append((name, pool.submit(read, view, name)))
+            if len(ahead) == 2 * CONCURRENT_READS:
+                yield ahead.popleft()
+        yield from ahead
+
     try:
-        for name, answer in [(name, pool.submit(read, view, name)) for name in names]:
+        for name, answer in answers():
             while not wait([answer], TURN_SECONDS).done:  # in turns, so that a signal to any thread interrupts it
                 pass
             keep(name, answer.result())
