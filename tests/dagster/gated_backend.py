@@ -32,8 +32,8 @@ def use_gated_backend() -> None:
 class GatedBackend(HashBackend):
     def __init__(self, space: Space, settings: BackendSettings) -> None:
         super().__init__(prompt=space.prompt, max_length=space.max_length)
-        mended = Path(os.environ.get("GATED_DEVICE", os.devnull))
-        if _broken(mended).exists() and not mended.exists():
+        repaired = Path(os.environ.get("GATED_DEVICE", os.devnull))
+        if _broken(repaired).exists() and not repaired.exists():
             raise RuntimeError("the device is broken")
 
     def forward(self, prepared: Any, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkMetrics:
@@ -47,11 +47,11 @@ class GatedBackend(HashBackend):
                     threading.Event().wait(0.02)
             if text.startswith("take "):
                 time.sleep(float(text.removeprefix("take ")))
-            if text.startswith("break before ") and not (mended := Path(text.removeprefix("break before "))).exists():
-                _broken(mended).touch()
+            if text.startswith("break before ") and not (repaired := Path(text.removeprefix("break before "))).exists():
+                _broken(repaired).touch()
                 os.kill(os.getpid(), signal.SIGKILL)
         return super().forward(prepared, matrix, truncated, progress)
 
 
-def _broken(mended: Path) -> Path:
-    return mended.with_suffix(".broken")
+def _broken(repaired: Path) -> Path:
+    return repaired.with_suffix(".broken")

@@ -23,7 +23,7 @@ class Moved:
 
     Attributes:
         changed: other rows; touched: another source version of the same rows; new, vanished, returned.
-        spoiled: changed into something that is refused; mended: changed back into something that is not.
+        spoiled: changed into something that is refused; repaired: changed back into something that is not.
     """
 
     changed: set[str] = field(default_factory=set)
@@ -32,12 +32,12 @@ class Moved:
     vanished: set[str] = field(default_factory=set)
     returned: set[str] = field(default_factory=set)
     spoiled: set[str] = field(default_factory=set)
-    mended: set[str] = field(default_factory=set)
+    repaired: set[str] = field(default_factory=set)
 
     @property
     def versions(self) -> set[str]:
         """Partitions with a source version that no run has seen yet."""
-        return self.changed | self.touched | self.new | self.returned | self.spoiled | self.mended
+        return self.changed | self.touched | self.new | self.returned | self.spoiled | self.repaired
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class MovingCatalog:
         good = sorted(self.rows.keys() - self.bad)
         count = max(_FEWEST_CHANGED, round(_CHANGED * len(good)))
         chosen = self._random.sample(good, count + 1 + max(1, round(_VANISH * len(good))))
-        moved = Moved(mended=self.mend())
+        moved = Moved(repaired=self.repair())
         moved.touched, moved.spoiled = set(chosen[: count // 10 + 1]), {chosen[count]}
         moved.changed, moved.vanished = set(chosen[count // 10 + 1 : count]), set(chosen[count + 1 :])
         for key in sorted(moved.changed):
@@ -91,12 +91,12 @@ class MovingCatalog:
         moved.new = {self.appear() for _ in range(max(1, round(_APPEAR * len(good))))}
         return moved
 
-    def mend(self) -> set[str]:
+    def repair(self) -> set[str]:
         """Partitions that are refused get other rows; gives their keys."""
-        mended = self.bad
-        for key in sorted(mended):
+        repaired = self.bad
+        for key in sorted(repaired):
             self._change(key)
-        return mended
+        return repaired
 
     def appear(self) -> str:
         """A partition that was never there; gives its key."""

@@ -83,7 +83,7 @@ class Production:
         """The sensor, some hours later; returns the runs that it requests."""
         return list(self.bench.later(hours=hours).run_requests or [])
 
-    def night(self) -> list[dg.RunRequest]:
+    def nightly_run(self) -> list[dg.RunRequest]:
         """The nightly schedule; returns the runs that it requests."""
         schedule = self.bench.definitions.get_repository_def().get_schedule_def(NAMES.schedule)
         with dg.build_schedule_context(self.bench.instance, resources=self.bench.definitions.resources) as context:

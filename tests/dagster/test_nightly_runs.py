@@ -128,17 +128,17 @@ class Nights:
 
     def finish(self) -> None:
         """Everything is fixed and complete, readers switch to the new space, and the next nightly run is idle."""
-        self.production.moving.mend()
+        self.production.moving.repair()
         self.due = self.production.moving.rows.keys() - self.production.stored(self.production.spaces[-1])
         [request] = self.production.tick(1)
         self._run_of_the_sensor(request)
-        [request] = self.production.night()
+        [request] = self.production.nightly_run()
         self._execute(NAMES.refresh_job, request)
         assert self._execute(NAMES.switch_job).code == 0
         assert space_of_readers(self.production.settings().open_store()).name == self.production.spaces[-1]
         before = self.production.rows_of_events()
         assert self.production.tick(1) == []
-        [request] = self.production.night()
+        [request] = self.production.nightly_run()
         idle = self._execute(NAMES.refresh_job, request)
         assert idle.code == 0 and not idle.published
         assert (self.production.rows_of_events() - before).total() <= _ROWS_OF_A_RUN
@@ -154,7 +154,7 @@ class Nights:
         self.due -= ended.published
 
     def _nightly(self, night: int) -> None:
-        [request] = self.production.night()
+        [request] = self.production.nightly_run()
         self.asked = set(self.due)
         half = max(2, len(self.due) // 2)
         if night == self.plan.killed:
@@ -178,7 +178,7 @@ class Nights:
         production, server = self.production, self.production.server
         self.moved_on = set(self.due)
         production.bench.settings["model"] = "hash://24"
-        assert production.tick(0.1) == [] and production.night() == []
+        assert production.tick(0.1) == [] and production.nightly_run() == []
         old = server.objects()
         ended = self._execute(NAMES.refresh_job)
         assert ended.published == production.moving.rows.keys() - production.moving.bad
