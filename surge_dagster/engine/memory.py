@@ -64,9 +64,9 @@ class ResultMemory:
             string_bytes: of its ids and texts.
         """
         row = self.dimension * self.itemsize + 1 + 8  # the embedding, the truncation flag and the text's offset
-        each = piece_bytes(rows, self.dimension, self.itemsize, 0)
+        each = piece_bytes(rows, self.dimension, self.itemsize)
         all_values = rows * self.dimension * (levels_bytes(self.itemsize) + 2 * self.itemsize)
-        books = self.threads * piece_bytes(0, self.dimension, self.itemsize, 0)
+        books = self.threads * piece_bytes(0, self.dimension, self.itemsize)
         pieces = min(self.threads * each, all_values + books) + STRING_COPIES * string_bytes
         # Of what waits for storage: a part of each file, and of a split partition's last piece.
         content = rows * row + string_bytes + books + self.upload_bytes

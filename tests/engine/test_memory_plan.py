@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from surge_dagster.engine import run
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.files.parquet import piece_bytes
+from surge_dagster.engine.files.parquet import STRING_COPIES, piece_bytes
 from surge_dagster.engine.memory import SLOTS, fit_memory, plan_memory
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.thresholds import Bounds, Thresholds
@@ -59,7 +59,11 @@ class TestPlan:
         least = smallest_limit(lambda limit: plan_memory(bounds, space, threads, limit))
         plan = plan_memory(bounds, space, threads, least)
         result, itemsize = plan.result.of_rows(texts, held), np.dtype(dtype).itemsize
-        written = (piece_bytes(len(sizes), dimension, itemsize, sum(sizes)) for sizes in partitions)
+        books = piece_bytes(0, dimension, itemsize)
+        written = (
+            max(piece_bytes(len(sizes), dimension, itemsize), books + STRING_COPIES * sum(sizes))
+            for sizes in partitions
+        )
         assert texts * dimension * itemsize + sum(heapq.nlargest(threads, written)) <= result
         assert plan.reader + 2 * held + result < least
 

@@ -162,30 +162,21 @@ def _shared(columns: pa.Schema) -> pa.Schema:
     return columns
 
 
-def piece_bytes(rows: int, dimension: int, itemsize: int, widest_text_bytes: int) -> int:
-    """Upper estimate of the memory that writing `rows` rows takes beside the rows themselves, in bytes.
+def piece_bytes(rows: int, dimension: int, itemsize: int) -> int:
+    """Upper estimate of the memory that writing the embeddings of `rows` rows takes beside the rows, in bytes.
 
-    Columns are written one after the other. Embeddings need repetition and definition levels, four bytes per value of
-    a row group, in buffers that grow by copying; float16, a fixed-size binary to Parquet, needs a pointer per value
-    too. Strings are collected by `WRITE_BATCH_ROWS` and pages of 256 KiB: plain, compressed and on the way. Writing an
-    Arrow file takes less.
-
-    Args:
-        widest_text_bytes: what `page_window_bytes` gives for the ids or the texts, whichever is more.
+    Embeddings need repetition and definition levels, four bytes per value of a row group, in buffers that grow by
+    copying; float16, a fixed-size binary to Parquet, needs a pointer per value too. Strings are written before them:
+    they take at most `STRING_COPIES` times what is collected for a page, by `WRITE_BATCH_ROWS`: plain, compressed and
+    on the way. Writing an Arrow file takes less.
     """
     values = min(rows, row_group_rows(dimension, itemsize)) * dimension
-    embeddings = values * levels_bytes(itemsize) + min(2 * rows * dimension * itemsize, 2 * PAGE_BYTES)
-    return _PIECE_BYTES + max(embeddings, STRING_COPIES * widest_text_bytes)
+    return _PIECE_BYTES + values * levels_bytes(itemsize) + min(2 * rows * dimension * itemsize, 2 * PAGE_BYTES)
 
 
 def levels_bytes(itemsize: int) -> int:
     """Memory that writing one value of an embedding takes, in bytes."""
     return 8 if itemsize == 4 else 16
-
-
-def page_window_bytes(total: int, longest: int) -> int:
-    """Most bytes of strings that are collected together, of `total` bytes; the longest string has `longest` bytes."""
-    return min(total, PAGE_BYTES + WRITE_BATCH_ROWS * longest)
 
 
 def page_bytes(footer: pq.FileMetaData, widest_row: int) -> int:
