@@ -5,6 +5,10 @@ the same ids and texts in the same order, and a valid vector for each. Some rows
 must give the stored vector (`reencoding.py`). Each fault is a `Violation`; nothing is changed. Facts that other parts
 of the program remember about files (`OutputState`) are not used, because the files themselves are to be verified.
 
+A file has at most one violation, the one that explains most: vectors of another dimension, then another number of rows,
+then the first row that differs. Both are judged by the columns and rows that the file really has, whatever its metadata
+promise, because another program may have written it. Only what remains is `damaged`.
+
 Reading everything takes hours, in which a disk or a store may fail to answer once. A file that could not be read then
 is a violation too, because nothing was proven about it, and the other files are still read.
 """
@@ -22,7 +26,7 @@ import pyarrow as pa
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import DataError, StoreUnavailable, TransientError
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile, desired_version
-from surge_dagster.engine.files.formats import SUFFIXES, file_name, format_of, open_output_file
+from surge_dagster.engine.files.formats import SUFFIXES, file_name, format_of, open_output_file, read_shape
 from surge_dagster.engine.files.rows import OutputFile, check_schema, matrix_of
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.model.spec import Space
@@ -234,11 +238,11 @@ def _orphan(store: Store, space: Space, name: str) -> Violation | None:
 
 
 @contextlib.contextmanager
-def _opened(store: Store, space: Space, name: str, key: str | None = None) -> Iterator[OutputFile]:
+def _opened(store: Store, space: Space, name: str, partition: Partition | None = None) -> Iterator[OutputFile]:
     """A file of the space whose facts are right; errors of reading it become faults.
 
     Args:
-        key: its partition, where the source has one.
+        partition: its partition, where the source has one.
 
     Raises:
         FileNotFoundError: there is none.
@@ -247,14 +251,42 @@ def _opened(store: Store, space: Space, name: str, key: str | None = None) -> It
     location = store.location(name)
     try:
         with store.open(name) as file, open_output_file(file, space.file_format) as reader:
-            _require_facts(reader, space, key, name)
+            _require_facts(reader, space, None if partition is None else partition.key, name)
             yield reader
     except FileNotFoundError:
         raise
     except (InvalidFile, *UNREADABLE) as error:
         if is_systems(error):
             raise not_given(repr(location), error) from error
-        raise _Fault("damaged", f"{location!r}: {first_line(error)}.", _REMOVE) from error
+        raise _fault_of(error, store, space, name, partition) from error
+
+
+def _fault_of(error: Exception, store: Store, space: Space, name: str, partition: Partition | None) -> _Fault:
+    """The fault of a file that is not valid: what its columns and its number of rows show, else the error."""
+    location = store.location(name)
+    damaged = _Fault("damaged", f"{location!r}: {first_line(error)}.", _REMOVE)
+    try:
+        with store.open(name) as file:
+            columns, rows = read_shape(file, space.file_format)
+    except (InvalidFile, *UNREADABLE):
+        return damaged
+    if "embedding" not in columns.names:
+        return damaged
+    vectors = columns.field("embedding").type
+    if not pa.types.is_fixed_size_list(vectors) or vectors.list_size != space.dimension:
+        finding = f"{location!r}: its embedding column has type {vectors}; expected {space.dimension} numbers per row."
+        return _Fault("dimension", finding, _REMOVE)
+    different = None if partition is None else _different_rows(partition, rows)
+    return damaged if different is None else _Fault("rows", different, _REMOVE_FILE)
+
+
+def _different_rows(partition: Partition, rows: int) -> str | None:
+    """The finding that a file with so many rows has more or fewer than its source, where the source can be read."""
+    try:
+        expected = partition.rows if partition.rows is not None else sum(len(batch) for batch in partition.read())
+    except (DataError, TransientError):
+        return None
+    return None if rows == expected else f"the file has {rows:,} rows and the source {expected:,}."
 
 
 def _require_facts(reader: OutputFile, space: Space, key: str | None, name: str) -> None:
@@ -294,7 +326,7 @@ def _compare_with_source(partition: Partition, store: Store, space: Space, sampl
     name = file_name(space.name, partition.key, space.file_format)
     location = store.location(name)
     try:
-        with _opened(store, space, name, partition.key) as reader:
+        with _opened(store, space, name, partition) as reader:
             facts = reader.facts
             if facts.source_version != partition.source_version:
                 _require_as_listed(partition)
@@ -304,7 +336,13 @@ def _compare_with_source(partition: Partition, store: Store, space: Space, sampl
                     f"{partition.source_version!r} now.",
                     _RUN_AGAIN,
                 )
-            _compare_rows(partition, reader, space, samples)
+            try:
+                _compare_rows(partition, reader, space, samples)
+            except _Fault as fault:
+                different = _different_rows(partition, facts.rows) if fault.kind in ("ids", "texts") else None
+                if different is None:
+                    raise
+                raise _Fault("rows", f"{different} {fault.finding}", fault.remedy) from fault
             return facts
     except FileNotFoundError:
         _require_readable(partition)

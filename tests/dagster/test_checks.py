@@ -73,7 +73,7 @@ def test_each_kind_of_violation_has_its_own_check(embedded: Workbench) -> None:
     rewrite(embedded.file("a"), lambda table: table, dimension=17)
     rewrite(embedded.file("b"), lambda table: table.slice(0, 30))
     embedded.write("c", [(f"id-{row}", f"other text {row}") for row in range(40)])
-    embedded.write("d", [("x", "text")])
+    embedded.write("d", [(f"x{row}", "text") for row in range(4)])
     rewrite(embedded.file("e"), lambda table: with_vectors(table, lambda matrix: 2 * matrix))
     rewrite(embedded.file("f"), lambda table: with_vectors(table, lambda matrix: np.nan * matrix))
     reported = broken(embedded)
@@ -87,10 +87,12 @@ def test_each_kind_of_violation_has_its_own_check(embedded: Workbench) -> None:
     }
 
 
-def test_rows_that_differ_from_the_catalog_are_found(embedded: Workbench) -> None:
-    embedded.write("c", [("other", "text")] * 1, version="v1")  # other rows under the version that is on file
+@pytest.mark.parametrize(("rows", "reported_by"), [(40, "ids_match"), (1, "row_counts_match")])
+def test_rows_that_differ_from_the_catalog_are_found(embedded: Workbench, rows: int, reported_by: str) -> None:
+    other = [(f"other {row}", "text") for row in range(rows)]
+    embedded.write("c", other, version="v1")  # under the version that is on file
     [(name, reported)] = broken(embedded).items()
-    assert name == "ids_match" and "| `c` |" in reported
+    assert name == reported_by and "| `c` |" in reported
 
 
 def test_a_file_of_another_space_is_found(embedded: Workbench, tmp_path: Path) -> None:

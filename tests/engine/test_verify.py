@@ -6,7 +6,7 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -28,7 +28,7 @@ from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.thresholds import Thresholds
 from surge_dagster.engine.verify import Verified, Violation, verify
-from tests.small_catalogs import FailingStore, rewrite, with_vectors
+from tests.small_catalogs import DIMENSION, FailingStore, rewrite, with_vectors
 
 KEYS = ["a", "b", "Köln"]
 ROWS = 40
@@ -126,8 +126,8 @@ def test_unavailable_store_ends_the_verification(
 def test_removed_row_is_found(copy: Path, pool: EncoderPool) -> None:
     rewrite(output_file(copy, pool), lambda table: pa.concat_tables([table.slice(0, 7), table.slice(8)]))
     found = violations(copy, pool)
-    assert [(one.key, one.kind) for one in found] == [("a", "ids")]
-    assert "row 7" in found[0].reason
+    assert [(one.key, one.kind) for one in found] == [("a", "rows")]
+    assert "39 rows and the source 40" in found[0].reason and "row 7" in found[0].reason
 
 
 def test_removed_last_row_is_found(copy: Path, pool: EncoderPool) -> None:
@@ -177,6 +177,54 @@ def test_vector_without_length_1_is_found(copy: Path, pool: EncoderPool, factor:
 def test_file_with_another_dimension_is_found(copy: Path, pool: EncoderPool) -> None:
     rewrite(output_file(copy, pool), lambda table: table, dimension=17)
     assert [(one.key, one.kind) for one in violations(copy, pool)] == [("a", "dimension")]
+
+
+def narrow(table: pa.Table) -> pa.Table:
+    """A file's rows with vectors of half the dimension."""
+    halves = [vector[: DIMENSION // 2] for vector in table.column("embedding").to_pylist()]
+    return table.set_column(
+        table.schema.get_field_index("embedding"),
+        "embedding",
+        pa.array(halves, pa.list_(pa.float32(), DIMENSION // 2)),
+    )
+
+
+def as_lists(table: pa.Table) -> pa.Table:
+    """A file's rows with vectors in a column whose type has no dimension, as some programs write them."""
+    return table.set_column(
+        table.schema.get_field_index("embedding"),
+        "embedding",
+        pa.array(table.column("embedding").to_pylist(), pa.list_(pa.float32())),
+    )
+
+
+@pytest.mark.parametrize("metadata", ["kept", "lost"])
+@pytest.mark.parametrize(
+    ("change", "kind", "found"),
+    [
+        (narrow, "dimension", "expected 16 numbers per row"),
+        (as_lists, "dimension", "expected 16 numbers per row"),
+        (lambda table: narrow(table).slice(1), "dimension", "expected 16 numbers per row"),
+        (lambda table: table.slice(0, ROWS - 1), "rows", "the file has 39 rows and the source 40."),
+        (lambda table: table.slice(1), "rows", "the file has 39 rows and the source 40."),
+        (lambda table: pa.concat_tables([table, table.slice(3, 1)]), "rows", "the file has 41 rows and the source 40."),
+    ],
+)
+def test_dimension_and_rows_are_those_of_the_file_not_of_its_metadata(
+    copy: Path, pool: EncoderPool, change: Callable[[pa.Table], pa.Table], kind: str, found: str, metadata: str
+) -> None:
+    path = output_file(copy, pool)
+    table = pq.read_table(path)
+    promised = table.schema.metadata if metadata == "kept" else None
+    pq.write_table(change(table).replace_schema_metadata(promised), path)  # as another program writes it
+    [reported] = violations(copy, pool)
+    assert (reported.key, reported.kind) == ("a", kind) and found in reported.reason
+
+
+def test_file_without_metadata_is_damaged_though_its_rows_are_right(copy: Path, pool: EncoderPool) -> None:
+    path = output_file(copy, pool)
+    pq.write_table(pq.read_table(path).replace_schema_metadata(None), path)
+    assert [(one.key, one.kind) for one in violations(copy, pool)] == [("a", "damaged")]
 
 
 def test_truncated_file_is_found(copy: Path, pool: EncoderPool) -> None:

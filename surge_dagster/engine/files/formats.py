@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.files import arrow, parquet
@@ -94,6 +95,15 @@ def open_output_file(
     if file_format == "arrow":
         return ArrowFile(source, mapped=mapped)
     return ParquetFile(source, buffer_size)
+
+
+def read_shape(source: pa.NativeFile, file_format: FileFormat) -> tuple[pa.Schema, int]:
+    """The columns and the number of rows of a file, whatever its metadata promise; damage raises as in `UNREADABLE`."""
+    if file_format == "arrow":
+        reader = pa.ipc.open_file(source)
+        return reader.schema, sum(reader.get_batch(number).num_rows for number in range(reader.num_record_batches))
+    footer = pq.read_metadata(source)
+    return footer.schema.to_arrow_schema(), footer.num_rows
 
 
 def open_checked(source: pa.NativeFile, file_format: FileFormat) -> pa.NativeFile:
