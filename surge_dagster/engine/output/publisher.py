@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from surge_dagster.engine.errors import (
@@ -27,6 +28,8 @@ from surge_dagster.engine.errors import (
     TransientError,
     WriteRefused,
 )
+from surge_dagster.engine.files.facts import InvalidFile
+from surge_dagster.engine.files.formats import file_name, read_published_file
 from surge_dagster.engine.output.publication import Publication
 from surge_dagster.engine.output.rewriting import assemble
 from surge_dagster.engine.output.run_context import RunContext
@@ -193,11 +196,12 @@ class Publisher:
         try:
             published = assemble(target, context.staging, partition, context.stop.require_not_over)
             target.sync()
-        finally:
-            ledger.release(size)
-        context.staging.remove(partition.key)
-        context.events.emit(
-            Receipt.of(
+        except TransientError as error:
+            receipt = self._receipt_of_other_run(partition) if isinstance(error.__cause__, FileNotFoundError) else None
+            if receipt is None:
+                raise
+        else:
+            receipt = Receipt.of(
                 published.facts,
                 published.stored,
                 target.store.location(published.stored.name),
@@ -206,7 +210,24 @@ class Publisher:
                 texts_reused=partition.reused_texts,
                 cosines=partition.cosines,
             )
-        )
+        finally:
+            ledger.release(size)
+        context.staging.remove(partition.key)
+        context.events.emit(receipt)
+
+    def _receipt_of_other_run(self, partition: OpenPartition) -> Receipt | None:
+        """The receipt of a file with the same rows that another run has published; that run removed what was staged."""
+        target = self._context.target
+        name = file_name(target.space.name, partition.key, target.space.file_format)
+        try:
+            file = read_published_file(target.store, name)
+        except (InvalidFile, FileNotFoundError):
+            return None
+        own = target.facts(partition, rows=partition.rows, truncated=file.facts.truncated)
+        if replace(file.facts, precision=own.precision, writer=own.writer) != own:
+            return None
+        log.warning("partition %r: another run has published the same rows meanwhile", partition.key)
+        return Receipt.of(file.facts, file.stored, target.store.location(name), action="fresh")
 
     def _is_memory_final(self) -> bool:
         """Whether nothing will release memory any more, so that waiting for it would not end."""
