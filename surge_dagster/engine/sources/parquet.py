@@ -136,7 +136,7 @@ class ParquetCatalog:
 
     def _current_version(self, key: str, folders: Sequence[str]) -> str | None:
         with _system_errors(key, folders[0]):
-            if not any((self.root / folder).is_dir() for folder in folders):
+            if not any(os.path.lexists(self.root / folder) for folder in folders):
                 return None
             files = [file for folder in folders for file in partition_files(self.url, folder)]
             return source_version(files, self._columns)
@@ -197,7 +197,7 @@ def _require_own_key(key: str, folder: str, files: Sequence[PartitionFile]) -> N
             raise DataError(
                 key,
                 f"{file.relative} {file.refusal}",
-                "Put a regular file in its place, or remove it from the catalog.",
+                "Replace it by a regular folder or file, or remove it from the catalog.",
             )
         declared = file.declared_key
         if in_name is None and declared is None:

@@ -7,6 +7,7 @@ by a rename or given its old modification time again differs in one of them.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -85,8 +86,9 @@ def partition_files(root: str, folder: str) -> list[PartitionFile]:
         OSError: the system does not show them.
     """
     path = f"{root}/{folder}"
-    if os.path.islink(path) and _leaves(root, path):  # noqa: PTH114, a Path for each folder costs more
-        return [_refused(folder, path, "is a link out of the catalog, or to the catalog itself")]
+    # A Path for each folder costs more.
+    if os.path.islink(path) and (refusal := _refused_link(root, path)):  # noqa: PTH114
+        return [_refused(folder, path, refusal)]
     found = sorted(_parquet_names(root, path), key=lambda name_and_refusal: os.fsencode(name_and_refusal[0]))
     return [
         _refused(name, f"{path}/{name}", refusal) if refusal else _partition_file(name, f"{path}/{name}")
@@ -131,8 +133,11 @@ def _parquet_names(root: str, folder: str, prefix: str = "", depth: int = 0) -> 
     """Relative names with the reason to refuse them; links to folders inside the catalog are ignored."""
     try:
         entries = list(os.scandir(folder))
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return  # a folder without files is refused when it is read
+    except NotADirectoryError:
+        yield os.path.basename(folder), "is not a folder"  # noqa: PTH119
+        return
     for entry in entries:
         name = entry.name
         if name.startswith(("_", ".")):
@@ -143,16 +148,26 @@ def _parquet_names(root: str, folder: str, prefix: str = "", depth: int = 0) -> 
                 yield from _parquet_names(root, entry.path, f"{relative}/", depth + 1)
             else:
                 yield relative, f"lies below {_MAX_DEPTH} nested folders; no more are allowed"
-        elif entry.is_symlink() and (may_be_file or entry.is_dir()) and _leaves(root, entry.path):
-            yield relative, "is a link out of the catalog"
+        elif entry.is_symlink() and (refusal := _refused_link(root, entry.path)):
+            if may_be_file or os.path.isdir(entry.path):  # noqa: PTH112
+                yield relative, refusal
         elif may_be_file and not entry.is_dir():
             yield relative, None
 
 
-def _leaves(root: str, link: str) -> bool:
-    """Whether a link leads to the catalog itself or out of it."""
-    catalog, target = os.path.realpath(root), os.path.realpath(link)
-    return target == catalog or os.path.commonpath((catalog, target)) != catalog
+def _refused_link(root: str, link: str) -> str | None:
+    """Why a link is not followed; None for one that leads into the catalog."""
+    try:
+        catalog, target = os.path.realpath(root), os.path.realpath(link, strict=True)
+    except FileNotFoundError:
+        return "is a link to nothing"
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return "is one of several links that lead to each other"
+    if target == catalog:
+        return "is a link to the catalog itself"
+    return None if os.path.commonpath((catalog, target)) == catalog else "is a link out of the catalog"
 
 
 def _refused(relative: str, path: str, refusal: str) -> PartitionFile:

@@ -348,16 +348,48 @@ class TestEntriesThatAreNotOpened:
         finally:
             subprocess.run(["rm", "-r", partition_folder(root, "m")], check=True)  # pytest's own removal recurses
 
-    @pytest.mark.parametrize("target", [".", "..", "../outside", "partition=a/.."])
-    def test_partition_that_links_out_of_the_catalog_is_refused(self, root: Path, target: str) -> None:
+    @pytest.mark.parametrize(
+        ("target", "reason"),
+        [
+            (".", "a link to the catalog itself"),
+            ("..", "a link out of the catalog"),
+            ("../outside", "a link out of the catalog"),
+            ("partition=a/..", "a link to the catalog itself"),
+            ("removed", "a link to nothing"),
+            ("partition=m", "one of several links that lead to each other"),
+        ],
+    )
+    def test_partition_that_is_a_link_to_no_place_in_the_catalog_is_refused(
+        self, root: Path, target: str, reason: str
+    ) -> None:
         shutil.rmtree(partition_folder(root, "m"))
         partition_folder(root, "m").symlink_to(target)
-        self.assert_only_m_is_refused(root, "partition=m is a link out of the catalog, or to the catalog itself")
+        self.assert_only_m_is_refused(root, f"partition=m is {reason}. Replace it by")
 
-    @pytest.mark.parametrize(("name", "target"), [("x.parquet", "0.parquet"), ("x", ".")])
-    def test_entry_that_links_out_of_the_catalog_is_refused(self, root: Path, name: str, target: str) -> None:
-        (partition_folder(root, "m") / name).symlink_to(root.parent / "outside" / target)
-        self.assert_only_m_is_refused(root, f"{name} is a link out of the catalog")
+    def test_partition_that_is_a_file_is_refused(self, root: Path) -> None:
+        shutil.rmtree(partition_folder(root, "m"))
+        partition_folder(root, "m").write_text("no folder")
+        self.assert_only_m_is_refused(root, "partition=m is not a folder. Replace it by")
+
+    @pytest.mark.parametrize(
+        ("name", "target", "reason"),
+        [
+            ("x.parquet", "../../outside/0.parquet", "a link out of the catalog"),
+            ("x", "../../outside", "a link out of the catalog"),
+            ("x.parquet", "removed", "a link to nothing"),
+            ("x.parquet", "x.parquet", "one of several links that lead to each other"),
+        ],
+    )
+    def test_entry_that_is_a_link_to_no_place_in_the_catalog_is_refused(
+        self, root: Path, name: str, target: str, reason: str
+    ) -> None:
+        (partition_folder(root, "m") / name).symlink_to(target)
+        self.assert_only_m_is_refused(root, f"{name} is {reason}. Replace it by")
+
+    @pytest.mark.parametrize("target", ["removed", "notes.txt"])
+    def test_broken_link_that_is_no_parquet_file_is_ignored(self, root: Path, target: str) -> None:
+        (partition_folder(root, "m") / "notes.txt").symlink_to(target)
+        assert [rows_of(partition) for partition in open_source(root)] == [ROWS] * 3
 
     def test_links_inside_the_catalog_are_read(self, root: Path, tmp_path: Path) -> None:
         shutil.rmtree(partition_folder(root, "m"))

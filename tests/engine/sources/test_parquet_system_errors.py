@@ -67,9 +67,3 @@ class TestSystemErrors:
         with pytest.raises(TransientError, match=r"Input/output error\. Run again when its storage answers\."):
             list(unseen.read())
         assert [partition.key for partition in open_source(tmp_path)] == ["a", key, "z"]
-
-    def test_link_to_itself_is_a_transient_failure(self, tmp_path: Path) -> None:
-        path = write_partition(tmp_path, "k", ROWS)
-        (path.parent / "1.parquet").symlink_to("1.parquet")
-        with pytest.raises(TransientError, match=r"1\.parquet could not be read: Too many levels of symbolic links"):
-            list(only(open_source(tmp_path)).read())
