@@ -51,6 +51,7 @@ _REMEDIES = {
     "RequestTimeTooSkewed": "This machine's clock is wrong: set it, and run again.",
     "507": _ROOM,
     "QuotaExceeded": _ROOM,
+    "dns": "Correct `endpoint` or the URL, or have this machine's name service know the host, and run again.",
     "certificate": (
         "The store's certificate is not valid for it, or is not trusted here: correct `endpoint`, or have this machine "
         "trust who signed it, and run again."
@@ -117,6 +118,10 @@ def classified(error: Exception) -> RequestFailed:
         return RequestFailed("tls", "no secure connection could be made", retryable=True)
     if "kind: Timeout" in text or "timed out" in text:
         return RequestFailed("timeout", "no answer in time", retryable=True)
-    if "kind: Connect" in text:
+    if "dns error" in text:
+        return RequestFailed("dns", "the name of the host does not resolve", retryable=True)
+    if "IncompleteBody" in text:
+        return RequestFailed("incomplete", "the answer ended before all of it had come", retryable=True)
+    if "kind: Connect," in text:  # not ConnectionReset
         return RequestFailed("refused", "no connection could be made", retryable=True)
     return RequestFailed("reset", "the connection was lost", retryable=True)

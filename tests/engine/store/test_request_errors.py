@@ -118,6 +118,37 @@ def test_plain_http_behind_an_https_endpoint_is_recognized(object_server: Object
         operation(store_at(object_server.url.replace("http://", "https://")))
 
 
+def test_host_whose_name_does_not_resolve_is_named_as_the_cause(operation: Operation) -> None:
+    with pytest.raises(TransientError, match=r"dns: the name of the host does not resolve.*Correct `endpoint`"):
+        operation(store_at("http://nowhere.invalid"))
+
+
+def test_connection_that_is_lost_is_named_as_the_cause(object_server: ObjectServer) -> None:
+    store = store_at(object_server.url)
+    write(store)
+    object_server.plan = always(Fault("truncate_down"), "GET")
+    with pytest.raises(TransientError, match="reset: the connection was lost"):
+        store.read_end("space/a.parquet", 100)
+
+
+def test_answer_that_ends_too_early_is_named_as_the_cause() -> None:
+    class Short(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            self.wfile.write(b"<")
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Short) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        with pytest.raises(TransientError, match="incomplete: the answer ended before all of it had come"):
+            list(store_at(f"http://127.0.0.1:{server.server_port}").list("space"))
+        server.shutdown()
+
+
 def test_store_that_reads_no_body_times_out() -> None:
     """The store reads less than is sent, and connecting may take longer than the test."""
     limits = ClientLimits(timeout_seconds=0.5, connect_timeout_seconds=3600.0, part_bytes=64 * 1024 * 1024)
