@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import select
 import signal
 import socket
@@ -28,6 +29,12 @@ _REST_OF_OUTPUT_SECONDS = 0.2
 # Ending a process that holds much memory, or a device, takes a while; most end within milliseconds.
 _KILLED_SECONDS = 5.0
 _WORKER_MODULE = "surge_dagster.engine.encoder.worker.main"
+# A worker computes vectors of texts that it is given: it needs no secret, and a model's library must not see one.
+_SECRET_NAME = re.compile(
+    r"TOKEN(?!IZERS)|SECRET|PASSW|CREDENTIAL|WEBHOOK|STORAGE_OPTIONS|(?:^|_)KEY(?:_|$)|^(?:AWS|AZURE|GOOGLE)_",
+    re.IGNORECASE,
+)
+_SECRET_VALUE = re.compile(r"://[^/\s]*:[^/\s]*@")  # a URL with a password
 _PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -64,7 +71,7 @@ class WorkerProcess:
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         lifeline, self._lifeline = os.pipe()
         paths = [path for path in (os.environ.get("PYTHONPATH"), str(_PACKAGE_ROOT)) if path]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+        environment = {**_environment_without_secrets(), "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
         descriptors = (theirs.fileno(), lifeline)
         try:
             self.process = subprocess.Popen(
@@ -221,3 +228,12 @@ def describe_exit(code: int | None) -> str:
         name = f"signal {-code}"
     # The kernel's out-of-memory killer is the usual sender of an unexpected SIGKILL.
     return f"{name} (out of memory, or killed by hand)" if name == "SIGKILL" else name
+
+
+def _environment_without_secrets() -> dict[str, str]:
+    """The variables of this process, without those that may hold a secret."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not _SECRET_NAME.search(name) and not _SECRET_VALUE.search(value)
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 import subprocess
 import sys
@@ -42,6 +43,25 @@ def test_rows_get_their_vectors_with_any_chunks_and_any_number_of_workers(monkey
             assert np.array_equal(slot.matrix(0, 3_000), expected)
             assert metrics.texts == 3_000
             assert metrics.tokens == sum(1 + len(f"say: {text}".encode()) // 4 for text in texts)
+
+
+def test_workers_inherit_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = {
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "HF_TOKEN": "s",
+        "SURGE_STORAGE_OPTIONS": '{"secret_access_key": "s"}',
+        "SURGE_ALERT_WEBHOOK": "https://s",
+        "DATABASE": "postgresql://user:s@host/db",
+        "OPENAI_API_KEY": "s",
+    }
+    needed = {"SURGE_CACHE_DIR": os.environ["SURGE_CACHE_DIR"], "KEYBOARD": "us"}
+    for name, value in (secrets | needed).items():
+        monkeypatch.setenv(name, value)
+    with EncoderPool(EncodingSpec("hash://8"), devices="cpu") as pool:
+        [pid] = pool.worker_pids
+        inherited = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    assert not [entry for entry in inherited if entry.partition("=")[0] in secrets]
+    assert {f"{name}={value}" for name, value in needed.items()} <= set(inherited)
 
 
 def test_truncated_rows_are_counted_where_they_are() -> None:
