@@ -25,7 +25,7 @@ from surge_dagster.engine.cost_model import CALL_SECONDS, CostConstants
 from surge_dagster.engine.cost_model import plan as make_plan
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, SurgeError
-from surge_dagster.engine.model.spec import EncodingSpec, Space
+from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, Space
 from surge_dagster.engine.output.current_space import named_space, read_current, space_of_readers
 from surge_dagster.engine.output.spaces import find_space, list_spaces, unsupported_spaces
 from surge_dagster.engine.output.staging import sweep_orphan_files
@@ -48,6 +48,7 @@ from surge_dagster.terminal import (
     print_json,
     progress_bar,
     terminable,
+    without_control,
 )
 
 app = typer.Typer(
@@ -246,6 +247,7 @@ def search(
     context: typer.Context,
     text: Annotated[str, typer.Argument(help="The text to search for.")],
     k: Annotated[int, typer.Option("-k", help="Number of results.", min=1)] = 5,
+    yes: Annotated[bool, typer.Option("--yes", help="Load the model that the output names without asking.")] = False,
     as_json: Json = False,
 ) -> None:
     """Print the texts whose vectors are nearest. Searches the current space, or the one that the options describe."""
@@ -259,11 +261,13 @@ def search(
         space = space_of_readers(store)
         if find_space(store, settings.encoding_spec()) != space:
             complain(f"searching the current space {space.name}, which differs from the one that the settings describe")
+            if not yes:
+                _require_trust(store, space)
         pool = _pool(settings, space.requested)
     with pool:
         hits = search_space(store, pool, [text], k)[0]
     for hit in hits:
-        print(f"{hit.score:.3f}  {hit.key}  {hit.id}\n       {one_line(hit.text)}")
+        print(f"{hit.score:.3f}  {one_line(hit.key)}  {one_line(hit.id)}\n       {one_line(hit.text)}")
     if as_json:
         print_json({"query": text, "space": space.name, "hits": [asdict(hit) for hit in hits]})
 
@@ -338,6 +342,18 @@ def _existing_space(settings: Settings, store: Store) -> Space:
         f"the output {store.url!r} has no embeddings of the space {expected.name}: {held}. "
         "Name the model they were made with (--model), or run `surge-dagster embed` first."
     )
+
+
+def _require_trust(store: Store, space: Space) -> None:
+    """Ask before a model is loaded that only the output names: somebody else may have written it."""
+    model = space.requested.model
+    if model.startswith(HASH_SCHEME):
+        return
+    named = f"the output {store.url!r} names the model {model!r}, which the settings do not"
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{named}. If you trust the output, load it with --yes.")
+    if not typer.confirm(without_control(f"{named}. Load it?"), err=True):
+        raise typer.Exit(1)
 
 
 def _rows_to_reencode(value: str) -> int | None:

@@ -55,8 +55,8 @@ def progress_bar(unit: str, total: int | None = None) -> Iterator[Callable[[int,
 
 
 def complain(text: str) -> None:
-    """Print an error or a warning on standard error; markup in the text has no effect."""
-    messages.print(text, style="red", markup=False)
+    """Print an error or a warning on standard error; markup and control characters in the text have no effect."""
+    messages.print(without_control(text), style="red", markup=False)
 
 
 def print_json(document: dict[str, Any]) -> None:
@@ -65,6 +65,13 @@ def print_json(document: dict[str, Any]) -> None:
 
 
 def one_line(text: str, width: int = 110) -> str:
-    """A text without line breaks, cut to a width."""
-    flat = " ".join(text.split())
+    """A text without line breaks and control characters, cut to a width."""
+    flat = without_control(" ".join(text.split()))
     return flat if len(flat) <= width else f"{flat[: width - 1]}…"
+
+
+def without_control(text: str) -> str:
+    """A text with its control characters escaped, so that data cannot command a terminal; line breaks stay."""
+    return "".join(
+        each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode() for each in text
+    )

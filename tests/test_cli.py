@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster import cli
-from surge_dagster.engine.output.current_space import CurrentSpace, read_current
+from surge_dagster.engine.output.current_space import CurrentSpace, read_current, write_current
 from tests.spaces import Spaces
 
 MODEL = ("--model", "hash://16")
@@ -136,6 +137,39 @@ def test_search_follows_a_switch_which_needs_a_complete_space(
     assert f"searching the current space {second}" in error
     found = json.loads(out.splitlines()[-1])
     assert (found["space"], [(hit["key"], hit["id"]) for hit in found["hits"]]) == (second, [("b", "id-7")])
+
+
+def test_search_asks_before_it_loads_a_model_that_only_the_output_names(
+    three_spaces: Spaces, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = three_spaces.copy_to(tmp_path)
+    first, *_ = made.names()
+    described = tmp_path / "output" / first / "space.json"
+    described.write_text(described.read_text().replace('"hash://16"', '"somebody/else"'))
+    write_current(made.store, first, seen=None)
+    monkeypatch.setenv("SURGE_MODEL", "hash://24")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    command = ("search", "output", "b/7")
+    code, _, error = in_process(capsys, monkeypatch, tmp_path, *command)
+    assert code == 2 and "names the model 'somebody/else', which the settings do not" in error and "--yes" in error
+    code, _, error = in_process(capsys, monkeypatch, tmp_path, *command, "--yes")
+    assert code == 2 and "somebody/else" in error and "--yes" not in error, "it tried to load the model"
+    monkeypatch.setattr(sys, "stdin", terminal := io.StringIO("n\n"))
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    code, out, error = in_process(capsys, monkeypatch, tmp_path, *command)
+    assert code == 1 and "Load it?" in error and not out.strip()
+
+
+def test_no_control_character_of_data_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_partition(tmp_path / "catalog", "a", 2, id=["\x1b[2J", "b"], text=["red \x1b[31m", "\x9b31m"])
+    write_partition(tmp_path / "catalog", "%1B%5B2J", 2, id=["a", "a"])
+    code, out, error = in_process(capsys, monkeypatch, tmp_path, "embed", "catalog", "output", *MODEL)
+    assert code == 1 and "refused" in error
+    code, found, _ = in_process(capsys, monkeypatch, tmp_path, "search", "output", "red", *MODEL)
+    assert code == 0 and "\\x1b[31m" in found
+    assert not set("\x1b\x9b") & {*out, *error, *found}
 
 
 def test_space_keeps_its_first_format(
