@@ -177,11 +177,15 @@ def file_sha256(path: Path) -> str:
     """SHA-256 (hex) of a file's bytes, from the disk cache while the file stays the same."""
     cached = _cached_facts(path)
     if cached is None or "sha256" not in cached:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        cached = (cached or {}) | {"sha256": digest}
+        cached = (cached or {}) | {"sha256": sha256_of(path)}
         _cache_facts(path, cached)
     return str(cached["sha256"])
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 (hex) of a file's bytes as they are now."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _tensor_digest(files: tuple[Path, ...]) -> str | None:

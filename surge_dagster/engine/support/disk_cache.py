@@ -2,6 +2,7 @@
 
 Everything here can be deleted at any time and is then computed again; a folder that cannot be written only costs time.
 Files are written to a temporary name and renamed, so that processes that start together never read a partial file.
+Whoever can write here decides what vectors a run gives, so a folder that other users can write is refused.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import contextlib
 import json
 import logging
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
+
+from surge_dagster.engine.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +35,18 @@ def cache_root() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "surge-dagster"
 
 
+def place(name: str) -> Path:
+    """The path of what is cached under `name`, in a folder that only this user can write.
+
+    Raises:
+        ConfigError: other users can write to the cache folder, or to the folder within it.
+    """
+    path = cache_root() / name
+    for folder in dict.fromkeys((cache_root(), path.parent)):
+        _refuse_shared(folder)
+    return path
+
+
 def read_json(name: str) -> dict[str, Any] | None:
     """The document cached under `name`; None when it is missing or cannot be read."""
     try:
@@ -43,7 +59,7 @@ def read_json(name: str) -> dict[str, Any] | None:
 def read_bytes(name: str) -> bytes | None:
     """The content cached under `name`; None when it is missing or cannot be read."""
     try:
-        return (cache_root() / name).read_bytes()
+        return place(name).read_bytes()
     except OSError:
         return None
 
@@ -54,10 +70,10 @@ def lock(name: str, patience_seconds: float = _PATIENCE_SECONDS) -> Iterator[boo
 
     Yields False, without the lock, where the file cannot be locked or its holder keeps it beyond the patience.
     """
-    target = cache_root() / name
+    target = place(name)
     held = FileLock(target, timeout=patience_seconds)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(target.parent)
         held.acquire()
     except (OSError, NotImplementedError) as error:  # filelock.Timeout is a TimeoutError
         log.warning("cannot lock %s (%s); this process computes for itself", target, error)
@@ -76,10 +92,10 @@ def write_json(name: str, document: dict[str, Any]) -> None:
 
 def write_bytes(name: str, content: bytes) -> None:
     """Caches `content` under `name`, atomically; a failed write is only logged."""
-    target = cache_root() / name
+    target = place(name)
     temporary = None
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(target.parent)
         with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".", suffix=".tmp", delete=False) as file:
             temporary = Path(file.name)
             file.write(content)
@@ -88,3 +104,27 @@ def write_bytes(name: str, content: bytes) -> None:
         log.warning("cannot cache %s (%s); it will be computed again next time", target, error)
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def _make_folder(folder: Path) -> None:
+    for made in (cache_root(), folder):  # whatever the umask is, no group can write to them
+        made.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _refuse_shared(folder: Path) -> None:
+    try:
+        status = folder.stat()
+    except OSError:
+        return  # there is none yet, or nothing can be read from it
+    if status.st_uid not in (os.geteuid(), 0):
+        what = f"belongs to another user (uid {status.st_uid}; this process has {os.geteuid()})"
+        remedy = "Set SURGE_CACHE_DIR to a folder of the user that runs this, or give them this one with chown"
+    elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        what = f"can be written by other users (its mode is {stat.S_IMODE(status.st_mode):o})"
+        remedy = "Remove its content and run `chmod go-w` on it, or set SURGE_CACHE_DIR to a folder of your own"
+    else:
+        return
+    raise ConfigError(
+        f"the cache folder {str(folder)!r} {what}; what others put there would change the vectors of every run. "
+        f"{remedy}."
+    )

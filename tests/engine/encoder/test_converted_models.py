@@ -6,6 +6,7 @@ Each conversion traces a tiny model, which takes a few seconds.
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from surge_dagster.engine.encoder.worker.backends.base import BackendSettings
 from surge_dagster.engine.encoder.worker.backends.converted_models import converted_model
 from surge_dagster.engine.encoder.worker.loading import load_backend
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model import digest
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from tests.engine.encoder.conftest import tiny_model
 
@@ -57,6 +59,12 @@ def _unused_for(folder: Path, days: int) -> Path:
     return folder
 
 
+def _write_as_if_converted(space: Space, folder: Path) -> dict:
+    for name in ("model.xml", "model.bin", "tokenizer.json"):
+        (folder / name).write_bytes(b"pad_id: 0")
+    return {"truncation_side": "right", "pad_id": 0}
+
+
 def test_model_that_cannot_be_converted_is_not_tried_again(
     cache: Path, static: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +81,23 @@ def test_model_that_cannot_be_converted_is_not_tried_again(
     assert "do not go through a plain fast tokenizer" in first.notes[0]
     with pytest.raises(ConfigError, match="plain fast tokenizer"):
         load_backend(static, _SETTINGS, "openvino", check_parity=False)
+
+
+def test_refusal_of_one_folder_does_not_slow_another_with_the_same_digest(
+    cache: Path, static: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(space: Space, folder: Path) -> dict:
+        raise ConfigError("a file that the digest leaves out stands in the way")
+
+    monkeypatch.setattr(converted_models, "_convert", refuse)
+    with pytest.raises(ConfigError, match="stands in the way"), converted_model(static):
+        pass
+    shutil.copytree(static.model_path, tmp_path / "other")
+    other = EncodingSpec(str(tmp_path / "other")).resolve()
+    assert other.spec_sha256 == static.spec_sha256
+    monkeypatch.setattr(converted_models, "_convert", _write_as_if_converted)
+    with converted_model(other) as folder:
+        assert folder.parent == cache
 
 
 @pytest.mark.parametrize(
@@ -109,24 +134,21 @@ def test_models_unused_for_a_month_are_removed_when_another_is_converted(cache: 
         assert {path.name for path in folder.iterdir()} == {"model.xml", "model.bin", "tokenizer.json", "facts.json"}
 
 
-def test_model_damaged_in_place_with_its_time_kept_is_converted_again(
-    cache: Path, static: Space, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("damaged", ["model.bin", "tokenizer.json", "facts.json"])
+def test_damage_that_changes_no_time_and_no_size_is_found_at_the_next_start(
+    cache: Path, static: Space, monkeypatch: pytest.MonkeyPatch, damaged: str
 ) -> None:
-    def write(space: Space, folder: Path) -> dict:
-        for name in ("model.xml", "model.bin", "tokenizer.json"):
-            (folder / name).write_bytes(b"undamaged")
-        return {"truncation_side": "right", "pad_id": 0}
-
-    monkeypatch.setattr(converted_models, "_convert", write)
+    monkeypatch.setattr(converted_models, "_convert", _write_as_if_converted)
+    # A failing disk changes not even the change time.
+    monkeypatch.setattr(digest, "_facts_name", lambda path: (f"digests/{path.name}.json", [0]))
     with converted_model(static) as folder:
-        weights = folder / "model.bin"
-    with converted_model(static):  # caches the digests of the files
-        status = weights.stat()
-    with weights.open("r+b") as file:
-        file.write(b"a")
-    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
+        intact = (folder / damaged).read_bytes()
+    with converted_model(static):  # knows the files by now
+        pass
+    place = intact.index(b"0", intact.index(b"pad_id"))
+    (folder / damaged).write_bytes(intact[:place] + b"1" + intact[place + 1 :])
     with converted_model(static):
-        assert weights.read_bytes() == b"undamaged"
+        assert (folder / damaged).read_bytes() == intact
 
 
 @pytest.mark.soak

@@ -159,13 +159,17 @@ def test_pool_below_the_promised_cosine_does_not_start_unless_the_check_is_off(
     cached = list((tmp_path / "cache" / "calibration").glob("*.json"))
     assert cached
     for file in cached:
-        disk_cache.write_json(f"calibration/{file.name}", {"lowest_cosine": 0.98})
+        disk_cache.write_json(f"calibration/{file.name}", {"lowest_cosine": 0.98, "folder": str(demo_folder)})
     pytest.importorskip("openvino", reason="not installed: the extra 'cpu'")
     spec = EncodingSpec(str(demo_folder))
+    assert spec.resolve().model_path == str(demo_folder)
     with pytest.raises(ConfigError, match=r"lowest cosine 0\.98.*check_parity=False"):
         EncoderPool(spec, devices="cpu", backend="openvino")
     with EncoderPool(spec, devices="cpu", backend="openvino", check_parity=False) as pool:
         assert pool.lowest_cosine is None
+    shutil.copytree(demo_folder, tmp_path / "other", copy_function=os.symlink)
+    with EncoderPool(EncodingSpec(str(tmp_path / "other")), devices="cpu", backend="openvino") as pool:
+        assert pool.lowest_cosine is not None and pool.lowest_cosine >= FLOOR, "another folder is compared itself"
 
 
 def test_model_that_changed_after_its_digest_was_computed_is_refused(demo_folder: Path, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 A few texts that often break an implementation (the empty text, one word, other scripts, a text that is cut, many
 lengths, the name of a special token) are encoded by the backend and by sentence-transformers' `encode` in fp32; the
 lowest cosine between the two must reach the promise of the precision. The answer is cached, because loading the
-reference costs as much as loading the model a second time.
+reference costs as much as loading the model a second time. A refusal counts for the model's folder only.
 """
 
 from __future__ import annotations
@@ -43,15 +43,16 @@ def check_parity(space: Space, backend: Backend, settings: BackendSettings, cali
     Raises:
         ConfigError: it is below the promise of the precision.
     """
+    floor = FLOORS[settings.precision]
     lowest = calibration.read("lowest_cosine")
-    if not isinstance(lowest, int | float):
+    is_known = isinstance(lowest, int | float) and (lowest >= floor or calibration.read("folder") == space.model_path)
+    if not is_known:
         from surge_dagster.engine.encoder.worker.sentence_model import load_reference, reference_vectors
 
         vectors, _ = encode_texts(backend, PARITY_TEXTS, space.dimension, space.dtype)
         reference = reference_vectors(load_reference(space, settings.device), space, PARITY_TEXTS)
         lowest = lowest_cosine(vectors, reference)
-        calibration.write(lowest_cosine=lowest, space=space.name, backend=backend.detail)
-    floor = FLOORS[settings.precision]
+        calibration.write(lowest_cosine=lowest, space=space.name, backend=backend.detail, folder=space.model_path)
     if lowest < floor:
         raise ConfigError(
             f"{backend.detail} in {settings.precision} differs from sentence-transformers (lowest cosine {lowest:.7f}, "
