@@ -94,7 +94,9 @@ class Embeddings:
             partitions: keys, in the requested order; None is every partition.
 
         Raises:
-            ConfigError, DataError, TransientError: see `lazy`. A damaged page raises an `OSError` when it is read.
+            ConfigError, DataError, TransientError: see `lazy`. A damaged page raises an `OSError` when it is read. A
+                footer in which one column has fewer values than the others does so only where two columns are read
+                together: pyarrow counts no rows, and `lazy` does.
         """
         files = self._chosen(partitions)
         return as_dataset(self.store, files, self._schema(files), self.space.file_format)

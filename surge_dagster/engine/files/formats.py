@@ -16,7 +16,7 @@ from surge_dagster.engine.files import arrow, parquet
 from surge_dagster.engine.files.arrow import ArrowFile, ArrowWriter
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile, guarded_metadata
 from surge_dagster.engine.files.parquet import ParquetFile, ParquetWriter
-from surge_dagster.engine.files.rows import FileRows, FileWriter, OutputFile, schema
+from surge_dagster.engine.files.rows import FileRows, FileWriter, OutputFile, check_schema, schema
 from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.store.store import Store, StoredObject, Upload
 from surge_dagster.engine.support.columns import value_offsets
@@ -109,18 +109,21 @@ def read_shape(source: pa.NativeFile, file_format: FileFormat) -> tuple[pa.Schem
 def open_checked(source: pa.NativeFile, file_format: FileFormat) -> pa.NativeFile:
     """A file that pyarrow's own datasets can read without missing damage.
 
-    They compare the checksums of a Parquet file themselves. An Arrow file is read once before it is handed over, and
-    mapped into memory where it lies on a local disk.
+    They compare the checksums of a Parquet file's pages themselves; what is compared here are the columns and the rows
+    in its footer. An Arrow file is read once before it is handed over, and mapped where it lies on a local disk.
 
     Raises:
         OSError: it is damaged or no complete output file.
     """
-    if file_format != "arrow":
-        return source
-    source = arrow.map_file(source)
     try:
-        for _ in ArrowFile(source).read():
-            pass
+        if file_format == "arrow":
+            source = arrow.map_file(source)
+            for _ in ArrowFile(source).read():
+                pass
+        else:
+            footer = pq.read_metadata(source)
+            columns = footer.schema.to_arrow_schema()
+            check_schema(columns, dimension=parquet.read_facts(footer).dimension)  # a missing column would be null
     except InvalidFile as error:
         source.close()
         raise OSError(str(error)) from error
