@@ -63,7 +63,16 @@ app.add_typer(catalog_app, name="catalog")
 # Settings that commands take, in the order in which their help lists them.
 _CATALOG = ("source", "id_column", "text_column", "max_text_bytes")
 _SPACE = ("model", "prompt", "max_length", "normalize", "dimension", "dtype", "precision")
-_RUN = ("devices", "b_min", "b_max", "memory_limit_bytes", "grace_seconds", "include_text", "format")
+_RUN = (
+    "devices",
+    "b_min",
+    "b_max",
+    "memory_limit_bytes",
+    "grace_seconds",
+    "hang_timeout_seconds",
+    "include_text",
+    "format",
+)
 _ARGUMENTS = ("source", "output")
 
 

@@ -43,7 +43,7 @@ from surge_dagster.check_policy import (
     Severity,
 )
 from surge_dagster.engine.encoder.devices import device_kind, device_names
-from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.pool import DEFAULT_HANG_TIMEOUT_SECONDS, EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.locating import DEFAULT_MODEL
 from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, FileFormat
@@ -110,6 +110,9 @@ class EncoderSettings(BaseModel):
         None, ge=1, description="bytes of data that a run may hold at any time (unset: derived)"
     )
     grace_seconds: float = Field(8.0, ge=0, description="seconds in which a stopped run may publish what is encoded")
+    hang_timeout_seconds: float = Field(
+        DEFAULT_HANG_TIMEOUT_SECONDS, gt=0, description="seconds without progress after which a worker is replaced"
+    )
 
     @field_validator("devices")
     @classmethod
@@ -136,7 +139,12 @@ class EncoderSettings(BaseModel):
 
     def start_pool(self, spec: EncodingSpec | None = None) -> EncoderPool:
         """Start an encoder pool for this spec or another one; close it, or use `with`."""
-        return EncoderPool(spec or self.encoding_spec(), devices=self.devices, precision=self.precision)
+        return EncoderPool(
+            spec or self.encoding_spec(),
+            devices=self.devices,
+            precision=self.precision,
+            hang_timeout_seconds=self.hang_timeout_seconds,
+        )
 
 
 class FileSettings(BaseModel):

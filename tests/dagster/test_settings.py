@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from surge_dagster import settings
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.store import StorageOptions
@@ -42,6 +43,18 @@ def test_precision_does_not_change_the_encoding_spec() -> None:
 def test_resource_refuses_the_values_that_the_settings_refuse(given: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Encoder(**given)
+
+
+def test_pool_replaces_workers_after_the_hang_timeout_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+    monkeypatch.setattr(settings, "EncoderPool", lambda spec, **options: given.append(options["hang_timeout_seconds"]))
+    inside: dict[str, Any] = {"hang_timeout_seconds": 7}
+    Encoder(**inside).start_pool()
+    monkeypatch.setenv("SURGE_HANG_TIMEOUT_SECONDS", "1800")
+    load_settings().start_pool()
+    assert given == [7, 1800]
+    with pytest.raises(ConfigError, match="hang_timeout_seconds"):
+        load_settings(hang_timeout_seconds=0)
 
 
 def test_surge_config_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

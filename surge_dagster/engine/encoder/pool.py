@@ -38,6 +38,7 @@ from surge_dagster.engine.support.waiting import wait_in_turns
 log = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "torch", "openvino", "hash")
+DEFAULT_HANG_TIMEOUT_SECONDS = 120.0
 _SPEED_ROUNDS = 3
 
 
@@ -70,7 +71,7 @@ class EncoderPool:
         backend: str = "auto",
         token_budget: int | None = None,
         check_parity: bool = True,
-        hang_timeout_seconds: float = 120.0,
+        hang_timeout_seconds: float = DEFAULT_HANG_TIMEOUT_SECONDS,
         start_timeout_seconds: float = 900.0,
         max_respawns: int = 3,
     ) -> None:
