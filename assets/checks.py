@@ -29,6 +29,11 @@ _DESCRIPTIONS: dict[CheckName, str] = {
     ),
 }
 
+_WITHOUT_ENCODING = (
+    *("space", "dimension", "partitions_written", "partitions_skipped", "partitions_republished"),
+    *("device", "precision", "encoder_notes", "pool_start_seconds", "wall_seconds", "storage_retries"),
+)
+
 
 def run_checks(names: CatalogNames, policy: CheckPolicy) -> list[dg.AssetCheckSpec]:
     """The checks that end every run, those left out that are off."""
@@ -53,6 +58,7 @@ def run_checks(names: CatalogNames, policy: CheckPolicy) -> list[dg.AssetCheckSp
 def run_check_results(names: CatalogNames, policy: CheckPolicy, outcome: Outcome) -> Iterator[dg.AssetCheckResult]:
     """The results of the checks of one run; the blocking one last."""
     truncation, drift = outcome.truncation, outcome.drift
+    # Without a measurement there are no numbers: Dagster would plot them as zeros.
     found: dict[CheckName, tuple[Violations, dict[str, Any]]] = {
         "few_texts_are_truncated": (
             truncation.above,
@@ -61,13 +67,20 @@ def run_check_results(names: CatalogNames, policy: CheckPolicy, outcome: Outcome
                 "truncated": truncation.truncated,
                 "truncated_share": round(truncation.share, 4),
                 "allowed_share": policy.max_truncated_share,
-            },
+            }
+            if truncation.rows
+            else {},
         ),
         "vectors_have_not_drifted": (
             drift.below,
-            {"compared_partitions": drift.partitions, "compared_rows": drift.rows}
-            | ({} if drift.mean_cosine is None else {"mean_cosine": round(drift.mean_cosine, 6)})
-            | {"least_cosine_due": MIN_PREVIOUS_COSINE},
+            {
+                "compared_partitions": drift.partitions,
+                "compared_rows": drift.rows,
+                "mean_cosine": round(drift.mean_cosine, 6),
+                "least_cosine_due": MIN_PREVIOUS_COSINE,
+            }
+            if drift.mean_cosine is not None
+            else {},
         ),
     }
     for name, (violations, metrics) in found.items():
@@ -78,6 +91,7 @@ def run_check_results(names: CatalogNames, policy: CheckPolicy, outcome: Outcome
         check_name=names.run_check.name,
         passed=not outcome.failures and outcome.ended_by is None,
         severity=_SEVERITIES[policy.severity(RUN_CHECK)],
+        description=outcome.summary,
         metadata=_run_check_metadata(outcome),
     )
 
@@ -85,13 +99,13 @@ def run_check_results(names: CatalogNames, policy: CheckPolicy, outcome: Outcome
 def check_result(
     asset: dg.AssetKey, name: CheckName, policy: CheckPolicy, violations: Violations, metrics: dict[str, Any]
 ) -> dg.AssetCheckResult:
-    """What one check of a catalog or a run found: its metrics, and the partitions that violate it."""
+    """What one check of a catalog or a run found: its metrics, none where it judged nothing, and the violations."""
     return dg.AssetCheckResult(
         asset_key=asset,
         check_name=name,
         passed=not violations,
         severity=_SEVERITIES[policy.severity(name)],
-        metadata=metrics | {"violations": len(violations), "failed": failure_table(violations)},
+        metadata=metrics | ({"violations": len(violations)} if metrics else {}) | {"failed": failure_table(violations)},
     )
 
 
@@ -101,6 +115,7 @@ def evaluation_of(names: CatalogNames, result: dg.AssetCheckResult) -> dg.AssetC
         asset_key=names.embeddings,
         check_name=result.check_name or "",
         passed=result.passed,
+        description=result.description,
         metadata=result.metadata,
         severity=result.severity,
         blocking=result.check_name == names.run_check.name,
@@ -108,10 +123,15 @@ def evaluation_of(names: CatalogNames, result: dg.AssetCheckResult) -> dg.AssetC
 
 
 def _run_check_metadata(outcome: Outcome) -> dict[str, Any]:
-    """The run's metrics, under the names of `embed --json`, and the table of what failed."""
+    """The run's metrics, under the names of `embed --json`, and the table of what failed.
+
+    Where nothing was encoded, only what the run has done and needed: Dagster would plot everything else as zeros.
+    """
+    report = outcome.metrics
     metrics = {
         name: round(value, 4) if isinstance(value, float) else value
-        for name, value in outcome.metrics.as_dict().items()
+        for name, value in report.as_dict().items()
+        if report.superbatches or (value and name in _WITHOUT_ENCODING)
     }
     failures = list(outcome.failures.values())
     failed = [{"key": failure.key, "reason": failure.reason} for failure in failures]

@@ -184,12 +184,14 @@ class _Attempts:
         if any(failure.transient for failure in outcome.failures.values()) and _may_retry(context):
             raise self._retry(context, outcome)
         report_failures(self.names, context, outcome)
+        context.log.info(outcome.sum_up())
         return outcome
 
     def _report_end(self, context: dg.OpExecutionContext, outcome: Outcome) -> None:
         """Report the checks and failures of a run that an error ended; a failure to do so must not hide the error."""
         try:
             report_failures(self.names, context, outcome)
+            context.log.info(outcome.sum_up())
             for result in run_check_results(self.names, self.policy, outcome):
                 if result.passed:
                     continue  # it covers a part of the run, and would replace an earlier failure of the check

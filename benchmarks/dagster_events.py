@@ -204,7 +204,7 @@ def _materialization(key: str) -> dg.AssetMaterialization:
             "path": dg.MetadataValue.path(f"data/embeddings/{_SPACE}/{key}.parquet"),
             "space": _SPACE,
             "dimension": 384,
-            "dagster/row_count": 10,
+            "dagster/partition_row_count": 10,
             "bytes": 20_000,
             "truncated": 0,
             "texts_per_second": 1_000.0,

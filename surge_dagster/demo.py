@@ -21,6 +21,7 @@ from rich.console import Console
 from surge_dagster.catalogs.demo import build_demo_catalog
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.engine.search import search
+from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.urls import local_path
 from surge_dagster.orchestration.asset_events import superbatch_metrics
 from surge_dagster.orchestration.names import CatalogNames
@@ -56,7 +57,8 @@ def run_demo(*, catalog: str | None = None, output: str | None = None, limit: in
         folder = local_path(settings.source, what="catalog")
         summary = build_demo_catalog(folder, limit=limit or DEFAULT_LIMIT, progress=report)
     with _kept_output() as out, local_instance() as instance:
-        out.print(f"Catalog     {summary.texts:,} docstrings of {summary.partitions:,} packages, in {folder}")
+        content = f"{counted(summary.texts, 'docstring')} of {counted(summary.partitions, 'package')}"
+        out.print(f"Catalog     {content}, in {folder}")
         passed = _embed_and_check(instance, settings, out)
         if passed is None:
             return 1
@@ -126,8 +128,9 @@ def _embed_and_check(instance: dg.DagsterInstance, settings: Settings, out: Cons
         if metrics is not None:
             texts += metrics["texts"]
             out.print(
-                f"  SuperBatch {metrics['superbatch']}: {metrics['texts']:,} texts of {metrics['partitions']:,} "
-                f"partitions, {metrics['texts_per_second']:,.0f} texts/s, {texts:,} so far"
+                f"  SuperBatch {metrics['superbatch']}: {counted(metrics['texts'], 'text')} of "
+                f"{counted(metrics['partitions'], 'partition')}, {metrics['texts_per_second']:,.0f} texts/s, "
+                f"{texts:,} so far"
             )
 
     refreshed = execute(instance, definitions.resolve_job_def(_NAMES.refresh_job), print_superbatch)
@@ -161,15 +164,16 @@ def _embed_and_check(instance: dg.DagsterInstance, settings: Settings, out: Cons
 
 
 def _print_metrics(metrics: dict[str, Any], out: Console) -> None:
-    if metrics["texts_encoded"]:
+    encoded, skipped = metrics.get("texts_encoded"), metrics.get("partitions_skipped")
+    if encoded:
         out.print(
-            f"Embedded    {metrics['texts_encoded']:,} texts in {metrics['partitions_written']:,} partitions in "
+            f"Embedded    {counted(encoded, 'text')} in {counted(metrics['partitions_written'], 'partition')} in "
             f"{metrics['wall_seconds']:.1f} s: {metrics['texts_per_second']:,.0f} texts/s on {metrics['device']} "
             f"({metrics['precision']}), the first file after {metrics['time_to_first_output_seconds']:.1f} s"
         )
-    if metrics["partitions_skipped"]:
-        rest = "" if metrics["texts_encoded"] else "; nothing was encoded again"
-        out.print(f"Up to date  {metrics['partitions_skipped']:,} partitions were already{rest}")
+    if skipped:
+        rest = "" if encoded else "; nothing was encoded again"
+        out.print(f"Up to date  {counted(skipped, 'partition')}{rest}")
 
 
 def _search(settings: Settings, out: Console) -> None:

@@ -39,7 +39,7 @@ def observation(names: CatalogNames, partition: Partition) -> dg.AssetObservatio
     """The event that says which source version a partition has now."""
     metadata: dict[str, Any] = {"key": partition.key, "source_version": partition.source_version}
     if partition.rows is not None:
-        metadata["dagster/row_count"] = partition.rows
+        metadata["dagster/partition_row_count"] = partition.rows
     return dg.AssetObservation(
         names.source_partitions,
         partition=to_partition_key(partition.key),
@@ -69,7 +69,7 @@ def embedding(
     """
     metadata: dict[str, Any] = {
         "key": receipt.key,
-        "dagster/row_count": receipt.rows,
+        "dagster/partition_row_count": receipt.rows,
         "rows": receipt.rows,
         "dimension": receipt.dimension,
         "path": dg.MetadataValue.path(receipt.path),

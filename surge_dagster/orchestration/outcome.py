@@ -6,6 +6,7 @@ of them.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -13,6 +14,7 @@ from typing import Self
 from surge_dagster.check_policy import MIN_PREVIOUS_COSINE
 from surge_dagster.engine.report import Failure, Receipt, RunReport, SuperBatchReport
 from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.timeline import Entry, Timeline
 from surge_dagster.orchestration.partition_keys import to_partition_key
 
@@ -90,8 +92,11 @@ class Outcome:
             earlier attempt stays until another attempt has a result.
         removed: keys of an unattended run that were removed from the source since its launch and have no file.
         published: catalog keys that any attempt has published.
+        republished: those of them that were not encoded, since only their source version had moved.
         fresh: catalog keys that any attempt found up to date.
         ended_by: the error that ended the run early, where no attempt follows.
+        begun: when the first attempt began, on the monotonic clock.
+        summary: the run in one line, when it has ended.
     """
 
     truncation: Truncation
@@ -103,8 +108,11 @@ class Outcome:
     failures: dict[str, Failure] = field(default_factory=dict)
     removed: list[str] = field(default_factory=list)
     published: set[str] = field(default_factory=set)
+    republished: set[str] = field(default_factory=set)
     fresh: set[str] = field(default_factory=set)
     ended_by: Exception | None = None
+    begun: float = field(default_factory=time.monotonic)
+    summary: str = ""
     _report_before: RunReport | None = None
 
     @classmethod
@@ -118,7 +126,9 @@ class Outcome:
             partitions=before.partitions,
             failures=before.failures,
             published=before.published,
+            republished=before.republished,
             fresh=before.fresh,
+            begun=before.begun,
             _report_before=before.metrics,
         )
 
@@ -128,6 +138,27 @@ class Outcome:
         report = self.report.after(self._report_before) if self._report_before else self.report
         skipped = len(self.fresh - self.published)
         return replace(report, partitions_written=len(self.published), partitions_skipped=skipped)
+
+    def sum_up(self) -> str:
+        """Describe the run in one line, `summary`; each of its partitions is in one count."""
+        failed = {failure.key for failure in self.failures.values()}
+        removed = set(self.removed) - failed
+        republished = self.republished - failed
+        encoded = self.published - republished - failed
+        fresh = self.fresh - self.published - removed - failed
+        all_keys = self.partitions.keys() | self.published | self.fresh | failed | removed
+        others = len(all_keys) - sum(map(len, (encoded, republished, fresh, failed, removed)))
+        counts = {
+            "republished": len(republished),
+            "removed from the source": len(removed),
+            "not reached" if self.ended_by else "left out by select": others,
+        }
+        texts = f" ({counted(self.metrics.texts_encoded, 'text')})" if self.metrics.texts_encoded else ""
+        parts = [f"{len(encoded):,} encoded{texts}", f"{len(fresh):,} up to date"]
+        parts += [f"{count:,} {what}" for what, count in counts.items() if count]
+        parts += [f"{len(failed):,} failed", f"{time.monotonic() - self.begun:,.1f} s"]
+        self.summary = f"{counted(len(all_keys), 'partition')}: {', '.join(parts)}"
+        return self.summary
 
     @property
     def refused(self) -> dict[str, Failure]:
@@ -172,6 +203,8 @@ class Outcome:
             case Receipt():
                 if event.action == "encoded":
                     self._count_encoded(event)
+                else:
+                    self.republished.add(event.key)
                 self.published.add(event.key)
 
     def _count_encoded(self, receipt: Receipt) -> None:

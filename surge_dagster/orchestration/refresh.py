@@ -27,6 +27,7 @@ from surge_dagster.orchestration.launch import LaunchConfig, named, require_expe
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.partition_keys import in_chunks, to_partition_key
+from surge_dagster.orchestration.progress import Progress
 from surge_dagster.orchestration.read_back import footer_failures
 from surge_dagster.orchestration.records import read_catalogued
 from surge_dagster.orchestration.removed_partitions import handle_removed_partitions
@@ -114,7 +115,7 @@ class Refresh:
                 work = self._worklist(candidates, removed, pool.space)
             self._take(work)
             engine = self._new_engine(pool, work)
-            found_fresh = self._embed(engine, work.outputs)
+            found_fresh = self._embed(engine, work)
         self._report_known(work, found_fresh)
         return engine.space
 
@@ -187,14 +188,17 @@ class Refresh:
         )
         return engine
 
-    def _embed(self, engine: EmbeddingRun, outputs: OutputState) -> list[Receipt]:
+    def _embed(self, engine: EmbeddingRun, work: Worklist) -> list[Receipt]:
         """Run the engine, then check the footers of what it published; returns receipts of what it found fresh."""
         fresh: list[Receipt] = []
         rows: dict[str, int] = {}
+        progress = Progress(work.todo)
         try:
             with closing(engine.events()) as events:
                 for event in events:
                     self._outcome.count(event)
+                    if line := progress.after(event):
+                        self._context.log.info(line)
                     match event:
                         case SuperBatchReport():
                             self._events.superbatch(event, engine.space)
@@ -209,6 +213,7 @@ class Refresh:
             self._outcome.published |= engine.published
         self._events.end_of_superbatches()
         if rows:
+            outputs = work.outputs
             if outputs.space != engine.space.name:  # the output has the space under another name
                 outputs = OutputState(self._store, engine.space.name, engine.space.file_format)
             for failure in footer_failures(outputs, rows, self._outcome.partitions, engine.space.dimension):

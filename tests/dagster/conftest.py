@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -86,8 +87,13 @@ class Ran:
         return {event.asset_check_evaluation_data.check_name: event.asset_check_evaluation_data for event in events}
 
     def metrics(self) -> dict[str, Any]:
-        """Metadata of the run's own check: the run report."""
-        return {name: value.value for name, value in self.checks()[NAMES.run_check.name].metadata.items()}
+        """Metadata of the run's own check: the run report; numbers that it leaves out are 0."""
+        metadata = self.checks()[NAMES.run_check.name].metadata
+        return defaultdict(int, {name: value.value for name, value in metadata.items()})
+
+    def logged(self) -> list[str]:
+        """The lines that the run wrote to its log."""
+        return [entry.user_message for entry in self.instance.all_logs(self.run_id) if entry.dagster_event is None]
 
     def failure(self) -> str:
         """The description of the run's failure."""

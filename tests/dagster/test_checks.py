@@ -139,7 +139,7 @@ def test_drifted_vectors_are_a_warning(embedded: Workbench) -> None:
     event = ran.materialized()["a"]
     assert event.metadata["previous_cosine"].value == 1.0 and event.metadata["compared_rows"].value == 16
     settled = embedded.embed("a", "c").checks()["vectors_have_not_drifted"]
-    assert settled.passed and settled.metadata["compared_rows"].value == 0 and "mean_cosine" not in settled.metadata
+    assert settled.passed and not settled.metadata.keys() & {"compared_rows", "mean_cosine"}
 
 
 def test_severities_follow_the_settings(embedded: Workbench) -> None:

@@ -54,7 +54,7 @@ def test_demo_embeds_checks_and_searches_without_warnings_and_repeating_it_encod
     again = capfd.readouterr().out
     # Python hides deprecation warnings of libraries by default.
     assert [str(warning) for warning in recwarn if not issubclass(warning.category, DeprecationWarning)] == []
-    assert f"{len(packages)} partitions were already; nothing was encoded again" in again and "SuperBatch" not in again
+    assert f"{len(packages)} partitions; nothing was encoded again" in again and "SuperBatch" not in again
 
 
 def test_demo_creates_an_instance_with_the_settings_of_the_project(

@@ -243,7 +243,7 @@ def assert_event_describes_its_file(
     assert len(of_run) == (0 if adopted else 2), "an adopted file does not record how it was encoded"
     assert reported == {
         "key": key,
-        "dagster/row_count": len(rows),
+        "dagster/partition_row_count": len(rows),
         "rows": len(rows),
         "dimension": 16,
         "path": str(file),

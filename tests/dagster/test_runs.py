@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +15,11 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.output.staging import STAGING
+from surge_dagster.engine.report import Failure, Receipt, SuperBatchReport
+from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store
 from surge_dagster.orchestration.asset_events import CODE_VERSION
+from surge_dagster.orchestration.progress import Progress
 from surge_dagster.resources import Encoder
 from tests.dagster.conftest import NAMES, Workbench
 from tests.small_catalogs import assert_embedded, numbered_rows
@@ -48,7 +52,7 @@ def test_each_event_has_the_metadata_of_its_partition(bench: Workbench) -> None:
     reported: dict[str, Any] = {name: value.value for name, value in ran.materialized()["b"].metadata.items()}
     assert (
         reported["key"] == "b"
-        and reported["rows"] == reported["dagster/row_count"] == 7
+        and reported["rows"] == reported["dagster/partition_row_count"] == 7
         and reported["dimension"] == 16
     )
     assert reported["path"] == str(bench.file("b")) and reported["bytes"] == bench.file("b").stat().st_size
@@ -90,6 +94,50 @@ def test_a_second_launch_succeeds_without_encoding_or_repeating_anything(bench: 
     assert again.success and again.checks()[NAMES.run_check.name].passed
     assert again.materialized() == {} and again.superbatches() == [] and again.observed() == {}
     assert (again.metrics()["partitions_skipped"], again.metrics()["pool_start_seconds"]) == (1, 0.0)
+
+
+def test_run_says_in_one_line_what_it_did_with_each_partition(bench: Workbench) -> None:
+    for key in ("a", "bad", "fresh", "equal"):
+        bench.write(key, 5)
+    bench.refresh()
+    bench.write("a", 7, version="v2")
+    bench.write("equal", 5, version="v2")
+    bench.write("bad", [("1", ""), ("1", "twice")], version="v2")
+    ran = bench.refresh()
+    expected = r"4 partitions: 1 encoded \(7 texts\), 1 up to date, 1 republished, 1 failed, [\d.]+ s"
+    [line] = [line for line in ran.logged() if re.fullmatch(expected, line)]
+    assert ran.checks()[NAMES.run_check.name].description == line
+    selected = bench.refresh(select="missing")
+    assert "3 up to date, 1 left out by select, 0 failed" in (selected.checks()[NAMES.run_check.name].description or "")
+
+
+def test_run_without_work_reports_no_number_that_dagster_would_plot_as_zero(bench: Workbench) -> None:
+    bench.write("a")
+    bench.refresh()
+    ran = bench.refresh()
+    for name, check in ran.checks().items():
+        numbers = {
+            label: value.value for label, value in check.metadata.items() if isinstance(value.value, int | float)
+        }
+        assert all(numbers.values()), name
+    assert "1 partition: 0 encoded, 1 up to date, 0 failed" in (ran.checks()[NAMES.run_check.name].description or "")
+
+
+def test_progress_is_a_line_each_ten_seconds_with_the_share_done_and_the_time_left() -> None:
+    def receipt(key: str) -> Receipt:
+        return Receipt(key, "encoded", "", 100, 16, 0, "", 0, "", "", "", "")
+
+    encode_call = SuperBatchReport(0, 2, 150, 0, 0, 0, 0, *[0.0] * 9)
+    clock = iter([0.0, 2.0, 9.0, 20.0, 25.0, 31.0])
+    todo = [Partition(key, "v", lambda: iter(()), lambda: "v", rows=100) for key in "abcd"]
+    progress = Progress(todo, lambda: next(clock))
+    assert [progress.after(receipt("a")), progress.after(encode_call)] == [None, None]
+    assert progress.after(receipt("b")) == "Progress: 2 of 4 partitions, 150 of 400 texts, 8 texts/s, about 33 s left"
+    assert progress.after(receipt("c")) is None
+    assert (
+        progress.after(Failure("d", "bad"))
+        == "Progress: 4 of 4 partitions, 250 of 400 texts, 8 texts/s, about 19 s left"
+    )
 
 
 def test_a_replaced_partition_is_the_only_one_encoded_and_fresh_again_afterwards(bench: Workbench) -> None:
