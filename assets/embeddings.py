@@ -4,7 +4,7 @@ A run of the asset covers one range of partitions. The jobs cover the partitions
 them. Dagster does not launch a partitioned asset without a range, so the jobs execute an op that does the same work and
 logs the same events. The op also finds partitions that no sensor has registered yet.
 
-Dagster executes neither upstream asset. A run of `embeddings` reports the events of both; the sensor observes the
+Dagster executes neither upstream asset. A run of `embeddings` reports the events of both; the sensor reports the
 catalog too. `superbatches` is not a second output of that run's op: an op with a partitioned and an unpartitioned asset
 makes backfills from the UI impossible.
 
@@ -44,7 +44,7 @@ def source_partitions(names: CatalogNames) -> dg.AssetSpec:
         kinds={"parquet"},
         description=(
             "The catalog: each partition is a set of texts with ids. Its data version is the source version, a token "
-            "that changes when the partition may have changed. The sensor and each run observe it."
+            "that changes when the partition may have changed. The sensor and each run report it."
         ),
     )
 
@@ -58,8 +58,7 @@ def superbatches(names: CatalogNames) -> dg.AssetSpec:
         kinds={"arrow"},
         description=(
             "The input of each encode call: many small partitions together, or a piece of a large one. One event per "
-            "SuperBatch, with its metrics, and one at the end of each run, with charts; its data version is the "
-            "vector space."
+            "SuperBatch, with its metrics, and one at the end of each run, with charts."
         ),
     )
 

@@ -1,7 +1,8 @@
 """The events of a run: milliseconds per partition, their effect on the encoder, and the memory that they need.
 
-Every measurement is a process with its own instance and an op that reports what a run reports for each partition: an
-observation, and a materialization with the tags of its lineage. *Event by event* is the public `context.log_event`.
+Every measurement is a process with its own instance and an op that reports what a run reports for each new partition:
+materializations of the source and, with the tags of its lineage, of the embedding. *Event by event* is the public
+`context.log_event`.
 """
 
 from __future__ import annotations
@@ -178,20 +179,19 @@ def _beside_encoder(context: dg.OpExecutionContext, count: int, turns: int, fold
     }
 
 
-def _writer(context: dg.OpExecutionContext) -> EventWriter[dg.AssetObservation | dg.AssetMaterialization]:
+def _writer(context: dg.OpExecutionContext) -> EventWriter[dg.AssetMaterialization]:
     return EventWriter(context, lambda batch: report_events(context.instance, context, batch), 60)
 
 
-def _report(to: EventWriter[dg.AssetObservation | dg.AssetMaterialization] | dg.OpExecutionContext, key: str) -> None:
+def _report(to: EventWriter[dg.AssetMaterialization] | dg.OpExecutionContext, key: str) -> None:
     """Report the two events of a partition."""
-    observation = dg.AssetObservation(
-        _SOURCE, partition=key, metadata={"key": key, "source_version": "v1"}, tags={"dagster/data_version": "v1"}
-    )
+    metadata = {"key": key, "source_version": "v1", "removed": False, "dagster/partition_row_count": 10}
+    source = dg.AssetMaterialization(_SOURCE, partition=key, metadata=metadata, tags={"dagster/data_version": "v1"})
     if isinstance(to, EventWriter):
-        to.put(observation)
+        to.put(source)
         to.put(_materialization(key))
         return
-    to.log_event(observation)
+    to.log_event(source)
     to.log_event(_materialization(key))
 
 

@@ -1,4 +1,4 @@
-"""The sensor `new_partitions`: registers and observes partitions, and requests runs for those that need one.
+"""The sensor `new_partitions`: registers and reports partitions, and requests runs for those that need one.
 
 It is written by hand: Dagster's declarative conditions take seconds per tick at tens of thousands of partitions and do
 not consider which partitions an active run holds. A tick costs two listings and a few bulk queries.
@@ -38,7 +38,7 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
         name=names.sensor,
         job_name=job.name,
         minimum_interval_seconds=_SENSOR_SECONDS,
-        description="Registers new partitions, observes changed ones, and requests runs that embed what is missing.",
+        description="Registers new partitions, reports changed ones, and requests runs that embed what is missing.",
         required_resource_keys=names.resource_keys,
     )
     def sensor(context: dg.SensorEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:

@@ -3,10 +3,15 @@
 Dagster decides that a partition is up to date from four tags of its last materialization: its own data and code
 version, and which version and which event of each upstream asset it was made from. A partition that was just encoded
 and a valid file that is adopted get the same tags.
+
+Dagster takes the status and the metadata of a source partition from its last materialization. What makes an embedding
+stale is another thing: among the events of an external asset with partitions, Dagster looks at observations alone. So
+each source version is materialized, and one that replaces another is observed first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import dagster as dg
@@ -15,7 +20,7 @@ from surge_dagster.engine.report import Receipt, SuperBatchReport
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
-from surge_dagster.orchestration.partition_keys import to_partition_key
+from surge_dagster.orchestration.partition_keys import from_partition_key, to_partition_key
 from surge_dagster.orchestration.run_charts import run_charts
 
 DATA_VERSION_TAG = "dagster/data_version"
@@ -26,6 +31,9 @@ _USER_VERSION = {"dagster/data_version_is_user_provided": "true"}
 _INPUT_VERSION_TAG = "dagster/input_data_version/"
 _INPUT_EVENT_TAG = "dagster/input_event_pointer/"
 _NO_EVENT = "NULL"
+# Dagster's data version of an external asset whose events name none. `superbatches` names none, so that no SuperBatch,
+# of whichever space, makes embeddings stale.
+_SUPERBATCHES_VERSION = "INITIAL"
 _SUPERBATCH_METRICS = (
     *("partitions", "texts", "text_bytes", "tokens", "padding_ratio", "truncated", "replays", "fill_ratio"),
     *("encode_seconds", "tokenize_seconds", "forward_seconds", "copy_seconds", "serialize_seconds", "upload_seconds"),
@@ -34,24 +42,52 @@ _SUPERBATCH_METRICS = (
 )
 _WHERE_MEASURED = ("pace_ratio", "gpu_utilisation", "gpu_memory_bytes")
 
+SourceEvent = dg.AssetObservation | dg.AssetMaterialization
 
-def observation(names: CatalogNames, partition: Partition) -> dg.AssetObservation:
-    """The event that says which source version a partition has now."""
-    metadata: dict[str, Any] = {"key": partition.key, "source_version": partition.source_version}
+
+def source_version(names: CatalogNames, partition: Partition, *, changed: bool) -> Iterator[SourceEvent]:
+    """The events that say which source version a partition has now.
+
+    Args:
+        names: of its catalog.
+        partition: as the source lists it.
+        changed: another source version is on record.
+    """
+    metadata: dict[str, Any] = {"key": partition.key, "source_version": partition.source_version, "removed": False}
     if partition.rows is not None:
         metadata["dagster/partition_row_count"] = partition.rows
-    return dg.AssetObservation(
-        names.source_partitions,
-        partition=to_partition_key(partition.key),
-        metadata=metadata,
-        tags={DATA_VERSION_TAG: partition.source_version},
-    )
+    return _of_source(names, to_partition_key(partition.key), metadata, changed=changed)
+
+
+def removed_partition(names: CatalogNames, partition_key: str, version: str, text: str) -> Iterator[SourceEvent]:
+    """The events that say that a partition was removed from the source.
+
+    Args:
+        names: of its catalog.
+        partition_key: which partition.
+        version: takes the place of its source version.
+        text: what happened, for an operator.
+    """
+    metadata = {"key": from_partition_key(partition_key), "source_version": version, "removed": True, "removal": text}
+    return _of_source(names, partition_key, metadata, changed=True)
+
+
+def _of_source(
+    names: CatalogNames, partition_key: str, metadata: Mapping[str, Any], *, changed: bool
+) -> Iterator[SourceEvent]:
+    for kind in (dg.AssetObservation, dg.AssetMaterialization) if changed else (dg.AssetMaterialization,):
+        yield kind(
+            names.source_partitions,
+            partition=partition_key,
+            metadata=metadata,
+            tags={DATA_VERSION_TAG: metadata["source_version"]},
+        )
 
 
 def embedding(
     names: CatalogNames,
     receipt: Receipt,
-    observation_id: int | None,
+    source_event_id: int | None,
     superbatch_event_id: int | None = None,
     *,
     reused: bool = False,
@@ -62,7 +98,7 @@ def embedding(
     Args:
         names: of its catalog.
         receipt: of its file.
-        observation_id: storage id of the observation of the source version that it was made from.
+        source_event_id: storage id of the materialization of the source version that it was made from.
         superbatch_event_id: storage id of the event of its SuperBatch, where this run encoded it.
         reused: the file was there already and is on record; reported again because a backfill requested it.
         adopted: the file was there already and was not on record.
@@ -100,15 +136,15 @@ def embedding(
             **_USER_VERSION,
             "dagster/code_version": CODE_VERSION,
             f"{_INPUT_VERSION_TAG}{source}": receipt.source_version,
-            f"{_INPUT_EVENT_TAG}{source}": _pointer(observation_id),
-            f"{_INPUT_VERSION_TAG}{superbatch}": receipt.space,
+            f"{_INPUT_EVENT_TAG}{source}": _pointer(source_event_id),
+            f"{_INPUT_VERSION_TAG}{superbatch}": _SUPERBATCHES_VERSION,
             f"{_INPUT_EVENT_TAG}{superbatch}": _pointer(superbatch_event_id),
         },
     )
 
 
 def superbatch(names: CatalogNames, report: SuperBatchReport, space: str) -> dg.AssetMaterialization:
-    """The event of one SuperBatch. Its data version is the space: another SuperBatch makes no embedding stale."""
+    """The event of one SuperBatch."""
     metrics = {name: getattr(report, name) for name in _SUPERBATCH_METRICS}
     metrics |= {name: value for name in _WHERE_MEASURED if (value := getattr(report, name)) is not None}
     metadata = {name: round(value, 4) if isinstance(value, float) else value for name, value in metrics.items()}
@@ -116,7 +152,6 @@ def superbatch(names: CatalogNames, report: SuperBatchReport, space: str) -> dg.
         names.superbatches,
         description=f"SuperBatch {report.index}: {report.texts:,} texts of {report.partitions:,} partitions",
         metadata={"superbatch": report.index, **metadata, "space": space},
-        tags={DATA_VERSION_TAG: space, **_USER_VERSION},
     )
 
 
@@ -137,7 +172,6 @@ def whole_run(names: CatalogNames, outcome: Outcome) -> dg.AssetMaterialization:
             "texts_encoded": report.texts_encoded,
             "space": report.space,
         },
-        tags={DATA_VERSION_TAG: report.space, **_USER_VERSION},
     )
 
 

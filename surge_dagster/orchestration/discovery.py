@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
+from itertools import chain
 
 import dagster as dg
 
@@ -14,7 +15,7 @@ from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import find_space, list_spaces, unsupported_spaces
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store
-from surge_dagster.orchestration.asset_events import observation
+from surge_dagster.orchestration.asset_events import source_version
 from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import to_partition_key, with_short_keys
@@ -40,7 +41,7 @@ class Listing:
     Attributes:
         partitions: by partition key, in the source's order.
         catalogued: the records.
-        unreported: keys that Dagster does not know, or whose source version it has not observed.
+        unreported: keys that Dagster does not know, or whose source version is not on record.
     """
 
     partitions: dict[str, Partition]
@@ -57,27 +58,29 @@ def list_catalog(names: CatalogNames, instance: dg.DagsterInstance, catalog: Cat
     """
     listed = list(catalog.open())
     catalogued = read_catalogued(names, instance)
-    partitions = {to_partition_key(part.key): part for part in with_short_keys(listed, catalogued.registered)}
-    moved = {to_partition_key(partition.key) for partition in catalogued.moved(partitions)}
-    return Listing(
-        partitions, catalogued, [key for key in partitions if key in moved or key not in catalogued.registered]
-    )
+    registered, sources = catalogued.registered, catalogued.sources
+    partitions = {to_partition_key(part.key): part for part in with_short_keys(listed, registered)}
+    unreported = [
+        key for key, part in partitions.items() if key not in registered or sources.get(key) != part.source_version
+    ]
+    return Listing(partitions, catalogued, unreported)
 
 
 def report_changes(names: CatalogNames, instance: dg.DagsterInstance, listing: Listing) -> set[str]:
-    """Observe and register the partitions that Dagster lacks, as many as a tick has time for.
+    """Report and register the partitions that Dagster lacks, as many as a tick has time for.
 
     Returns:
         Partition keys that are left to the next tick.
     """
     until = time.monotonic() + _REPORT_SECONDS
-    left = set(listing.unreported)
+    left, sources = set(listing.unreported), listing.catalogued.sources
     for start in range(0, min(len(listing.unreported), _MOST_REPORTED), _BATCH):
         if time.monotonic() > until:
             break
         keys = listing.unreported[start : start + _BATCH]
-        moved = listing.catalogued.moved({key: listing.partitions[key] for key in keys})
-        report_events(instance, None, [observation(names, partition) for partition in moved])
+        moved = [key for key in keys if sources.get(key) != listing.partitions[key].source_version]
+        events = [source_version(names, listing.partitions[key], changed=key in sources) for key in moved]
+        report_events(instance, None, list(chain.from_iterable(events)))
         new = [key for key in keys if key not in listing.catalogued.registered]
         if new:
             instance.add_dynamic_partitions(names.partitions_name, new)

@@ -35,7 +35,7 @@ class EventsNotStored(TransientError):
 
 
 def report_events(instance: dg.DagsterInstance, context: dg.OpExecutionContext | None, events: Sequence[Event]) -> None:
-    """Store events, those of one kind and one asset together and in their order.
+    """Store events, those of one kind and one asset together and in their order, and observations before others.
 
     Dagster's storages update their table of assets from the last event of a batch alone, and Postgres stores a batch of
     several kinds event by event.
@@ -51,7 +51,7 @@ def report_events(instance: dg.DagsterInstance, context: dg.OpExecutionContext |
     groups: dict[object, list[Event]] = {}
     for event in events:
         groups.setdefault((type(event), event.asset_key), []).append(event)
-    for group in groups.values():
+    for group in sorted(groups.values(), key=lambda group: not isinstance(group[0], dg.AssetObservation)):
         store_batch(instance, context, group, BATCH_EVENTS)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Set
 from dataclasses import dataclass
 
 import dagster as dg
 
-from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import in_chunks
@@ -22,8 +21,9 @@ class Catalogued:
 
     Attributes:
         registered: the dynamic partitions, in Dagster's order.
-        observed: source version observed last.
-        observation_ids: storage id of that observation.
+        sources: source version reported last.
+        source_ids: storage id of its materialization.
+        change_ids: storage id of the last observation of a source version, which replaced another one.
         embedded: data version of the last materialization of `embeddings`.
         embedding_ids: storage id of that materialization.
         refused: what the last observation of `embeddings`, which reports a refusal, is about.
@@ -31,22 +31,19 @@ class Catalogued:
     """
 
     registered: dict[str, None]
-    observed: dict[str, str]
-    observation_ids: dict[str, int]
+    sources: dict[str, str]
+    source_ids: dict[str, int]
+    change_ids: dict[str, int]
     embedded: dict[str, str]
     embedding_ids: dict[str, int]
     refused: dict[str, str]
     refusal_ids: dict[str, int]
 
-    def moved(self, by_key: Mapping[str, Partition]) -> Iterator[Partition]:
-        """Partitions, given by partition key, whose source version is not the one observed last."""
-        return (part for key, part in by_key.items() if self.observed.get(key) != part.source_version)
-
     def knows(self, key: str, desired_version: str, source_version: str | None = None) -> bool:
-        """Whether a partition key's last materialization is of this version, from the source version observed last.
+        """Whether a partition key's last materialization is of this version, from the source version reported last.
 
         Event tags other than the data version cannot be read in bulk. That the materialization is younger than the
-        observation says the same. A younger refusal leaves open what became of the file.
+        source's last change says the same. A younger refusal leaves open what became of the file.
 
         Args:
             key: the partition key.
@@ -54,16 +51,16 @@ class Catalogued:
             source_version: that it must have been made from; None for any.
         """
         made = self.embedding_ids.get(key, -1)
-        since = max(self.observation_ids.get(key, -1), self.refusal_ids.get(key, -1))
+        since = max(self.change_ids.get(key, -1), self.refusal_ids.get(key, -1))
         return (
             self.embedded.get(key) == desired_version
             and made > since
-            and source_version in (None, self.observed.get(key))
+            and source_version in (None, self.sources.get(key, source_version))
         )
 
 
 def read_catalogued(names: CatalogNames, instance: dg.DagsterInstance) -> Catalogued:
-    """Everything on record, in seven queries whatever the number of partitions."""
+    """Everything on record, in eight queries whatever the number of partitions."""
     storage = instance.event_log_storage
 
     def versions(asset: dg.AssetKey, kind: dg.DagsterEventType) -> dict[str, str]:
@@ -75,8 +72,9 @@ def read_catalogued(names: CatalogNames, instance: dg.DagsterInstance) -> Catalo
 
     return Catalogued(
         registered=dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name)),
-        observed=versions(names.source_partitions, _OBSERVATION),
-        observation_ids=ids(names.source_partitions, _OBSERVATION),
+        sources=versions(names.source_partitions, _MATERIALIZATION),
+        source_ids=ids(names.source_partitions, _MATERIALIZATION),
+        change_ids=ids(names.source_partitions, _OBSERVATION),
         embedded=versions(names.embeddings, _MATERIALIZATION),
         embedding_ids=ids(names.embeddings, _MATERIALIZATION),
         refused=versions(names.embeddings, _OBSERVATION),

@@ -1,13 +1,14 @@
 """Partitions that Dagster has and that were removed from the source; the nightly refresh reports or deletes them.
 
-The setting `vanished` decides. `report` observes the partition once with the source version `gone`, which the UI shows.
-`delete` observes the name of its file, then deletes the file in the space of the settings, then the key. More than a
+The setting `vanished` decides. `report` gives the partition the source version `gone` once, which the UI shows.
+`delete` reports the name of its file, then deletes the file in the space of the settings, then the key. More than a
 tenth of the catalog is never deleted: such a listing may be incomplete.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container
+from itertools import chain
 
 import dagster as dg
 
@@ -17,7 +18,7 @@ from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.keys import encode_key, is_hashed
 from surge_dagster.orchestration.active_runs import held_by_active_runs
-from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
+from surge_dagster.orchestration.asset_events import removed_partition
 from surge_dagster.orchestration.discovery import list_catalog
 from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.launch import Removed
@@ -49,11 +50,12 @@ def handle_removed_partitions(
     instance = context.instance
     held = held_by_active_runs(names, instance, besides=context.run_id)
     listing = list_catalog(names, instance, names.resources(context.resources).catalog)
-    registered, observed = listing.catalogued.registered, listing.catalogued.observed
+    registered, sources = listing.catalogued.registered, listing.catalogued.sources
     removed = [key for key in registered if key not in listing.partitions and _may_be_removed(key, listing.partitions)]
-    new = [key for key in removed if observed.get(key) not in (GONE, DELETED)]
+    new = [key for key in removed if sources.get(key) not in (GONE, DELETED)]
+    text = "The source does not list this partition."
     report_events(
-        instance, context, [_observation(names, key, GONE, "The source does not list this partition.") for key in new]
+        instance, context, list(chain.from_iterable(removed_partition(names, key, GONE, text) for key in new))
     )
     if removed:
         context.log.info(
@@ -73,8 +75,8 @@ def handle_removed_partitions(
             continue
         name = file_name(space.name, from_partition_key(key), space.file_format)
         what = f"Its output {store.location(name)} and its key are deleted."
-        if observed.get(key) != DELETED:
-            report_events(instance, context, [_observation(names, key, DELETED, what)])
+        if sources.get(key) != DELETED:
+            report_events(instance, context, list(removed_partition(names, key, DELETED, what)))
         store.delete(name)
         instance.delete_dynamic_partition(names.partitions_name, key)
 
@@ -88,10 +90,3 @@ def _may_be_removed(partition_key: str, listed: Container[str]) -> bool:
         return False
     name = encode_key(from_partition_key(partition_key))
     return not is_hashed(name) or to_partition_key(name) not in listed
-
-
-def _observation(names: CatalogNames, key: str, version: str, text: str) -> dg.AssetObservation:
-    metadata = {"key": from_partition_key(key), "source_version": version, "vanished": text}
-    return dg.AssetObservation(
-        names.source_partitions, partition=key, description=text, metadata=metadata, tags={DATA_VERSION_TAG: version}
-    )

@@ -138,5 +138,5 @@ def _changed_since(key: str, event: int, catalogued: Catalogued, canceled: bool)
     """Whether a partition was embedded or refused since an event, or for a canceled run: its source changed."""
     ids = [catalogued.embedding_ids.get(key, -1), catalogued.refusal_ids.get(key, -1)]
     if canceled:
-        ids.append(catalogued.observation_ids.get(key, -1))
+        ids.append(catalogued.change_ids.get(key, -1))
     return max(ids) > event

@@ -1,7 +1,7 @@
-"""The events of one attempt at a run: what it observed, published, adopted and could not embed.
+"""The events of one attempt at a run: what it found in the source, published, adopted and could not embed.
 
 An event is queued as soon as there is something to report, and a thread stores batches of them. A partition's event
-points at the observation of its source version and at the event of its SuperBatch, so it is made when these are stored.
+points at the event of its source version and at that of its SuperBatch, so it is made when these are stored.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class RunEvents:
     ) -> None:
         self._names = names
         self._context = context
-        self._observed = dict(catalogued.observed)
-        self._observation_ids = dict(catalogued.observation_ids)
+        self._sources = dict(catalogued.sources)
+        self._source_ids = dict(catalogued.source_ids)
         self._planned = planned_by_name(names, context.instance)
         self._outcome = outcome
         self._superbatch_ids: dict[int, int] = {}  # storage ids by index of the SuperBatch
@@ -98,24 +98,26 @@ class RunEvents:
     def unchanged(self, receipt: Receipt) -> None:
         """Enter a fresh partition that is on record; only its source version is reported, if it has moved."""
         self._outcome.succeed(receipt.key)
-        self._observe(receipt.key)
+        self._report_source(receipt.key)
 
     def failure(self, failure: Failure) -> None:
         """Enter and log a partition that failed."""
-        self._observe(failure.key)  # the sensor requests nothing that has failed since it was observed
+        self._report_source(failure.key)
         self._outcome.fail(failure)
         if len(self._outcome.failures) <= FAILURES_LOGGED:
             self._context.log.error(failure.reason)
 
-    def _observe(self, key: str) -> None:
-        """Queue the partition's source version if it has moved since it was observed last.
+    def _report_source(self, key: str) -> None:
+        """Queue the partition's source version if it is not the one on record.
 
         Not all of them at the start: with many partitions the first file would wait for minutes of events.
         """
         partition, partition_key = self._outcome.partitions.get(key), to_partition_key(key)
-        if partition is not None and self._observed.get(partition_key) != partition.source_version:
-            self._writer.put(asset_events.observation(self._names, partition))
-            self._observed[partition_key] = partition.source_version
+        known = self._sources.get(partition_key)
+        if partition is not None and known != partition.source_version:
+            for event in asset_events.source_version(self._names, partition, changed=known is not None):
+                self._writer.put(event)
+            self._sources[partition_key] = partition.source_version
 
     # In the writer's thread
 
@@ -123,12 +125,11 @@ class RunEvents:
         instance = self._context.instance
         plain = [item for item in batch if not isinstance(item, _Embedding)]
         report_events(instance, self._context, plain)
-        # Not those of other runs and of the sensor: they may have observed a version that this run has not read.
-        observed = {item.partition for item in plain if isinstance(item, dg.AssetObservation) and item.partition}
-        if observed:
-            self._observation_ids |= instance.get_latest_storage_id_by_partition(
-                self._names.source_partitions, dg.DagsterEventType.ASSET_OBSERVATION, observed
-            )
+        # Not those of other runs and of the sensor: they may have reported a version that this run has not read.
+        source, kind = self._names.source_partitions, dg.DagsterEventType.ASSET_MATERIALIZATION
+        materialized = [item for item in plain if isinstance(item, dg.AssetMaterialization)]
+        if reported := {item.partition for item in materialized if item.asset_key == source and item.partition}:
+            self._source_ids |= instance.get_latest_storage_id_by_partition(source, kind, reported)
         if embeddings := [item for item in batch if isinstance(item, _Embedding)]:
             report_events(instance, self._context, list(self._materializations(embeddings)))
 
@@ -141,7 +142,7 @@ class RunEvents:
             yield asset_events.embedding(
                 self._names,
                 receipt,
-                self._observation_ids.get(to_partition_key(receipt.key)),
+                self._source_ids.get(to_partition_key(receipt.key)),
                 None if receipt.superbatch is None else self._superbatch_ids.get(receipt.superbatch),
                 reused=each.reused,
                 adopted=each.adopted,

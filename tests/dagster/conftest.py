@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sqlite3
 from collections import defaultdict
@@ -18,8 +19,15 @@ import yaml
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from dagster._core.definitions.sensor_definition import SensorExecutionData
-from dagster._core.remote_origin import ManagedGrpcPythonEnvCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
+from dagster._core.remote_origin import (
+    InProcessCodeLocationOrigin,
+    ManagedGrpcPythonEnvCodeLocationOrigin,
+    RemoteJobOrigin,
+    RemoteRepositoryOrigin,
+)
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+from dagster._core.workspace.context import WorkspaceProcessContext
+from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
 from sqlalchemy import Engine, event
 
 from benchmarks.postgres_server import NoPostgres, PostgresServer, postgres_server
@@ -75,11 +83,10 @@ class Ran:
         events = self._events(dg.DagsterEventType.ASSET_MATERIALIZATION)
         return [e.step_materialization_data.materialization for e in events if e.asset_key == NAMES.superbatches]
 
-    def observed(self) -> dict[str, str]:
-        """Observed source versions by partition key."""
-        events = self._events(dg.DagsterEventType.ASSET_OBSERVATION)
-        seen = [event.asset_observation_data.asset_observation for event in events]
-        return {o.partition: o.tags["dagster/data_version"] for o in seen if o.asset_key == NAMES.source_partitions}
+    def sources(self) -> dict[str | None, str]:
+        """Reported source versions by partition key."""
+        reported = self.materialized(NAMES.source_partitions)
+        return {key: (event.tags or {})["dagster/data_version"] for key, event in reported.items()}
 
     def checks(self) -> dict[str, dg.AssetCheckEvaluation]:
         """Check results by name."""
@@ -197,12 +204,24 @@ class Workbench:
             for each in found.run_requests or []
         ]
 
-    def observed(self) -> dict[str, str]:
-        """The last observed source version of each partition."""
-        kind, tag = dg.DagsterEventType.ASSET_OBSERVATION, "dagster/data_version"
+    def sources(self) -> dict[str, str]:
+        """The source version of each partition that was reported last."""
+        kind, tag = dg.DagsterEventType.ASSET_MATERIALIZATION, "dagster/data_version"
         storage = self.instance.event_log_storage
         found = storage.get_latest_tags_by_partition(NAMES.source_partitions, kind, [tag])
         return {key: tags[tag] for key, tags in found.items()}
+
+    def ask(self, query: str) -> dict[str, Any]:
+        """The answer of Dagster's own GraphQL schema, which the UI's pages are made of."""
+        from dagster_graphql.schema import create_schema  # takes seconds of every process that collects tests
+
+        target = LoadableTargetOrigin(module_name="surge_dagster.definitions", working_directory=str(ROOT))
+        location = InProcessWorkspaceLoadTarget(InProcessCodeLocationOrigin(target, location_name="surge"))
+        with WorkspaceProcessContext(self.instance, location) as process:
+            asked = create_schema().execute_async(query, context_value=process.create_request_context())
+            answer = asyncio.run(asked)  # pyright: ignore[reportArgumentType]
+        assert not answer.errors, answer.errors
+        return answer.data or {}
 
     def pretend_run(self, job: str, status: dg.DagsterRunStatus, **how: Any) -> dg.DagsterRun:
         """Record a run without executing it."""

@@ -41,7 +41,7 @@ def main(catalog: str, output: str) -> None:
         stored.append(len(of_files)) if of_files else None
 
     run_events.report_events = report_the_first
-    events.BATCH_EVENTS = 2  # an observation and a materialization
+    events.BATCH_EVENTS = 2  # a source's and an embedding's
     settings = load_settings(source=catalog, output=output, model="hash://16")
     with local_instance() as instance:
         execute(instance, embedding_catalog(settings).resolve_job_def("catalog_refresh"))

@@ -7,7 +7,6 @@ a nightly run look at the server's etags and the databases' rows, not at the pro
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sqlite3
@@ -23,10 +22,6 @@ from typing import Any
 
 import dagster as dg
 import psutil
-from dagster._core.remote_origin import InProcessCodeLocationOrigin
-from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
-from dagster._core.workspace.context import WorkspaceProcessContext
-from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
 
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.orchestration.launch import keys_of
@@ -230,15 +225,7 @@ class Production:
 
     def statuses(self) -> dict[str, set[str]]:
         """The partitions of `embeddings` as the UI gets them, from Dagster's own GraphQL schema."""
-        from dagster_graphql.schema import create_schema  # takes seconds of every process that collects tests
-
-        target = LoadableTargetOrigin(module_name="surge_dagster.definitions", working_directory=str(ROOT))
-        location = InProcessWorkspaceLoadTarget(InProcessCodeLocationOrigin(target, location_name="surge"))
-        with WorkspaceProcessContext(self.bench.instance, location) as process:
-            asked = create_schema().execute_async(_STATUSES, context_value=process.create_request_context())
-            answer = asyncio.run(asked)  # pyright: ignore[reportArgumentType]
-        assert not answer.errors, answer.errors
-        node = (answer.data or {})["assetNodeOrError"]
+        node = self.bench.ask(_STATUSES)["assetNodeOrError"]
         bar = node["assetPartitionStatuses"]
         found = {
             "all": set(node["partitionKeys"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import string
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.data_version import StaleStatus
 from dagster._serdes import deserialize_value
 
 from surge_dagster.engine.report import Receipt
@@ -26,9 +28,14 @@ from surge_dagster.orchestration.partition_keys import MOST_BYTES, with_short_ke
 from surge_dagster.orchestration.refresh import Refresh
 from tests.dagster.conftest import NAMES, ROOT, Workbench
 from tests.dagster.test_failures import shown
-from tests.small_catalogs import assert_embedded, numbered_rows
+from tests.dagster.test_runs import stale_status
+from tests.small_catalogs import assert_embedded, numbered_rows, partition_folder
 
 MATERIALIZATION, OBSERVATION = dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_OBSERVATION
+_SHOWN = """{ assetNodeOrError(assetKey: {path: ["%s"]}) { ... on AssetNode {
+    partitionStats { numPartitions numMaterialized }
+    assetMaterializations(limit: 1000) { timestamp partition metadataEntries { label ... on TextMetadataEntry { text }
+        ... on IntMetadataEntry { intValue } ... on BoolMetadataEntry { boolValue } } } } } }"""
 
 
 def execute(bench: Workbench, work: dg.OpDefinition) -> dg.ExecuteInProcessResult:
@@ -48,9 +55,9 @@ def ids_of(bench: Workbench, asset: dg.AssetKey, kind: dg.DagsterEventType) -> d
 
 def assert_complete_record(bench: Workbench, keys: Sequence[str]) -> None:
     """Every partition has its event, which points at the events that it was made from, and those are older."""
-    observed = ids_of(bench, NAMES.source_partitions, OBSERVATION)
+    sources = ids_of(bench, NAMES.source_partitions, MATERIALIZATION)
     made = ids_of(bench, NAMES.embeddings, MATERIALIZATION)
-    assert set(observed) == set(made) == set(keys)
+    assert set(sources) == set(made) == set(keys)
     batches = {
         record.asset_materialization.metadata["superbatch"].value: record.storage_id
         for record in bench.instance.fetch_materializations(NAMES.superbatches, limit=1_000).records
@@ -63,8 +70,8 @@ def assert_complete_record(bench: Workbench, keys: Sequence[str]) -> None:
         assert event is not None and event.partition is not None and event.tags is not None
         batch = batches[event.metadata["superbatch"].value]
         assert event.tags["dagster/input_event_pointer/superbatches"] == str(batch)
-        assert event.tags["dagster/input_event_pointer/source_partitions"] == str(observed[event.partition])
-        assert record.storage_id == made[event.partition] > max(batch, observed[event.partition])
+        assert event.tags["dagster/input_event_pointer/source_partitions"] == str(sources[event.partition])
+        assert record.storage_id == made[event.partition] > max(batch, sources[event.partition])
     for asset in (NAMES.source_partitions, NAMES.superbatches, NAMES.embeddings):
         assert bench.instance.has_asset_key(asset)
     [newest] = bench.instance.get_asset_records([NAMES.embeddings])
@@ -81,7 +88,7 @@ def test_a_run_leaves_a_complete_record_on_every_storage(recorded: Workbench) ->
     assert recorded.refresh().success
     assert_complete_record(recorded, keys)
     again = recorded.refresh()
-    assert again.materialized() == {} and again.observed() == {}
+    assert again.materialized() == {} and again.sources() == {}
 
 
 def test_partition_is_shown_as_failed_on_every_storage_until_a_run_has_fixed_it(recorded: Workbench) -> None:
@@ -100,13 +107,13 @@ def events_of_every_kind() -> list[Event]:
     events: list[Event] = []
     for number, key in enumerate(["plain", 'quote"back\\slash', "größe 中文 🙂", "7316400070000000", "e"]):
         partition = Partition(key, f"v{number}", lambda: iter(()), lambda: "v", rows=number or None)
-        events.append(asset_events.observation(NAMES, partition))
+        events += asset_events.source_version(NAMES, partition, changed=True)
         rate = (0.1, 1e-7, 2.0**70, float("inf"), None)[number]
         receipt = Receipt(key, "encoded", f"/a/{key}", number, 8, 2**60, "d", 0, "s", "c", "w", "space", number, rate)
         events.append(asset_events.embedding(NAMES, receipt, number, None, reused=number % 2 == 0))
         metadata: dict[str, Any] = {"nested": {"a": [1, None]}, "none": dg.MetadataValue.text(None or ""), "n": number}
         events.append(dg.AssetMaterialization(NAMES.superbatches, f"SuperBatch {number}", metadata))
-    return events
+    return sorted(events, key=lambda event: not isinstance(event, dg.AssetObservation))  # as they are stored
 
 
 def as_read(bench: Workbench, run_id: str) -> dict[str, Any]:
@@ -164,7 +171,7 @@ def test_events_read_back_the_same_in_batches_and_event_by_event(recorded: Workb
 
     batched = as_read(recorded, execute(recorded, in_batches).run_id)
     single = as_read(recorded, execute(recorded, one_by_one).run_id)
-    assert batched["events"] == len(batched[f"{NAMES.embeddings} materializations"]) * 3 == 15
+    assert batched["events"] == len(batched[f"{NAMES.embeddings} materializations"]) * 4 == 20
     for name, read in batched.items():
         if name.endswith((" log", " materializations", " observations", " latest", " record")):
             assert without_messages(read) == without_messages(single[name]), name
@@ -179,7 +186,7 @@ def test_postgres_has_room_for_the_longest_key_and_version(postgres_bench: Workb
     partition = Partition(key, version, lambda: iter(()), lambda: version)
     assert [listed.key for listed in with_short_keys([partition], ())] == [key]
     receipt = Receipt(key, "encoded", "/a", 1, 8, 2**60, "d", 0, version, "c", "w", "space")
-    events = [asset_events.observation(NAMES, partition), asset_events.embedding(NAMES, receipt, 1)]
+    events = [*asset_events.source_version(NAMES, partition, changed=True), asset_events.embedding(NAMES, receipt, 1)]
     instance = postgres_bench.instance
     instance.add_dynamic_partitions(NAMES.partitions_name, [key])
     report_events(instance, None, events)
@@ -207,7 +214,7 @@ def test_events_of_no_run_are_stored_as_dagster_stores_them_one_by_one(recorded:
         recorded.instance.report_runless_asset_event(event)
     one_by_one = columns()
     report_events(recorded.instance, None, events)
-    assert sorted(columns()[len(one_by_one) :], key=repr) == sorted(one_by_one, key=repr) and len(one_by_one) == 10
+    assert sorted(columns()[len(one_by_one) :], key=repr) == sorted(one_by_one, key=repr) and len(one_by_one) == 15
 
 
 def test_watcher_of_a_run_receives_every_event(bench: Workbench) -> None:
@@ -219,7 +226,7 @@ def test_watcher_of_a_run_receives_every_event(bench: Workbench) -> None:
         report_events(context.instance, context, events_of_every_kind())
 
     assert execute(bench, work).success
-    assert len([entry for entry in heard if entry.dagster_event and entry.dagster_event.asset_key]) == 15
+    assert len([entry for entry in heard if entry.dagster_event and entry.dagster_event.asset_key]) == 20
 
 
 def test_run_leaves_a_complete_record_where_an_operator_turned_batches_off(
@@ -262,8 +269,10 @@ def assert_event_describes_its_file(
         "dagster/data_version_is_user_provided": "true",
         "dagster/code_version": asset_events.CODE_VERSION,
         "dagster/input_data_version/source_partitions": "v1",
-        "dagster/input_event_pointer/source_partitions": str(ids_of(bench, NAMES.source_partitions, OBSERVATION)[key]),
-        "dagster/input_data_version/superbatches": file.parent.name,
+        "dagster/input_event_pointer/source_partitions": str(
+            ids_of(bench, NAMES.source_partitions, MATERIALIZATION)[key]
+        ),
+        "dagster/input_data_version/superbatches": "INITIAL",
     }
 
 
@@ -315,23 +324,83 @@ def test_an_event_log_that_refuses_events_ends_the_attempt_and_the_next_one_adop
     assert any("the disk of the event log is full" in message and "next run adopts" in message for message in messages)
 
 
-def test_adopted_partition_points_at_the_observation_of_the_version_that_it_was_made_from(
+def test_adopted_partition_points_at_the_event_of_the_version_that_it_was_made_from(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dagster shows a partition as up to date when its source was not observed after that event."""
+    """Dagster shows a partition as up to date when no change of its source was observed after that event."""
     bench.write("a")
     bench.refresh()
     bench.instance.wipe_assets([NAMES.embeddings])
-    observed = ids_of(bench, NAMES.source_partitions, OBSERVATION)["a"]
+    source = ids_of(bench, NAMES.source_partitions, MATERIALIZATION)["a"]
     report_known = Refresh._report_known
 
     def after_a_tick(*arguments: Any) -> None:
-        changed = dg.AssetObservation(NAMES.source_partitions, partition="a", tags={DATA_VERSION_TAG: "v2"})
-        bench.instance.report_runless_asset_event(changed)
+        partition = Partition("a", "v2", lambda: iter(()), lambda: "v2")
+        report_events(bench.instance, None, list(asset_events.source_version(NAMES, partition, changed=True)))
         report_known(*arguments)
 
     monkeypatch.setattr(Refresh, "_report_known", after_a_tick)
     event = bench.refresh().materialized()["a"]
     assert event.metadata["action"].value == "adopted"
-    assert (event.tags or {})["dagster/input_event_pointer/source_partitions"] == str(observed)
-    assert ids_of(bench, NAMES.source_partitions, OBSERVATION)["a"] > observed
+    assert (event.tags or {})["dagster/input_event_pointer/source_partitions"] == str(source)
+    assert stale_status(bench, "a") == StaleStatus.STALE
+
+
+def test_source_partitions_show_their_version_their_rows_and_whether_they_were_removed(bench: Workbench) -> None:
+    for key in "abc":
+        bench.write(key, 4)
+    bench.launch(bench.tick())
+    bench.write("a", 7, version="v2")
+    shutil.rmtree(partition_folder(bench.catalog, "b"))
+    bench.tick()
+    bench.refresh(vanished="report", keys=["c"])
+    node = bench.ask(_SHOWN % NAMES.source_partitions.path[-1])["assetNodeOrError"]
+    assert node["partitionStats"] == {"numPartitions": 3, "numMaterialized": 3}
+    newest_last = reversed(node["assetMaterializations"])
+    entries = {event["partition"]: event["metadataEntries"] for event in newest_last}
+    found = {key: {each.pop("label"): next(iter(each.values())) for each in of_key} for key, of_key in entries.items()}
+    of_all = {"removed": False, "dagster/partition_row_count": 4, "source_version": "v1"}
+    assert found["a"] == {**of_all, "key": "a", "source_version": "v2", "dagster/partition_row_count": 7}
+    removal = "The source does not list this partition."
+    assert found["b"] == {"key": "b", "source_version": "gone", "removed": True, "removal": removal}
+    assert found["c"] == {**of_all, "key": "c"}
+    assert [stale_status(bench, key).name for key in "abc"] == ["STALE", "STALE", "FRESH"]
+
+
+def test_records_of_an_earlier_release_are_completed_without_embedding_anything(bench: Workbench) -> None:
+    """It observed each source version and materialized none."""
+    for key in "ab":
+        bench.write(key)
+    ran = bench.refresh()
+    bench.instance.wipe_assets([NAMES.source_partitions, NAMES.embeddings])
+    tags = {DATA_VERSION_TAG: "v1"}
+    for key, event in ran.materialized().items():
+        bench.instance.report_runless_asset_event(
+            dg.AssetObservation(NAMES.source_partitions, partition=key, tags=tags)
+        )
+        pointer = ids_of(bench, NAMES.source_partitions, OBSERVATION)[str(key)]
+        known = {**(event.tags or {}), "dagster/input_event_pointer/source_partitions": str(pointer)}
+        bench.instance.report_runless_asset_event(dg.AssetMaterialization(NAMES.embeddings, partition=key, tags=known))
+    assert not bench.tick().run_requests and bench.sources() == {"a": "v1", "b": "v1"}
+    again = bench.refresh()
+    assert again.materialized() == {} and again.sources() == {}
+    assert [stale_status(bench, key).name for key in "ab"] == ["FRESH", "FRESH"]
+    bench.write("b", version="v2")
+    bench.tick()
+    assert [stale_status(bench, key).name for key in "ab"] == ["FRESH", "STALE"]
+
+
+def test_events_of_a_batch_have_times_of_their_own(bench: Workbench) -> None:
+    """The page of events shows one of those that have the same millisecond."""
+    for number in range(60):
+        bench.write(f"p{number:02}")
+    runs = [bench.refresh(), bench.embed("p00", "p59", backfill="b")]
+    for asset in (NAMES.source_partitions, NAMES.embeddings):
+        events = bench.ask(_SHOWN % asset.path[-1])["assetNodeOrError"]["assetMaterializations"]
+        times = [int(event["timestamp"]) for event in events]
+        assert times == sorted(set(times), reverse=True), "the newest first"
+        assert len(times) == (60 if asset == NAMES.source_partitions else 120)
+        begun = bench.instance.get_run_record_by_id(runs[0].run_id)
+        ended = bench.instance.get_run_record_by_id(runs[1].run_id)
+        assert begun and begun.start_time and ended and ended.end_time
+        assert begun.start_time < times[-1] / 1_000 and times[0] / 1_000 < ended.end_time + 1

@@ -34,7 +34,7 @@ def test_two_hundred_scattered_keys_are_embedded_by_one_run(bench: Workbench) ->
     typed = [key if place % 2 else to_partition_key(key) for place, key in enumerate(chosen)]
     ran = launch(bench, keys=typed)
     partition_keys = {to_partition_key(key) for key in chosen}
-    assert ran.success and set(ran.materialized()) == partition_keys == set(ran.observed())
+    assert ran.success and set(ran.materialized()) == partition_keys == set(ran.sources())
     assert (ran.metrics()["partitions_written"], ran.metrics()["texts_encoded"]) == (200, 200)
     assert ran.checks()[NAMES.run_check.name].passed
     assert bench.instance.get_materialized_partitions(NAMES.embeddings) == partition_keys

@@ -216,12 +216,14 @@ class Nights:
         self, night: int, moved: Moved, grown: Counter[tuple[str, str]], deleted: int
     ) -> None:
         """The event log grows by what a nightly run did, not by the size of the catalog or the number of runs."""
-        observed = grown.pop(("ASSET_OBSERVATION", NAMES.source_partitions.path[-1]), 0)
+        sources = grown.pop(("ASSET_MATERIALIZATION", NAMES.source_partitions.path[-1]), 0)
+        changes = grown.pop(("ASSET_OBSERVATION", NAMES.source_partitions.path[-1]), 0)
         removed = 0
         if night not in (self.plan.killed, self.plan.down, self.plan.model):  # else the nightly run does not come to it
             removed = len(self.removed)
             self.removed.clear()
-        assert observed == len(moved.versions) + removed + deleted
+        assert sources == len(moved.versions) + removed + deleted
+        assert changes == sources - len(moved.new)
         materialized = grown.pop(("ASSET_MATERIALIZATION", NAMES.embeddings.path[-1]), 0)
         planned = grown.pop(("ASSET_MATERIALIZATION_PLANNED", NAMES.embeddings.path[-1]), 0)
         refused = self._refusals(grown.pop(("ASSET_OBSERVATION", NAMES.embeddings.path[-1]), 0))

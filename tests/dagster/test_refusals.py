@@ -45,13 +45,13 @@ def test_partition_fixed_during_the_run_does_not_count_as_refused(
     for key in ("bad", "worse"):
         bench.write(key, NULL_TEXT)
     bench.write("good")
-    bench.tick()  # all are observed as they are
+    bench.tick()  # all are reported as they are
     report = embeddings.report_failures
 
     def fixed_before(*arguments: Any) -> None:
         patch.undo()
         bench.write("bad", 2, version="v2")
-        bench.tick()  # it is observed before the run has reported any refusal
+        bench.tick()  # it is reported before the run has reported any refusal
         if embedded_too:
             assert bench.run("embed_partitions", {"ops": {"embeddings": {"config": {"keys": ["bad"]}}}}).success
         report(*arguments)

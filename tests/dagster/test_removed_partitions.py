@@ -27,10 +27,12 @@ def registered(bench: Workbench) -> list[str]:
 
 
 def history(bench: Workbench, key: str) -> list[str]:
-    """Source versions that were observed of a partition, the last one first."""
-    seen = dg.AssetRecordsFilter(NAMES.source_partitions, asset_partitions=[key])
-    found = [record.asset_observation for record in bench.instance.fetch_observations(seen, limit=10).records]
-    return [event.tags["dagster/data_version"] for event in found if event]
+    """Source versions that were reported of a partition, the last one first."""
+    reported = dg.AssetRecordsFilter(NAMES.source_partitions, asset_partitions=[key])
+    found = [
+        record.asset_materialization for record in bench.instance.fetch_materializations(reported, limit=10).records
+    ]
+    return [(event.tags or {})["dagster/data_version"] for event in found if event]
 
 
 def nightly(bench: Workbench) -> Ran:

@@ -38,7 +38,7 @@ def test_launch_without_keys_embeds_everything_even_unregistered_partitions(benc
     ran = bench.refresh()
     assert ran.success
     assert set(ran.materialized()) == {"a", "b", "Köln%2C %22x%22 %5B1%5D"}
-    assert ran.observed() == dict.fromkeys(ran.materialized(), "v1")
+    assert ran.sources() == dict.fromkeys(ran.materialized(), "v1")
     assert set(bench.instance.get_dynamic_partitions("catalog")) == set(ran.materialized())
     [space] = list_spaces(open_store(bench.output))
     assert_embedded(bench.output, space.name, "b", numbered_rows("b", 5))
@@ -69,12 +69,12 @@ def test_each_event_has_the_metadata_of_its_partition(bench: Workbench) -> None:
     assert ran.checks()[NAMES.run_check.name].passed
 
 
-def test_lineage_points_at_the_observation_and_the_superbatch(bench: Workbench) -> None:
+def test_lineage_points_at_the_source_version_and_the_superbatch(bench: Workbench) -> None:
     bench.write("a")
     ran = bench.refresh()
     tags = ran.materialized()["a"].tags or {}
     seen = bench.instance.get_latest_storage_id_by_partition(
-        NAMES.source_partitions, dg.DagsterEventType.ASSET_OBSERVATION
+        NAMES.source_partitions, dg.DagsterEventType.ASSET_MATERIALIZATION
     )
     _, batch = bench.instance.fetch_materializations(NAMES.superbatches, limit=9).records
     assert tags["dagster/code_version"] == CODE_VERSION and len(tags["dagster/data_version"]) == 32
@@ -82,6 +82,18 @@ def test_lineage_points_at_the_observation_and_the_superbatch(bench: Workbench) 
     assert tags["dagster/input_event_pointer/source_partitions"] == str(seen["a"])
     assert tags["dagster/input_event_pointer/superbatches"] == str(batch.storage_id)
     assert stale_status(bench, "a") == StaleStatus.FRESH
+
+
+def test_fresh_partitions_are_shown_as_fresh_when_the_settings_go_back_to_an_older_space(bench: Workbench) -> None:
+    for key in "ab":
+        bench.write(key)
+    bench.refresh()
+    bench.settings["model"] = "hash://24"
+    assert set(bench.refresh().materialized()) == {"a", "b"}
+    assert {stale_status(bench, key) for key in "ab"} == {StaleStatus.FRESH}
+    del bench.settings["model"]
+    assert [event.metadata["action"].value for event in bench.refresh().materialized().values()] == ["adopted"] * 2
+    assert {stale_status(bench, key) for key in "ab"} == {StaleStatus.FRESH}
 
 
 def test_a_second_launch_succeeds_without_encoding_or_repeating_anything(bench: Workbench) -> None:
@@ -92,7 +104,7 @@ def test_a_second_launch_succeeds_without_encoding_or_repeating_anything(bench: 
     again = bench.refresh()
     assert not list(space.glob(".tmp-*"))
     assert again.success and again.checks()[NAMES.run_check.name].passed
-    assert again.materialized() == {} and again.superbatches() == [] and again.observed() == {}
+    assert again.materialized() == {} and again.superbatches() == [] and again.sources() == {}
     assert (again.metrics()["partitions_skipped"], again.metrics()["pool_start_seconds"]) == (1, 0.0)
 
 
@@ -147,7 +159,7 @@ def test_a_replaced_partition_is_the_only_one_encoded_and_fresh_again_afterwards
     bench.write("b", 4, version="v2")
     second = bench.refresh()
     assert set(second.materialized()) == {"b"} and second.metrics()["texts_encoded"] == 4
-    assert second.observed() == {"b": "v2"}
+    assert second.sources() == {"b": "v2"}
     before, after = (ran.materialized()["b"].tags or {} for ran in (first, second))
     assert before["dagster/data_version"] != after["dagster/data_version"]
     assert {stale_status(bench, key) for key in "abc"} == {StaleStatus.FRESH}

@@ -26,16 +26,16 @@ from tests.dagster.test_schedules import tick
 from tests.small_catalogs import partition_folder
 
 
-def test_new_partitions_are_registered_observed_and_embedded_in_one_run(bench: Workbench) -> None:
+def test_new_partitions_are_registered_reported_and_embedded_in_one_run(bench: Workbench) -> None:
     for key in ("a", "b", 'x "1"'):
         bench.write(key)
     found = bench.tick()
     assert requested(found) == [["a", "b", "x %221%22"]]
     assert bench.instance.get_dynamic_partitions("catalog") == ["a", "b", "x %221%22"]
-    assert set(bench.observed()) == {"a", "b", "x %221%22"}
+    assert set(bench.sources()) == {"a", "b", "x %221%22"}
     [ran] = bench.launch(found)
     assert ran.success and set(ran.materialized()) == {"a", "b", "x %221%22"}
-    assert ran.observed() == {}, "the sensor had observed them"
+    assert ran.sources() == {}, "the sensor had reported them"
     quiet = bench.tick()
     assert not quiet.run_requests
     assert "3 partitions: 0 to be embedded" in (quiet.skip_message or "")
@@ -134,7 +134,7 @@ def test_tick_out_of_time_leaves_partitions_to_the_next_tick(bench: Workbench, m
     with monkeypatch.context() as patch:
         patch.setattr("surge_dagster.orchestration.discovery._MOST_REPORTED", 2)
         found = bench.tick()
-        assert requested(found) == [["a", "b"]] and set(bench.observed()) == {"a", "b"}
+        assert requested(found) == [["a", "b"]] and set(bench.sources()) == {"a", "b"}
         bench.pretend(found, dg.DagsterRunStatus.QUEUED)
         monkeypatch.setattr("surge_dagster.orchestration.discovery._REPORT_SECONDS", -1)
         assert "1 to be registered by the next ticks" in (bench.tick().skip_message or "")
@@ -142,13 +142,13 @@ def test_tick_out_of_time_leaves_partitions_to_the_next_tick(bench: Workbench, m
     assert requested(bench.tick()) == [["c"]]
 
 
-def test_changed_partitions_are_observed_and_requested_only_with_refresh_stale(bench: Workbench) -> None:
+def test_changed_partitions_are_reported_and_requested_only_with_refresh_stale(bench: Workbench) -> None:
     for key in "ab":
         bench.write(key)
     bench.launch(bench.tick())
     bench.write("b", 4, version="v2")
     found = bench.tick()
-    assert bench.observed() == {"a": "v1", "b": "v2"} and requested(found) == []
+    assert bench.sources() == {"a": "v1", "b": "v2"} and requested(found) == []
     bench.settings["refresh_stale"] = True
     found = bench.tick()
     assert requested(found) == [["b"]]
