@@ -6,24 +6,26 @@ not consider which partitions an active run holds. A tick costs two listings and
 A partition is requested when it has no fresh file, no active run holds it, its content was not refused as it is, and it
 does not wait after a failure. One that fails waits 1, 2, 4 … minutes, at most a day, whether its source changes or not.
 A refused one is requested when its source changes, and those of a canceled run when their source or a setting does.
+
+A tick that cannot look fails: the source or the output does not answer, or a setting means no space of this output. The
+next tick looks again.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from datetime import UTC, datetime
 
 import dagster as dg
 
-from surge_dagster.engine.errors import SurgeError
 from surge_dagster.orchestration.active_runs import held_by_active_runs
 from surge_dagster.orchestration.discovery import known_space, list_catalog, report_changes, states_of_unfinished
 from surge_dagster.orchestration.failures import refusal_fingerprint, still_refused
 from surge_dagster.orchestration.launch import POOL, record_pool_limit, unattended_config
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.orchestration.requests import describe_waiting, find_undone, next_attempt, request_tags
+from surge_dagster.orchestration.requests import find_undone, next_attempt, request_tags
 from surge_dagster.orchestration.shards import cut, shard_tags
+from surge_dagster.orchestration.state_counts import count_states, describe, report_counts
 from surge_dagster.settings import Settings
 
 _SENSOR_SECONDS = 30
@@ -44,15 +46,12 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
     def sensor(context: dg.SensorEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
         instance, resources = context.instance, names.resources(context.resources)
         limited = record_pool_limit(instance)
-        try:
-            held = held_by_active_runs(names, instance)  # before the output is listed: a run may end meanwhile
-            listing = list_catalog(names, instance, resources.catalog)
-            unreported = report_changes(names, instance, listing)
-            store = resources.output.open()
-            space = known_space(names, store, resources.encoder.encoding_spec(), unattended=True)
-            states = states_of_unfinished(listing, store, space)
-        except SurgeError as error:
-            return dg.SkipReason(str(error))
+        held = held_by_active_runs(names, instance)  # before the output is listed: a run may end meanwhile
+        listing = list_catalog(names, instance, resources.catalog)
+        unreported = report_changes(names, instance, listing)
+        store = resources.output.open()
+        space = known_space(names, store, resources.encoder.encoding_spec(), unattended=True)
+        states = states_of_unfinished(listing, store, space)
 
         fingerprint = refusal_fingerprint(resources)
         refused = still_refused(listing.catalogued, listing.partitions, fingerprint)
@@ -60,22 +59,14 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
         of_settings = hashlib.sha256(fingerprint.encode()).hexdigest()[:12]
         undone = find_undone(names, instance, needed, listing.catalogued, of_settings)
         free = (key for key in needed if key not in held and key not in unreported)
-        attempt, keys = next_attempt(free, undone, _now())
-
-        counts = Counter(states.values())
-        parts = {
-            f"held by {held.by}": sum(key in held for key in needed),
-            "refused as they are": sum(states.get(key) in wanted for key in refused),
-            "whose place is taken by a file of another space": counts["foreign"],
-            "whose files cannot be read now": counts[None],
-            "to be registered by the next ticks": len(unreported),
-        }
-        summary = f"{len(listing.partitions):,} partitions: {len(needed):,} to be embedded"
-        summary += "".join(f", {count:,} {what}" for what, count in parts.items() if count)
-        summary += describe_waiting(undone, held)
-        context.log.info(summary)
+        now = _now()
+        attempt, keys = next_attempt(free, undone, now)
+        counts = count_states(listing, states, held, refused, undone, unreported, now)
+        summary = describe(counts, held, undone, now)
+        report_counts(names, instance, counts, summary)
         if not keys:
             return dg.SkipReason(summary)
+        context.log.info(summary)
         if not limited:
             context.log.warning(
                 f"this Dagster instance has no limit for the pool {POOL!r}, so that its queue starts any number of "

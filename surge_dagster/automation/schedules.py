@@ -1,8 +1,8 @@
 """The schedules: the nightly refresh, and the check of the whole catalog where `check_cron` is set.
 
-No schedule begins a second vector space: the nightly tick names the space in the config of its runs, and requests no
-run when the settings describe a space that the output does not have. After any other error the tick requests the run,
-which tries again and whose failure is alerted. A schedule is on from the start if the settings contain its cron.
+No schedule begins a second vector space: the nightly tick names the space in the config of its runs. After an error,
+also where the settings describe a space that the output does not have, the tick requests the run all the same, which
+tries again and whose failure is alerted. A schedule is on from the start if the settings contain its cron.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import dagster as dg
 
 from surge_dagster.orchestration.active_runs import active_runs, held_by_active_runs
-from surge_dagster.orchestration.discovery import SpaceNotBegun
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.shards import refresh_requests
 from surge_dagster.settings import Settings
@@ -36,11 +35,8 @@ def nightly_refresh(names: CatalogNames, settings: Settings, job: dg.JobDefiniti
         resources = names.resources(context.resources)
         # The next tick is a day away, so this one leaves partitions only to runs that embed everything they hold.
         held = held_by_active_runs(names, context.instance, entirely=True)
-        try:
-            options = {"vanished": settings.vanished}
-            requests = refresh_requests(names, context.instance, resources, settings.shards, options, held)
-        except SpaceNotBegun as refused:
-            return dg.SkipReason(str(refused))
+        options = {"vanished": settings.vanished}
+        requests = refresh_requests(names, context.instance, resources, settings.shards, options, held)
         return requests or dg.SkipReason(f"Every partition to embed is held by {held.by}.")
 
     return schedule

@@ -30,10 +30,6 @@ _BATCH = 1_000
 _MOST_REPORTED = 10_000
 
 
-class SpaceNotBegun(ConfigError):
-    """The settings describe a space that the output does not have, and it has others: an operator has to begin it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Listing:
     """The catalog's partitions and Dagster's records of them.
@@ -92,15 +88,15 @@ def known_space(names: CatalogNames, store: Store, spec: EncodingSpec, *, unatte
     """The space that the output has for a spec, found without loading a model; None where a run would create it.
 
     Raises:
-        SpaceNotBegun: unattended, and the output holds other spaces only: an operator launches a model's first run.
-        ConfigError: the output cannot be read, or the URL cannot be an output.
+        ConfigError: unattended, and the output holds other spaces only: an operator launches a model's first run; or
+            the output cannot be read, or the URL cannot be an output.
         TransientError: the store does not answer.
     """
     space = find_space(store, spec)
     if space is not None or not unattended:
         return space
     if others := [*(other.name for other in list_spaces(store)), *unsupported_spaces(store)]:
-        raise SpaceNotBegun(
+        raise ConfigError(
             f"the output has no space for the model {spec.model!r} with these settings; it holds {', '.join(others)}. "
             "A space is never begun unattended, since that encodes the whole catalog: launch "
             f"{names.refresh_job} by hand once."

@@ -20,7 +20,7 @@ from itertools import chain
 
 import dagster as dg
 
-from surge_dagster.orchestration.active_runs import Held, held_keys
+from surge_dagster.orchestration.active_runs import held_keys
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.records import Catalogued
 
@@ -120,18 +120,6 @@ def next_attempt(keys: Iterable[str], undone: Mapping[str, Undone], now: datetim
         elif before.due is not None and before.due <= now:
             by_attempt.setdefault(before.attempt + 1, []).append(key)
     return min(by_attempt.items(), default=(1, []))
-
-
-def describe_waiting(undone: Mapping[str, Undone], held: Held) -> str:
-    """Text for an operator about partitions that are not requested again yet."""
-    canceled = sum(each.due is None for each in undone.values())
-    failed = [(each.due, each.attempt) for key, each in undone.items() if each.due is not None and key not in held]
-    text = f", {canceled:,} left alone because their run was canceled" if canceled else ""
-    if failed:
-        due = min(failed)[0].isoformat(sep=" ", timespec="seconds")
-        attempt = max(attempt for _, attempt in failed)
-        text += f", {len(failed):,} waiting after a failure (attempt {attempt}), the next ones until {due}"
-    return text
 
 
 def _changed_since(key: str, event: int, catalogued: Catalogued, canceled: bool) -> bool:

@@ -13,7 +13,7 @@ import dagster as dg
 from surge_dagster.engine.errors import Cancelled, SurgeError
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration.active_runs import Held
-from surge_dagster.orchestration.discovery import SpaceNotBegun, known_space, list_catalog, states_of_unfinished
+from surge_dagster.orchestration.discovery import known_space, list_catalog, states_of_unfinished
 from surge_dagster.orchestration.launch import unattended_config
 from surge_dagster.orchestration.names import CatalogNames, CatalogResources
 from surge_dagster.orchestration.records import failed_on_record
@@ -67,14 +67,11 @@ def refresh_requests(
 
     Args:
         names, instance: of the catalog, and where runs are recorded.
-        resources: of the catalog. Where source or output cannot be read now, or not in time, the single run tries
-            again, and fails if it cannot read them either.
+        resources: of the catalog. Where source or output cannot be read now, or not in time, or the settings mean no
+            space of the output, the single run tries again and fails if it cannot do better; its failure is alerted.
         shards: how many runs there are at most.
         options: config of the first run.
         held: what active runs hold; there may be nothing else to do.
-
-    Raises:
-        SpaceNotBegun: another space would have to be begun, which an operator has to launch.
     """
     if held.keys is None:
         return []
@@ -87,8 +84,6 @@ def refresh_requests(
                 return [_everything(names, resources, space, options)]
             listing = list_catalog(names, instance, resources.catalog)
             todo = states_of_unfinished(listing, store, space).keys() | failed_on_record(names, instance)
-    except SpaceNotBegun:
-        raise
     except (SurgeError, Cancelled):
         return [_everything(names, resources, space, options)]
     keys = [key for key in listing.partitions if key in todo and key not in held]

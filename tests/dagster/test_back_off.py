@@ -87,7 +87,7 @@ def test_partitions_of_a_canceled_run_are_left_alone_until_their_source_changes(
     [run] = bench.pretend(bench.tick(), STARTED)
     bench.instance.report_run_canceled(run)
     quiet = bench.later(days=2)
-    assert requested(quiet) == [] and "2 left alone because their run was canceled" in (quiet.skip_message or "")
+    assert requested(quiet) == [] and "2 left alone after a canceled run" in (quiet.skip_message or "")
     assert requested(bench.later(days=2)) == [], "the canceled run is still on record"
     bench.write("a", 4, version="v2")
     bench.tick()

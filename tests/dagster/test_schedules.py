@@ -36,12 +36,15 @@ def test_nightly_run_embeds_missing_and_changed_partitions(bench: Workbench) -> 
     assert ran.success and set(ran.materialized()) == {"b", "d"}
 
 
-def test_nightly_schedule_begins_no_second_space(bench: Workbench) -> None:
+def test_nightly_run_with_a_setting_that_means_no_space_begins_none_and_fails(bench: Workbench) -> None:
     bench.write("a")
     bench.refresh()
-    bench.settings["model"] = "hash://24"
-    skipped = tick(bench, NAMES.schedule)
-    assert "by hand" in str(skipped)
+    bench.settings |= {"model": "hash://24", "shards": 2}
+    request = tick(bench, NAMES.schedule)
+    assert isinstance(request, dg.RunRequest)
+    ran = bench.run(NAMES.refresh_job, request.run_config)
+    assert not ran.success and "launch catalog_refresh by hand once" in ran.failure()
+    assert len(list(bench.output.glob("hash-*"))) == 1
 
 
 def test_cron_and_timezone_come_from_the_settings(bench: Workbench) -> None:

@@ -6,12 +6,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import dagster as dg
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.errors import ConfigError, StoreUnavailable
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources.parquet import ParquetCatalog
@@ -38,7 +39,34 @@ def test_new_partitions_are_registered_reported_and_embedded_in_one_run(bench: W
     assert ran.sources() == {}, "the sensor had reported them"
     quiet = bench.tick()
     assert not quiet.run_requests
-    assert "3 partitions: 0 to be embedded" in (quiet.skip_message or "")
+    assert quiet.skip_message == "3 partitions: 3 up to date"
+
+
+def test_counts_of_the_catalog_are_in_the_message_and_on_the_asset_each_partition_once(bench: Workbench) -> None:
+    def observed() -> list[dict[str, Any]]:
+        records = bench.instance.fetch_observations(NAMES.embeddings, limit=10).records
+        found = [record.asset_observation for record in records if record.partition_key is None]
+        return [{name: value.value for name, value in event.metadata.items()} for event in found if event]
+
+    for key in ("fresh", "stale", "bad", "late"):
+        bench.write(key)
+    bench.refresh()
+    bench.write("stale", 4, version="v2")
+    bench.write("bad", [("x", None)], version="v2")
+    assert not bench.run("embed_partitions", {"ops": {"embeddings": {"config": {"keys": ["bad"]}}}}).success
+    bench.file("late").unlink()
+    bench.pretend(bench.tick(), dg.DagsterRunStatus.FAILURE)
+    found = bench.tick()
+    assert (found.skip_message or "").startswith(
+        "4 partitions: 1 up to date, 1 stale, 1 refused, 1 waiting after a failure (attempt 1), the next ones until "
+    )
+    counts = observed()[0]
+    assert sum(counts.values()) == 4 and [counts[each] for each in ("stale", "refused", "waiting", "missing")] == [
+        *(1, 1, 1, 0)
+    ]
+    before = observed()
+    bench.tick()
+    assert observed() == before, "the counts are the same"
 
 
 def test_folder_name_that_is_not_utf8_gets_a_key(bench: Workbench) -> None:
@@ -110,10 +138,12 @@ def test_tick_that_requests_runs_warns_when_the_pool_has_no_limit(
 ) -> None:
     """As on an instance without the project's dagster.yaml."""
     monkeypatch.setattr(dg.DagsterInstance, "global_op_concurrency_default_limit", None)
+    bench.write("a")
+    bench.refresh()
     for expected in (0, 1):
         bench.tick()
         assert capfd.readouterr().err.count("no limit for the pool 'gpu'") == expected
-        bench.write("a")
+        bench.write("b")
 
 
 def test_run_gets_a_limited_number_of_partitions(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,8 +238,8 @@ def test_another_model_is_not_embedded_unattended(bench: Workbench) -> None:
     bench.launch(bench.tick())
     bench.settings["model"] = "hash://24"
     bench.write("b")
-    found = bench.tick()
-    assert not found.run_requests and "launch catalog_refresh by hand" in (found.skip_message or "")
+    with pytest.raises(ConfigError, match="launch catalog_refresh by hand"):
+        bench.tick()
     assert "b" in bench.instance.get_dynamic_partitions("catalog"), "new partitions are registered all the same"
     assert bench.refresh().success  # the explicit launch
     bench.write("c")
@@ -275,8 +305,14 @@ def test_model_folder_may_have_another_path_where_the_run_is_executed() -> None:
     require_expected_settings(by_operator, {}, other)  # launched by an operator
 
 
-def test_tick_without_a_catalog_says_that_there_is_none(bench: Workbench) -> None:
-    assert "no catalog at" in (bench.tick().skip_message or "")
+def test_tick_that_cannot_look_fails(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="no catalog at"):
+        bench.tick()
+    bench.write("a")
+    down = mock.Mock(side_effect=StoreUnavailable("GET failed (503: SlowDown) after 3 attempts."))
+    monkeypatch.setattr("surge_dagster.automation.new_partitions.states_of_unfinished", down)
+    with pytest.raises(StoreUnavailable, match="SlowDown"):
+        bench.tick()
 
 
 def test_sensor_begins_no_space_beside_an_int8_space_of_an_earlier_version(bench: Workbench) -> None:
@@ -284,8 +320,8 @@ def test_sensor_begins_no_space_beside_an_int8_space_of_an_earlier_version(bench
     folder = Path(bench.output) / "model-0123456789ab"
     folder.mkdir(parents=True)
     (folder / "space.json").write_text('{"format": 1, "name": "model-0123456789ab", "arithmetic": "int8-1"}')
-    found = bench.tick()
-    assert not found.run_requests and "launch catalog_refresh by hand" in (found.skip_message or "")
+    with pytest.raises(ConfigError, match="launch catalog_refresh by hand"):
+        bench.tick()
     assert bench.refresh().success  # the explicit launch
 
 

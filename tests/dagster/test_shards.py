@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration import shards
 from tests.dagster.conftest import NAMES, ROOT, Workbench, requested
@@ -85,8 +86,8 @@ def test_new_space_begun_by_one_partition_is_then_divided_into_shards(bench: Wor
     named = {"ops": {"embeddings": {"config": {"keys": ["c"]}}}}
     assert bench.run("embed_partitions", named).success
     bench.settings |= {"shards": 2, "model": "hash://8"}
-    refused = bench.tick()
-    assert not refused.run_requests and "launch catalog_refresh by hand once" in (refused.skip_message or "")
+    with pytest.raises(ConfigError, match="launch catalog_refresh by hand once"):
+        bench.tick()
     assert bench.run("embed_partitions", named).success
     found = bench.tick()
     assert requested(found) == [["a", "b"], ["d", "e"]] == nightly(bench)
@@ -173,7 +174,7 @@ def test_nightly_refresh_requests_partitions_of_a_run_that_selects_a_state(bench
     ]
     assert nightly(bench) == [None]
     said = str(bench.tick().skip_message)
-    assert "1 held by active runs (" in said and "and 3 others" in said, "the sensor's next tick is soon"
+    assert "2 held by active runs (" in said and "and 3 others" in said, "the sensor's next tick is soon"
     assert sum(run in said for run in runs) == 3
 
 
