@@ -1,21 +1,29 @@
 """Checks that read everything: each partition beside its file, and each file of the space beside the catalog.
 
-They belong to `source_partitions`, which nothing executes: every backfill of `embeddings` would execute checks of that
-asset, and only the job `catalog_check` should read the whole catalog. Rows are streamed; what grows with the catalog is
-the list of violations.
+They judge `embeddings`, except for truncation, which is the texts' and so judges `source_partitions`. Only the job
+`catalog_check` evaluates them. Rows are streamed; what grows with the catalog is the list of violations.
+
+Dagster plans the checks of an asset in every backfill and in every materialization from the UI, and a backfill does not
+start where its plan lacks one. But there the op of these checks is always skipped, because it depends on an output of
+the asset's op, which has none: it logs its events itself. Planned checks without a result would show as skipped or as
+failed, and results as outdated once a partition is materialized. So each run of `embeddings` reports the last results
+of the job again. Their lines name the time of the job.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
 
-from surge_dagster.assets.checks import check_result
+from surge_dagster.assets.checks import check_result, evaluation_of
 from surge_dagster.check_policy import CheckName, CheckPolicy
 from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.verify import Kind, Verified, Violation, verify
 from surge_dagster.orchestration.active_runs import record_process
+from surge_dagster.orchestration.dagster_internals import last_evaluation
 from surge_dagster.orchestration.discovery import known_space
 from surge_dagster.orchestration.launch import RUN_TAGS
 from surge_dagster.orchestration.names import CatalogNames
@@ -57,46 +65,78 @@ _ENCODED_AGAIN: frozenset[Kind] = frozenset({"damaged", "rows", "ids", "texts", 
 
 
 def catalog_checks(names: CatalogNames, policy: CheckPolicy) -> dg.AssetChecksDefinition:
-    """The checks of one catalog, all evaluated by one op that reads everything once.
+    """The checks of one catalog.
 
     Raises:
         ConfigError: every one is off.
     """
-    groups = {name: group for name, group in _GROUPS.items() if policy.severity(name) != "off"}
-    if not groups:
+    wanted = _wanted(policy)
+    if not wanted:
         raise ConfigError("the setting checks turns off everything that catalog_check does; leave one check on")
 
     @dg.multi_asset_check(
-        name=names.compare_op,
+        name=names.catalog_checks_op,
         specs=[
-            dg.AssetCheckSpec(name, asset=names.source_partitions, description=group.description)
-            for name, group in groups.items()
+            dg.AssetCheckSpec(name, asset=_asset(names, name), description=_GROUPS[name].description) for name in wanted
         ],
-        can_subset=True,  # else the UI cannot execute them
+        can_subset=True,
         required_resource_keys=names.resource_keys,
     )
-    def compare(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+    def evaluate(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+        """Read the whole catalog and the whole output, where only checks are executed."""
+        chosen = [key.name for key in context.selected_asset_check_keys]
+        results = _compare(names, policy, context.op_execution_context)
+        yield from [result for result in results if result.check_name in chosen]
+
+    return evaluate
+
+
+def catalog_check(names: CatalogNames, policy: CheckPolicy) -> dg.JobDefinition:
+    """The job that evaluates the catalog's checks.
+
+    It is not a job of asset checks: Dagster sorts results by the time when their run was created, so that the results
+    of a job that takes hours would be older than those that other runs repeat meanwhile.
+    """
+
+    @dg.op(name=names.compare_op, out=dg.Out(dg.Nothing), required_resource_keys=names.resource_keys)
+    def compare(context: dg.OpExecutionContext) -> Iterator[dg.AssetCheckEvaluation | dg.Output[None]]:
         """Read the whole catalog and the whole output, and evaluate the checks."""
-        record_process(context.op_execution_context)
-        yield from list(_compare(names, policy, context))
+        yield from [evaluation_of(names, result) for result in _compare(names, policy, context)]
+        yield dg.Output(None)
 
-    return compare
-
-
-def catalog_check(names: CatalogNames, checks: dg.AssetChecksDefinition) -> Any:
-    """The job that evaluates the catalog's checks."""
-    return dg.define_asset_job(
-        names.check_job,
-        selection=dg.AssetSelection.checks(checks),
+    @dg.job(
+        name=names.check_job,
         executor_def=dg.in_process_executor,
         run_tags=RUN_TAGS,
         description="Compares the whole catalog with the whole output.",
     )
+    def compose() -> None:
+        compare()
+
+    return compose
 
 
-def _compare(
-    names: CatalogNames, policy: CheckPolicy, context: dg.AssetCheckExecutionContext
-) -> Iterator[dg.AssetCheckResult]:
+def repeat_catalog_checks(names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutionContext) -> None:
+    """Report the last results of the catalog's checks of `embeddings` again, as those of this run."""
+    for name in _wanted(policy):
+        if _asset(names, name) == names.embeddings:
+            result = last_evaluation(context.instance, dg.AssetCheckKey(names.embeddings, name))
+            if result is not None:
+                context.log_event(result)  # pyright: ignore[reportArgumentType]
+
+
+def _wanted(policy: CheckPolicy) -> list[CheckName]:
+    return [name for name in _GROUPS if policy.severity(name) != "off"]
+
+
+def _asset(names: CatalogNames, name: CheckName) -> dg.AssetKey:
+    """The asset that a check of the catalog judges."""
+    return names.source_partitions if name == "few_texts_are_truncated" else names.embeddings
+
+
+def _compare(names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutionContext) -> list[dg.AssetCheckResult]:
+    """Read everything once; the results of all checks that are on."""
+    record_process(context)
     resources = names.resources(context.resources)
     try:
         source, store = resources.catalog.open(), resources.output.open()
@@ -106,11 +146,13 @@ def _compare(
             raise ConfigError(f"the output {store.url!r} holds nothing of {model!r} with these settings yet")
     except SurgeError as error:
         raise dg.Failure(str(error), allow_retries=False) from error
-    wanted: list[CheckName] = [name for name in _GROUPS if _key(names, name) in context.selected_asset_check_keys]
+    wanted = _wanted(policy)
     listed: dict[CheckName, Violations] = {name: [] for name in _GROUPS}
     group_of: dict[Kind, CheckName] = {kind: name for name, group in _GROUPS.items() for kind in group.kinds}
     truncation = Truncation(policy.max_truncated_share)
     unread: Violations = []
+    faults: Counter[CheckName | None] = Counter()  # partitions by the check that they violate; None: not read
+    fault: Violation | None = None
     partitions = violations = 0
     try:
         for found in verify(source, store, space):
@@ -119,8 +161,12 @@ def _compare(
                     violations += 1
                     group = unread if found.kind == "unread" else listed[group_of[found.kind]]
                     group.append((found.key, _reason(names, found)))
+                    fault = found
                 case Verified():
                     partitions += 1
+                    if fault is not None and fault.key == found.key:
+                        faults[group_of.get(fault.kind)] += 1
+                        continue
                     truncation.add(found.key, found.rows, found.truncated)
     except SurgeError as error:
         raise dg.Failure(
@@ -141,9 +187,16 @@ def _compare(
             "allowed_share": policy.max_truncated_share,
         },
     }
-    for name in _GROUPS:
-        if name in wanted:
-            yield check_result(names.source_partitions, name, policy, listed[name], common | metrics.get(name, {}))
+    now = f" (catalog_check of {datetime.now(UTC):%Y-%m-%d %H:%M} UTC)"
+
+    def result(name: CheckName) -> dg.AssetCheckResult:
+        others = sum(faults.values()) - faults[None] - faults[name]
+        unjudged = {"could not be read": faults[None], "with a violation of another check": others}
+        judged = partitions - faults[None] - others
+        found = common | metrics.get(name, {})
+        return check_result(_asset(names, name), name, policy, listed[name], judged, unjudged, found, now)
+
+    return [result(name) for name in wanted]
 
 
 def _reason(names: CatalogNames, found: Violation) -> str:
@@ -151,7 +204,3 @@ def _reason(names: CatalogNames, found: Violation) -> str:
     if found.kind not in _ENCODED_AGAIN or not found.remedy:
         return found.reason
     return f"{found.finding} Launch {names.embed_job} with this key and force: true."
-
-
-def _key(names: CatalogNames, name: CheckName) -> dg.AssetCheckKey:
-    return dg.AssetCheckKey(names.source_partitions, name)

@@ -8,12 +8,13 @@ encoded and warn.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import dagster as dg
 
 from surge_dagster.check_policy import MIN_PREVIOUS_COSINE, RUN_CHECK, CheckName, CheckPolicy
+from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.failures import failure_table, table_of_failures
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome, Violations
@@ -59,9 +60,10 @@ def run_check_results(names: CatalogNames, policy: CheckPolicy, outcome: Outcome
     """The results of the checks of one run; the blocking one last."""
     truncation, drift = outcome.truncation, outcome.drift
     # Without a measurement there are no numbers: Dagster would plot them as zeros.
-    found: dict[CheckName, tuple[Violations, dict[str, Any]]] = {
+    found: dict[CheckName, tuple[Violations, int, dict[str, Any]]] = {
         "few_texts_are_truncated": (
             truncation.above,
+            truncation.partitions,
             {
                 "texts": truncation.rows,
                 "truncated": truncation.truncated,
@@ -73,6 +75,7 @@ def run_check_results(names: CatalogNames, policy: CheckPolicy, outcome: Outcome
         ),
         "vectors_have_not_drifted": (
             drift.below,
+            drift.partitions,
             {
                 "compared_partitions": drift.partitions,
                 "compared_rows": drift.rows,
@@ -83,9 +86,10 @@ def run_check_results(names: CatalogNames, policy: CheckPolicy, outcome: Outcome
             else {},
         ),
     }
-    for name, (violations, metrics) in found.items():
+    unjudged = {"failed": len(outcome.failures)}
+    for name, (violations, judged, metrics) in found.items():
         if policy.severity(name) != "off":
-            yield check_result(names.embeddings, name, policy, violations, metrics)
+            yield check_result(names.embeddings, name, policy, violations, judged, unjudged, metrics)
     yield dg.AssetCheckResult(
         asset_key=names.embeddings,
         check_name=names.run_check.name,
@@ -97,22 +101,43 @@ def run_check_results(names: CatalogNames, policy: CheckPolicy, outcome: Outcome
 
 
 def check_result(
-    asset: dg.AssetKey, name: CheckName, policy: CheckPolicy, violations: Violations, metrics: dict[str, Any]
+    asset: dg.AssetKey,
+    name: CheckName,
+    policy: CheckPolicy,
+    violations: Violations,
+    judged: int,
+    unjudged: Mapping[str, int],
+    metrics: dict[str, Any],
+    when: str = "",
 ) -> dg.AssetCheckResult:
-    """What one check of a catalog or a run found: its metrics, none where it judged nothing, and the violations."""
+    """What one check of a catalog or a run found: one line, its violations, and metrics where it judged anything.
+
+    Args:
+        judged: partitions that the check could judge.
+        unjudged: the others, by what was wrong with them.
+        when: ends the line.
+    """
+    others = [f"{count:,} {reason}" for reason, count in unjudged.items() if count]
+    line = ", ".join([f"{counted(judged, 'partition')} judged", counted(len(violations), "violation"), *others])
+    counts = {
+        "partitions_judged": judged,
+        "partitions_not_judged": sum(unjudged.values()),
+        "violations": len(violations),
+    }
     return dg.AssetCheckResult(
         asset_key=asset,
         check_name=name,
         passed=not violations,
         severity=_SEVERITIES[policy.severity(name)],
-        metadata=metrics | ({"violations": len(violations)} if metrics else {}) | {"failed": failure_table(violations)},
+        description=line + when,
+        metadata=(metrics | counts if metrics else {}) | {"failed": failure_table(violations)},
     )
 
 
 def evaluation_of(names: CatalogNames, result: dg.AssetCheckResult) -> dg.AssetCheckEvaluation:
     """The same as an event; the op of a job cannot return check results."""
     return dg.AssetCheckEvaluation(
-        asset_key=names.embeddings,
+        asset_key=result.asset_key or names.embeddings,
         check_name=result.check_name or "",
         passed=result.passed,
         description=result.description,

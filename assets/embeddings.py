@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 import dagster as dg
 
+from surge_dagster.assets.catalog_check import repeat_catalog_checks
 from surge_dagster.assets.checks import evaluation_of, run_check_results, run_checks
 from surge_dagster.check_policy import CheckPolicy
 from surge_dagster.engine.errors import EncoderError, SurgeError, TransientError
@@ -95,6 +96,7 @@ def embeddings(names: CatalogNames, policy: CheckPolicy, file_format: FileFormat
     )
     def embed(context: dg.AssetExecutionContext, config: LaunchConfig) -> Iterator[dg.AssetCheckResult]:
         """Embed the partitions of this run that are missing or stale."""
+        repeat_catalog_checks(names, policy, context.op_execution_context)  # this run has reset them
         chosen = context.partition_keys if context.has_partition_key or context.has_partition_key_range else None
         outcome = attempts.make(context.op_execution_context, config, chosen)
         yield from run_check_results(names, policy, outcome)
@@ -116,6 +118,8 @@ def embedding_jobs(names: CatalogNames, policy: CheckPolicy) -> tuple[dg.JobDefi
         outcome = attempts.make(context, config, None)
         for result in run_check_results(names, policy, outcome):
             yield evaluation_of(names, result)
+        if outcome.published:
+            repeat_catalog_checks(names, policy, context)
         if outcome.failures:
             raise failure_of(names, outcome)
         yield dg.Output(None)

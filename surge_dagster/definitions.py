@@ -43,7 +43,7 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
     policy = settings.check_policy()
     checks = catalog_checks(names, policy)
     refresh, embed = embedding_jobs(names, policy)
-    check, switch = catalog_check(names, checks), switch_current_space(names)
+    check, switch = catalog_check(names, policy), switch_current_space(names)
     return dg.Definitions(
         assets=[
             source_partitions(names),

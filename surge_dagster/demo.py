@@ -142,7 +142,8 @@ def _embed_and_check(instance: dg.DagsterInstance, settings: Settings, out: Cons
             out.print(described or (data.error_display_string or "").strip(), markup=False)
         return None
     evaluations = refreshed.get_asset_check_evaluations()
-    metrics = {name: value.value for check in evaluations for name, value in check.metadata.items()}
+    [run_check] = [check for check in evaluations if check.asset_check_key == _NAMES.run_check]
+    metrics = {name: value.value for name, value in run_check.metadata.items()}
     _print_metrics(metrics, out)
 
     checked = execute(instance, definitions.resolve_job_def(_NAMES.check_job))

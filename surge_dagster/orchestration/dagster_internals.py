@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import dagster as dg
 from dagster._core import events as internal
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
 # Dagster ignores the marks of a batch unless this variable is above 0; an operator can set it to 0.
 _BATCH_SIZE = "DAGSTER_EVENT_BATCH_SIZE"
@@ -63,6 +64,13 @@ def _times(asset_key: dg.AssetKey, count: int) -> Iterator[float]:
     begin = max(min(_latest.get(asset_key, 0), now + _AHEAD), now - count)
     end = _latest[asset_key] = min(begin + count, now + _AHEAD)
     return ((begin + (end - begin) * number // count + 0.5) / 1_000 for number in range(1, count + 1))
+
+
+def last_evaluation(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> dg.AssetCheckEvaluation | None:
+    """The newest result of a check; a run that planned the check and did not evaluate it does not count."""
+    evaluated = {AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED}
+    records = instance.event_log_storage.get_asset_check_execution_history(check, limit=1, status=evaluated)
+    return records[0].evaluation if records else None
 
 
 def _dagster_event(context: dg.OpExecutionContext | None, event: Event) -> dg.DagsterEvent:

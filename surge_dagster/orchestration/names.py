@@ -75,6 +75,7 @@ class CatalogNames:
     embeddings_op = _Name("embeddings", "__")  # of the asset, and of the job whose config names partitions
     refresh_op = _Name("refresh", "__")
     compare_op = _Name("compare_catalog_and_output", "__")
+    catalog_checks_op = _Name("catalog_checks", "__")
     current_space_op = _Name("current_space", "__")
 
     refresh_job = _Name("catalog_refresh")

@@ -31,12 +31,14 @@ class Truncation:
     """
 
     max_share: float
+    partitions: int = 0
     rows: int = 0
     truncated: int = 0
     above: Violations = field(default_factory=list)
 
     def add(self, key: str, rows: int, truncated: int) -> None:
         """Count a partition."""
+        self.partitions += 1
         self.rows += rows
         self.truncated += truncated
         if rows and truncated / rows > self.max_share:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import dagster as dg
 import numpy as np
 import pyarrow as pa
 import pytest
+from dagster._core.loader import LoadingContextForTest
+from dagster._core.remote_representation.external_data import asset_check_node_snaps_from_repo
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecord
 
 from surge_dagster.check_policy import CHECK_NAMES, CheckName
 from surge_dagster.engine.errors import ConfigError, StoreUnavailable
@@ -16,7 +22,43 @@ from surge_dagster.engine.report import Failure
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.orchestration.failures import failure_table
 from tests.dagster.conftest import NAMES, Workbench, when_footers_are_checked
+from tests.engine.sources.test_parquet_system_errors import refuse_calls
 from tests.small_catalogs import rewrite, with_vectors
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A check as the page of its asset shows it.
+
+    Attributes:
+        is_latest: whether Dagster takes it for a result of what was materialized last.
+    """
+
+    name: str
+    status: str
+    line: str
+    run_id: str
+    is_latest: bool
+
+
+def shown_checks(bench: Workbench) -> list[Shown]:
+    """The checks of `embeddings`, from what the page asks Dagster for."""
+    keys = bench.definitions.get_repository_def().asset_graph.get_check_keys_for_assets({NAMES.embeddings})
+
+    async def look() -> list[Shown]:
+        context = LoadingContextForTest(bench.instance)
+        shown = []
+        for key in sorted(keys):
+            record = await AssetCheckExecutionRecord.gen(context, key)
+            assert record
+            status = await record.resolve_status(context)
+            is_latest = await record.targets_latest_materialization(context)
+            line = record.evaluation.description if record.evaluation else None
+            shown.append(Shown(key.name, status.value, line or "", record.run_id, is_latest))
+        return shown
+
+    return asyncio.run(look())
+
 
 EVERYTHING = {*CHECK_NAMES} - {"vectors_have_not_drifted"}  # which only a run can see
 WARNINGS = {"few_texts_are_truncated", "vectors_have_not_drifted"}
@@ -156,7 +198,8 @@ def test_severities_follow_the_settings(embedded: Workbench) -> None:
     missing = ran["every_partition_is_embedded"]
     assert (missing.passed, missing.severity) == (False, dg.AssetCheckSeverity.WARN)
     ran = embedded.refresh()
-    assert set(ran.checks()) == {NAMES.run_check.name, "vectors_have_not_drifted"}
+    repeated = EVERYTHING - {"few_texts_are_truncated"}
+    assert set(ran.checks()) == {NAMES.run_check.name, "vectors_have_not_drifted"} | repeated
     drifted = ran.checks()["vectors_have_not_drifted"]
     assert ran.success and (drifted.passed, drifted.severity) == (False, dg.AssetCheckSeverity.ERROR)
 
@@ -210,10 +253,9 @@ def test_turning_off_every_check_is_refused(bench: Workbench) -> None:
     ("off", "reported_by"), [((), "files_are_whole"), (("files_are_whole",), "every_partition_is_embedded")]
 )
 def test_unreadable_partition_is_reported_by_one_check_and_the_rest_is_read(
-    embedded: Workbench, off: tuple[CheckName, ...], reported_by: str
+    embedded: Workbench, monkeypatch: pytest.MonkeyPatch, off: tuple[CheckName, ...], reported_by: str
 ) -> None:
-    link = embedded.catalog / "partition=b" / "1.parquet"
-    link.symlink_to(link.name)  # a disk that fails could not say less
+    refuse_calls(monkeypatch, "os.scandir", embedded.catalog / "partition=b", errno.EIO)
     embedded.settings["checks"] = dict.fromkeys(off, "off")
     checks = embedded.run("catalog_check").checks()
     [reported] = [check for check in checks.values() if not check.passed]
@@ -246,11 +288,64 @@ def test_check_of_an_empty_output_says_that_nothing_is_embedded(bench: Workbench
     assert not ran.success and "holds nothing of 'hash://16'" in ran.failure()
 
 
-def test_runs_that_embed_do_not_execute_the_catalogs_checks(embedded: Workbench) -> None:
+def test_checks_of_the_output_belong_to_embeddings_and_truncation_to_the_source(embedded: Workbench) -> None:
+    found = embedded.run("catalog_check").checks().values()
+    assert {check.asset_key for check in found if check.check_name != "few_texts_are_truncated"} == {NAMES.embeddings}
+    assert {check.asset_key for check in found if check.check_name == "few_texts_are_truncated"} == {
+        NAMES.source_partitions
+    }
+    snaps = asset_check_node_snaps_from_repo(embedded.definitions.get_repository_def())
+    shown = {(snap.asset_key, snap.name) for snap in snaps if snap.description}
+    assert {(check.asset_key, check.check_name) for check in found} <= shown, "each with a description"
+
+
+def test_a_run_that_materializes_embeddings_evaluates_no_check_of_the_catalog(embedded: Workbench) -> None:
     embedded.write("a", 3, version="v2")
-    assert set(embedded.embed("a", "c").checks()) == {NAMES.run_check.name, *WARNINGS}
-    job = embedded.definitions.resolve_job_def("catalog_check")
-    assert {key.asset_key for key in job.asset_layer.asset_graph.asset_check_keys} >= {NAMES.source_partitions}
+    ran = embedded.embed("a", "c")
+    assert ran.success and set(ran.checks()) == {NAMES.run_check.name, *WARNINGS}
+    assert ran.count(dg.DagsterEventType.STEP_SKIPPED) == 1 and ran.count(dg.DagsterEventType.STEP_START) == 1
+
+
+@pytest.mark.parametrize("launched", ["a job", "the asset", "the asset, which fails"])
+def test_results_of_the_catalogs_checks_outlive_runs_that_embed(embedded: Workbench, launched: str) -> None:
+    embedded.file("b").write_bytes(embedded.file("b").read_bytes()[:-1])
+    found = embedded.run("catalog_check").checks()
+    embedded.write("a", [("x", None)] if "fails" in launched else 3, version="v2")
+    ran = embedded.refresh() if launched == "a job" else embedded.embed("a", "a")
+    assert ran.success is ("fails" not in launched)
+    shown = shown_checks(embedded)
+    [damaged] = [check for check in shown if check.status == "FAILED" and "catalog_check of" in check.line]
+    assert damaged.name == "files_are_whole" and damaged.run_id == ran.run_id
+    assert damaged.line == found["files_are_whole"].description
+    assert {check.status for check in shown} == {"SUCCEEDED", "FAILED"}
+    assert all(check.is_latest for check in shown), "Dagster hides results that are older than the last partition"
+
+
+def test_each_result_says_in_one_line_how_many_partitions_were_judged(
+    embedded: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewrite(embedded.file("a"), lambda table: table.slice(0, 30))
+    refuse_calls(monkeypatch, "os.scandir", embedded.catalog / "partition=b", errno.EIO)
+    checks = embedded.run("catalog_check").checks()
+    lines = {name: str(check.description).partition(" (catalog_check of ")[0] for name, check in checks.items()}
+    assert lines.pop("row_counts_match") == "2 partitions judged, 1 violation, 1 could not be read"
+    assert lines.pop("files_are_whole").startswith("1 partition judged, 1 violation, 1 could not be read")
+    assert set(lines.values()) == {
+        "1 partition judged, 0 violations, 1 could not be read, 1 with a violation of another check"
+    }
+    judged = checks["ids_match"].metadata
+    assert (judged["partitions_judged"].value, judged["partitions_not_judged"].value) == (1, 2)
+    for key in "ac":
+        refuse_calls(monkeypatch, "os.scandir", embedded.catalog / f"partition={key}", errno.EIO)
+    unread = str(embedded.run("catalog_check").checks()["ids_match"].description)
+    assert unread.startswith("0 partitions judged, 0 violations, 3 could not be read")
+
+
+def test_checks_of_a_run_say_in_one_line_how_many_partitions_were_judged(embedded: Workbench) -> None:
+    embedded.write("a", [("x", None)], version="v2")
+    embedded.write("b", 41, version="v2")
+    checks = embedded.refresh().checks()
+    assert {checks[name].description for name in WARNINGS} == {"1 partition judged, 0 violations, 1 failed"}
 
 
 def test_failure_table_is_valid_markdown_for_any_key() -> None:

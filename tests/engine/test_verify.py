@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -28,6 +29,7 @@ from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.thresholds import Thresholds
 from surge_dagster.engine.verify import Verified, Violation, verify
+from tests.engine.sources.test_parquet_system_errors import refuse_calls
 from tests.small_catalogs import DIMENSION, FailingStore, rewrite, with_vectors
 
 KEYS = ["a", "b", "Köln"]
@@ -93,10 +95,10 @@ def test_file_that_cannot_be_read_now_is_a_violation_and_the_others_are_read(cop
     assert len(events) == 4
 
 
-def test_source_that_cannot_be_read_now_is_a_violation(copy: Path, pool: EncoderPool) -> None:
-    (copy / "catalog" / "partition=a" / "1.parquet").symlink_to(
-        "1.parquet"
-    )  # a circle: opening it is an error of the system
+def test_source_that_cannot_be_read_now_is_a_violation(
+    copy: Path, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_calls(monkeypatch, "os.scandir", copy / "catalog" / "partition=a", errno.EIO)
     assert [(one.key, one.kind) for one in violations(copy, pool)] == [("a", "unread")]
 
 

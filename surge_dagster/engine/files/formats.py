@@ -103,7 +103,8 @@ def read_shape(source: pa.NativeFile, file_format: FileFormat) -> tuple[pa.Schem
         reader = pa.ipc.open_file(source)
         return reader.schema, sum(reader.get_batch(number).num_rows for number in range(reader.num_record_batches))
     footer = pq.read_metadata(source)
-    return footer.schema.to_arrow_schema(), footer.num_rows
+    groups = (footer.row_group(group).num_rows for group in range(footer.num_row_groups))
+    return footer.schema.to_arrow_schema(), sum(groups)  # what readers give, whatever the file as a whole counts
 
 
 def open_checked(source: pa.NativeFile, file_format: FileFormat) -> pa.NativeFile:
