@@ -1,12 +1,11 @@
-"""The asset `current_space`: names the space that readers use; materializing it switches to another one.
+"""The asset `current_space` names the space that readers use; the job `switch_current_space` makes another one current.
 
-A switch refuses a space that lacks a partition, so that no downstream asset reads an incomplete one. The data version
-is the space: only a switch makes downstream assets stale.
+The asset is external: nothing materializes it, so that neither "Materialize all" nor a backfill changes what readers
+get. The job asks for a space or a confirmation, refuses a space that lacks a partition, and logs each switch as a
+materialization. Its data version is the space: only a switch makes downstream assets stale.
 
 Dagster reads the annotations of ops while it makes them, so they must not be strings here.
 """
-
-from typing import Any
 
 import dagster as dg
 from pydantic import Field
@@ -15,8 +14,9 @@ from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.switching import SwitchRefused, switch_space
+from surge_dagster.engine.switching import Switched, SwitchRefused, switch_space
 from surge_dagster.orchestration.active_runs import record_process
+from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
 from surge_dagster.orchestration.discovery import known_space
 from surge_dagster.orchestration.failures import failure_table
 from surge_dagster.orchestration.launch import RUN_TAGS
@@ -27,32 +27,37 @@ _RETRY_SECONDS = 5
 
 
 class SwitchConfig(dg.Config):
-    """Options of a switch; without them it switches to the space of the settings."""
+    """What a switch needs: the space, or a confirmation that the one of the settings is meant."""
 
-    space: str | None = Field(None, description="name of the space to switch to; none: the one of the settings")
+    space: str | None = Field(None, description="name of the space to switch to")
+    confirm: bool = Field(False, description="true: switch to the space of the settings, where no space is named")
 
 
-def current_space(names: CatalogNames) -> dg.AssetsDefinition:
-    """The asset that stands for the space that readers use."""
-
-    @dg.asset(
-        key=names.current_space,
+def current_space(names: CatalogNames) -> dg.AssetSpec:
+    """The external asset that stands for the space that readers use."""
+    return dg.AssetSpec(
+        names.current_space,
         deps=[names.embeddings],
         group_name=names.group,
         kinds={"json"},
-        required_resource_keys=names.resource_keys,
         description=(
-            "The vector space that readers use. Materializing it switches to the space of the settings, or to the one "
-            "named in the config, if that space has a fresh, valid file of every partition."
+            f"The vector space that readers use. Only the job `{names.switch_job}` and the command `surge-dagster "
+            "switch` change it; each switch of the job is an event here."
         ),
     )
-    def switch(context: dg.AssetExecutionContext, config: SwitchConfig) -> dg.MaterializeResult:
+
+
+def switch_current_space(names: CatalogNames) -> dg.JobDefinition:
+    """The job that verifies a space and makes it the current one."""
+
+    @dg.op(name=names.current_space_op, out=dg.Out(dg.Nothing), required_resource_keys=names.resource_keys)
+    def switch(context: dg.OpExecutionContext, config: SwitchConfig) -> None:
         """Verify a space and make it the current one."""
         resources = names.resources(context.resources)
-        record_process(context.op_execution_context)
+        record_process(context)
         try:
             source, store = resources.catalog.open(), resources.output.open()
-            space = named_space(store, config.space) if config.space else _space_of_settings(names, resources, store)
+            space = _wanted_space(names, resources, store, config)
             switched = switch_space(source, store, space)
         except TransientError as error:
             raise dg.RetryRequested(_RETRIES, _RETRY_SECONDS) from error
@@ -63,32 +68,52 @@ def current_space(names: CatalogNames) -> dg.AssetsDefinition:
         except SurgeError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         verb = "is now" if switched.changed else "was already"
-        context.log.info(f"{space.name} {verb} the current space of {store.url}")
-        return dg.MaterializeResult(
-            metadata={
-                "space": space.name,
-                "previous_space": switched.current.previous,
-                "changed": switched.changed,
-                "model": space.requested.model,
-                "dimension": space.dimension,
-                "location": store.location(space.name),
-            }
-            | ({"partitions": switched.partitions, "rows": switched.rows} if switched.changed else {}),
-            data_version=dg.DataVersion(space.name),
-        )
+        text = f"{space.title} ({space.name}) {verb} the current space of {store.url}"
+        context.log.info(text)
+        context.log_event(_event(names, store, space, switched, text))
 
-    return switch
-
-
-def switch_current_space(names: CatalogNames) -> Any:
-    """The job that makes another space the current one."""
-    return dg.define_asset_job(
-        names.switch_job,
-        selection=[names.current_space],
+    @dg.job(
+        name=names.switch_job,
         executor_def=dg.in_process_executor,
         run_tags=RUN_TAGS,
-        description="Verifies a space against the catalog and makes it the one that readers use.",
+        description=(
+            "Verifies a space against the catalog and makes it the one that readers use. Its config names the space, "
+            "or confirms the one of the settings."
+        ),
     )
+    def compose() -> None:
+        switch()
+
+    return compose
+
+
+def _event(names: CatalogNames, store: Store, space: Space, switched: Switched, text: str) -> dg.AssetMaterialization:
+    metadata = {
+        "space_title": space.title,
+        "space": space.name,
+        "previous_space": switched.current.previous,
+        "changed": switched.changed,
+        "model": space.requested.model,
+        "dimension": space.dimension,
+        "location": store.location(space.name),
+    }
+    if switched.changed:
+        metadata |= {"partitions": switched.partitions, "rows": switched.rows}
+    return dg.AssetMaterialization(
+        names.current_space, description=text, metadata=metadata, tags={DATA_VERSION_TAG: space.name}
+    )
+
+
+def _wanted_space(names: CatalogNames, resources: CatalogResources, store: Store, config: SwitchConfig) -> Space:
+    if config.space:
+        return named_space(store, config.space)
+    space = _space_of_settings(names, resources, store)
+    if not config.confirm:
+        raise ConfigError(
+            f"nothing was switched: the config of {names.current_space_op} neither names a space nor confirms the one "
+            f"of the settings, {space.name!r}. Give `space: {space.name}`, or `confirm: true` for the settings' space."
+        )
+    return space
 
 
 def _space_of_settings(names: CatalogNames, resources: CatalogResources, store: Store) -> Space:

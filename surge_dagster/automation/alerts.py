@@ -13,7 +13,7 @@ import dagster as dg
 import requests
 
 from surge_dagster.check_policy import RUN_CHECK
-from surge_dagster.orchestration.active_runs import embeds, switches
+from surge_dagster.orchestration.active_runs import embeds
 from surge_dagster.orchestration.launch import named
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.settings import Settings
@@ -54,9 +54,7 @@ def webhook_alerts(names: CatalogNames, settings: Settings) -> list[dg.SensorDef
     )
     def sensor(context: dg.RunFailureSensorContext) -> None:
         run = context.dagster_run
-        ours = (
-            run.job_name in names.jobs or embeds(names, context.instance, run) or switches(names, context.instance, run)
-        )
+        ours = run.job_name in names.jobs or embeds(names, context.instance, run)
         if not ours or run.tags.get(_WILL_RETRY_TAG) == "true":
             return
         keys = _failed_partitions(context.instance, run.run_id)

@@ -94,11 +94,6 @@ def embeds(names: CatalogNames, instance: dg.DagsterInstance, run: dg.DagsterRun
     return run.job_name in (names.refresh_job, names.embed_job) or names.embeddings in _assets_of(instance, run)
 
 
-def switches(names: CatalogNames, instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
-    """Whether a run may make another space the current one of this catalog."""
-    return run.job_name == names.switch_job or names.current_space in _assets_of(instance, run)
-
-
 def held_by_active_runs(
     names: CatalogNames, instance: dg.DagsterInstance, *, entirely: bool = False, besides: str | None = None
 ) -> Held:

@@ -118,7 +118,6 @@ def test_runs_that_are_launched_again_and_runs_of_other_catalogs_are_not_posted(
         dg.Definitions(
             jobs=[
                 dg.define_asset_job("ours", selection=[shop.embeddings]),
-                dg.define_asset_job("our_switch", selection=[shop.current_space]),
                 dg.define_asset_job("theirs", selection=[docs.embeddings]),
             ]
         ),
@@ -139,7 +138,7 @@ def test_runs_that_are_launched_again_and_runs_of_other_catalogs_are_not_posted(
     check = fail(shop.check_job, tags=for_good)
     chosen = fail(in_the_ui.name, tags=for_good, asset_selection=frozenset({shop.embeddings}))
     fail("theirs", tags=for_good)
-    own = [fail(job, tags=for_good) for job in ("ours", "our_switch")]
+    own = [fail(job, tags=for_good) for job in ("ours", shop.switch_job)]
     for _ in range(8):
         ticks.look()
     posted = listener.alerts()

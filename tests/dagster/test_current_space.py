@@ -1,4 +1,4 @@
-"""The asset `current_space`: what is after it reads the old space until it is materialized, and the new one then."""
+"""The asset `current_space`: what is after it reads the old space until the job switches, and the new one then."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
+from dagster._core.loader import LoadingContextForTest
 
 from surge_dagster import Embeddings
 from surge_dagster.engine.output.current_space import CurrentSpace, read_current, write_current
@@ -25,9 +27,9 @@ def made(bench: Workbench, three_spaces: Spaces) -> Spaces:
 
 
 def switch(bench: Workbench, space: str | None = None) -> Ran:
-    """Launch the job that switches, to a named space or to the one that the settings mean."""
-    config = {"ops": {NAMES.current_space_op: {"config": {"space": space}}}} if space else {}
-    return bench.run(NAMES.switch_job, config)
+    """Launch the job that switches, to a named space or to the confirmed one of the settings."""
+    config = {"space": space} if space else {"confirm": True}
+    return bench.run(NAMES.switch_job, {"ops": {NAMES.current_space_op: {"config": config}}})
 
 
 def read_by(bench: Workbench, *assets: dg.AssetsDefinition) -> None:
@@ -60,11 +62,48 @@ def test_downstream_asset_reads_the_new_space_only_after_the_switch(bench: Workb
     read_by(bench, report, report_of_the_pointer)
     assert seen == [(first, list(KEYS))] * 2 + [(second, list(KEYS))] * 2
     event = ran.materialized(NAMES.current_space)[None]
+    assert event.description and event.description.startswith(
+        f"hash-24, 24 float32 ({second}) is now the current space"
+    )
     metrics: dict[str, Any] = {name: value.value for name, value in event.metadata.items()}
     assert (metrics["space"], metrics["previous_space"], metrics["partitions"]) == (second, first, len(KEYS))
     assert (event.tags or {})["dagster/data_version"] == second
     assert switch(bench, metrics["previous_space"]).success
     assert read_current(made.store) == CurrentSpace(first, second, 3)
+
+
+def test_asset_is_executed_by_nothing_and_what_depends_on_it_is_stale_after_a_switch(
+    bench: Workbench, made: Spaces
+) -> None:
+    @dg.asset(deps=[NAMES.current_space])
+    def report() -> None: ...
+
+    graph = dg.Definitions.merge(bench.definitions, dg.Definitions(assets=[report])).get_repository_def().asset_graph
+    assert graph.executable_asset_keys == {NAMES.embeddings, report.key}
+    assert graph.external_asset_keys >= {NAMES.current_space}
+
+    def status() -> StaleStatus:
+        loading = LoadingContextForTest(bench.instance)
+        return CachingStaleStatusResolver(bench.instance, graph, loading).get_status(report.key)
+
+    assert switch(bench, made.of("hash://16").name).success
+    read_by(bench, report)
+    assert status() is StaleStatus.FRESH
+    assert switch(bench).success and status() is StaleStatus.STALE
+    read_by(bench, report)
+    assert status() is StaleStatus.FRESH
+
+
+@pytest.mark.parametrize("config", [{}, {"confirm": False}, {"space": ""}])
+def test_switch_without_a_space_and_a_confirmation_is_refused(
+    bench: Workbench, made: Spaces, config: dict[str, Any]
+) -> None:
+    before = read_current(made.store)
+    ran = bench.run(NAMES.switch_job, {"ops": {NAMES.current_space_op: {"config": config}}} if config else {})
+    name = made.of("hash://24").name
+    assert not ran.success and ran.failure().startswith("nothing was switched")
+    assert f"Give `space: {name}`, or `confirm: true`" in ran.failure()
+    assert read_current(made.store) == before and not ran.materialized(NAMES.current_space)
 
 
 def test_run_keeps_its_space_when_another_becomes_current(bench: Workbench, made: Spaces) -> None:

@@ -86,7 +86,7 @@ def space_of_readers(store: Store) -> Space:
         if len(spaces) > 1:
             raise ConfigError(
                 f"{store.url!r} holds several spaces, whose vectors cannot be compared: {', '.join(spaces)}. Name one, "
-                "or make one of them the current space (`surge-dagster switch`, or materialize `current_space`)."
+                "or make one of them the current space (`surge-dagster switch`, or the job `switch_current_space`)."
             )
         return next(iter(spaces.values()))
     if current.space not in spaces:
