@@ -7,11 +7,15 @@ Dagster finds dependencies by looking at annotations while the class is created,
 """
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import dagster as dg
 from pydantic import Field
 
+from surge_dagster.check_policy import RUN_CHECK
+from surge_dagster.engine.encoder.devices import choose_devices, choose_precision, hardware
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources import ParquetCatalog
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.store import Store
@@ -29,9 +33,35 @@ class CatalogSource(CatalogSettings, dg.ConfigurableResource):
         """Open the catalog; `ConfigError` when there is none."""
         return self.open_catalog(self.url)
 
+    def describe(self) -> str:
+        """The catalog for people, without opening it."""
+        return (
+            f"The catalog in `{_place(self.url)}`: folders `partition=<key>/` with Parquet files. Column "
+            f"`{self.id_column}` identifies a row, column `{self.text_column}` is embedded."
+        )
+
 
 class Encoder(EncoderSettings, dg.ConfigurableResource):
     """Which vectors are computed, on which devices, in SuperBatches of which size."""
+
+    def describe(self) -> str:
+        """The model and the devices for people, as Markdown, without loading a model or importing torch."""
+        size = "" if self.dimension is None else f" of {self.dimension:,} dimensions"
+        return (
+            f"Makes {self.dtype} vectors{size} with `{self.model}`.\n\nWhere this code location is loaded: "
+            f"{self._describe_devices()}.\n\nThe check `{RUN_CHECK}` of each run says where it encoded, and into which "
+            "space."
+        )
+
+    def _describe_devices(self) -> str:
+        try:
+            choice = choose_devices(self.devices)
+            precision = choose_precision(self.precision, choice)
+        except ConfigError as error:
+            return f"no worker; {error}"
+        workers, devices = len(choice.devices), ", ".join(dict.fromkeys(choice.devices))
+        details = "; ".join(filter(None, (choice.reason, hardware(choice))))
+        return f"{workers:,} worker{'s' if workers > 1 else ''} on {devices} ({details}), in {precision}"
 
 
 class GivesStorageClient(Protocol):
@@ -54,6 +84,11 @@ class OutputStore(FileSettings, dg.ConfigurableResource):
     storage: dg.ResourceDependency[StorageOptions] = StorageOptions()  # pyright: ignore[reportAssignmentType]
     gcs: dg.ResourceDependency[GivesStorageClient] = None  # pyright: ignore[reportAssignmentType]
 
+    def describe(self) -> str:
+        """The output for people, without opening it."""
+        via = f", reached at {self.storage.endpoint}" if self.storage.endpoint else ""
+        return f"The output in `{_place(self.url)}`{via}: one {self.format.capitalize()} file per partition and space."
+
     def open(self) -> Store:
         """Open the store; `ConfigError` when the place cannot be one."""
         options = self.storage
@@ -61,3 +96,8 @@ class OutputStore(FileSettings, dg.ConfigurableResource):
         if gcs is not None:
             options = replace(options, credentials=lambda: gcs.get_client()._credentials)
         return open_store(self.url, options)
+
+
+def _place(url: str) -> str:
+    """A folder with its whole path, or a URL."""
+    return url if "://" in url else str(Path(url).expanduser().absolute())

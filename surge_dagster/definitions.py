@@ -18,6 +18,7 @@ from surge_dagster.automation import schedules
 from surge_dagster.automation.alerts import webhook_alerts
 from surge_dagster.automation.lost_runs import lost_runs
 from surge_dagster.automation.new_partitions import new_partitions
+from surge_dagster.orchestration.dagster_internals import described
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
 from surge_dagster.settings import Settings, load_settings
@@ -73,10 +74,12 @@ def _resources(names: CatalogNames, settings: Settings) -> dict[str, Any]:
         storage=settings.storage_options.options(),  # pyright: ignore[reportArgumentType]
         **_named(OutputStore, values),
     )
+    catalog = CatalogSource(url=settings.source, **_named(CatalogSource, values))
+    encoder = Encoder(**_named(Encoder, values))
     return {
-        names.catalog_resource: CatalogSource(url=settings.source, **_named(CatalogSource, values)),
-        names.encoder_resource: Encoder(**_named(Encoder, values)),
-        names.output_resource: output,
+        names.catalog_resource: described(catalog, catalog.describe()),
+        names.encoder_resource: described(encoder, encoder.describe()),
+        names.output_resource: described(output, output.describe()),
         names.input_resource: EmbeddingsInput(output=output),
     }
 

@@ -89,7 +89,7 @@ def report_when_fresh(
     except (TransientError, ValueError):
         return None  # a file that cannot be read or an invalid key is its partition's failure: the run reports it
     remove_staged(store, space.name, keys)
-    return RunReport(space=space.name, dimension=space.dimension, partitions_skipped=len(keys))
+    return RunReport(space.name, space.title, space.dimension, partitions_skipped=len(keys))
 
 
 class _NoRoom(Exception):

@@ -188,8 +188,10 @@ class RunReport:
     """Metrics of one run, live while it goes on; names and meaning are those of `embed --json`."""
 
     space: str = ""
+    space_title: str = ""
     dimension: int = 0
     device: str = ""
+    hardware: str = ""
     precision: str = ""
     encoder_notes: list[str] = field(default_factory=list)
     pool_start_seconds: float = 0.0
@@ -291,8 +293,10 @@ class RunReport:
             **sums,
             **peaks,
             space=self.space or before.space,
+            space_title=self.space_title or before.space_title,
             dimension=self.dimension or before.dimension,
             device=last.device,
+            hardware=last.hardware,
             precision=last.precision,
             workers=last.workers,
             b_min=last.b_min,

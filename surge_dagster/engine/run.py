@@ -95,8 +95,10 @@ class EmbeddingRun:
         sweep_orphan_files(store, claimed=self.space.name)
         self.report = RunReport(
             space=self.space.name,
+            space_title=self.space.title,
             dimension=self.space.dimension,
             device=pool.device,
+            hardware=pool.hardware,
             precision=pool.precision,
             encoder_notes=list(pool.notes),
             pool_start_seconds=pool.start_seconds,

@@ -16,6 +16,7 @@ from typing import Any
 
 import dagster as dg
 
+from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.report import Receipt, SuperBatchReport
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration.names import CatalogNames
@@ -90,6 +91,7 @@ def embedding(
     source_event_id: int | None,
     superbatch_event_id: int | None = None,
     *,
+    space_title: str,
     reused: bool = False,
     adopted: bool = False,
 ) -> dg.AssetMaterialization:
@@ -100,6 +102,7 @@ def embedding(
         receipt: of its file.
         source_event_id: storage id of the materialization of the source version that it was made from.
         superbatch_event_id: storage id of the event of its SuperBatch, where this run encoded it.
+        space_title: the space of the file, for people.
         reused: the file was there already and is on record; reported again because a backfill requested it.
         adopted: the file was there already and was not on record.
     """
@@ -111,6 +114,7 @@ def embedding(
         "path": dg.MetadataValue.path(receipt.path),
         "bytes": receipt.bytes,
         "truncated": receipt.truncated,
+        "space_title": space_title,
         "space": receipt.space,
         "source_version": receipt.source_version,
         "content_digest": receipt.content_digest,
@@ -143,7 +147,7 @@ def embedding(
     )
 
 
-def superbatch(names: CatalogNames, report: SuperBatchReport, space: str) -> dg.AssetMaterialization:
+def superbatch(names: CatalogNames, report: SuperBatchReport, space: Space) -> dg.AssetMaterialization:
     """The event of one SuperBatch."""
     metrics = {name: getattr(report, name) for name in _SUPERBATCH_METRICS}
     metrics |= {name: value for name in _WHERE_MEASURED if (value := getattr(report, name)) is not None}
@@ -151,7 +155,7 @@ def superbatch(names: CatalogNames, report: SuperBatchReport, space: str) -> dg.
     return dg.AssetMaterialization(
         names.superbatches,
         description=f"SuperBatch {report.index}: {report.texts:,} texts of {report.partitions:,} partitions",
-        metadata={"superbatch": report.index, **metadata, "space": space},
+        metadata={"superbatch": report.index, **metadata, "space_title": space.title, "space": space.name},
     )
 
 
@@ -170,6 +174,7 @@ def whole_run(names: CatalogNames, outcome: Outcome) -> dg.AssetMaterialization:
             "superbatches": report.superbatches,
             "partitions_written": report.partitions_written,
             "texts_encoded": report.texts_encoded,
+            "space_title": report.space_title,
             "space": report.space,
         },
     )

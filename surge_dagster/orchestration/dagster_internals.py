@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import dagster as dg
@@ -21,6 +22,8 @@ _BATCH_SIZE = "DAGSTER_EVENT_BATCH_SIZE"
 _NO_RUN = ""  # Dagster's run id and job name of events that belong to no run
 _AHEAD = 1_000  # how far into the future an event's time may be, in ms
 _latest: dict[dg.AssetKey, int] = {}  # the time of each asset's last event of this process, in ms since 1970
+
+R = TypeVar("R", bound=dg.ConfigurableResource[Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,12 @@ def last_evaluation(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> dg
     evaluated = {AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED}
     records = instance.event_log_storage.get_asset_check_execution_history(check, limit=1, status=evaluated)
     return records[0].evaluation if records else None
+
+
+def described(resource: R, text: str) -> R:
+    """A resource whose page shows a description in place of the docstring of its class."""
+    resource.get_resource_definition()._description = text
+    return resource
 
 
 def _dagster_event(context: dg.OpExecutionContext | None, event: Event) -> dg.DagsterEvent:

@@ -16,6 +16,7 @@ import unicodedata
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from typing import TypeVar
 from urllib.parse import quote, unquote
 
 from surge_dagster.engine.errors import DataError
@@ -23,10 +24,12 @@ from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.support.keys import encode_key
 
 MOST_BYTES = 1_000  # of a partition key; Dagster's tags of runs and its asset keys need room as well
-_KEYS_PER_STATEMENT = 10_000  # SQLite takes 32,766 parameters
+_VALUES_PER_STATEMENT = 10_000  # SQLite takes 32,766 parameters
 _ALWAYS = frozenset('%,[]"*|')
 _ORDINARY = re.compile(r"[A-Za-z0-9_-]+(?:[ ./:=][A-Za-z0-9_-]+)*", re.ASCII)
 _DOTS = re.compile(r"\.{3,}")
+
+T = TypeVar("T")
 
 
 @lru_cache(maxsize=1 << 16)  # every listing has the same keys
@@ -74,10 +77,10 @@ def with_short_keys(partitions: Iterable[Partition], registered: Container[str])
             yield replace(partition, key=name, read=partial(_refuse, name, partition.key, size))
 
 
-def in_chunks(keys: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the keys in chunks that one statement of Dagster's storage accepts as parameters."""
-    for start in range(0, len(keys), _KEYS_PER_STATEMENT):
-        yield list(keys[start : start + _KEYS_PER_STATEMENT])
+def in_chunks(values: Sequence[T]) -> Iterator[list[T]]:
+    """Yield keys or ids in chunks that one statement of Dagster's storage accepts as parameters."""
+    for start in range(0, len(values), _VALUES_PER_STATEMENT):
+        yield list(values[start : start + _VALUES_PER_STATEMENT])
 
 
 def is_canonical(partition_key: str) -> bool:

@@ -78,12 +78,25 @@ class RunEvents:
 
     def superbatch(self, report: SuperBatchReport, space: Space) -> None:
         """Report a SuperBatch."""
-        self._writer.put(asset_events.superbatch(self._names, report, space.name))
+        self._writer.put(asset_events.superbatch(self._names, report, space))
 
     def end_of_superbatches(self) -> None:
         """Report the attempt as a whole, with charts, if it encoded anything."""
         if self._outcome.report.superbatches:
             self._writer.put(asset_events.whole_run(self._names, self._outcome))
+
+    def repeated(self, event: dg.AssetMaterialization) -> None:
+        """Report the last event of a partition again, as that of this run; its versions stay what they are."""
+        assert event.partition
+        if event.partition in self._planned:
+            self._writer.put(Planned(self._names.embeddings, event.partition))
+        metadata = {**event.metadata, "reused": True}
+        text = "The source does not list this partition; this is its last event once more."
+        self._writer.put(
+            dg.AssetMaterialization(
+                event.asset_key, description=text, partition=event.partition, metadata=metadata, tags=event.tags
+            )
+        )
 
     def embedding(self, receipt: Receipt, *, reused: bool = False, adopted: bool = False) -> None:
         """Report a partition whose file is complete; see `asset_events.embedding`."""
@@ -144,6 +157,7 @@ class RunEvents:
                 receipt,
                 self._source_ids.get(to_partition_key(receipt.key)),
                 None if receipt.superbatch is None else self._superbatch_ids.get(receipt.superbatch),
+                space_title=self._outcome.report.space_title,
                 reused=each.reused,
                 adopted=each.adopted,
             )

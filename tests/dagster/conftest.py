@@ -18,7 +18,9 @@ import pytest
 import yaml
 from alembic.config import Config
 from alembic.script import ScriptDirectory
+from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
 from dagster._core.definitions.sensor_definition import SensorExecutionData
+from dagster._core.loader import LoadingContextForTest
 from dagster._core.remote_origin import (
     InProcessCodeLocationOrigin,
     ManagedGrpcPythonEnvCodeLocationOrigin,
@@ -232,6 +234,12 @@ class Workbench:
         if failed:
             self.instance.report_run_failed(run)
         return run
+
+
+def stale_status(bench: Workbench, key: str) -> StaleStatus:
+    """What the UI says of a partition of `embeddings`; stale is "Unsynced" there."""
+    graph, loading = bench.definitions.resolve_asset_graph(), LoadingContextForTest(bench.instance)
+    return CachingStaleStatusResolver(bench.instance, graph, loading).get_status(NAMES.embeddings, key)
 
 
 def origin_of(job_name: str) -> RemoteJobOrigin:

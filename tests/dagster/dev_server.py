@@ -237,6 +237,12 @@ class DevServer:
         }
         return {"all": node["partitionKeys"], **{short: sorted(bar.get(long, [])) for short, long in names.items()}}
 
+    def is_unsynced(self, key: str) -> bool:
+        """Whether the page of a partition of `embeddings` shows "Unsynced"."""
+        query = """query($k: String!) { assetNodeOrError(assetKey: {path: ["embeddings"]}) {
+            ... on AssetNode { staleStatus(partition: $k) } } }"""
+        return self.ask(query, k=key)["assetNodeOrError"]["staleStatus"] == "STALE"
+
     def events(self, run_id: str) -> list[dict[str, Any]]:
         """Materializations of a run in the order they were stored: asset, partition, numbers in the metadata."""
         query = """query($r: ID!) { logsForRun(runId: $r, limit: 1000) { ... on EventConnection { events {

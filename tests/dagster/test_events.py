@@ -110,7 +110,7 @@ def events_of_every_kind() -> list[Event]:
         events += asset_events.source_version(NAMES, partition, changed=True)
         rate = (0.1, 1e-7, 2.0**70, float("inf"), None)[number]
         receipt = Receipt(key, "encoded", f"/a/{key}", number, 8, 2**60, "d", 0, "s", "c", "w", "space", number, rate)
-        events.append(asset_events.embedding(NAMES, receipt, number, None, reused=number % 2 == 0))
+        events.append(asset_events.embedding(NAMES, receipt, number, None, space_title="title", reused=number % 2 == 0))
         metadata: dict[str, Any] = {"nested": {"a": [1, None]}, "none": dg.MetadataValue.text(None or ""), "n": number}
         events.append(dg.AssetMaterialization(NAMES.superbatches, f"SuperBatch {number}", metadata))
     return sorted(events, key=lambda event: not isinstance(event, dg.AssetObservation))  # as they are stored
@@ -186,7 +186,10 @@ def test_postgres_has_room_for_the_longest_key_and_version(postgres_bench: Workb
     partition = Partition(key, version, lambda: iter(()), lambda: version)
     assert [listed.key for listed in with_short_keys([partition], ())] == [key]
     receipt = Receipt(key, "encoded", "/a", 1, 8, 2**60, "d", 0, version, "c", "w", "space")
-    events = [*asset_events.source_version(NAMES, partition, changed=True), asset_events.embedding(NAMES, receipt, 1)]
+    events = [
+        *asset_events.source_version(NAMES, partition, changed=True),
+        asset_events.embedding(NAMES, receipt, 1, space_title="title"),
+    ]
     instance = postgres_bench.instance
     instance.add_dynamic_partitions(NAMES.partitions_name, [key])
     report_events(instance, None, events)
@@ -256,6 +259,7 @@ def assert_event_describes_its_file(
         "path": str(file),
         "bytes": file.stat().st_size,
         "truncated": 0,
+        "space_title": "hash-16, 16 float32",
         "space": file.parent.name,
         "source_version": "v1",
         "content_digest": facts.content_digest,

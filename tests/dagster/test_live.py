@@ -7,6 +7,7 @@ poll.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 
 from tests.dagster.camera import camera_on
 from tests.dagster.dev_server import DevServer, dev_server, eventually, most_concurrent
-from tests.small_catalogs import numbered_rows, write_partition
+from tests.small_catalogs import numbered_rows, partition_folder, write_partition
 
 ROWS = 20
 
@@ -63,7 +64,12 @@ def test_sensor_starts_a_run_whose_partitions_appear_one_by_one(server: DevServe
         "embeddings": {"source_partitions", "superbatches"},
         "current_space": {"embeddings"},
     }
-    assert {node["assetKey"]["path"][0] for node in graph if node["isExecutable"]} == {"embeddings", "current_space"}
+    assert {node["assetKey"]["path"][0] for node in graph if node["isExecutable"]} == {"embeddings"}
+
+    selector = '{repositoryLocationName: "surge", repositoryName: "__repository__", resourceName: "encoder"}'
+    query = "{ topLevelResourceDetailsOrError(resourceSelector: %s) { ... on ResourceDetails { description } } }"
+    shown = server.ask(query % selector)["topLevelResourceDetailsOrError"]["description"]
+    assert shown.startswith("Makes float32 vectors with `hash://16`.")
 
     server.sensor(on=True)
     [run] = eventually("the sensor's run", server.runs)
@@ -196,6 +202,25 @@ def test_backfill_of_all_partitions_is_one_run_that_encodes_only_missing_ones(se
         assert sorted(event["partition"] for event in files) == sorted(everything)
         encoded += [event["partition"] for event in files if not event.get("reused")]
     assert encoded == ["p03"]
+
+
+@pytest.mark.timeout(150)
+def test_backfill_leaves_a_removed_partition_unsynced_and_succeeds(server: DevServer, folder: Path) -> None:
+    for key in ("w00", "w01", "w02"):
+        write(folder, key)
+    first = server.launch("embed_partitions", {"ops": {"embeddings": {"config": {"keys": ["w00", "w01"]}}}})
+    assert server.finished(first) == "SUCCESS"
+    server.keys_of_a_tick()  # registers the third one
+    for key in ("w01", "w02"):
+        shutil.rmtree(partition_folder(folder / "catalog", key))
+    report = server.launch("catalog_refresh", {"ops": {"refresh": {"config": {"vanished": "report"}}}})
+    (folder / "gate").touch()
+    assert server.finished(report) == "SUCCESS"
+    for keys, ended in ((["w00", "w01"], "COMPLETED_SUCCESS"), (["w00", "w01", "w02"], "COMPLETED_FAILED")):
+        backfill = server.backfill(server.launch_backfill(keys))
+        assert backfill["status"] == ended and [run["status"] for run in backfill["runs"]] == ["SUCCESS"]
+        assert server.is_unsynced("w01") and not server.is_unsynced("w00")
+    assert "w02" not in server.partitions()["materialized"], "it has no event to repeat, which Dagster counts as failed"
 
 
 @pytest.mark.soak

@@ -20,11 +20,11 @@ PROMISED = (
     "partitions_written partitions_skipped partitions_failed texts_encoded tokens truncated superbatches wall_seconds "
     "texts_per_second encode_seconds serialize_seconds upload_seconds time_to_first_output_seconds overlap_ratio "
     "duty_cycle exposed_io_seconds pool_start_seconds padding_ratio max_in_flight_texts peak_resident_bytes "
-    "peak_rss_bytes space dimension device precision"
+    "peak_rss_bytes space space_title dimension device hardware precision"
 )
 NOT_ADDED_UP = (
-    "space dimension device precision encoder_notes workers b_min b_max partitions_written partitions_skipped "
-    "partitions_failed time_to_first_output_seconds storage_retries"
+    "space space_title dimension device hardware precision encoder_notes workers b_min b_max partitions_written "
+    "partitions_skipped partitions_failed time_to_first_output_seconds storage_retries"
 )
 
 
@@ -61,11 +61,28 @@ def test_superbatches_are_summed() -> None:
 def test_retried_run_has_sums_ratios_of_sums_and_highest_peaks() -> None:
     superbatch = SuperBatchReport(0, 2, 100, 5000, 900, 1000, 1, 2.0, 0.5, 1.5, 0.25, 0.25, 0.5, 1.0, 1.0, 50.0)
     first = RunReport(
-        "s", 16, "cuda:0", "fp16", ["a"], workers=2, wall_seconds=6.0, b_min=100, storage_retries={"503": 1}
+        "s",
+        dimension=16,
+        device="cuda:0",
+        precision="fp16",
+        encoder_notes=["a"],
+        workers=2,
+        wall_seconds=6.0,
+        b_min=100,
+        storage_retries={"503": 1},
     )
     first.count_superbatch(superbatch)
     first.time_to_first_output_seconds, first.peak_rss_bytes = 1.0, 9
-    second = RunReport("s", 16, "cuda:0", "fp16", ["a", "b"], workers=2, wall_seconds=2.0, b_min=100)
+    second = RunReport(
+        "s",
+        dimension=16,
+        device="cuda:0",
+        precision="fp16",
+        encoder_notes=["a", "b"],
+        workers=2,
+        wall_seconds=2.0,
+        b_min=100,
+    )
     second.count_superbatch(superbatch)
     second.time_to_first_output_seconds, second.peak_rss_bytes, second.storage_retries = 0.5, 7, {"429": 2, "503": 1}
     both = second.after(first)
@@ -73,7 +90,7 @@ def test_retried_run_has_sums_ratios_of_sums_and_highest_peaks() -> None:
     assert (both.texts_per_second, both.duty_cycle, both.fill_ratio) == (25.0, 0.5, 1.0)
     assert (both.time_to_first_output_seconds, both.peak_rss_bytes) == (1.0, 9)
     assert (both.encoder_notes, both.storage_retries) == (["a", "b"], {"429": 2, "503": 2})
-    found_all_fresh = RunReport("s", 16)
+    found_all_fresh = RunReport("s", dimension=16)
     assert found_all_fresh.after(first) == first, "an attempt without an encoder does not say which there was"
     others = {field.name for field in fields(RunReport)} - {*_ADDED_UP, *_PEAKS}
     assert others == set(NOT_ADDED_UP.split()), "a new metric is one or the other"

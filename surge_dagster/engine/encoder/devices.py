@@ -25,6 +25,7 @@ from surge_dagster.engine.errors import ConfigError
 log = logging.getLogger(__name__)
 
 PRECISIONS = ("fp32", "fp16", "bf16")
+_GPUS = Path("/proc/driver/nvidia/gpus")  # a folder per GPU
 _PACKAGES = ("torch", "transformers", "sentence-transformers", "tokenizers", "openvino")
 
 
@@ -51,7 +52,7 @@ def choose_devices(requested: str | Sequence[str]) -> DeviceChoice:
         gpus, why_not = _usable_gpus()
         if gpus:
             return DeviceChoice(tuple(gpus), f"{len(gpus)} GPU{'s' if len(gpus) > 1 else ''} found")
-        return DeviceChoice(("cpu",), f"{why_not}; {usable_cores()} CPU cores")
+        return DeviceChoice(("cpu",), why_not)
     devices: list[str] = []
     for name in names:
         if name == "cuda":
@@ -72,6 +73,20 @@ def choose_devices(requested: str | Sequence[str]) -> DeviceChoice:
         if missing := sorted(set(devices) - set(gpus)):
             raise ConfigError(f"devices: {', '.join(missing)} not found ({why_not or 'there is ' + ', '.join(gpus)})")
     return DeviceChoice(tuple(devices), "as requested")
+
+
+def hardware(choice: DeviceChoice) -> str:
+    """What encodes, for people: "2 x NVIDIA L4", "16 CPU cores", or "" where the driver names no GPU."""
+    if choice.on_cpu:
+        cores = usable_cores()
+        return f"{cores} CPU core{'s' if cores > 1 else ''}"
+    try:
+        facts = [(gpu / "information").read_text() for gpu in _GPUS.iterdir()]
+    except OSError:
+        return ""
+    names = sorted({match[1] for text in facts if (match := re.search(r"^Model:\s*(.+?)\s*$", text, re.MULTILINE))})
+    count = len(set(choice.devices))
+    return (f"{count} x " if count > 1 else "") + " or ".join(names) if names else ""
 
 
 def device_names(requested: str | Sequence[str]) -> list[str]:
@@ -173,7 +188,7 @@ def _usable_gpus() -> tuple[list[str], str]:
         why_not = "CUDA_VISIBLE_DEVICES hides every GPU"
     else:
         try:
-            count = len(list(Path("/proc/driver/nvidia/gpus").iterdir()))
+            count = len(list(_GPUS.iterdir()))
         except OSError:
             count = len(list(Path("/dev").glob("nvidia[0-9]*")))
         why_not = "no NVIDIA GPU found"

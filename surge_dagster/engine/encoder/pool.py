@@ -27,7 +27,13 @@ import pyarrow as pa
 from surge_dagster.engine.encoder.arena import Arena, Slot
 from surge_dagster.engine.encoder.calibration import Calibration, pool_speed
 from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics, copy_of
-from surge_dagster.engine.encoder.devices import choose_devices, choose_precision, worker_environment, worker_threads
+from surge_dagster.engine.encoder.devices import (
+    choose_devices,
+    choose_precision,
+    hardware,
+    worker_environment,
+    worker_threads,
+)
 from surge_dagster.engine.encoder.dispatcher import Dispatcher
 from surge_dagster.engine.encoder.schedule import Job
 from surge_dagster.engine.encoder.worker_process import WorkerSeat
@@ -83,6 +89,7 @@ class EncoderPool:
         self.space = _with_folder(spec)
         choice = choose_devices(devices)
         self.device = ",".join(dict.fromkeys(choice.devices))
+        self.hardware = hardware(choice)
         self.precision = choose_precision(precision, choice)
         settings = {"precision": self.precision, "threads": worker_threads(choice), "token_budget": token_budget}
         message = {
@@ -113,7 +120,8 @@ class EncoderPool:
             self.notes: list[str] = list(dict.fromkeys(note for message in ready for note in message["notes"]))
             for note in self.notes:
                 log.warning("%s", note)
-            self.device_reason = "; ".join([choice.reason, self.backend_detail, *self.notes])
+            reasons = (choice.reason, self.hardware, self.backend_detail, *self.notes)
+            self.device_reason = "; ".join(filter(None, reasons))
             calibration = Calibration(ready[0]["calibration"])
             self.texts_per_second = pool_speed(calibration, ",".join(choice.devices), self._time_rounds)
         except BaseException:

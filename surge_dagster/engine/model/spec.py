@@ -153,6 +153,11 @@ class Space:
         return self.requested.model.startswith(HASH_SCHEME)
 
     @property
+    def title(self) -> str:
+        """The space for people, such as "all-MiniLM-L6-v2, 384 float32"; the name alone tells spaces apart."""
+        return f"{self.name.rpartition('-')[0]}, {self.dimension} {self.dtype}"
+
+    @property
     def spec_sha256(self) -> str:
         """SHA-256 (hex) of the canonical resolved spec; its first 12 digits end the name."""
         return hashlib.sha256(canonical_json({"format": SPACE_FORMAT, **self._resolved()})).hexdigest()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from surge_dagster.engine.encoder import devices
-from surge_dagster.engine.encoder.devices import choose_devices, choose_precision
+from surge_dagster.engine.encoder.devices import choose_devices, choose_precision, hardware
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec
@@ -31,6 +33,17 @@ def test_auto_falls_back_to_the_cpu_and_says_what_was_missing(monkeypatch: pytes
     monkeypatch.setattr(devices, "_torch_has_cuda", lambda: False)
     assert "without CUDA" in choose_devices("auto").reason
     assert choose_precision("auto", choice) == "fp32"
+
+
+def test_hardware_is_named_for_people(two_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_GPUS", tmp_path / "gpus")
+    monkeypatch.setattr(devices, "usable_cores", lambda: 16)
+    assert [hardware(choose_devices(name)) for name in ("cpu", "cuda")] == ["16 CPU cores", ""]
+    for bus in ("0000:1a:00.0", "0000:3b:00.0"):
+        (tmp_path / "gpus" / bus).mkdir(parents=True)
+        (tmp_path / "gpus" / bus / "information").write_text("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 42\n")
+    names = [hardware(choose_devices(name)) for name in ("cuda", "cuda:1")]
+    assert names == ["2 x NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"]
 
 
 @pytest.mark.parametrize(
