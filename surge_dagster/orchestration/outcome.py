@@ -92,7 +92,7 @@ class Outcome:
         partitions: the partitions of the run, by catalog key.
         failures: partitions that were refused or could not be published, by Dagster's partition key. A failure of an
             earlier attempt stays until another attempt has a result.
-        removed: keys of an unattended run that were removed from the source since its launch and have no file.
+        removed: keys that the run was launched for and that were removed from the source; it skips them.
         published: catalog keys that any attempt has published.
         republished: those of them that were not encoded, since only their source version had moved.
         fresh: catalog keys that any attempt found up to date.

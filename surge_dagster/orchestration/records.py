@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 
 import dagster as dg
 
 from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.orchestration.partition_keys import in_chunks
+from surge_dagster.orchestration.partition_keys import in_chunks, to_partition_key
 
 _OBSERVATION = dg.DagsterEventType.ASSET_OBSERVATION
 _MATERIALIZATION = dg.DagsterEventType.ASSET_MATERIALIZATION
@@ -39,7 +39,7 @@ class Catalogued:
     refused: dict[str, str]
     refusal_ids: dict[str, int]
 
-    def knows(self, key: str, desired_version: str, source_version: str | None = None) -> bool:
+    def knows(self, key: str, desired_version: str, source_version: str) -> bool:
         """Whether a partition key's last materialization is of this version, from the source version reported last.
 
         Event tags other than the data version cannot be read in bulk. That the materialization is younger than the
@@ -48,14 +48,14 @@ class Catalogued:
         Args:
             key: the partition key.
             desired_version: data version that the materialization must have.
-            source_version: that it must have been made from; None for any.
+            source_version: that it must have been made from.
         """
         made = self.embedding_ids.get(key, -1)
         since = max(self.change_ids.get(key, -1), self.refusal_ids.get(key, -1))
         return (
             self.embedded.get(key) == desired_version
             and made > since
-            and source_version in (None, self.sources.get(key, source_version))
+            and source_version == self.sources.get(key, source_version)
         )
 
 
@@ -80,6 +80,18 @@ def read_catalogued(names: CatalogNames, instance: dg.DagsterInstance) -> Catalo
         refused=versions(names.embeddings, _OBSERVATION),
         refusal_ids=ids(names.embeddings, _OBSERVATION),
     )
+
+
+def last_embeddings(
+    names: CatalogNames, instance: dg.DagsterInstance, catalogued: Catalogued, keys: Iterable[str]
+) -> Iterator[dg.AssetMaterialization]:
+    """The last materializations of partitions, given by catalog key; none for one that was never embedded."""
+    ids = [catalogued.embedding_ids[key] for key in map(to_partition_key, keys) if key in catalogued.embedding_ids]
+    for storage_ids in in_chunks(ids):
+        wanted = dg.AssetRecordsFilter(names.embeddings, storage_ids=storage_ids)
+        for record in instance.fetch_materializations(wanted, limit=len(storage_ids)).records:
+            if record.asset_materialization:
+                yield record.asset_materialization
 
 
 def planned_by_name(names: CatalogNames, instance: dg.DagsterInstance) -> Set[str]:

@@ -29,7 +29,7 @@ from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.partition_keys import in_chunks, to_partition_key
 from surge_dagster.orchestration.progress import Progress
 from surge_dagster.orchestration.read_back import footer_failures
-from surge_dagster.orchestration.records import read_catalogued
+from surge_dagster.orchestration.records import last_embeddings, read_catalogued
 from surge_dagster.orchestration.removed_partitions import handle_removed_partitions
 from surge_dagster.orchestration.run_events import FAILURES_LOGGED, RunEvents
 from surge_dagster.orchestration.worklist import OnRecord, Worklist, make_worklist, requested_partitions
@@ -57,6 +57,8 @@ class Refresh:
         self._outcome = outcome
         self._resources = names.resources(context.resources)
         self._store = self._resources.output.open()
+        # Dagster ends a backfill as failed when a partition that it covers has no event from its run.
+        self._in_backfill = "dagster/backfill" in context.run_tags
         self._catalogued = read_catalogued(names, context.instance)
         self._record = OnRecord.read(names, context, config, self._catalogued)
         events_seconds = (1 - _PUBLISH_SHARE) * self._resources.encoder.grace_seconds
@@ -83,7 +85,8 @@ class Refresh:
         self._fail_unknown(requested.unknown)
         self._register(requested.partitions)
         with self._events:
-            space = self._bring_up_to_date(candidates, requested.removed)
+            self._skip_removed(requested.removed)
+            space = self._bring_up_to_date(candidates)
         handle_removed_partitions(self._names, self._context, self._config.vanished, self._store, space)
 
     def _fail_unknown(self, unknown: Sequence[str]) -> None:
@@ -97,12 +100,30 @@ class Refresh:
         for keys in in_chunks(new):
             self._context.instance.add_dynamic_partitions(self._names.partitions_name, keys)
 
-    def _bring_up_to_date(self, candidates: Sequence[Partition], removed: Sequence[str]) -> Space:
+    def _skip_removed(self, removed: list[str]) -> None:
+        """Leave partitions that were removed from the source as they are, whatever the space of the run.
+
+        In a backfill their last events are repeated unchanged, so that what was out of date stays so. One that was
+        never embedded has none.
+        """
+        self._outcome.removed = removed
+        if not removed:
+            return
+        self._context.log.warning(
+            f"{len(removed):,} skipped, removed from the source: {named(map(repr, removed))}. Their files and events "
+            "stay as they are; the setting vanished decides about them."
+        )
+        if self._in_backfill:
+            for event in last_embeddings(self._names, self._context.instance, self._catalogued, removed):
+                self._events.repeated(event)
+
+    def _bring_up_to_date(self, candidates: Sequence[Partition]) -> Space:
         """Embed what needs it and report every partition; returns the run's space."""
         space, work = self._known_space(), None
         if space is not None:
-            self._outcome.report.space, self._outcome.report.dimension = space.name, space.dimension
-            work = self._worklist(candidates, removed, space)
+            report = self._outcome.report
+            report.space, report.space_title, report.dimension = space.name, space.title, space.dimension
+            work = self._worklist(candidates, space)
             if not work.todo:  # no encoder is started
                 sweep_orphan_files(self._store)
                 self._take(work)
@@ -112,25 +133,20 @@ class Refresh:
             self._require_same_model(pool, space)
             if space is None or work is None or pool.space.spec_sha256 != space.spec_sha256:
                 # The first run of a space, or the content of the model has changed: another space.
-                work = self._worklist(candidates, removed, pool.space)
+                work = self._worklist(candidates, pool.space)
             self._take(work)
             engine = self._new_engine(pool, work)
             found_fresh = self._embed(engine, work)
         self._report_known(work, found_fresh)
         return engine.space
 
-    def _worklist(self, candidates: Sequence[Partition], removed: Sequence[str], space: Space) -> Worklist:
+    def _worklist(self, candidates: Sequence[Partition], space: Space) -> Worklist:
         outputs = OutputState(self._store, space.name, self._resources.output.format)
-        work = make_worklist(candidates, removed, outputs, space, self._config, self._record)
+        work = make_worklist(candidates, outputs, space, self._config, self._record)
         for difference in work.differing[:FAILURES_LOGGED]:
             self._context.log.warning(difference)
         if len(work.differing) > FAILURES_LOGGED:
             self._context.log.warning(f"{len(work.differing):,} files differ from their source, in all")
-        if work.removed:
-            self._context.log.warning(
-                f"{len(work.removed):,} partitions were removed from the source since this run was requested, and are "
-                f"skipped: {named(map(repr, work.removed))}. The setting vanished decides about them."
-            )
         return work
 
     def _take(self, work: Worklist) -> None:
@@ -138,7 +154,6 @@ class Refresh:
         fresh = {receipt.key for receipt in (*work.fresh, *work.adopted)}
         remove_staged(self._store, work.outputs.space, fresh)
         self._outcome.fresh |= fresh
-        self._outcome.removed = work.removed
         for failure in work.failures:
             self._events.failure(failure)
 
@@ -223,16 +238,13 @@ class Refresh:
     def _report_known(self, work: Worklist, found_fresh: Sequence[Receipt]) -> None:
         """Adopt files that are not on record; in a backfill, report every other fresh file as reused.
 
-        Dagster ends a backfill as failed when a partition that it covers has no event from its run.
-
         Args:
             found_fresh: what another writer published during this run, and reports.
         """
-        in_backfill = "dagster/backfill" in self._context.run_tags
         for receipt in work.adopted:
             self._events.embedding(receipt, adopted=True)
         for receipt in (*work.fresh, *found_fresh):
-            if in_backfill:
+            if self._in_backfill:
                 self._events.embedding(receipt, reused=True)
             else:
                 self._events.unchanged(receipt)

@@ -30,7 +30,6 @@ from surge_dagster.orchestration.read_back import read_back, unreadable
 from surge_dagster.orchestration.records import Catalogued, failed_on_record
 
 _RECORDS_PER_PAGE = 1_000
-_REMEDY_REMOVED = "Delete it in Dagster, or put it back."
 # Tags that Dagster leaves out when an operator executes a run again as a whole.
 _PARENT_RUN_TAG = "dagster/parent_run_id"
 _CONTINUES_TAGS = ("dagster/is_resume_retry", "dagster/retry_number")
@@ -42,7 +41,7 @@ class Requested:
 
     Attributes:
         partitions: those that the catalog has, by key.
-        removed: keys that the catalog no longer has.
+        removed: keys that the catalog no longer has; the run leaves their files and events as they are.
         unknown: partition keys of Dagster's that are not how a key of the catalog is written.
     """
 
@@ -104,8 +103,8 @@ class OnRecord:
         done = _done_before(names, context) if config.force else set[str]()
         return cls(catalogued, failed_on_record(names, context.instance), done)
 
-    def shows(self, file: PublishedFile, source_version: str | None) -> bool:
-        """Whether Dagster shows a file as materialized from this source version; None is any version."""
+    def shows(self, file: PublishedFile, source_version: str) -> bool:
+        """Whether Dagster shows a file as materialized from this source version."""
         key = to_partition_key(file.facts.partition_key)
         return key not in self.failed and self.catalogued.knows(key, file.facts.desired_version, source_version)
 
@@ -150,8 +149,7 @@ class Worklist:
         fresh: receipts of files that stay as they are and are on record.
         adopted: receipts of files that stay as they are, were read back and are not on record.
         differing: how files differ from their sources that looked fresh.
-        failures: partitions whose files cannot be read now, and requested keys without a partition and a file.
-        removed: keys without a partition and a file, where no operator requested them.
+        failures: partitions whose files cannot be read now.
     """
 
     outputs: OutputState
@@ -160,12 +158,10 @@ class Worklist:
     adopted: list[Receipt] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
-    removed: list[str] = field(default_factory=list)
 
 
 def make_worklist(
     candidates: Sequence[Partition],
-    removed: Sequence[str],
     outputs: OutputState,
     space: Space,
     config: LaunchConfig,
@@ -175,7 +171,6 @@ def make_worklist(
 
     Args:
         candidates: the partitions of the run.
-        removed: keys that the run was launched for and the catalog no longer has.
         outputs: the files of the space.
         space: of the run.
         config: what was selected at the launch.
@@ -217,32 +212,7 @@ def make_worklist(
                 outputs.refuse(file, difference)
                 if config.select.takes("missing", to_partition_key(key) in record.failed):
                     work.todo.append(partition)
-    _add_removed(work, removed, config, record)
     return work
-
-
-def _add_removed(work: Worklist, removed: Sequence[str], config: LaunchConfig, record: OnRecord) -> None:
-    """Add requested keys that the catalog no longer has; their files stay as they are.
-
-    One without a file counts as a failure where an operator requested it. In an unattended run it may have left the
-    catalog while the run waited, and a failure would stay on record for good.
-    """
-    outputs = work.outputs
-    outputs.look_at(removed)
-    for key in removed:
-        try:
-            file = outputs.file(key)
-        except TransientError as error:
-            work.failures.append(unreadable(key, error))
-            continue
-        if file is not None and file.facts.space == outputs.space:
-            known = work.fresh if record.shows(file, None) else work.adopted
-            known.append(_receipt(outputs, file))
-        elif config.unattended:
-            work.removed.append(key)
-        else:
-            reason = f"partition {key!r} is no longer in the catalog. {_REMEDY_REMOVED}"
-            work.failures.append(Failure(key, reason, remedy=_REMEDY_REMOVED, in_source=False))
 
 
 def _receipt(outputs: OutputState, file: PublishedFile) -> Receipt:

@@ -6,15 +6,16 @@ import shutil
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.data_version import StaleStatus
 
 from surge_dagster.assets import embeddings
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.files.formats import PublishedFile
-from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.orchestration.records import failed_on_record
-from tests.dagster.conftest import NAMES, Ran, Workbench, requested
+from tests.dagster.conftest import NAMES, Ran, Workbench, requested, stale_status
 from tests.small_catalogs import partition_folder
+
+REUSED = dg.MetadataValue.bool(True)
 
 
 def remove(bench: Workbench, *keys: str) -> None:
@@ -33,6 +34,13 @@ def history(bench: Workbench, key: str) -> list[str]:
         record.asset_materialization for record in bench.instance.fetch_materializations(reported, limit=10).records
     ]
     return [(event.tags or {})["dagster/data_version"] for event in found if event]
+
+
+def events_of(bench: Workbench, key: str) -> list[dg.AssetMaterialization]:
+    """Materializations of a partition of `embeddings`, the last one first."""
+    seen = dg.AssetRecordsFilter(NAMES.embeddings, asset_partitions=[key])
+    found = [record.asset_materialization for record in bench.instance.fetch_materializations(seen, limit=10).records]
+    return [event for event in found if event]
 
 
 def nightly(bench: Workbench) -> Ran:
@@ -176,21 +184,45 @@ def test_partition_removed_while_its_run_waits_fails_neither_the_run_nor_itself(
     assert failed_on_record(NAMES, bench.instance) == set()
 
 
-def test_removed_partition_whose_file_the_store_does_not_give_fails(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for key in "ab":
-        bench.write(key)
-    [request] = bench.tick().run_requests or []
+@pytest.mark.parametrize("model", ["hash://16", "hash://24"])
+def test_backfill_leaves_a_removed_partition_as_it_is(bench: Workbench, model: str) -> None:
+    catalog_of(bench, *"abc")
+    [before] = events_of(bench, "b")
     remove(bench, "b")
+    assert nightly(bench).success
+    bench.settings["model"] = model
+    ran = bench.embed("a", "c", backfill="x")
+    assert ran.success and set(ran.materialized()) == {"a", "b", "c"}, "Dagster fails a backfill that lacks an event"
+    assert ran.metrics()["partitions_removed"] == 1
+    lines = [entry.user_message for entry in bench.instance.all_logs(ran.run_id)]
+    assert any(line.startswith("1 skipped, removed from the source: 'b'.") for line in lines)
+    repeated, _ = events_of(bench, "b")
+    assert repeated.tags == before.tags and dict(repeated.metadata) == {**before.metadata, "reused": REUSED}
+    assert [stale_status(bench, key) for key in "abc"] == [StaleStatus.FRESH, StaleStatus.STALE, StaleStatus.FRESH]
+    assert history(bench, "b") == ["gone", "v1"] and failed_on_record(NAMES, bench.instance) == set()
+    bench.write("b")
+    back = bench.tick()
+    assert requested(back) == [["b"]], "a key that returns is looked at again"
+    [ran] = bench.launch(back)
+    assert ran.success and stale_status(bench, "b") is StaleStatus.FRESH
 
-    def silent(state: OutputState, key: str) -> PublishedFile | None:
-        if key == "b":
-            raise TransientError("the store does not answer", "b")
-        return found(state, key)
 
-    found = OutputState.file
-    monkeypatch.setattr(OutputState, "file", silent)
-    monkeypatch.setattr(embeddings, "rest", lambda seconds: None)
-    ran = bench.run(NAMES.embed_job, request.run_config)
-    assert not ran.success and failed_on_record(NAMES, bench.instance) == {"b"}
+@pytest.mark.parametrize("backfill", ["x", None])
+def test_removed_partition_that_was_never_embedded_is_skipped_and_stays_missing(
+    bench: Workbench, backfill: str | None
+) -> None:
+    for key in "abc":
+        bench.write(key)
+    bench.tick()
+    remove(bench, "b")
+    ran = bench.embed("a", "c", backfill=backfill)
+    assert ran.success and set(ran.materialized()) == {"a", "c"} and ran.metrics()["partitions_removed"] == 1
+    assert events_of(bench, "b") == [] and stale_status(bench, "b") is StaleStatus.MISSING
+
+
+def test_removed_partition_that_an_operator_names_is_refused(bench: Workbench) -> None:
+    catalog_of(bench, *"ab")
+    remove(bench, "b")
+    ran = bench.run(NAMES.embed_job, {"ops": {"embeddings": {"config": {"keys": ["a", "b"]}}}})
+    assert not ran.success and "1 partition keys are not in the catalog" in ran.failure() and "'b'" in ran.failure()
+    assert len(events_of(bench, "b")) == 1

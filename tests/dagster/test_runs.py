@@ -8,8 +8,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
-from dagster._core.loader import LoadingContextForTest
+from dagster._core.definitions.data_version import StaleStatus
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
@@ -21,15 +20,8 @@ from surge_dagster.engine.store import open_store
 from surge_dagster.orchestration.asset_events import CODE_VERSION
 from surge_dagster.orchestration.progress import Progress
 from surge_dagster.resources import Encoder
-from tests.dagster.conftest import NAMES, Workbench
+from tests.dagster.conftest import NAMES, Workbench, stale_status
 from tests.small_catalogs import assert_embedded, numbered_rows
-
-
-def stale_status(bench: Workbench, key: str) -> StaleStatus:
-    graph = bench.definitions.resolve_asset_graph()
-    return CachingStaleStatusResolver(bench.instance, graph, LoadingContextForTest(bench.instance)).get_status(
-        NAMES.embeddings, key
-    )
 
 
 def test_launch_without_keys_embeds_everything_even_unregistered_partitions(bench: Workbench) -> None:
@@ -229,17 +221,6 @@ def test_file_that_dagster_does_not_know_is_adopted_with_its_own_metrics(bench: 
     assert ran.metrics()["texts_encoded"] == 0
     assert (event.metadata["action"].value, event.metadata["rows"].value) == ("adopted", 5)
     assert "superbatch" not in event.metadata and stale_status(bench, "a") == StaleStatus.FRESH
-
-
-def test_partition_removed_from_the_source_keeps_its_file_and_does_not_fail_a_backfill(bench: Workbench) -> None:
-    for key in "abc":
-        bench.write(key)
-    bench.refresh()
-    for part in (bench.catalog / "partition=b").iterdir():
-        part.unlink()
-    (bench.catalog / "partition=b").rmdir()
-    ran = bench.embed("a", "c", backfill="x")
-    assert ran.success and set(ran.materialized()) == {"a", "b", "c"} and bench.file("b").exists()
 
 
 def test_a_partition_without_rows_is_embedded(bench: Workbench) -> None:
