@@ -22,7 +22,6 @@ class Catalogued:
     Attributes:
         registered: the dynamic partitions, in Dagster's order.
         sources: source version reported last.
-        source_ids: storage id of its materialization.
         change_ids: storage id of the last observation of a source version, which replaced another one.
         embedded: data version of the last materialization of `embeddings`.
         embedding_ids: storage id of that materialization.
@@ -32,7 +31,6 @@ class Catalogued:
 
     registered: dict[str, None]
     sources: dict[str, str]
-    source_ids: dict[str, int]
     change_ids: dict[str, int]
     embedded: dict[str, str]
     embedding_ids: dict[str, int]
@@ -48,7 +46,7 @@ class Catalogued:
         Args:
             key: the partition key.
             desired_version: data version that the materialization must have.
-            source_version: that it must have been made from.
+            source_version: that it must have been made from, where one is on record.
         """
         made = self.embedding_ids.get(key, -1)
         since = max(self.change_ids.get(key, -1), self.refusal_ids.get(key, -1))
@@ -60,7 +58,7 @@ class Catalogued:
 
 
 def read_catalogued(names: CatalogNames, instance: dg.DagsterInstance) -> Catalogued:
-    """Everything on record, in eight queries whatever the number of partitions."""
+    """Everything on record, in seven queries whatever the number of partitions."""
     storage = instance.event_log_storage
 
     def versions(asset: dg.AssetKey, kind: dg.DagsterEventType) -> dict[str, str]:
@@ -73,7 +71,6 @@ def read_catalogued(names: CatalogNames, instance: dg.DagsterInstance) -> Catalo
     return Catalogued(
         registered=dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name)),
         sources=versions(names.source_partitions, _MATERIALIZATION),
-        source_ids=ids(names.source_partitions, _MATERIALIZATION),
         change_ids=ids(names.source_partitions, _OBSERVATION),
         embedded=versions(names.embeddings, _MATERIALIZATION),
         embedding_ids=ids(names.embeddings, _MATERIALIZATION),

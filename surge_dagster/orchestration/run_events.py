@@ -58,7 +58,8 @@ class RunEvents:
         self._names = names
         self._context = context
         self._sources = dict(catalogued.sources)
-        self._source_ids = dict(catalogued.source_ids)
+        source, kind = names.source_partitions, dg.DagsterEventType.ASSET_MATERIALIZATION
+        self._source_ids = dict(context.instance.get_latest_storage_id_by_partition(source, kind))
         self._planned = planned_by_name(names, context.instance)
         self._outcome = outcome
         self._superbatch_ids: dict[int, int] = {}  # storage ids by index of the SuperBatch
