@@ -7,11 +7,12 @@
     result        its embeddings, and what its pieces take while they are written: the most that so many rows and bytes
                   can take, however the partitions divide them
     uploads       parts of those pieces that wait in memory for an object store; nothing on a local disk
-    id set        eight bytes per row of the partition being read
+    source        what is left: pages of the file that is read, which may hold a whole row group, and the id set, eight
+                  bytes per row of the partition
 
-Without a configured limit it is what three SuperBatches need, and at most half of the memory that the process may use:
-the other half is for the model, the interpreter and other processes. Derived thresholds shrink until they fit the
-limit, whether it is configured or not.
+Without a configured limit it is half of the memory that the process may use: the other half is for the model, the
+interpreter and other processes. A run takes what three SuperBatches need, and more of it only where a row group or an
+id set is large. Derived thresholds shrink until they fit the limit, whether it is configured or not.
 
 One SuperBatch needs reader + slot + result together. That much is always available to it: everything beyond belongs to
 SuperBatches that are further on, or to a file that is being assembled, and is released without needing more. Lemma 3 of
@@ -34,8 +35,9 @@ from surge_dagster.engine.thresholds import PARTITION_OVERHEAD_BYTES, Bounds, Th
 
 SLOTS = 3  # one filling, one encoding, one whose slices storage still holds
 _READER_BYTES = 32 * 1024 * 1024
-_ID_SET_BYTES = 256 * 1024 * 1024
+_SOURCE_BYTES = 256 * 1024 * 1024
 _LEAST_ID_SET_BYTES = 8 * 1024 * 1024
+_SOURCE_SHARE = 0.25  # of a limit that derived thresholds are fitted to
 _MACHINE_SHARE = 0.5
 _TINY = 8  # times smaller than one that fits alone
 _SCALES = 1 << 20  # steps in which thresholds are made smaller
@@ -83,7 +85,7 @@ class ResultMemory:
 
     def wanted(self, bounds: Bounds) -> int:
         """Memory of a run in which three SuperBatches are alive concurrently, which keeps every stage busy."""
-        return _READER_BYTES + SLOTS * self.of_superbatch(bounds) + _ID_SET_BYTES
+        return _READER_BYTES + SLOTS * self.of_superbatch(bounds) + _SOURCE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,8 @@ class MemoryPlan:
     """Shares of a run's memory, in bytes.
 
     Attributes:
+        source: left for the id set and, beyond their part of the reader's share, for pages of the source.
+        pages: most that these may take, so that a small partition's ids fit beside them.
         beside_superbatch: left for a stage that the SuperBatch being gathered waits for.
         keep_pages: whether released slots keep the memory they touched; not where three full ones exceed the limit.
         result: the memory of a SuperBatch's results.
@@ -98,10 +102,20 @@ class MemoryPlan:
 
     limit: int
     reader: int
-    id_set: int
+    source: int
+    pages: int
     beside_superbatch: int
     keep_pages: bool
     result: ResultMemory
+
+    @property
+    def reader_pages(self) -> int:
+        """The part of the reader's share that is for pages."""
+        return self.reader // 2
+
+    def limit_for_pages(self, size: int) -> int:
+        """A limit under which pages may take so much, whether thresholds are configured or derived."""
+        return max(self.limit + size - self.pages, int((size + _LEAST_ID_SET_BYTES) / _SOURCE_SHARE))
 
 
 def fit_memory(
@@ -132,17 +146,18 @@ def fit_memory(
     def scaled(scale: int) -> Bounds:
         return thresholds.resolve(texts_per_second, scale / _SCALES)
 
-    def most(needed: Callable[[Bounds], int]) -> int:
-        """The largest scale whose needs fit the share; 0 where none fits."""
-        return bisect_right(range(1, _SCALES + 1), share, key=lambda scale: needed(scaled(scale)))
+    def most(needed: Callable[[Bounds], int], available: int = share) -> int:
+        """The largest scale whose needs fit; 0 where none fits."""
+        return bisect_right(range(1, _SCALES + 1), available, key=lambda scale: needed(scaled(scale)))
 
+    beside_source = share - int(_SOURCE_SHARE * share)
     if limit is not None:
-        bounds = scaled(most(result.least))
+        bounds = scaled(most(result.least, beside_source) or most(result.least))
         return bounds, plan_memory(bounds, space, threads, limit, upload_bytes)
     # Where only tiny SuperBatches fit three times, a large one is better.
-    three, one = most(result.wanted), most(result.least)
+    three, one = most(result.wanted), most(result.least, beside_source) or most(result.least)
     if three and scaled(three).b_max * _TINY >= scaled(one).b_max:
-        return scaled(three), plan_memory(scaled(three), space, threads, None, upload_bytes)
+        return scaled(three), plan_memory(scaled(three), space, threads, share, upload_bytes)
     if one:
         return scaled(one), plan_memory(scaled(one), space, threads, share, upload_bytes)
     bounds = scaled(_SCALES)
@@ -155,8 +170,8 @@ def fit_memory(
     )
 
 
-def plan_memory(bounds: Bounds, space: Space, threads: int, limit: int | None, upload_bytes: int = 0) -> MemoryPlan:
-    """Divide a limit, or derive one for three SuperBatches that are alive concurrently.
+def plan_memory(bounds: Bounds, space: Space, threads: int, limit: int, upload_bytes: int = 0) -> MemoryPlan:
+    """Divide a limit.
 
     Args:
         threads, upload_bytes: see `ResultMemory`.
@@ -166,15 +181,14 @@ def plan_memory(bounds: Bounds, space: Space, threads: int, limit: int | None, u
     """
     result = _result_memory(space, threads, upload_bytes)
     least, wanted, gathered = result.least(bounds), result.wanted(bounds), 2 * _slot_bytes(bounds)
-    if limit is None:
-        return MemoryPlan(wanted, _READER_BYTES, _ID_SET_BYTES, wanted - gathered, True, result)
     if limit < least:
         raise ConfigError(
             f"a memory limit of {limit:,} bytes cannot hold one SuperBatch of {bounds.b_max:,} texts: "
             f"the smallest that works is {least:,}. Raise memory_limit_bytes, or lower b_max or max_text_bytes."
         )
-    id_set = limit - least + _LEAST_ID_SET_BYTES
-    return MemoryPlan(limit, _READER_BYTES, id_set, limit - gathered, limit >= wanted, result)
+    source = limit - least + _LEAST_ID_SET_BYTES
+    pages = _READER_BYTES // 2 + limit - least
+    return MemoryPlan(limit, _READER_BYTES, source, pages, limit - gathered, limit >= wanted, result)
 
 
 def _result_memory(space: Space, threads: int, upload_bytes: int) -> ResultMemory:

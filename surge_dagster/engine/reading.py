@@ -182,9 +182,10 @@ class _Reader:
     def _content(self, partition: Partition) -> tuple[str, int]:
         """The content digest of a partition, and its largest row in bytes of id and text."""
         digest, widest = ContentDigest(), 0
-        for batch in self._batches(partition):
-            digest.update(batch)
-            widest = max(widest, int(row_bytes(batch).max(initial=0)))
+        with self._pages(partition):
+            for batch in self._batches(partition):
+                digest.update(batch)
+                widest = max(widest, int(row_bytes(batch).max(initial=0)))
         return digest.hexdigest(), widest
 
     @contextlib.contextmanager
@@ -205,12 +206,13 @@ class _Reader:
         is_compared = replaced is not None and self._drift_sample.takes(partition.key)
         replaces = replaced.facts.content_digest if replaced and is_compared else None
         staged = self._staged(partition)
-        try:
-            yield from self._gather_unstaged(OpenPartition(partition, replaces=replaces), staged)
-        except OtherRows as error:
-            log.warning("partition %r: its staged rows are not used: %s", partition.key, error)
-            self._context.staging.remove(partition.key)
-            yield from self._gather_unstaged(OpenPartition(partition, replaces=replaces), [])
+        with self._pages(partition):
+            try:
+                yield from self._gather_unstaged(OpenPartition(partition, replaces=replaces), staged)
+            except OtherRows as error:
+                log.warning("partition %r: its staged rows are not used: %s", partition.key, error)
+                self._context.staging.remove(partition.key)
+                yield from self._gather_unstaged(OpenPartition(partition, replaces=replaces), [])
 
     def _staged(self, partition: Partition) -> list[StagedRows]:
         """Rows of the partition that an earlier run staged and that can be used."""
@@ -282,7 +284,9 @@ class _Reader:
         self._context.in_flight.remove(texts)
 
     def _book_ids(self, partition: Partition, ids: IdSet, rows: int) -> None:
-        needed, available = ids.bytes_after(rows), self._context.memory.id_set
+        memory = self._context.memory
+        beyond = max(0, partition.page_bytes - memory.reader_pages)
+        needed, available = ids.bytes_after(rows), memory.source - beyond
         if needed > available:
             raise DataError(
                 partition.key,
@@ -291,14 +295,35 @@ class _Reader:
             )
         self._context.ledger.reserve(needed - ids.bytes, self._context.stop.stopping.is_set)
 
+    @contextlib.contextmanager
+    def _pages(self, partition: Partition) -> Iterator[None]:
+        """Books what the source's pages may take until the partition is read.
+
+        Raises:
+            DataError: they do not fit.
+        """
+        ledger, size, memory = self._context.ledger, partition.page_bytes, self._context.memory
+        if size > memory.pages:
+            raise DataError(
+                partition.key,
+                f"reading its largest row group may take {size:,} bytes of memory and {memory.pages:,} are set aside",
+                f"Write row groups of fewer rows, or set memory_limit_bytes to {memory.limit_for_pages(size):,}.",
+            )
+        self._context.reserve(size)
+        try:
+            yield
+        finally:
+            ledger.release(size)
+
     def _batches(self, partition: Partition) -> Iterator[RowBatch]:
         """A partition's rows; each batch is booked while it is in use."""
         ledger, stopping = self._context.ledger, self._context.stop.stopping
+        share = self._context.memory.reader - min(partition.page_bytes, self._context.memory.reader_pages)
         for batch in partition.read():
             if stopping.is_set():
                 raise Cancelled
             # What Arrow holds: the values, and up to eight bytes a row for the offsets of each column.
-            reading = min(2 * (batch.value_bytes + 16 * (len(batch) + 1)), self._context.memory.reader)
+            reading = min(2 * (batch.value_bytes + 16 * (len(batch) + 1)), share)
             ledger.reserve(reading, stopping.is_set)
             try:
                 yield batch

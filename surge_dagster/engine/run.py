@@ -51,8 +51,8 @@ class EmbeddingRun:
         outputs: the files of the pool's space, where the caller has listed them; None: the run lists them.
         include_text: write the text column.
         file_format: of the files; the space's own, where the output has it.
-        memory_limit: bytes of data that may be resident at any time; None is what three SuperBatches need, at most half
-            of the memory that the process may use.
+        memory_limit: bytes of data that may be resident at any time; None is half of the memory that the process may
+            use, of which three SuperBatches take what they need.
         grace_seconds: how long a run that is stopped may take to publish what is encoded.
         publish_threads: files serialized and published concurrently; None follows from the store
             (`publishing_threads`).

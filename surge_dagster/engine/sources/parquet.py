@@ -132,6 +132,7 @@ class ParquetCatalog:
             current_source_version=current,
             rows=sum(file.rows or 0 for file in files) if is_counted else None,
             text_bytes=sum(file.text_bytes for file in files) if files else None,
+            page_bytes=max((file.page_bytes for file in files), default=0),
         )
 
     def _current_version(self, key: str, folders: Sequence[str]) -> str | None:
@@ -162,7 +163,7 @@ class ParquetCatalog:
 
     def _batches(self, key: str, file: PartitionFile, first_row: int) -> Iterator[RowBatch]:
         try:
-            for ids, texts in read_columns(key, file, self.id_column, self.text_column):
+            for ids, texts in read_columns(key, file, self.id_column, self.text_column, self.max_text_bytes):
                 yield row_batch(key, ids, texts, first_row, self.max_text_bytes)
                 first_row += len(ids)
         except FileNotFoundError as error:

@@ -7,6 +7,7 @@ by a rename or given its old modification time again differs in one of them.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -23,11 +24,16 @@ import pyarrow.parquet as pq
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources.partition import KEY_METADATA, SOURCE_VERSION_METADATA
 from surge_dagster.engine.sources.rows import without_dictionary
+from surge_dagster.engine.support.columns import value_lengths
 from surge_dagster.engine.support.unreadable import UNREADABLE, is_systems
 
 _BATCH_BYTES = 2 * 1024 * 1024
 _BATCH_ROWS = 8192
-_READ_ROWS = 256  # per read of the file: half as fast as thousands, and bounds what the footer does not tell
+_READ_ROWS = 256  # per read of the file: half as fast as thousands
+# What a read may decode where a few bytes stand for many: rows share a dictionary's entry, or the beginning of a text.
+_DECODED_BYTES = 16 * 1024 * 1024
+_FEW_READ_ROWS = 64  # below it, looking at the dictionaries pays
+_DICTIONARY_BYTES = 2 * 1024 * 1024  # compressed: larger ones take too long to look at
 _VERSION_BYTES = 250  # a database index has room for little
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # some databases refuse NUL
 _SETTLED_NS = 2_000_000_000  # longer than the grain of any disk's clock: a younger file may change unnoticed
@@ -43,13 +49,15 @@ class Footer:
     Attributes:
         version, key: as the file declares them, None where it does not.
         rows: of the file.
-        row_bytes: of all columns, decoded.
+        row_bytes: of all columns, uncompressed.
+        group_bytes: the same of the largest row group.
     """
 
     version: str | None
     key: str | None
     rows: int
     row_bytes: int
+    group_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,8 @@ class PartitionFile:
         rows: None where the footer cannot be read.
         text_bytes: estimated; the file's own size where the footer cannot be read.
         refusal: why it is never opened; it refuses its partition.
+        page_bytes: memory that its pages may take while it is read: a page may hold a whole row group, compressed and
+            uncompressed.
     """
 
     relative: str
@@ -73,6 +83,7 @@ class PartitionFile:
     rows: int | None
     text_bytes: int
     refusal: str | None = None
+    page_bytes: int = 0
 
 
 def partition_files(root: str, folder: str) -> list[PartitionFile]:
@@ -104,11 +115,14 @@ def source_version(files: Sequence[PartitionFile], columns: str) -> str:
     return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()[:32] + columns
 
 
-def read_columns(key: str, file: PartitionFile, id_column: str, text_column: str) -> Iterator[_Columns]:
+def read_columns(
+    key: str, file: PartitionFile, id_column: str, text_column: str, max_text_bytes: int
+) -> Iterator[_Columns]:
     """The two columns of a file as batches of about two megabytes; a file without rows gives one empty batch.
 
     Args:
         key: the partition, for messages.
+        max_text_bytes: of the texts that need not be refused.
 
     Raises:
         DataError: a column is missing or there twice.
@@ -125,7 +139,8 @@ def read_columns(key: str, file: PartitionFile, id_column: str, text_column: str
             yield empty.column(id_column).combine_chunks(), empty.column(text_column).combine_chunks()
             return
         columns = list(dict.fromkeys((id_column, text_column)))
-        read = reader.iter_batches(_rows_per_read(reader.metadata), columns=columns, use_threads=False)
+        rows = _rows_per_read(reader, file.path, columns, max_text_bytes)
+        read = reader.iter_batches(rows, columns=columns, use_threads=False)
         yield from _gathered(read, id_column, text_column)
 
 
@@ -188,7 +203,15 @@ def _partition_file(relative: str, path: str) -> PartitionFile:
             return PartitionFile(relative, path, token, None, None, status.st_size)
     except (FileNotFoundError, NotADirectoryError):
         return PartitionFile(relative, path, "removed", None, None, 0)
-    return PartitionFile(relative, path, footer.version or token, footer.key, footer.rows, footer.row_bytes)
+    return PartitionFile(
+        relative,
+        path,
+        footer.version or token,
+        footer.key,
+        footer.rows,
+        footer.row_bytes,
+        page_bytes=2 * footer.group_bytes,
+    )
 
 
 def _footer_of(path: str, status: os.stat_result) -> Footer:
@@ -207,12 +230,12 @@ def _footer(path: str) -> Footer:
         footer = pq.read_metadata(file)
     declared = footer.metadata or {}
     # Of all columns, as an estimate of the texts: see `unreadable` for why not of the text column alone.
-    row_bytes = sum(footer.row_group(group).total_byte_size for group in range(footer.num_row_groups))
+    group_bytes = [footer.row_group(group).total_byte_size for group in range(footer.num_row_groups)]
     version, key = (
         declared[name].decode("utf-8", "replace") if name in declared else None
         for name in (SOURCE_VERSION_METADATA, KEY_METADATA)
     )
-    return Footer(version and _recordable(version), key, footer.num_rows, row_bytes)
+    return Footer(version and _recordable(version), key, footer.num_rows, sum(group_bytes), max(group_bytes, default=0))
 
 
 def _recordable(version: str) -> str:
@@ -237,11 +260,40 @@ def _require_columns(key: str, file: PartitionFile, names: list[str], needed: tu
         raise DataError(key, f"{file.relative} has two columns {twice[0]!r}", "Rename one of them.")
 
 
-def _rows_per_read(footer: pq.FileMetaData) -> int:
-    # The mean can deceive: long texts may stand together, or many rows share one entry of a dictionary.
-    groups = map(footer.row_group, range(footer.num_row_groups))
+def _rows_per_read(reader: pq.ParquetFile, path: str, columns: list[str], max_text_bytes: int) -> int:
+    groups = [reader.metadata.row_group(group) for group in range(reader.num_row_groups)]
     heaviest = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=1.0)
-    return max(1, min(_READ_ROWS, int(_BATCH_BYTES / max(1.0, heaviest))))
+    # The mean deceives where rows share what is stored once; a text is still no longer than all that is stored.
+    longest = max(1, min(max_text_bytes, max((group.total_byte_size for group in groups), default=1)))
+    if _DECODED_BYTES // longest < _FEW_READ_ROWS:
+        with contextlib.suppress(*UNREADABLE):  # reading itself reports what cannot be read
+            longest = _longest_shared(reader, path, columns) or longest
+    return max(1, min(_READ_ROWS, int(_BATCH_BYTES / max(1.0, heaviest)), _DECODED_BYTES // longest))
+
+
+def _longest_shared(reader: pq.ParquetFile, path: str, columns: list[str]) -> int | None:
+    """Most bytes of a value in the dictionaries of these columns; None where other values may be stored once, too."""
+    paths = [reader.metadata.schema.column(place).path for place in range(reader.metadata.num_columns)]
+    for group in range(reader.num_row_groups):
+        next(reader.iter_batches(1, row_groups=[group], columns=columns, use_threads=False), None)
+        for name in columns:  # their facts are safe to look at now that their pages were: see `unreadable`
+            if name not in paths:
+                return None
+            chunk = reader.metadata.row_group(group).column(paths.index(name))
+            if "DELTA_BYTE_ARRAY" in chunk.encodings:
+                return None
+            dictionary_bytes = chunk.data_page_offset - (chunk.dictionary_page_offset or chunk.data_page_offset)
+            if dictionary_bytes > _DICTIONARY_BYTES:
+                return None
+    longest = 1
+    with pa.OSFile(path) as source, pq.ParquetFile(source, pre_buffer=False, read_dictionary=columns) as dictionaries:
+        for group in range(reader.num_row_groups):
+            for batch in dictionaries.iter_batches(1, row_groups=[group], columns=columns, use_threads=False):
+                for column in batch.columns:
+                    if isinstance(column, pa.DictionaryArray):
+                        longest = max(longest, int(value_lengths(column.dictionary).max(initial=0)))
+                break
+    return longest
 
 
 def _gathered(read: Iterator[pa.RecordBatch], id_column: str, text_column: str) -> Iterator[_Columns]:

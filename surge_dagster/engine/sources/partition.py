@@ -46,6 +46,7 @@ class Partition:
         current_source_version: looks the token up again, None when the source no longer has the partition.
         rows: number of rows where the source knows it without reading them.
         text_bytes: bytes of text, estimated, where the source knows them.
+        page_bytes: memory that reading may take beside the rows that it yields.
     """
 
     key: str
@@ -54,6 +55,7 @@ class Partition:
     current_source_version: Callable[[], str | None]
     rows: int | None = None
     text_bytes: int | None = None
+    page_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
