@@ -54,7 +54,7 @@ demo: $(STAMP) ## embed this machine's Python docstrings through Dagster, verify
 ui: $(STAMP) ## open Dagster's UI on the instance that make demo filled
 	@$(BIN)/python -c 'import socket, sys; s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(("127.0.0.1", int(sys.argv[1])))' $(PORT) 2>/dev/null \
 	  || { echo "make ui: port $(PORT) is busy or not allowed; choose another one: make ui PORT=3001" >&2; exit 1; }
-	@$(BIN)/dagster dev --workspace workspace.yaml --port $(PORT)
+	@$(BIN)/python -W 'ignore:Function `dev_command` is superseded' -m dagster dev --workspace workspace.yaml --port $(PORT)
 
 # Four at a time on two cores: many tests wait for processes that start. A file stays together, for what its tests share,
 # and tests/conftest.py says which ones begin. The hundreds of processes that are started compile the project once.

@@ -21,6 +21,7 @@ from surge_dagster.engine.errors import ConfigError, DataError
 from surge_dagster.engine.loading import Embeddings, open_embeddings
 from surge_dagster.engine.output.current_space import space_of_readers
 from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.partition_keys import from_partition_key
 from surge_dagster.resources import OutputStore
 
@@ -60,9 +61,8 @@ class EmbeddingsInput(dg.ConfigurableIOManager):
             store = self.output.open()
             opened = open_embeddings(store, self.space or _space_of_run(context, store))
             partitions = self._partitions(context, opened)
-            context.log.info(
-                f"{len(opened.keys() if partitions is None else partitions):,} partitions of {opened.space.name}"
-            )
+            read = opened.keys() if partitions is None else partitions
+            context.log.info(f"{counted(len(read), 'partition')} of {opened.space.name}")
             if issubclass(wanted, pl.LazyFrame):
                 return opened.lazy(partitions)
             if issubclass(wanted, ds.Dataset):
@@ -89,7 +89,7 @@ class EmbeddingsInput(dg.ConfigurableIOManager):
         there = set(opened.keys())
         if missing := [key for key in keys if key not in there]:
             named = ", ".join(map(repr, missing[:_NAMED])) + (" and others" if len(missing) > _NAMED else "")
-            context.log.warning(f"{len(missing):,} partitions have no embeddings and are left out: {named}")
+            context.log.warning(f"{counted(len(missing), 'partition')} without embeddings left out: {named}")
         return None
 
 

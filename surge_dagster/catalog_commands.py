@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from surge_dagster.engine.support.counts import counted
 from surge_dagster.terminal import Json, print_json, progress_bar
 
 if TYPE_CHECKING:
@@ -51,6 +52,6 @@ def catalog_synthetic(
 
 
 def _print_catalog(summary: CatalogSummary, out: Path, as_json: bool) -> None:
-    print(f"{summary.partitions:,} partitions, {summary.texts:,} texts in {out}")
+    print(f"{counted(summary.partitions, 'partition')}, {counted(summary.texts, 'text')} in {out}")
     if as_json:
         print_json(asdict(summary) | {"out": str(out)})

@@ -34,6 +34,7 @@ from surge_dagster.engine.report import Failure, Receipt, RunReport
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.search import search as search_space
 from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.switching import switch_space
 from surge_dagster.engine.verify import Verified, Violation
 from surge_dagster.engine.verify import verify as verify_output
@@ -176,11 +177,12 @@ def verify(
         if pool is not None:
             pool.close()
     violations = [violation for violation in found if not violation.is_warning]
-    verdict = f"{len(violations)} violation(s)" if violations else "no violation"
+    verdict = counted(len(violations), "violation") if violations else "no violation"
     if len(found) > len(violations):
-        verdict += f", {len(found) - len(violations)} warning(s)"
-    encoded_again = "all rows" if rows is None else f"{rows} row(s) of each partition"
-    print(f"{space.name}: {partitions:,} partitions, {texts:,} texts read, {encoded_again} encoded again: {verdict}")
+        verdict += f", {counted(len(found) - len(violations), 'warning')}"
+    encoded_again = "all rows" if rows is None else f"{counted(rows, 'row')} of each partition"
+    read = f"{counted(partitions, 'partition')}, {counted(texts, 'text')} read"
+    print(f"{space.name}: {read}, {encoded_again} encoded again: {verdict}")
     if as_json:
         listed = [asdict(violation) | {"reason": violation.reason} for violation in found]
         print_json({"space": space.name, "partitions": partitions, "texts": texts, "violations": listed})
@@ -235,10 +237,13 @@ def plan(
         mean_text_bytes=sum(size for _, size in sizes) / max(1, texts),
     )
     print(
-        f"{made.partitions:,} partitions, {made.texts:,} texts, the largest has {made.largest_partition_texts:,}\n"
+        f"{counted(made.partitions, 'partition')}, {counted(made.texts, 'text')}, "
+        f"the largest has {made.largest_partition_texts:,}\n"
         f"thresholds: b_min {made.bounds.b_min:,}, b_max {made.bounds.b_max:,} texts\n"
-        f"encoding: {made.seconds:,.1f} s in {made.flushes:,} SuperBatches ({made.texts_per_second:,.0f} texts/s), at "
-        f"{texts_per_second:,.0f} short texts/s on each of {workers} worker(s); long texts take longer in proportion\n"
+        f"encoding: {made.seconds:,.1f} s in {counted(made.flushes, 'SuperBatch')} "
+        f"({made.texts_per_second:,.0f} texts/s), at "
+        f"{texts_per_second:,.0f} short texts/s on each of {counted(workers, 'worker')}; long texts take longer in "
+        "proportion\n"
         f"partition by partition it would be {made.partition_by_partition_seconds:,.1f} s: speedup {made.speedup:.2f} "
         f"(alpha {made.alpha:.3f}, call cost {call_seconds} s)\n"
         f"phi {made.phi:.2f}, CV {made.cv:.2f}: SuperBatches are {made.recommendation}\n"
@@ -386,13 +391,14 @@ def _follow(run: EmbeddingRun, total: int) -> None:
 
 def _print_report(report: RunReport, store: Store, as_json: bool) -> None:
     done = (
-        f"{report.texts_encoded:,} texts encoded in {report.wall_seconds:.1f} s ({report.texts_per_second:,.0f} "
-        f"texts/s) on {report.device} in {report.precision}, {report.truncated:,} truncated"
+        f"{counted(report.texts_encoded, 'text')} encoded in {report.wall_seconds:.1f} s "
+        f"({report.texts_per_second:,.0f} texts/s) on {report.device} in {report.precision}, "
+        f"{report.truncated:,} truncated"
         if report.device
         else "there was nothing to encode"
     )
     print(
-        f"{report.partitions_written:,} partitions written, {report.partitions_skipped:,} fresh, "
+        f"{counted(report.partitions_written, 'partition')} written, {report.partitions_skipped:,} fresh, "
         f"{len(report.partitions_failed):,} failed; {done}\nfiles are in {store.location(report.space)}"
     )
     if as_json:

@@ -30,7 +30,7 @@ def failure_text(context: dg.RunFailureSensorContext) -> str:
     keys = _failed_partitions(context.instance, context.dagster_run.run_id)
     lines = [_message(context)]
     if keys:
-        lines.append(f"Failed partitions: {named(keys, _PARTITIONS_NAMED)}")
+        lines.append(f"Failed partitions: {named(map(repr, keys), _PARTITIONS_NAMED)}")
     return "\n".join((*lines, f"Run {context.dagster_run.run_id}"))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dagster as dg
 
+from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.active_runs import active_runs
 from surge_dagster.orchestration.launch import record_pool_limit
 from surge_dagster.orchestration.names import CatalogNames
@@ -27,6 +28,6 @@ def lost_runs(names: CatalogNames) -> dg.SensorDefinition:
     def sensor(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         record_pool_limit(context.instance)
         active = sum(1 for _ in active_runs(context.instance, lambda run: True))
-        return dg.SkipReason(f"{active:,} active runs")
+        return dg.SkipReason(counted(active, "active run"))
 
     return sensor

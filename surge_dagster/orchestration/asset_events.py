@@ -19,6 +19,7 @@ import dagster as dg
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.report import Receipt, SuperBatchReport
 from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.partition_keys import from_partition_key, to_partition_key
@@ -152,9 +153,10 @@ def superbatch(names: CatalogNames, report: SuperBatchReport, space: Space) -> d
     metrics = {name: getattr(report, name) for name in _SUPERBATCH_METRICS}
     metrics |= {name: value for name in _WHERE_MEASURED if (value := getattr(report, name)) is not None}
     metadata = {name: round(value, 4) if isinstance(value, float) else value for name, value in metrics.items()}
+    content = f"{counted(report.texts, 'text')} of {counted(report.partitions, 'partition')}"
     return dg.AssetMaterialization(
         names.superbatches,
-        description=f"SuperBatch {report.index}: {report.texts:,} texts of {report.partitions:,} partitions",
+        description=f"SuperBatch {report.index}: {content}",
         metadata={"superbatch": report.index, **metadata, "space_title": space.title, "space": space.name},
     )
 
@@ -168,7 +170,7 @@ def whole_run(names: CatalogNames, outcome: Outcome) -> dg.AssetMaterialization:
     report = outcome.report
     return dg.AssetMaterialization(
         names.superbatches,
-        description=f"Run: {report.superbatches:,} SuperBatches with {report.texts_encoded:,} texts",
+        description=f"Run: {counted(report.superbatches, 'SuperBatch')} with {counted(report.texts_encoded, 'text')}",
         metadata={
             **run_charts(report, outcome.timeline, outcome.sizes),
             "superbatches": report.superbatches,

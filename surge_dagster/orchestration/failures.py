@@ -19,6 +19,7 @@ import dagster as dg
 from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.report import Failure
 from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
 from surge_dagster.orchestration.dagster_internals import Event, Planned
 from surge_dagster.orchestration.events import report_events
@@ -62,7 +63,7 @@ def failure_of(names: CatalogNames, outcome: Outcome) -> dg.Failure:
     reasons = [failure.reason for failure in failures[:_NAMED]]
     if count > _NAMED:
         reasons.append(f"… and {count - _NAMED:,} more, listed in the check {names.run_check.name}")
-    failed = f"{count:,} partition{'' if count == 1 else 's'}"
+    failed = counted(count, "partition")
     if error is None:
         summary = f"{failed} failed; the others are published and will not be encoded again."
     else:

@@ -23,6 +23,7 @@ from pydantic import Field, field_validator
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import Status
+from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.names import CatalogResources
 from surge_dagster.orchestration.partition_keys import to_partition_key
 
@@ -156,7 +157,7 @@ def catalog_keys(typed: Iterable[str], known: Collection[str], catalog: str) -> 
             selected[found] = None
     if unknown:
         raise ConfigError(
-            f"{len(unknown):,} partition keys are not in the catalog {catalog!r}: {named(unknown)}. Nothing was "
+            f"the catalog {catalog!r} does not have {counted(len(unknown), 'key')}: {named(unknown)}. Nothing was "
             "encoded. Correct them or take them out, and launch again; the asset source_partitions shows all keys."
         )
     if unclear:
@@ -239,4 +240,4 @@ def record_pool_limit(instance: dg.DagsterInstance) -> bool:
 def named(items: Iterable[str], most: int = _NAMED) -> str:
     """The first items, and the number of the others."""
     items = list(items)
-    return ", ".join(items[:most]) + (f" and {len(items) - most:,} others" if len(items) > most else "")
+    return ", ".join(items[:most]) + (f" and {counted(len(items) - most, 'other')}" if len(items) > most else "")

@@ -22,6 +22,7 @@ from surge_dagster.engine.output.staging import remove_staged, sweep_orphan_file
 from surge_dagster.engine.report import Failure, Receipt, SuperBatchReport
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.discovery import known_space
 from surge_dagster.orchestration.launch import LaunchConfig, named, require_expected_settings
 from surge_dagster.orchestration.names import CatalogNames
@@ -146,7 +147,7 @@ class Refresh:
         for difference in work.differing[:FAILURES_LOGGED]:
             self._context.log.warning(difference)
         if len(work.differing) > FAILURES_LOGGED:
-            self._context.log.warning(f"{len(work.differing):,} files differ from their source, in all")
+            self._context.log.warning(f"{counted(len(work.differing), 'file')} in all, each unlike its source")
         return work
 
     def _take(self, work: Worklist) -> None:
@@ -198,8 +199,8 @@ class Refresh:
         )
         self._outcome.report = engine.report
         self._context.log.info(
-            f"{len(work.todo):,} partitions to do on {pool.device} in {pool.precision}, space {engine.space.name}, "
-            f"SuperBatches of {engine.bounds.b_min:,} to {engine.bounds.b_max:,} texts"
+            f"{counted(len(work.todo), 'partition')} to do on {pool.device} in {pool.precision}, "
+            f"space {engine.space.name}, SuperBatches of {engine.bounds.b_min:,} to {engine.bounds.b_max:,} texts"
         )
         return engine
 

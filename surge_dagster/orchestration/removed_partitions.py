@@ -16,6 +16,7 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.keys import encode_key, is_hashed
 from surge_dagster.orchestration.active_runs import held_by_active_runs
 from surge_dagster.orchestration.asset_events import removed_partition
@@ -59,7 +60,7 @@ def handle_removed_partitions(
     )
     if removed:
         context.log.info(
-            f"{len(removed):,} partitions were removed from the source, {len(new):,} of them since the last report"
+            f"{counted(len(removed), 'partition')} removed from the source, {len(new):,} of them since the last report"
         )
     if action is Removed.report:
         return

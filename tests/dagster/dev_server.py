@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -297,7 +298,7 @@ def dev_server(folder: Path, pool_limit: int = 1, gated: bool = False, /, **sett
     environment |= {"DAGSTER_HOME": str(folder / "home"), _MARK: str(folder), "PYTHONPATH": CHILD_PATH}
     if gated:
         environment["GATED_BACKEND"] = "1"
-    command = [sys.executable, "-m", "dagster", "dev", "-w", "workspace.yaml", "--port", str(port)]
+    command = [sys.executable, *_make_ui(port)]
     server = DevServer(port, folder)
     with (folder / "dev.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True)
@@ -312,6 +313,12 @@ def dev_server(folder: Path, pool_limit: int = 1, gated: bool = False, /, **sett
                 process.kill()
             for left in server.processes():
                 left.kill()
+
+
+def _make_ui(port: int) -> list[str]:
+    """The arguments with which `make ui` starts Python."""
+    shown = subprocess.run(["make", "-n", "ui", f"PORT={port}"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return shlex.split(shown.stdout.splitlines()[-1])[1:]
 
 
 def _named_keys(run_config: str) -> tuple[str, ...]:

@@ -181,7 +181,7 @@ def test_slack_gets_the_failed_partitions_through_its_own_package(
     [(path, body)] = listener.posted
     sent = json.loads(body) if body.startswith(b"{") else {k: v[0] for k, v in parse_qs(body.decode()).items()}
     assert (path, sent["channel"]) == ("/api/chat.postMessage", "#embeddings")
-    assert "Failed partitions: bad" in sent["text"] and ran.run_id in sent["text"]
+    assert "Failed partitions: 'bad'" in sent["text"] and ran.run_id in sent["text"]
 
 
 @pytest.mark.parametrize("given", [f"ftp://h/{SECRET}", SECRET, [SECRET]])

@@ -271,3 +271,9 @@ def test_backfill_of_scattered_partitions_is_one_run_per_range_and_fresh_ones_ar
     files = [event for run in runs for event in server.events(run) if event["asset"] == "embeddings"]
     assert sorted(event["partition"] for event in files) == chosen
     assert [event["partition"] for event in files if not event.get("reused")] == ["p07"]
+
+
+def test_console_of_make_ui_has_no_warning_about_dagsters_own_interfaces(server: DevServer, folder: Path) -> None:
+    console = (folder / "dev.log").read_text()
+    assert "Serving dagster-webserver" in console
+    assert [line for line in console.splitlines() if "BetaWarning" in line or "SupersessionWarning" in line] == []

@@ -154,7 +154,7 @@ class ParquetCatalog:
                 if id_type is not None and batch.ids.type != id_type:
                     raise DataError(
                         key,
-                        f"ids are {id_type} in {files[0].relative} but {batch.ids.type} in {file.relative}",
+                        f"ids are {id_type} in {files[0].shown} but {batch.ids.type} in {file.shown}",
                         "Use one type.",
                     )
                 id_type = batch.ids.type
@@ -168,14 +168,14 @@ class ParquetCatalog:
                 first_row += len(ids)
         except FileNotFoundError as error:
             raise TransientError(
-                f"partition {key!r}: {file.relative} was removed while the partition was read. Run again.", key
+                f"partition {key!r}: {file.shown} was removed while the partition was read. Run again.", key
             ) from error
         except UNREADABLE as error:
             if is_systems(error):
                 raise _not_given(key, file.relative, error) from error
             raise DataError(
                 key,
-                f"{file.relative} cannot be read as Parquet ({first_line(error)})",
+                f"{file.shown} cannot be read as Parquet ({first_line(error)})",
                 "Write the file again, then run again.",
             ) from error
 
@@ -197,21 +197,21 @@ def _require_own_key(key: str, folder: str, files: Sequence[PartitionFile]) -> N
         if file.refusal:
             raise DataError(
                 key,
-                f"{file.relative} {file.refusal}",
+                f"{file.shown} {file.refusal}",
                 "Replace it by a regular folder or file, or remove it from the catalog.",
             )
         declared = file.declared_key
         if in_name is None and declared is None:
             raise DataError(
                 key,
-                f"the folder name {folder} is a hash and {file.relative} does not declare the key",
+                f"the folder name {folder} is a hash and {file.shown} does not declare the key",
                 f"Write the key into the file's metadata as {KEY_METADATA.decode()}.",
             )
         belongs = encode_key(declared) == name if in_name is None and declared else declared in (None, in_name)
         if not belongs:
             raise DataError(
                 key,
-                f"{file.relative} declares that it belongs to partition {declared!r}, and lies in the folder {folder}",
+                f"{file.shown} declares that it belongs to partition {declared!r}, and lies in the folder {folder}",
                 "Move it to its own folder.",
             )
 

@@ -25,7 +25,7 @@ from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources.partition import KEY_METADATA, SOURCE_VERSION_METADATA
 from surge_dagster.engine.sources.rows import without_dictionary
 from surge_dagster.engine.support.columns import value_lengths
-from surge_dagster.engine.support.unreadable import UNREADABLE, is_systems
+from surge_dagster.engine.support.unreadable import UNREADABLE, is_systems, visible
 
 _BATCH_BYTES = 2 * 1024 * 1024
 _BATCH_ROWS = 8192
@@ -84,6 +84,11 @@ class PartitionFile:
     text_bytes: int
     refusal: str | None = None
     page_bytes: int = 0
+
+    @property
+    def shown(self) -> str:
+        """The name in messages."""
+        return visible(self.relative)
 
 
 def partition_files(root: str, folder: str) -> list[PartitionFile]:
@@ -251,13 +256,13 @@ def _require_columns(key: str, file: PartitionFile, names: list[str], needed: tu
     if missing:
         raise DataError(
             key,
-            f"{file.relative} has no column {' and no column '.join(map(repr, missing))}; "
+            f"{file.shown} has no column {' and no column '.join(map(repr, missing))}; "
             f"its columns are {', '.join(map(repr, names))}",
             "Name the right ones with id_column and text_column.",
         )
     twice = [name for name in needed if names.count(name) > 1]
     if twice:
-        raise DataError(key, f"{file.relative} has two columns {twice[0]!r}", "Rename one of them.")
+        raise DataError(key, f"{file.shown} has two columns {twice[0]!r}", "Rename one of them.")
 
 
 def _rows_per_read(reader: pq.ParquetFile, path: str, columns: list[str], max_text_bytes: int) -> int:

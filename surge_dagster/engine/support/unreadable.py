@@ -46,5 +46,10 @@ def not_given(what: str, error: OSError, key: str | None = None) -> TransientErr
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its type where it has none."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    """The first line of an error's text as a part of a sentence, or the error's type where it has no text."""
+    return visible((str(error).splitlines() or [""])[0].rstrip(". ")) or type(error).__name__
+
+
+def visible(text: str) -> str:
+    """The text with characters escaped that cannot be printed: names of files and columns may have any."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)

@@ -240,6 +240,8 @@ class TestFilesThatCannotBeRead:
         path.parent.mkdir(parents=True)
         path.write_bytes(b"not parquet at all, but long enough to be looked at")
         assert "0.parquet cannot be read as Parquet" in str(refusal(only(open_source(tmp_path))))
+        path.rename(path.with_name("0\x07.parquet"))
+        assert "0\\x07.parquet cannot be read as Parquet" in str(refusal(only(open_source(tmp_path))))
 
     @pytest.mark.parametrize("left", [0, 3, 100, -1])
     def test_truncated_file(self, tmp_path: Path, left: int) -> None:
