@@ -31,6 +31,7 @@ from surge_dagster.orchestration.launch import POOL, RUN_TAGS, LaunchConfig
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.refresh import Refresh
+from surge_dagster.orchestration.resource_config import differing_settings
 
 _RETRIES = 2
 _RETRY_SECONDS = 5
@@ -169,6 +170,13 @@ class _Attempts:
         """
         record_process(context)
         outcome = Outcome.after(self.before.pop(context.run_id, None), self.policy.max_truncated_share)
+        outcome.differing_settings = differing_settings(self.names, context)
+        if outcome.differing_settings:
+            context.log.warning(
+                f"The run has other settings than the code location: {', '.join(outcome.differing_settings)}. They are "
+                "in its config, where the launchpad wrote them. For the present ones, launch with a config without "
+                "`resources`."
+            )
         try:
             named = config.named_keys()
             Refresh(self.names, context, config, outcome).run(named if named is not None else chosen)

@@ -97,6 +97,7 @@ class Outcome:
         republished: those of them that were not encoded, since only their source version had moved.
         fresh: catalog keys that any attempt found up to date.
         ended_by: the error that ended the run early, where no attempt follows.
+        differing_settings: names of settings whose values in the run's config are not those of the code location.
         begun: when the first attempt began, on the monotonic clock.
         summary: the run in one line, when it has ended.
     """
@@ -113,6 +114,7 @@ class Outcome:
     republished: set[str] = field(default_factory=set)
     fresh: set[str] = field(default_factory=set)
     ended_by: Exception | None = None
+    differing_settings: list[str] = field(default_factory=list)
     begun: float = field(default_factory=time.monotonic)
     summary: str = ""
     _report_before: RunReport | None = None
@@ -160,6 +162,8 @@ class Outcome:
         parts += [f"{count:,} {what}" for what, count in counts.items() if count]
         parts += [f"{len(failed):,} failed", f"{time.monotonic() - self.begun:,.1f} s"]
         self.summary = f"{counted(len(all_keys), 'partition')}: {', '.join(parts)}"
+        if self.differing_settings:
+            self.summary += f"; other settings than the code location: {', '.join(self.differing_settings)}"
         return self.summary
 
     @property

@@ -165,3 +165,22 @@ def test_retry_of_a_forced_run_encodes_nothing_twice_when_its_parent_never_start
     ran = bench.run("embed_partitions", {"ops": {NAMES.embeddings_op: {"config": {"force": True}}}}, tags)
     assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
     assert ran.metrics()["texts_encoded"] == 7
+
+
+def test_run_with_a_config_that_the_launchpad_kept_names_the_settings_that_differ(bench: Workbench) -> None:
+    bench.write("a")
+    job = bench.definitions.resolve_job_def(NAMES.refresh_job)
+    kept = {
+        name: {"config": dict(job.resource_defs[name].config_schema.default_value)}
+        for name in ("catalog", "encoder", "output")
+    }
+    same = bench.run(NAMES.refresh_job, {"resources": kept})
+    assert same.success and not [line for line in same.logged() if "other settings" in line]
+    bench.settings |= {"include_text": False, "grace_seconds": 5.5}  # edited since
+    ran = bench.run(NAMES.refresh_job, {"resources": kept})
+    [warning, line] = [line for line in ran.logged() if "other settings than the code location: " in line]
+    assert "encoder.grace_seconds, output.include_text. " in warning and "5.5" not in warning
+    check = ran.checks()[NAMES.run_check.name]
+    assert check.description == line and line.endswith("encoder.grace_seconds, output.include_text")
+    assert check.metadata["differing_settings"].value == ["encoder.grace_seconds", "output.include_text"]
+    assert "differing_settings" not in bench.refresh().metrics()
