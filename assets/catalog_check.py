@@ -101,7 +101,7 @@ def catalog_check(names: CatalogNames, policy: CheckPolicy) -> dg.JobDefinition:
     @dg.op(name=names.compare_op, out=dg.Out(dg.Nothing), required_resource_keys=names.resource_keys)
     def compare(context: dg.OpExecutionContext) -> Iterator[dg.AssetCheckEvaluation | dg.Output[None]]:
         """Read the whole catalog and the whole output, and evaluate the checks."""
-        yield from [evaluation_of(names, result) for result in _compare(names, policy, context)]
+        yield from [evaluation_of(names, result, context.instance) for result in _compare(names, policy, context)]
         yield dg.Output(None)
 
     @dg.job(
@@ -122,7 +122,7 @@ def repeat_catalog_checks(names: CatalogNames, policy: CheckPolicy, context: dg.
         if _asset(names, name) == names.embeddings:
             result = last_evaluation(context.instance, dg.AssetCheckKey(names.embeddings, name))
             if result is not None:
-                context.log_event(result)  # pyright: ignore[reportArgumentType]
+                context.log_event(evaluation_of(names, result, context.instance))  # pyright: ignore[reportArgumentType]
 
 
 def _wanted(policy: CheckPolicy) -> list[CheckName]:

@@ -15,6 +15,7 @@ import dagster as dg
 
 from surge_dagster.check_policy import MIN_PREVIOUS_COSINE, RUN_CHECK, CheckName, CheckPolicy
 from surge_dagster.engine.support.counts import counted
+from surge_dagster.orchestration.dagster_internals import latest_target
 from surge_dagster.orchestration.failures import failure_table, table_of_failures
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome, Violations
@@ -134,16 +135,20 @@ def check_result(
     )
 
 
-def evaluation_of(names: CatalogNames, result: dg.AssetCheckResult) -> dg.AssetCheckEvaluation:
-    """The same as an event; the op of a job cannot return check results."""
+def evaluation_of(
+    names: CatalogNames, result: dg.AssetCheckResult | dg.AssetCheckEvaluation, instance: dg.DagsterInstance
+) -> dg.AssetCheckEvaluation:
+    """The same as an event, of what is materialized now; the op of a job cannot return check results."""
+    asset_key = result.asset_key or names.embeddings
     return dg.AssetCheckEvaluation(
-        asset_key=result.asset_key or names.embeddings,
+        asset_key=asset_key,
         check_name=result.check_name or "",
         passed=result.passed,
         description=result.description,
         metadata=result.metadata,
         severity=result.severity,
         blocking=result.check_name == names.run_check.name,
+        target_materialization_data=latest_target(instance, asset_key),
     )
 
 

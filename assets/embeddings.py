@@ -118,7 +118,7 @@ def embedding_jobs(names: CatalogNames, policy: CheckPolicy) -> tuple[dg.JobDefi
         """Embed what is missing or stale among the partitions that the config names, else in the whole catalog."""
         outcome = attempts.make(context, config, None)
         for result in run_check_results(names, policy, outcome):
-            yield evaluation_of(names, result)
+            yield evaluation_of(names, result, context.instance)
         if outcome.published:
             repeat_catalog_checks(names, policy, context)
         if outcome.failures:
@@ -206,7 +206,7 @@ class _Attempts:
             for result in run_check_results(self.names, self.policy, outcome):
                 if result.passed:
                     continue  # it covers a part of the run, and would replace an earlier failure of the check
-                context.log_event(evaluation_of(self.names, result))  # pyright: ignore[reportArgumentType]
+                context.log_event(evaluation_of(self.names, result, context.instance))  # pyright: ignore[reportArgumentType]
         except Exception as error:
             with suppress(Exception):  # Dagster stores log lines where it stores events
                 context.log.error(f"the end of this run could not be recorded: {type(error).__name__}: {error}")

@@ -15,6 +15,9 @@ from uuid import uuid4
 
 import dagster as dg
 from dagster._core import events as internal
+from dagster._core.definitions.asset_checks.asset_check_evaluation import (
+    AssetCheckEvaluationTargetMaterializationData as Target,
+)
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
 # Dagster ignores the marks of a batch unless this variable is above 0; an operator can set it to 0.
@@ -80,6 +83,17 @@ def described(resource: R, text: str) -> R:
     """A resource whose page shows a description in place of the docstring of its class."""
     resource.get_resource_definition()._description = text
     return resource
+
+
+def latest_target(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> Target | None:
+    """What marks a check's result as one of what was materialized last.
+
+    Without it Dagster compares times, and SQLite's have no fractions of a second.
+    """
+    records = instance.fetch_materializations(asset_key, limit=1).records
+    if not records:
+        return None
+    return Target(storage_id=records[0].storage_id, run_id=records[0].run_id, timestamp=records[0].timestamp)
 
 
 def _dagster_event(context: dg.OpExecutionContext | None, event: Event) -> dg.DagsterEvent:

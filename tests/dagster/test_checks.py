@@ -299,6 +299,23 @@ def test_checks_of_the_output_belong_to_embeddings_and_truncation_to_the_source(
     assert {(check.asset_key, check.check_name) for check in found} <= shown, "each with a description"
 
 
+def test_results_are_those_of_the_last_partition_even_within_its_second(embedded: Workbench) -> None:
+    [last] = embedded.instance.fetch_materializations(NAMES.embeddings, limit=1).records
+    found = embedded.run("catalog_check").checks().values()
+    targets = [check.target_materialization_data for check in found if check.asset_key == NAMES.embeddings]
+    assert targets and all(target and target.storage_id == last.storage_id for target in targets)
+    assert all(check.is_latest for check in shown_checks(embedded))
+
+
+def test_a_single_check_can_be_executed(embedded: Workbench) -> None:
+    embedded.file("b").unlink()
+    chosen = dg.AssetCheckKey(NAMES.embeddings, "every_partition_is_embedded")
+    job = embedded.definitions.resolve_implicit_global_asset_job_def().get_subset(asset_check_selection={chosen})
+    ran = job.execute_in_process(instance=embedded.instance)
+    [found] = ran.get_asset_check_evaluations()
+    assert ran.success and found.asset_check_key == chosen and not found.passed
+
+
 def test_a_run_that_materializes_embeddings_evaluates_no_check_of_the_catalog(embedded: Workbench) -> None:
     embedded.write("a", 3, version="v2")
     ran = embedded.embed("a", "c")
