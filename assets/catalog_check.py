@@ -179,7 +179,7 @@ def _compare(names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutionCo
     # No check knows about partitions that were not read; one of the evaluated checks lists them.
     lists_unread: CheckName = "files_are_whole" if "files_are_whole" in wanted else wanted[0]
     listed[lists_unread].extend(unread)
-    common = {"space": space.name, "partitions": partitions, "rows": truncation.rows}
+    common = {"space_title": space.title, "space": space.name, "partitions": partitions, "rows": truncation.rows}
     metrics: dict[CheckName, dict[str, Any]] = {
         "few_texts_are_truncated": {
             "truncated": truncation.truncated,

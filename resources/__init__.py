@@ -19,6 +19,7 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources import ParquetCatalog
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.counts import counted
 from surge_dagster.settings import CatalogSettings, EncoderSettings, FileSettings
 
 __all__ = ["CatalogSource", "Encoder", "OutputStore"]
@@ -59,9 +60,9 @@ class Encoder(EncoderSettings, dg.ConfigurableResource):
             precision = choose_precision(self.precision, choice)
         except ConfigError as error:
             return f"no worker; {error}"
-        workers, devices = len(choice.devices), ", ".join(dict.fromkeys(choice.devices))
+        workers, devices = counted(len(choice.devices), "worker"), ", ".join(dict.fromkeys(choice.devices))
         details = "; ".join(filter(None, (choice.reason, hardware(choice))))
-        return f"{workers:,} worker{'s' if workers > 1 else ''} on {devices} ({details}), in {precision}"
+        return f"{workers} on {devices} ({details}), in {precision}"
 
 
 class GivesStorageClient(Protocol):

@@ -198,9 +198,10 @@ class Refresh:
             grace_seconds=_PUBLISH_SHARE * encoder.grace_seconds,
         )
         self._outcome.report = engine.report
+        device = f"{pool.device} ({pool.hardware})" if pool.hardware else pool.device
         self._context.log.info(
-            f"{counted(len(work.todo), 'partition')} to do on {pool.device} in {pool.precision}, "
-            f"space {engine.space.name}, SuperBatches of {engine.bounds.b_min:,} to {engine.bounds.b_max:,} texts"
+            f"{counted(len(work.todo), 'partition')} to do on {device} in {pool.precision}, space {engine.space.title} "
+            f"({engine.space.name}), SuperBatches of {engine.bounds.b_min:,} to {engine.bounds.b_max:,} texts"
         )
         return engine
 

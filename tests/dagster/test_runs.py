@@ -57,7 +57,9 @@ def test_each_event_has_the_metadata_of_its_partition(bench: Workbench) -> None:
     }
     metrics = ran.metrics()
     assert (metrics["partitions_written"], metrics["texts_encoded"], metrics["superbatches"]) == (2, 12, 1)
-    assert metrics["partitions_failed"] == [] and metrics["device"] and metrics["max_in_flight_texts"] == 12
+    assert {each["space_title"] for each in (reported, batch, metrics)} == {"hash-16, 16 float32"}
+    assert metrics["device"] == "cpu" and "CPU core" in metrics["hardware"]
+    assert metrics["partitions_failed"] == [] and metrics["max_in_flight_texts"] == 12
     assert ran.checks()[NAMES.run_check.name].passed
 
 

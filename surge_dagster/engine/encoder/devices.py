@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.support.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +79,7 @@ def choose_devices(requested: str | Sequence[str]) -> DeviceChoice:
 def hardware(choice: DeviceChoice) -> str:
     """What encodes, for people: "2 x NVIDIA L4", "16 CPU cores", or "" where the driver names no GPU."""
     if choice.on_cpu:
-        cores = usable_cores()
-        return f"{cores} CPU core{'s' if cores > 1 else ''}"
+        return counted(usable_cores(), "CPU core")
     try:
         facts = [(gpu / "information").read_text() for gpu in _GPUS.iterdir()]
     except OSError:
