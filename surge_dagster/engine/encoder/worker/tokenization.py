@@ -3,13 +3,19 @@
 The tokenizer is that of the model loaded by sentence-transformers, as JSON. It returns up to one token more than the
 model reads: a text with that many tokens is too long, and removing the extra token gives the same ids as truncation.
 
-Very long texts are not tokenized to their end where the rest cannot change the result: BERT's tokenizer treats the
-pieces between white space one by one, so a prefix that ends before white space and fills the model is enough.
+Very long texts are not tokenized to their end where the rest cannot change the result. BERT's tokenizer cuts texts into
+words before everything else, at white space, punctuation and Chinese characters, and none of its steps looks beyond a
+word. So a prefix that ends before such a character has the first tokens of the whole text, and is enough if it has more
+than the model reads. A word of hundreds of letters is one unknown token, however many there are.
+
+Other tokenizers may look anywhere. Their long texts are tokenized one at a time, since each takes many times its size.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import string
 from array import array
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +26,9 @@ from tokenizers import Tokenizer
 from surge_dagster.engine.model.spec import Space
 
 _CHARACTERS_PER_TOKEN = 8
-_SPACE_SEARCH = 512
+_LONG_CHARACTERS = 64 * 1024
+_LONG_WORD = re.compile("[A-Za-z0-9]{1000,}")
+_KEPT_OF_WORD = 400  # at either end; BERT's longest word that is not unknown has 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +96,16 @@ class TextTokenizer:
         self._max_length = max_length
         self._prompt = space.prompt
         self._pad_id = facts.pad_id
-        self._can_cut = on_the_right and _splits_at_spaces(json.loads(facts.tokenizer_json))
+        self._word_end = _word_end(json.loads(facts.tokenizer_json)) if on_the_right else None
 
     def encode(self, texts: list[str]) -> Tokens:
         """The token ids of `texts`, cut to max_length."""
         if self._prompt:
             texts = [self._prompt + text for text in texts]
-        if self._can_cut:
+        if self._word_end is not None:
             enough = _CHARACTERS_PER_TOKEN * self._max_length
-            texts = [text if len(text) <= 2 * enough else self._prefix(text, enough) for text in texts]
-        encodings = self._tokenizer.encode_batch_fast(texts)
-        pieces = [encoding.ids for encoding in encodings]
+            texts = [text if len(text) <= 2 * enough else self._prefix(text, enough, self._word_end) for text in texts]
+        pieces = self._ids(texts)
         truncated = np.zeros(len(pieces), np.bool_)
         for row, piece in enumerate(pieces):
             if len(piece) > self._max_length:
@@ -112,28 +119,36 @@ class TextTokenizer:
         ids = np.frombuffer(flat, np.int32) if flat else np.empty(0, np.int32)
         return Tokens(ids, offsets, truncated, self._pad_id)
 
-    def _prefix(self, text: str, characters: int) -> str:
-        """A prefix of a long text that gives the same first max_length + 1 tokens."""
-        while characters < len(text):
-            end = _space_after(text, characters)
-            if end is None:
-                return text
-            prefix = text[:end]
+    def _ids(self, texts: list[str]) -> list[list[int]]:
+        """The token ids of each text, at most max_length + 1."""
+        if max(map(len, texts), default=0) <= _LONG_CHARACTERS:
+            return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts)]
+        return [self._tokenizer.encode_batch_fast([text])[0].ids for text in texts]
+
+    def _prefix(self, text: str, characters: int, word_end: re.Pattern[str]) -> str:
+        """A text of the same first max_length + 1 tokens as a long one."""
+        text = _LONG_WORD.sub(lambda word: word[0][:_KEPT_OF_WORD] + word[0][-_KEPT_OF_WORD:], text)
+        while (end := word_end.search(text, characters)) is not None:
+            prefix = text[: end.start()]
             if len(self._tokenizer.encode(prefix)) > self._max_length:
                 return prefix
-            characters = 2 * end
+            characters = 2 * end.start()
         return text
 
 
-def _space_after(text: str, start: int) -> int | None:
-    for position in range(start, min(start + _SPACE_SEARCH, len(text))):
-        if text[position] == " ":
-            return position
-    return None
-
-
-def _splits_at_spaces(tokenizer: dict[str, Any]) -> bool:
-    """Whether tokens before a space are independent of the text after it, which is known for BERT's kind only."""
-    kinds = [(tokenizer.get(part) or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]
-    added = [token["content"] for token in tokenizer.get("added_tokens") or []]
-    return kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"] and not any(" " in text for text in added)
+def _word_end(tokenizer: dict[str, Any]) -> re.Pattern[str] | None:
+    """Finds characters before which a word ends; None where that is not known, which it is for BERT's kind only."""
+    parts = {part: tokenizer.get(part) or {} for part in ("normalizer", "pre_tokenizer", "model")}
+    if [part.get("type") for part in parts.values()] != ["BertNormalizer", "BertPreTokenizer", "WordPiece"]:
+        return None
+    # Added tokens are looked for before anything else: no word ends within one, and none may lie within a long word.
+    tokens = tokenizer.get("added_tokens") or []
+    added = [token["content"] for token in tokens]
+    longest_known = parts["model"].get("max_input_chars_per_word", 100)
+    if longest_known > _KEPT_OF_WORD or any(re.fullmatch("[A-Za-z0-9]*", content) for content in added):
+        return None
+    # One that has to be a single word depends on the character after it; `_` and Chinese characters belong to words.
+    ends = set(" \t\n\r" + string.punctuation).difference("_", *added)
+    is_chinese_split = parts["normalizer"].get("handle_chinese_chars") and "".join(added).isascii()
+    chinese = "\u4e00-\u9fff" if is_chinese_split and not any(token.get("single_word") for token in tokens) else ""
+    return re.compile(f"[{re.escape(''.join(sorted(ends)))}{chinese}]")

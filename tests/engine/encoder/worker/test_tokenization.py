@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -54,13 +54,16 @@ def test_prompt_precedes_every_text(document: str) -> None:
     assert _found(tokenizer, _TEXTS) == _expected(document, ["query: " + text for text in _TEXTS])
 
 
-_WORDS = st.sampled_from(["a", "Ünïcödé", "cafe\u0301", "\u0301", "東京", "don't", "x" * 40, "##", "\t", "\u3000", "."])
+_ORDINARY = ["a", "Ünïcödé", "cafe\u0301", "\u0301", "東京", "don't", "x" * 40, "##", "\t", "\u3000", "."]
+_ODD = ["_", "x" * 99, "x1" * 700, "e\u0301" * 60, "\x00", "\u00ad", "İ", "ß", "한국어", "สวัสดีครับ"]
+_SPECIAL = ["[SEP]", "[SEP", "[", "]", "[MASK]", "Q" * 998 + "[CLS]"]
+_WORDS = st.sampled_from(_ORDINARY + _ODD + _SPECIAL)
 
 
 @pytest.fixture(scope="module")
 def cutting(document: str) -> TextTokenizer:
     tokenizer = _tokenizer(document)
-    assert tokenizer._can_cut
+    assert tokenizer._word_end is not None
     return tokenizer
 
 
@@ -72,17 +75,31 @@ def whole(document: str) -> Tokenizer:
     return tokenizer
 
 
-@given(words=st.lists(_WORDS, max_size=120), between=st.sampled_from([" ", "  ", "", " \u0301"]))
+@settings(max_examples=300)
+@given(words=st.lists(_WORDS, max_size=120), between=st.sampled_from([" ", "  ", "", " \u0301", "\n", "/"]))
 def test_long_texts_give_the_tokens_of_the_whole_text(
     cutting: TextTokenizer, whole: Tokenizer, words: list[str], between: str
 ) -> None:
     texts = [between.join(words) * repeats for repeats in (1, 7)]
     assert _found(cutting, texts) == [encoding.ids for encoding in whole.encode_batch(texts)]
+    assert cutting.encode(texts).truncated.tolist() == [bool(each.overflowing) for each in whole.encode_batch(texts)]
+
+
+@pytest.mark.parametrize("unit", ["x", "word ", "a,", "b\n", "東"])
+def test_text_of_megabytes_is_tokenized_to_where_the_model_reads(
+    cutting: TextTokenizer, whole: Tokenizer, monkeypatch: pytest.MonkeyPatch, unit: str
+) -> None:
+    seen: list[int] = []
+    honest = cutting._ids
+    monkeypatch.setattr(cutting, "_ids", lambda texts: seen.extend(map(len, texts)) or honest(texts))
+    text = unit * (4_000_000 // len(unit))
+    assert _found(cutting, [text]) == [whole.encode(text[:20_000]).ids]
+    assert max(seen) < 10_000
 
 
 def test_prefixes_are_used_for_bert_tokenizers_only(document: str) -> None:
     other = json.loads(document)
     other["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}]}
     tokenizer = _tokenizer(json.dumps(other))
-    assert not tokenizer._can_cut
+    assert tokenizer._word_end is None
     assert _found(tokenizer, _TEXTS) == _expected(json.dumps(other), _TEXTS)
