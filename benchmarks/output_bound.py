@@ -1,24 +1,34 @@
 """The bound on memory: the ledger stays within its limit for any input, and the process's memory follows the ledger.
 
 Each case is a run in its own process with a fixed memory limit: one huge partition before, amid and after thousands of
-small ones, texts of 1 MB, and a store that stalls for half a minute. It reports the maximum of the ledger, and the
-maximum of the memory of the process and its worker beyond what they held before the run (shared pages counted once).
+small ones, texts of 1 MB, a store that stalls for half a minute, and Parquet files: one whose page takes much of the
+limit, one that is refused because its page would exceed it, and one that holds gigabytes in some kilobytes. A case
+reports the maximum of the ledger, and the maximum of the memory of the process and its worker beyond what they held
+before the run (shared pages counted once).
 The ledger counts data, not Python's own objects; hence the allowance of 300 MB.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from benchmarks.harness import Document, Target, at_most, say
-from benchmarks.paced_runs import drawn_partitions, embed, paced_pool
+from benchmarks.paced_runs import drawn_partitions, paced_pool
+from surge_dagster.engine.run import EmbeddingRun
+from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import Upload
 from surge_dagster.engine.support.process_memory import MemoryGauge
@@ -26,7 +36,8 @@ from surge_dagster.engine.thresholds import Thresholds
 
 LIMIT = 1024 * 1024 * 1024
 ALLOWANCE = 300_000_000
-CASES = ("largest first", "largest in the middle", "largest last", "texts of 1 MB", "a store that stalls")
+FILES = ("a page that fits", "a page that is refused", "rows that share a text")
+CASES = ("largest first", "largest in the middle", "largest last", "texts of 1 MB", *FILES, "a store that stalls")
 _SMALL_TEXTS = 100
 _MEGABYTE = 1_000_000
 _THRESHOLDS = Thresholds(b_min=20_000, b_max=100_000, b_max_bytes=64_000_000)
@@ -58,6 +69,20 @@ def sizes_of(case: str, texts: int, partitions: int) -> tuple[list[int], int]:
         return small * max(1, texts // (_SMALL_TEXTS * partitions)), 47
     place = {"largest first": 0, "largest in the middle": partitions // 2, "largest last": partitions}[case]
     return [*small[:place], texts, *small[place:]], 47
+
+
+def write_file(case: str, texts: int, folder: Path) -> None:
+    """A catalog of one file: its rows have 1 MB and lie in one page, or have 4 MB and share one text."""
+    if case == "rows that share a text":
+        column = pa.array(["x" * 4 * _MEGABYTE]).take(pa.array(np.zeros(min(1_000, max(8, texts // 500)), np.int64)))
+    else:
+        most = 200 if case == "a page that fits" else 600
+        rows = max(1, most * min(texts, 500_000) // 500_000)
+        random = np.random.default_rng(1)
+        column = pa.array([random.integers(97, 123, _MEGABYTE, np.uint8).tobytes().decode() for _ in range(rows)])
+    (folder / "partition=a").mkdir(parents=True)
+    table = pa.table({"id": pa.array(range(len(column))), "text": column})
+    pq.write_table(table, folder / "partition=a" / "part-0.parquet", compression="zstd")
 
 
 def bound_document(cases: list[str], texts: int, partitions: int, stall_seconds: float, disk: Path) -> Document:
@@ -103,18 +128,35 @@ def bound_targets(found: Document) -> Iterator[Target]:
 def main() -> None:
     """The process of one case."""
     case, texts, partitions, stall_seconds, output = sys.argv[1], *map(float, sys.argv[2:5]), Path(sys.argv[5])
-    sizes, mean_bytes = sizes_of(case, int(texts), int(partitions))
     store = StallingStore(output, stall_seconds) if case == "a store that stalls" else LocalStore(output)
+    catalog = output.with_name("catalog")
+    if case in FILES:
+        context = multiprocessing.get_context("spawn")  # what writing takes is not the run's
+        writer = context.Process(target=write_file, args=(case, int(texts), catalog))
+        writer.start()
+        writer.join()
+        source: Iterable[Partition] = open_source(catalog)
+        sizes = [partition.rows or 0 for partition in source]
+    else:
+        sizes, mean_bytes = sizes_of(case, int(texts), int(partitions))
+        source = drawn_partitions(sizes, mean_bytes)
     try:
         with paced_pool() as pool:
             with MemoryGauge() as gauge:
                 pass
-            report = embed(pool, drawn_partitions(sizes, mean_bytes), store, _THRESHOLDS, memory_limit=LIMIT)
+            run = EmbeddingRun(source, store, pool, _THRESHOLDS, memory_limit=LIMIT)
+            for _ in run:
+                pass
+            report = run.report
     finally:
         shutil.rmtree(output, ignore_errors=True)
+        shutil.rmtree(catalog, ignore_errors=True)
+    if run.failed and case != "a page that is refused":
+        raise RuntimeError(f"partitions failed in the run: {report.partitions_failed[:3]}")
     measured = {
         "partitions": len(sizes),
         "texts": sum(sizes),
+        "refused": len(report.partitions_failed),
         "ledger_peak_bytes": report.peak_resident_bytes,
         "above_start_bytes": report.peak_rss_bytes - gauge.peak_bytes,
         "wall_seconds": report.wall_seconds,
