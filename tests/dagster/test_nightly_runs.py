@@ -13,6 +13,7 @@ import dagster as dg
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output.current_space import space_of_readers
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.verify import Violation, verify
@@ -134,7 +135,8 @@ class Nights:
         self._run_of_the_sensor(request)
         [request] = self.production.nightly_run()
         self._execute(NAMES.refresh_job, request)
-        assert self._execute(NAMES.switch_job).code == 0
+        confirmed = {"ops": {NAMES.current_space_op: {"config": {"confirm": True}}}}
+        assert self._execute(NAMES.switch_job, dg.RunRequest(run_config=confirmed)).code == 0
         assert space_of_readers(self.production.settings().open_store()).name == self.production.spaces[-1]
         before = self.production.rows_of_events()
         assert self.production.tick(1) == []
@@ -174,12 +176,15 @@ class Nights:
         self.due -= ended.published
 
     def _another_model(self) -> None:
-        """An operator launches it; sensor and schedule leave it alone."""
+        """An operator launches it; sensor and schedule say that they do not."""
         production, server = self.production, self.production.server
         self.moved_on = set(self.due)
         production.bench.settings["model"] = "hash://24"
-        assert production.tick(0.1) == [] and production.nightly_run() == []
+        with pytest.raises(ConfigError, match="A space is never begun unattended"):
+            production.tick(0.1)
         old = server.objects()
+        [request] = production.nightly_run()
+        assert self._execute(NAMES.refresh_job, request).code == 1 and server.objects() == old
         ended = self._execute(NAMES.refresh_job)
         assert ended.published == production.moving.rows.keys() - production.moving.bad
         assert len(production.spaces) == 2 and old.items() <= server.objects().items()
@@ -197,11 +202,15 @@ class Nights:
         return ended
 
     def _refusals(self, count: int) -> set[str]:
-        """The partitions that the last refusals on record are about, each reported once."""
+        """The partitions that the refusals among the last observations are about, each reported once.
+
+        The others are the sensor's counts, at most one per tick.
+        """
         records = self.production.bench.instance.fetch_observations(NAMES.embeddings, limit=max(1, count)).records
         reported = [record.asset_observation.partition or "" for record in records[:count] if record.asset_observation]
-        assert len(set(reported)) == count
-        return set(map(from_partition_key, reported))
+        refused = [partition for partition in reported if partition]
+        assert len(set(refused)) == len(refused) and count - len(refused) <= len(_HOURS_OF_TICKS)
+        return set(map(from_partition_key, refused))
 
     def _named_in_plans(self) -> set[str]:
         """The partitions that a run said by their names it was to materialize: those that failed in one."""
