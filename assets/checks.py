@@ -32,8 +32,8 @@ _DESCRIPTIONS: dict[CheckName, str] = {
 }
 
 _WITHOUT_ENCODING = (
-    *("space", "dimension", "partitions_written", "partitions_skipped", "partitions_republished"),
-    *("device", "precision", "encoder_notes", "pool_start_seconds", "wall_seconds", "storage_retries"),
+    *("space", "space_title", "dimension", "partitions_written", "partitions_skipped", "partitions_republished"),
+    *("device", "hardware", "precision", "encoder_notes", "pool_start_seconds", "wall_seconds", "storage_retries"),
 )
 
 

@@ -99,6 +99,7 @@ def test_a_second_launch_succeeds_without_encoding_or_repeating_anything(bench: 
     assert not list(space.glob(".tmp-*"))
     assert again.success and again.checks()[NAMES.run_check.name].passed
     assert again.materialized() == {} and again.superbatches() == [] and again.sources() == {}
+    assert again.metrics()["space_title"] == "hash-16, 16 float32"
     assert (again.metrics()["partitions_skipped"], again.metrics()["pool_start_seconds"]) == (1, 0.0)
 
 
