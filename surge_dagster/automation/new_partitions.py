@@ -14,9 +14,7 @@ next tick looks again.
 from __future__ import annotations
 
 import hashlib
-import warnings
 from datetime import UTC, datetime
-from typing import Any
 
 import dagster as dg
 
@@ -31,8 +29,6 @@ from surge_dagster.orchestration.state_counts import count_states, describe, rep
 from surge_dagster.settings import Settings
 
 _SENSOR_SECONDS = 30
-# Dagster itself passes an empty list of owners when it loads a sensor with two targets, and each process would warn.
-warnings.filterwarnings("ignore", "Parameter `owners` of initializer `SensorDefinition", dg.BetaWarning)
 _KEYS_PER_RUN = 10_000  # they are in the run's config
 
 
@@ -42,7 +38,7 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
 
     @dg.sensor(
         name=names.sensor,
-        jobs=[job, _asset_job(names)],
+        job_name=job.name,
         minimum_interval_seconds=_SENSOR_SECONDS,
         description="Registers new partitions, reports changed ones, and requests runs that embed what is missing.",
         required_resource_keys=names.resource_keys,
@@ -80,7 +76,6 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
         tags = request_tags(names, instance, listing.catalogued, attempt, of_settings)
         return [
             dg.RunRequest(
-                job_name=job.name,
                 run_config=unattended_config(names.embeddings_op, resources, space, {"keys": stretch}),
                 tags=tags | shard_tags(number, len(stretches)),
             )
@@ -88,15 +83,6 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
         ]
 
     return sensor
-
-
-def _asset_job(names: CatalogNames) -> Any:
-    """A job that is never requested: through it the page of `embeddings` shows the sensor.
-
-    Dagster connects an asset with the targets of a sensor that contain it, and `job` consists of an op. Its UI leaves
-    out jobs with the prefix, which Dagster gives to the job of a sensor whose target is an asset.
-    """
-    return dg.define_asset_job(f"__anonymous_asset_job_{names.sensor}", selection=[names.embeddings])
 
 
 def _now() -> datetime:

@@ -273,12 +273,6 @@ def test_backfill_of_scattered_partitions_is_one_run_per_range_and_fresh_ones_ar
     assert [event["partition"] for event in files if not event.get("reused")] == ["p07"]
 
 
-def test_page_of_embeddings_shows_the_sensor(server: DevServer) -> None:
-    query = """{ assetNodeOrError(assetKey: {path: ["embeddings"]}) { ... on AssetNode {
-        targetingInstigators { ... on Sensor { name } ... on Schedule { name } } } } }"""
-    assert server.ask(query)["assetNodeOrError"]["targetingInstigators"] == [{"name": "new_partitions"}]
-
-
 def test_console_of_make_ui_has_no_warning_about_dagsters_own_interfaces(server: DevServer, folder: Path) -> None:
     console = (folder / "dev.log").read_text()
     assert "Serving dagster-webserver" in console
