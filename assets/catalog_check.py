@@ -21,6 +21,7 @@ import dagster as dg
 from surge_dagster.assets.checks import check_result, evaluation_of
 from surge_dagster.check_policy import CheckName, CheckPolicy
 from surge_dagster.engine.errors import ConfigError, SurgeError
+from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.verify import Kind, Verified, Violation, verify
 from surge_dagster.orchestration.active_runs import record_process
 from surge_dagster.orchestration.dagster_internals import last_evaluation
@@ -170,11 +171,12 @@ def _compare(names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutionCo
                     truncation.add(found.key, found.rows, found.truncated)
     except SurgeError as error:
         raise dg.Failure(
-            f"no check was evaluated: the reading ended after {partitions:,} partitions. {error} Launch "
+            f"no check was evaluated: the reading ended after {counted(partitions, 'partition')}. {error} Launch "
             f"{names.check_job} again.",
             allow_retries=False,  # all of it would be read once more
         ) from error
-    context.log.info(f"{partitions:,} partitions with {truncation.rows:,} rows were read; {violations:,} violations")
+    read = f"{counted(partitions, 'partition')} with {counted(truncation.rows, 'row')}"
+    context.log.info(f"Read {read}: {counted(violations, 'violation')}")
     listed["few_texts_are_truncated"] = truncation.above
     # No check knows about partitions that were not read; one of the evaluated checks lists them.
     lists_unread: CheckName = "files_are_whole" if "files_are_whole" in wanted else wanted[0]

@@ -18,6 +18,7 @@ from typing import Generic, Self, TypeVar
 import dagster as dg
 
 from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.waiting import TURN_SECONDS, wait_for_thread
 from surge_dagster.orchestration.dagster_internals import Event, store_batch
 
@@ -117,8 +118,8 @@ class EventWriter(Generic[T]):
                 self._require_stored()
             elif unstored and self._error is None:  # otherwise the error that ended the step is the one to report
                 self._context.log.warning(
-                    f"{unstored:,} events were not stored within {self._grace_seconds:g} s. Their files are published, "
-                    "and the next run adopts them."
+                    f"{counted(unstored, 'event')} not stored within {self._grace_seconds:g} s. The files are published, and "
+                    "the next run adopts them."
                 )
 
     def _require_stored(self) -> None:

@@ -65,7 +65,7 @@ def test_run_whose_process_has_ended_holds_nothing_and_is_declared_failed(bench:
         ]
         process.kill()
     alive = started(bench, _process(os.getpid()))
-    assert "1 active runs" in look_for_lost_runs(bench)
+    assert "1 active run" in look_for_lost_runs(bench)
     assert [status(bench, run) for run in (*gone, alive)] == ["FAILURE", "CANCELED", "STARTED"]
     assert requested(bench.tick()) == [], "the living one may touch everything"
     bench.instance.report_run_failed(alive)

@@ -92,7 +92,7 @@ def test_stopped_step_waits_for_events_no_longer_than_its_grace_time(bench: Work
         opened.set()
     [run] = bench.instance.get_runs()
     messages = [entry.user_message for entry in bench.instance.all_logs(run.run_id)]
-    assert any("1 events were not stored within 0.2 s" in message for message in messages)
+    assert any("1 event not stored within 0.2 s" in message for message in messages)
 
 
 @pytest.mark.parametrize("end", [None, KeyboardInterrupt, RuntimeError])
