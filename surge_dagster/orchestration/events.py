@@ -118,8 +118,8 @@ class EventWriter(Generic[T]):
                 self._require_stored()
             elif unstored and self._error is None:  # otherwise the error that ended the step is the one to report
                 self._context.log.warning(
-                    f"{counted(unstored, 'event')} not stored within {self._grace_seconds:g} s. The files are published, and "
-                    "the next run adopts them."
+                    f"{counted(unstored, 'event')} not stored within {self._grace_seconds:g} s. Their files are "
+                    "published, and the next run adopts them."
                 )
 
     def _require_stored(self) -> None:
