@@ -86,8 +86,12 @@ def catalog_checks(names: CatalogNames, policy: CheckPolicy) -> dg.AssetChecksDe
     def evaluate(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         """Read the whole catalog and the whole output, where only checks are executed."""
         chosen = [key.name for key in context.selected_asset_check_keys]
-        results = _compare(names, policy, context.op_execution_context)
-        yield from [result for result in results if result.check_name in chosen]
+        compared = _compare(names, policy, context.op_execution_context)
+        results = [result for result in compared if result.check_name in chosen]
+        # A result of this run counts as of its start, before what other runs have repeated meanwhile.
+        for result in results:
+            context.instance.report_runless_asset_event(evaluation_of(names, result, context.instance))
+        yield from results
 
     return evaluate
 
@@ -118,12 +122,12 @@ def catalog_check(names: CatalogNames, policy: CheckPolicy) -> dg.JobDefinition:
 
 
 def repeat_catalog_checks(names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutionContext) -> None:
-    """Report the last results of the catalog's checks of `embeddings` again, as those of this run."""
+    """Report the last results of the catalog's checks of `embeddings` again, as the newest ones."""
     for name in _wanted(policy):
         if _asset(names, name) == names.embeddings:
             result = last_evaluation(context.instance, dg.AssetCheckKey(names.embeddings, name))
             if result is not None:
-                context.log_event(evaluation_of(names, result, context.instance))  # pyright: ignore[reportArgumentType]
+                context.instance.report_runless_asset_event(evaluation_of(names, result, context.instance))
 
 
 def _wanted(policy: CheckPolicy) -> list[CheckName]:
@@ -194,6 +198,8 @@ def _compare(names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutionCo
     def result(name: CheckName) -> dg.AssetCheckResult:
         others = sum(faults.values()) - faults[None] - faults[name]
         unjudged = {"could not be read": faults[None], "with a violation of another check": others}
+        if name == "no_orphan_files":  # a file of any partition may be one
+            unjudged, others = {}, -faults[None]
         judged = partitions - faults[None] - others
         found = common | metrics.get(name, {})
         return check_result(_asset(names, name), name, policy, listed[name], judged, unjudged, found, now)

@@ -97,7 +97,6 @@ def embeddings(names: CatalogNames, policy: CheckPolicy, file_format: FileFormat
     )
     def embed(context: dg.AssetExecutionContext, config: LaunchConfig) -> Iterator[dg.AssetCheckResult]:
         """Embed the partitions of this run that are missing or stale."""
-        repeat_catalog_checks(names, policy, context.op_execution_context)  # this run has reset them
         chosen = context.partition_keys if context.has_partition_key or context.has_partition_key_range else None
         outcome = attempts.make(context.op_execution_context, config, chosen)
         yield from run_check_results(names, policy, outcome)
@@ -119,8 +118,6 @@ def embedding_jobs(names: CatalogNames, policy: CheckPolicy) -> tuple[dg.JobDefi
         outcome = attempts.make(context, config, None)
         for result in run_check_results(names, policy, outcome):
             yield evaluation_of(names, result, context.instance)
-        if outcome.published:
-            repeat_catalog_checks(names, policy, context)
         if outcome.failures:
             raise failure_of(names, outcome)
         yield dg.Output(None)
@@ -189,6 +186,7 @@ class _Attempts:
                     raise self._retry(context, outcome) from error
             outcome.ended_by = error
             self._report_end(context, outcome)
+            self._repeat_catalog_checks(context)
             if isinstance(error, SurgeError):
                 raise failure_of(self.names, outcome) from error
             raise
@@ -196,6 +194,7 @@ class _Attempts:
             raise self._retry(context, outcome)
         report_failures(self.names, context, outcome)
         context.log.info(outcome.sum_up())
+        self._repeat_catalog_checks(context)
         return outcome
 
     def _report_end(self, context: dg.OpExecutionContext, outcome: Outcome) -> None:
@@ -210,6 +209,14 @@ class _Attempts:
         except Exception as error:
             with suppress(Exception):  # Dagster stores log lines where it stores events
                 context.log.error(f"the end of this run could not be recorded: {type(error).__name__}: {error}")
+
+    def _repeat_catalog_checks(self, context: dg.OpExecutionContext) -> None:
+        """Show the last results of the catalog's checks again, which Dagster hides since this run; never fails it."""
+        try:
+            repeat_catalog_checks(self.names, self.policy, context)
+        except Exception as error:
+            with suppress(Exception):
+                context.log.warning(f"the catalog's checks are hidden until the next run: {error}")
 
     def _retry(self, context: dg.OpExecutionContext, outcome: Outcome) -> dg.RetryRequested:
         """Wait, then give the exception that makes Dagster start another attempt."""
