@@ -75,7 +75,11 @@ def report_changes(names: CatalogNames, instance: dg.DagsterInstance, listing: L
             break
         keys = listing.unreported[start : start + _BATCH]
         moved = [key for key in keys if sources.get(key) != listing.partitions[key].source_version]
-        events = [source_version(names, listing.partitions[key], changed=key in sources) for key in moved]
+        events = [
+            source_version(names, partition, changed=listing.catalogued.replaces(key, partition.source_version))
+            for key in moved
+            if (partition := listing.partitions[key])
+        ]
         report_events(instance, None, list(chain.from_iterable(events)))
         new = [key for key in keys if key not in listing.catalogued.registered]
         if new:

@@ -23,6 +23,7 @@ class Catalogued:
         registered: the dynamic partitions, in Dagster's order.
         sources: source version reported last.
         change_ids: storage id of the last observation of a source version, which replaced another one.
+        observed: source version of an earlier release, which observed versions and did nothing else.
         embedded: data version of the last materialization of `embeddings`.
         embedding_ids: storage id of that materialization.
         refused: what the last observation of `embeddings`, which reports a refusal, is about.
@@ -32,10 +33,15 @@ class Catalogued:
     registered: dict[str, None]
     sources: dict[str, str]
     change_ids: dict[str, int]
+    observed: dict[str, str]
     embedded: dict[str, str]
     embedding_ids: dict[str, int]
     refused: dict[str, str]
     refusal_ids: dict[str, int]
+
+    def replaces(self, key: str, source_version: str) -> bool:
+        """Whether another source version of a partition key is on record."""
+        return self.sources.get(key, self.observed.get(key, source_version)) != source_version
 
     def knows(self, key: str, desired_version: str, source_version: str) -> bool:
         """Whether a partition key's last materialization is of this version, from the source version reported last.
@@ -68,10 +74,14 @@ def read_catalogued(names: CatalogNames, instance: dg.DagsterInstance) -> Catalo
     def ids(asset: dg.AssetKey, kind: dg.DagsterEventType) -> dict[str, int]:
         return dict(instance.get_latest_storage_id_by_partition(asset, kind))
 
+    sources = versions(names.source_partitions, _MATERIALIZATION)
+    change_ids = ids(names.source_partitions, _OBSERVATION)
+    observed = versions(names.source_partitions, _OBSERVATION) if change_ids.keys() - sources.keys() else {}
     return Catalogued(
         registered=dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name)),
-        sources=versions(names.source_partitions, _MATERIALIZATION),
-        change_ids=ids(names.source_partitions, _OBSERVATION),
+        sources=sources,
+        change_ids=change_ids,
+        observed=observed,
         embedded=versions(names.embeddings, _MATERIALIZATION),
         embedding_ids=ids(names.embeddings, _MATERIALIZATION),
         refused=versions(names.embeddings, _OBSERVATION),

@@ -57,6 +57,7 @@ class RunEvents:
     ) -> None:
         self._names = names
         self._context = context
+        self._catalogued = catalogued
         self._sources = dict(catalogued.sources)
         source, kind = names.source_partitions, dg.DagsterEventType.ASSET_MATERIALIZATION
         self._source_ids = dict(context.instance.get_latest_storage_id_by_partition(source, kind))
@@ -127,11 +128,12 @@ class RunEvents:
         Not all of them at the start: with many partitions the first file would wait for minutes of events.
         """
         partition, partition_key = self._outcome.partitions.get(key), to_partition_key(key)
-        known = self._sources.get(partition_key)
-        if partition is not None and known != partition.source_version:
-            for event in asset_events.source_version(self._names, partition, changed=known is not None):
-                self._writer.put(event)
-            self._sources[partition_key] = partition.source_version
+        if partition is None or self._sources.get(partition_key) == partition.source_version:
+            return
+        changed = self._catalogued.replaces(partition_key, partition.source_version)
+        for event in asset_events.source_version(self._names, partition, changed=changed):
+            self._writer.put(event)
+        self._sources[partition_key] = partition.source_version
 
     # In the writer's thread
 

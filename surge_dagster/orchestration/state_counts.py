@@ -97,5 +97,6 @@ def report_counts(names: CatalogNames, instance: dg.DagsterInstance, counts: Map
     newest = instance.fetch_observations(names.embeddings, limit=1).records
     metadata = event.metadata if newest and (event := newest[0].asset_observation) else {}
     before = {state: metadata[state].value for state in counts if state in metadata}
-    if any(before.get(state) != count for state, count in counts.items() if state not in _CHANGED_BY_RUNS):
+    ignored = _CHANGED_BY_RUNS if counts["held"] and before.get("held") else ()
+    if any(before.get(state) != count for state, count in counts.items() if state not in ignored):
         report_events(instance, None, [dg.AssetObservation(names.embeddings, description=summary, metadata=counts)])

@@ -371,7 +371,10 @@ def test_source_partitions_show_their_version_their_rows_and_whether_they_were_r
     assert [stale_status(bench, key).name for key in "abc"] == ["STALE", "STALE", "FRESH"]
 
 
-def test_records_of_an_earlier_release_are_completed_without_embedding_anything(bench: Workbench) -> None:
+@pytest.mark.parametrize("changed", [False, True])
+def test_records_of_an_earlier_release_are_completed_without_embedding_anything(
+    bench: Workbench, changed: bool
+) -> None:
     """It observed each source version and materialized none."""
     for key in "ab":
         bench.write(key)
@@ -385,6 +388,11 @@ def test_records_of_an_earlier_release_are_completed_without_embedding_anything(
         pointer = ids_of(bench, NAMES.source_partitions, OBSERVATION)[str(key)]
         known = {**(event.tags or {}), "dagster/input_event_pointer/source_partitions": str(pointer)}
         bench.instance.report_runless_asset_event(dg.AssetMaterialization(NAMES.embeddings, partition=key, tags=known))
+    if changed:  # between the last run of that release and the first tick of this one
+        bench.write("b", version="v2")
+        assert not bench.tick().run_requests and bench.sources() == {"a": "v1", "b": "v2"}
+        assert [stale_status(bench, key).name for key in "ab"] == ["FRESH", "STALE"]
+        return
     assert not bench.tick().run_requests and bench.sources() == {"a": "v1", "b": "v1"}
     again = bench.refresh()
     assert again.materialized() == {} and again.sources() == {}

@@ -69,6 +69,20 @@ def test_counts_of_the_catalog_are_in_the_message_and_on_the_asset_each_partitio
     assert observed() == before, "the counts are the same"
 
 
+def test_counts_on_the_asset_are_those_after_the_run(bench: Workbench) -> None:
+    bench.write("a")
+    request = bench.tick()
+    [run] = bench.pretend(request, dg.DagsterRunStatus.STARTED)
+    bench.tick()
+    bench.instance.report_run_canceled(run)
+    bench.launch(request)
+    bench.tick()
+    [record] = bench.instance.fetch_observations(NAMES.embeddings, limit=1).records
+    assert record.asset_observation
+    counts = {name: value.value for name, value in record.asset_observation.metadata.items()}
+    assert (counts["up_to_date"], counts["held"], counts["missing"]) == (1, 0, 0)
+
+
 def test_folder_name_that_is_not_utf8_gets_a_key(bench: Workbench) -> None:
     bench.write("a")
     bench.write("z")
