@@ -21,7 +21,7 @@ from surge_dagster.engine.sources import open_source, parquet_files
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.support.keys import encode_key
 from surge_dagster.engine.thresholds import Thresholds
-from tests.engine.runs import failures, finish, in_memory, make_run, receipts
+from tests.engine.runs import failures, finish, in_memory, make_run, receipts, smallest_limit
 from tests.small_catalogs import (
     Rows,
     assert_embedded,
@@ -236,10 +236,11 @@ def test_row_that_fits_no_superbatch_is_named(hash_pool: EncoderPool, tmp_path: 
 def test_id_set_over_its_share_of_the_memory_is_refused(
     hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("surge_dagster.engine.memory._ID_SET_BYTES", 16 * 1024)
-    run = make_run(
-        hash_pool, in_memory({"many": numbered_rows("many", 3000), "few": numbered_rows("few", 90)}), tmp_path
-    )
+    monkeypatch.setattr("surge_dagster.engine.memory._LEAST_ID_SET_BYTES", 16 * 1024)
+    catalog = in_memory({"many": numbered_rows("many", 3000), "few": numbered_rows("few", 90)})
+    thresholds = Thresholds(b_min=50, b_max=100, b_max_bytes=65_536)
+    least = smallest_limit(lambda limit: make_run(hash_pool, catalog, tmp_path, thresholds, memory_limit=limit))
+    run = make_run(hash_pool, catalog, tmp_path, thresholds, memory_limit=least)
     [failure] = failures(finish(run))
     assert failure.key == "many"
     assert "Raise the memory limit, or split the partition" in failure.reason

@@ -7,6 +7,7 @@ by a rename or given its old modification time again differs in one of them.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
 import hashlib
@@ -17,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,6 +34,7 @@ _BATCH_ROWS = 8192
 _READ_ROWS = 256  # per read of the file: half as fast as thousands
 # What a read may decode where a few bytes stand for many: rows share a dictionary's entry, or the beginning of a text.
 _DECODED_BYTES = 16 * 1024 * 1024
+_DICTIONARY_COPIES = 6  # pyarrow holds a column of a dictionary type as pages, builders and chunks (measured: 5.7)
 _FEW_READ_ROWS = 64  # below it, looking at the dictionaries pays
 _DICTIONARY_BYTES = 2 * 1024 * 1024  # compressed: larger ones take too long to look at
 _VERSION_BYTES = 250  # a database index has room for little
@@ -50,7 +53,7 @@ class Footer:
         version, key: as the file declares them, None where it does not.
         rows: of the file.
         row_bytes: of all columns, uncompressed.
-        group_bytes: the same of the largest row group.
+        group_bytes: memory that reading the largest row group may take: its pages, compressed and uncompressed.
     """
 
     version: str | None
@@ -179,7 +182,7 @@ def _refused_link(root: str, link: str) -> str | None:
     """Why a link is not followed; None for one that leads into the catalog."""
     try:
         catalog, target = os.path.realpath(root), os.path.realpath(link, strict=True)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return "is a link to nothing"
     except OSError as error:
         if error.errno != errno.ELOOP:
@@ -215,7 +218,7 @@ def _partition_file(relative: str, path: str) -> PartitionFile:
         footer.key,
         footer.rows,
         footer.row_bytes,
-        page_bytes=2 * footer.group_bytes,
+        page_bytes=footer.group_bytes,
     )
 
 
@@ -240,7 +243,19 @@ def _footer(path: str) -> Footer:
         declared[name].decode("utf-8", "replace") if name in declared else None
         for name in (SOURCE_VERSION_METADATA, KEY_METADATA)
     )
-    return Footer(version and _recordable(version), key, footer.num_rows, sum(group_bytes), max(group_bytes, default=0))
+    copies = _DICTIONARY_COPIES if _has_dictionaries(declared.get(b"ARROW:schema", b"")) else 2
+    most = copies * max(group_bytes, default=0)
+    return Footer(version and _recordable(version), key, footer.num_rows, sum(group_bytes), most)
+
+
+@lru_cache(maxsize=64)  # the files of a catalog have few schemas
+def _has_dictionaries(arrow_schema: bytes) -> bool:
+    """Whether the Arrow schema in a footer has columns of a dictionary type, such as categoricals of pandas."""
+    try:
+        schema = pa.ipc.read_schema(pa.BufferReader(base64.b64decode(arrow_schema)))
+    except (*UNREADABLE, ValueError):
+        return False
+    return any(pa.types.is_dictionary(field.type) for field in schema)
 
 
 def _recordable(version: str) -> str:
@@ -279,18 +294,23 @@ def _rows_per_read(reader: pq.ParquetFile, path: str, columns: list[str], max_te
 def _longest_shared(reader: pq.ParquetFile, path: str, columns: list[str]) -> int | None:
     """Most bytes of a value in the dictionaries of these columns; None where other values may be stored once, too."""
     paths = [reader.metadata.schema.column(place).path for place in range(reader.metadata.num_columns)]
+    longest = 1
     for group in range(reader.num_row_groups):
-        next(reader.iter_batches(1, row_groups=[group], columns=columns, use_threads=False), None)
+        first = next(reader.iter_batches(1, row_groups=[group], columns=columns, use_threads=False), None)
         for name in columns:  # their facts are safe to look at now that their pages were: see `unreadable`
             if name not in paths:
                 return None
+            column: Any = None if first is None else first.column(name)
+            if isinstance(column, pa.DictionaryArray):
+                values = column.dictionary
+                longest = max(longest, int(value_lengths(values).max(initial=0)))
+                continue
             chunk = reader.metadata.row_group(group).column(paths.index(name))
             if "DELTA_BYTE_ARRAY" in chunk.encodings:
                 return None
             dictionary_bytes = chunk.data_page_offset - (chunk.dictionary_page_offset or chunk.data_page_offset)
             if dictionary_bytes > _DICTIONARY_BYTES:
                 return None
-    longest = 1
     with pa.OSFile(path) as source, pq.ParquetFile(source, pre_buffer=False, read_dictionary=columns) as dictionaries:
         for group in range(reader.num_row_groups):
             for batch in dictionaries.iter_batches(1, row_groups=[group], columns=columns, use_threads=False):

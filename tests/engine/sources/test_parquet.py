@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
-from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.sources import open_source, parquet_files
 from surge_dagster.engine.sources.partition import RowBatch
 from tests.engine.sources.reading import ROWS, only, refusal, rows_of
 from tests.small_catalogs import numbered_rows, partition_folder, write_catalog, write_partition, write_rows
@@ -76,6 +76,17 @@ class TestStreaming:
     def test_short_rows_come_in_batches_of_a_bounded_number(self, tmp_path: Path) -> None:
         write_partition(tmp_path, "k", [(str(n), "x") for n in range(30_000)])
         assert max(len(batch) for batch in only(open_source(tmp_path)).read()) <= 8192
+
+    def test_dictionary_typed_column_is_read_by_its_longest_value_whatever_its_dictionary_weighs(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(parquet_files, "_DICTIONARY_BYTES", 1)
+        kind = pa.dictionary(pa.int32(), pa.string())
+        table = pa.table({"id": [str(n) for n in range(900)], "text": pa.array(["x" * 2_000] * 900).cast(kind)})
+        path = tmp_path / "0.parquet"
+        pq.write_table(table, path)
+        with pq.ParquetFile(path) as reader:
+            assert parquet_files._rows_per_read(reader, str(path), ["text"], 4 << 20) == parquet_files._READ_ROWS
 
     @pytest.mark.parametrize("kind", [pa.string(), pa.dictionary(pa.int32(), pa.string())])
     def test_text_that_a_dictionary_holds_once_is_not_written_out_for_thousands_of_rows(
