@@ -205,14 +205,15 @@ class _Reader:
     def _gather(self, partition: Partition, replaced: PublishedFile | None) -> Iterator[SuperBatch]:
         is_compared = replaced is not None and self._drift_sample.takes(partition.key)
         replaces = replaced.facts.content_digest if replaced and is_compared else None
+        previous = replaced.stored if replaced else None
         staged = self._staged(partition)
         with self._pages(partition):
             try:
-                yield from self._gather_unstaged(OpenPartition(partition, replaces=replaces), staged)
+                yield from self._gather_unstaged(OpenPartition(partition, replaces=replaces, previous=previous), staged)
             except OtherRows as error:
                 log.warning("partition %r: its staged rows are not used: %s", partition.key, error)
                 self._context.staging.remove(partition.key)
-                yield from self._gather_unstaged(OpenPartition(partition, replaces=replaces), [])
+                yield from self._gather_unstaged(OpenPartition(partition, replaces=replaces, previous=previous), [])
 
     def _staged(self, partition: Partition) -> list[StagedRows]:
         """Rows of the partition that an earlier run staged and that can be used."""

@@ -23,6 +23,7 @@ from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeMetrics
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.store.store import StoredObject
 from surge_dagster.engine.support.timeline import Span
 from surge_dagster.engine.thresholds import PARTITION_OVERHEAD_BYTES, Bounds
 
@@ -54,6 +55,7 @@ class OpenPartition:
         content_digest: known once the last row was read and every check on the rows has passed.
         refused: set when the partition failed; other stages drop what they hold of it.
         replaces: content digest of the old file, where the new vectors are to be compared with it.
+        previous: the old file as it was listed, None where there was none.
         cosines: of new vectors to those of the old file, as far as they were compared.
         superbatch, texts_per_second: of the SuperBatch in which it ends, once that was written.
     """
@@ -66,6 +68,7 @@ class OpenPartition:
     content_digest: str | None = None
     refused: bool = False
     replaces: str | None = None
+    previous: StoredObject | None = None
     cosines: list[float] = field(default_factory=list)
     superbatch: int | None = None
     texts_per_second: float | None = None

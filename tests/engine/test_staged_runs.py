@@ -425,6 +425,20 @@ class TestTwoRunsAtOnce:
         assert_embedded(tmp_path, run.space.name, "big", theirs)
         assert not (tmp_path / STAGING).exists()
 
+    def test_forced_run_does_not_take_the_file_that_it_replaces(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+        """Another run finds that file up to date, and removes what the forced run has staged."""
+        finish(make_run(hash_pool, [partition_of("big", BIG)], tmp_path))
+
+        class SweptStore(LocalStore):
+            def create(self, name: str) -> LocalUpload:
+                if name.endswith("/big.parquet"):
+                    finish_all_but_threads(make_run(hash_pool, [partition_of("big", BIG)], tmp_path))
+                return super().create(name)
+
+        run = make_run(hash_pool, [partition_of("big", BIG)], SweptStore(tmp_path), force=True)
+        [failure] = failures(finish(run))
+        assert failure.transient and "it was removed; another run may have published" in failure.reason
+
     def test_both_may_stage_the_same_segments_and_neither_fails(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
         runs = [make_run(hash_pool, [partition_of("big", BIG)], tmp_path, SMALL) for _ in range(2)]
         found: list[list[Any]] = [[], []]

@@ -224,7 +224,8 @@ class Publisher:
         except (InvalidFile, FileNotFoundError):
             return None
         own = target.facts(partition, rows=partition.rows, truncated=file.facts.truncated)
-        if replace(file.facts, precision=own.precision, writer=own.writer) != own:
+        has_same_rows = replace(file.facts, precision=own.precision, writer=own.writer) == own
+        if not has_same_rows or file.stored == partition.previous:
             return None
         log.warning("partition %r: another run has published the same rows meanwhile", partition.key)
         return Receipt.of(file.facts, file.stored, target.store.location(name), action="fresh")
