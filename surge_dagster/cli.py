@@ -275,7 +275,7 @@ def search(
         space = space_of_readers(store)
         if find_space(store, settings.encoding_spec()) != space:
             complain(f"searching the current space {space.name}, which differs from the one that the settings describe")
-            if not yes:
+            if not yes and space.requested.model != settings.model:
                 _require_trust(store, space)
         pool = _pool(settings, space.requested)
     with pool:

@@ -2,7 +2,7 @@
 
 Everything here can be deleted at any time and is then computed again; a folder that cannot be written only costs time.
 Files are written to a temporary name and renamed, so that processes that start together never read a partial file.
-Whoever can write here decides what vectors a run gives, so a folder that other users can write is refused.
+Whoever can write here decides what vectors a run gives, so a folder that all users can write is refused.
 """
 
 from __future__ import annotations
@@ -119,9 +119,9 @@ def _refuse_shared(folder: Path) -> None:
     if status.st_uid not in (os.geteuid(), 0):
         what = f"belongs to another user (uid {status.st_uid}; this process has {os.geteuid()})"
         remedy = "Set SURGE_CACHE_DIR to a folder of the user that runs this, or give them this one with chown"
-    elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        what = f"can be written by other users (its mode is {stat.S_IMODE(status.st_mode):o})"
-        remedy = "Remove its content and run `chmod go-w` on it, or set SURGE_CACHE_DIR to a folder of your own"
+    elif status.st_mode & stat.S_IWOTH:  # a group is often the user's own, or that of a Kubernetes volume
+        what = f"can be written by all users (its mode is {stat.S_IMODE(status.st_mode):o})"
+        remedy = "Remove its content and run `chmod o-w` on it, or set SURGE_CACHE_DIR to a folder of your own"
     else:
         return
     raise ConfigError(

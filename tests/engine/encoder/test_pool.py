@@ -53,6 +53,9 @@ def test_workers_inherit_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
         "SURGE_ALERT_WEBHOOK": "https://s",
         "DATABASE": "postgresql://user:s@host/db",
         "OPENAI_API_KEY": "s",
+        "DD_APIKEY": "s",
+        "MYSQL_PWD": "s",
+        "SHARED": "https://account.blob.core.windows.net/c?sig=s",
     }
     needed = {"SURGE_CACHE_DIR": os.environ["SURGE_CACHE_DIR"], "KEYBOARD": "us"}
     for name, value in (secrets | needed).items():

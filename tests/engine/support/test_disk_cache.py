@@ -55,14 +55,14 @@ def test_folders_are_made_for_this_user_alone_whatever_the_umask_is(
 
 
 @pytest.mark.parametrize("folder", ["cache", "cache/calibration"])
-@pytest.mark.parametrize("mode", [0o775, 0o757, 0o1777])
+@pytest.mark.parametrize("mode", [0o707, 0o757, 0o1777])
 def test_folder_that_others_can_write_is_refused_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, mode: int
 ) -> None:
     monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "cache"))
     disk_cache.write_json("calibration/a.json", {})
     (tmp_path / folder).chmod(mode)
-    refusal = rf"{folder}' can be written by other users \(its mode is {mode:o}\).*`chmod go-w`"
+    refusal = rf"{folder}' can be written by all users \(its mode is {mode:o}\).*`chmod o-w`"
     for use in (lambda: disk_cache.read_json("calibration/a.json"), lambda: disk_cache.write_json("calibration/b", {})):
         with pytest.raises(ConfigError, match=refusal):
             use()

@@ -145,10 +145,11 @@ def _word_end(tokenizer: dict[str, Any]) -> re.Pattern[str] | None:
     tokens = tokenizer.get("added_tokens") or []
     added = [token["content"] for token in tokens]
     longest_known = parts["model"].get("max_input_chars_per_word", 100)
-    if longest_known > _KEPT_OF_WORD or any(re.fullmatch("[A-Za-z0-9]*", content) for content in added):
+    within_words = any(re.fullmatch("[A-Za-z0-9]*", content) or not content.isascii() for content in added)
+    if longest_known > _KEPT_OF_WORD or within_words:
         return None
     # One that has to be a single word depends on the character after it; `_` and Chinese characters belong to words.
     ends = set(" \t\n\r" + string.punctuation).difference("_", *added)
-    is_chinese_split = parts["normalizer"].get("handle_chinese_chars") and "".join(added).isascii()
+    is_chinese_split = parts["normalizer"].get("handle_chinese_chars")
     chinese = "\u4e00-\u9fff" if is_chinese_split and not any(token.get("single_word") for token in tokens) else ""
     return re.compile(f"[{re.escape(''.join(sorted(ends)))}{chinese}]")
