@@ -27,6 +27,7 @@ from surge_dagster.engine.files.formats import file_name
 from surge_dagster.orchestration.launch import keys_of
 from surge_dagster.settings import Settings, load_settings
 from tests.dagster.conftest import NAMES, ROOT, Workbench
+from tests.dagster.dev_server import eventually
 from tests.dagster.moving_catalog import MovingCatalog
 from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, Plan, always
 
@@ -113,6 +114,8 @@ class Production:
             if not apart:
                 self._break(down_at, _DOWN)
                 ran = self.bench.run(job, config, tags)
+                # A request that obstore repeats may succeed when the bucket answers again.
+                eventually("the end of requests that the run gave up", lambda: not _requests())
                 return Ended(0 if ran.success else 1, self._published(before))
             with (self.bench.root / "run.log").open("w+") as log:
                 process = subprocess.Popen(
@@ -249,3 +252,7 @@ _STATUSES = """{ assetNodeOrError(assetKey: {path: ["embeddings"]}) { ... on Ass
     partitionStats { numPartitions numMaterialized numFailed numMaterializing }
     assetPartitionStatuses { ... on DefaultPartitionStatuses {
         materializedPartitions failedPartitions materializingPartitions } } } } }"""
+
+
+def _requests() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "surge-request"]
