@@ -198,9 +198,9 @@ def _compare(names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutionCo
     def result(name: CheckName) -> dg.AssetCheckResult:
         others = sum(faults.values()) - faults[None] - faults[name]
         unjudged = {"could not be read": faults[None], "with a violation of another check": others}
-        if name == "no_orphan_files":  # a file of any partition may be one
-            unjudged, others = {}, -faults[None]
-        judged = partitions - faults[None] - others
+        if name == "no_orphan_files":  # it looks for files without a partition
+            unjudged = {}
+        judged = partitions - sum(unjudged.values())
         found = common | metrics.get(name, {})
         return check_result(_asset(names, name), name, policy, listed[name], judged, unjudged, found, now)
 

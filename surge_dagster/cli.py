@@ -35,6 +35,7 @@ from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.search import search as search_space
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
+from surge_dagster.engine.support.unreadable import visible
 from surge_dagster.engine.switching import switch_space
 from surge_dagster.engine.verify import Verified, Violation
 from surge_dagster.engine.verify import verify as verify_output
@@ -49,7 +50,6 @@ from surge_dagster.terminal import (
     print_json,
     progress_bar,
     terminable,
-    without_control,
 )
 
 app = typer.Typer(
@@ -366,7 +366,7 @@ def _require_trust(store: Store, space: Space) -> None:
     named = f"the output {store.url!r} names the model {model!r}, which the settings do not"
     if not sys.stdin.isatty():
         raise ConfigError(f"{named}. If you trust the output, load it with --yes.")
-    if not typer.confirm(without_control(f"{named}. Load it?"), err=True):
+    if not typer.confirm(visible(f"{named}. Load it?"), err=True):
         raise typer.Exit(1)
 
 

@@ -107,7 +107,7 @@ class EncoderSettings(BaseModel):
     b_min: int | None = Field(None, ge=1, description="fewest texts of a SuperBatch (unset: about 5 s of encoding)")
     b_max: int | None = Field(None, ge=1, description="most texts of a SuperBatch (unset: five times b_min)")
     memory_limit_bytes: int | None = Field(
-        None, ge=1, description="bytes of data that a run may hold at any time (unset: derived)"
+        None, ge=1, description="bytes of data that a run may hold at any time (unset: half of the memory)"
     )
     grace_seconds: float = Field(8.0, ge=0, description="seconds in which a stopped run may publish what is encoded")
     hang_timeout_seconds: float = Field(

@@ -14,6 +14,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from surge_dagster.engine.support.unreadable import visible
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document as the last line.")]
 messages = Console(stderr=True, highlight=False, soft_wrap=True)
 TERMINATED_CODE = 128 + signal.SIGTERM
@@ -56,7 +58,7 @@ def progress_bar(unit: str, total: int | None = None) -> Iterator[Callable[[int,
 
 def complain(text: str) -> None:
     """Print an error or a warning on standard error; markup and control characters in the text have no effect."""
-    messages.print(without_control(text), style="red", markup=False)
+    messages.print("\n".join(map(visible, text.split("\n"))), style="red", markup=False)
 
 
 def print_json(document: dict[str, Any]) -> None:
@@ -66,12 +68,5 @@ def print_json(document: dict[str, Any]) -> None:
 
 def one_line(text: str, width: int = 110) -> str:
     """A text without line breaks and control characters, cut to a width."""
-    flat = without_control(" ".join(text.split()))
+    flat = visible(" ".join(text.split()))
     return flat if len(flat) <= width else f"{flat[: width - 1]}…"
-
-
-def without_control(text: str) -> str:
-    """A text with its control characters escaped, so that data cannot command a terminal; line breaks stay."""
-    return "".join(
-        each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode() for each in text
-    )

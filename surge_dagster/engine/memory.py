@@ -114,7 +114,7 @@ class MemoryPlan:
         return self.reader // 2
 
     def limit_for_pages(self, size: int) -> int:
-        """A limit under which pages may take so much, whether thresholds are configured or derived."""
+        """A higher limit under which pages may take so much; thresholds that grow with it may need still more."""
         return max(self.limit + size - self.pages, int((size + _LEAST_ID_SET_BYTES) / _SOURCE_SHARE))
 
 

@@ -74,11 +74,10 @@ def report_changes(names: CatalogNames, instance: dg.DagsterInstance, listing: L
         if time.monotonic() > until:
             break
         keys = listing.unreported[start : start + _BATCH]
-        moved = [key for key in keys if sources.get(key) != listing.partitions[key].source_version]
+        moved = {key: part for key in keys if sources.get(key) != (part := listing.partitions[key]).source_version}
         events = [
             source_version(names, partition, changed=listing.catalogued.replaces(key, partition.source_version))
-            for key in moved
-            if (partition := listing.partitions[key])
+            for key, partition in moved.items()
         ]
         report_events(instance, None, list(chain.from_iterable(events)))
         new = [key for key in keys if key not in listing.catalogued.registered]

@@ -36,10 +36,10 @@ def cache_root() -> Path:
 
 
 def place(name: str) -> Path:
-    """The path of what is cached under `name`, in a folder that only this user can write.
+    """The path of what is cached under `name`, in a folder that neither belongs to others nor is open to all.
 
     Raises:
-        ConfigError: other users can write to the cache folder, or to the folder within it.
+        ConfigError: the cache folder, or the folder within it, belongs to another user or can be written by all.
     """
     path = cache_root() / name
     for folder in dict.fromkeys((cache_root(), path.parent)):
