@@ -27,10 +27,11 @@ from dagster._core.remote_origin import (
     RemoteJobOrigin,
     RemoteRepositoryOrigin,
 )
+from dagster._core.storage.event_log.sqlite import sqlite_event_log
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, create_engine, event
 
 from benchmarks.postgres_server import NoPostgres, PostgresServer, postgres_server
 from surge_dagster.definitions import embedding_catalog
@@ -270,11 +271,13 @@ def requested(found: SensorExecutionData) -> list[list[str]]:
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_databases() -> Iterator[None]:
-    """Make Dagster's SQLite databases skip fsync (data of killed processes stays) and read the migrations once.
+    """Make Dagster's SQLite databases skip fsync (data of killed processes stays) and keep what each access prepares.
 
-    Each run has its own database, and Dagster would read its hundred migrations for each of them.
+    Each run has its own database, and Dagster would read its hundred migrations for each of them. It also makes an
+    engine for each access, and an engine compiles every statement anew; it holds no connection.
     """
     read: dict[str, ScriptDirectory] = {}
+    engines: dict[str, Engine] = {}
     from_config = ScriptDirectory.from_config
 
     def migrations(config: Config) -> ScriptDirectory:
@@ -283,12 +286,20 @@ def quick_databases() -> Iterator[None]:
             read[folder] = from_config(config)
         return read[folder]
 
+    def engine(url: str, **options: Any) -> Engine:
+        if url not in engines:
+            engines[url] = create_engine(url, **options)
+        return engines[url]
+
     def connected(connection: Any, _: object) -> None:
         if isinstance(connection, sqlite3.Connection):
             connection.execute("PRAGMA synchronous = OFF")
 
     event.listen(Engine, "connect", connected)
-    with mock.patch.object(ScriptDirectory, "from_config", migrations):
+    with (
+        mock.patch.object(ScriptDirectory, "from_config", migrations),
+        mock.patch.object(sqlite_event_log, "create_engine", engine),
+    ):
         yield
     event.remove(Engine, "connect", connected)
 

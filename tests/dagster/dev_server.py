@@ -317,7 +317,13 @@ def dev_server(folder: Path, pool_limit: int = 1, gated: bool = False, /, **sett
 
 def _make_ui(port: int) -> list[str]:
     """The arguments with which `make ui` starts Python."""
-    shown = subprocess.run(["make", "-n", "ui", f"PORT={port}"], cwd=ROOT, capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        ["make", "--no-print-directory", "-n", "ui", f"PORT={port}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return shlex.split(shown.stdout.splitlines()[-1])[1:]
 
 
