@@ -22,6 +22,7 @@ carry them in and out.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -113,9 +114,10 @@ class MemoryPlan:
         """The part of the reader's share that is for pages."""
         return self.reader // 2
 
-    def limit_for_pages(self, size: int) -> int:
-        """A higher limit under which pages may take so much; thresholds that grow with it may need still more."""
-        return max(self.limit + size - self.pages, int((size + _LEAST_ID_SET_BYTES) / _SOURCE_SHARE))
+    def limit_for(self, size: int) -> int:
+        """A limit under which pages and ids may take so much: derived thresholds that grow with it leave its share."""
+        least = self.limit - self.source + _LEAST_ID_SET_BYTES
+        return math.ceil(max(size / _SOURCE_SHARE, least / (1 - _SOURCE_SHARE))) + 1
 
 
 def fit_memory(

@@ -305,10 +305,11 @@ class _Reader:
         """
         ledger, size, memory = self._context.ledger, partition.page_bytes, self._context.memory
         if size > memory.pages:
+            id_bytes = IdSet().bytes_after(partition.rows or 0)
             raise DataError(
                 partition.key,
                 f"reading its largest row group may take {size:,} bytes of memory and {memory.pages:,} are set aside",
-                f"Write row groups of fewer rows, or set memory_limit_bytes to {memory.limit_for_pages(size):,}.",
+                f"Write row groups of fewer rows, or set memory_limit_bytes to {memory.limit_for(size + id_bytes):,}.",
             )
         self._context.reserve(size)
         try:

@@ -15,7 +15,7 @@ from surge_dagster.engine import run
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.files.parquet import STRING_COPIES, piece_bytes
-from surge_dagster.engine.memory import SLOTS, fit_memory, plan_memory
+from surge_dagster.engine.memory import SLOTS, MemoryPlan, fit_memory, plan_memory
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.thresholds import Bounds, Thresholds
 from tests.engine.runs import finish_receipts, make_run, smallest_limit
@@ -167,6 +167,30 @@ class TestFit:
         assert b_max_bytes(4 * self.GIB, 128 * mib) >= 256 * mib
         with pytest.raises(ConfigError, match="Raise memory_limit_bytes, or lower b_max or max_text_bytes"):
             b_max_bytes(self.GIB // 4, 128 * mib)
+
+    @pytest.mark.parametrize("times", [1.0, 1.01, 1.3, 3.0])
+    @pytest.mark.parametrize("beyond", [1, 100_000_000, 5 * GIB])
+    @pytest.mark.parametrize("ids", [0, 8_000_000, GIB])
+    @pytest.mark.parametrize(
+        "requested",
+        [
+            Thresholds(),
+            Thresholds(b_max=200_000, b_max_bytes=300_000_000),
+            Thresholds(b_max=200_000),
+            Thresholds(b_max_bytes=1_000_000_000),
+        ],
+    )
+    def test_limit_for_pages_and_ids_works_whatever_the_thresholds_do(
+        self, requested: Thresholds, ids: int, beyond: int, times: float
+    ) -> None:
+        def fit(limit: int) -> MemoryPlan:
+            return fit_memory(requested, 1e6, SPACE, 8, limit, machine_bytes=self.GIB)[1]
+
+        plan = fit(int(times * smallest_limit(fit)))
+        size = plan.pages + beyond
+        raised = fit(plan.limit_for(size + ids))
+        assert size <= raised.pages
+        assert ids <= raised.source - (size - raised.reader_pages)
 
     def test_run_plans_with_the_memory_of_the_machine(
         self, hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

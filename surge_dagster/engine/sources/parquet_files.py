@@ -34,6 +34,9 @@ _BATCH_ROWS = 8192
 _READ_ROWS = 256  # per read of the file: half as fast as thousands
 # What a read may decode where a few bytes stand for many: rows share a dictionary's entry, or the beginning of a text.
 _DECODED_BYTES = 16 * 1024 * 1024
+# What reading a row group takes of its uncompressed size: a page may hold all of it, compressed and uncompressed, and
+# its long texts may come in one batch (measured: 3.0).
+_COPIES = 3
 _DICTIONARY_COPIES = 6  # pyarrow holds a column of a dictionary type as pages, builders and chunks (measured: 5.7)
 _FEW_READ_ROWS = 64  # below it, looking at the dictionaries pays
 _DICTIONARY_BYTES = 2 * 1024 * 1024  # compressed: larger ones take too long to look at
@@ -53,7 +56,7 @@ class Footer:
         version, key: as the file declares them, None where it does not.
         rows: of the file.
         row_bytes: of all columns, uncompressed.
-        group_bytes: memory that reading the largest row group may take: its pages, compressed and uncompressed.
+        group_bytes: memory that reading the largest row group may take.
     """
 
     version: str | None
@@ -75,8 +78,7 @@ class PartitionFile:
         rows: None where the footer cannot be read.
         text_bytes: estimated; the file's own size where the footer cannot be read.
         refusal: why it is never opened; it refuses its partition.
-        page_bytes: memory that its pages may take while it is read: a page may hold a whole row group, compressed and
-            uncompressed.
+        page_bytes: memory that reading its largest row group may take.
     """
 
     relative: str
@@ -243,7 +245,7 @@ def _footer(path: str) -> Footer:
         declared[name].decode("utf-8", "replace") if name in declared else None
         for name in (SOURCE_VERSION_METADATA, KEY_METADATA)
     )
-    copies = _DICTIONARY_COPIES if _has_dictionaries(declared.get(b"ARROW:schema", b"")) else 2
+    copies = _DICTIONARY_COPIES if _has_dictionaries(declared.get(b"ARROW:schema", b"")) else _COPIES
     most = copies * max(group_bytes, default=0)
     return Footer(version and _recordable(version), key, footer.num_rows, sum(group_bytes), most)
 
