@@ -5,6 +5,7 @@ Runs end early here in the gentlest way, a source that does not answer; `test_re
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -307,6 +308,19 @@ class TestWhatIsLeftBehind:
         assert report_when_fresh(source, LocalStore(output), EncodingSpec(f"hash://{DIMENSION}"))
         assert staged(output) == {}
         assert other.exists(), "its partition may come back"
+
+    def test_run_without_work_removes_segments_whose_removal_failed(
+        self, hash_pool: EncoderPool, tmp_path: Path
+    ) -> None:
+        class KeepingStore(LocalStore):
+            def delete(self, name: str) -> None:
+                raise PermissionError(errno.EACCES, "", name)
+
+        source, output = open_source(write_catalog(tmp_path / "c", {"big": BIG})), tmp_path / "o"
+        assert failures(finish(make_run(hash_pool, source, KeepingStore(output), SMALL))) == []
+        assert staged(output)
+        assert report_when_fresh(source, LocalStore(output), EncodingSpec(f"hash://{DIMENSION}"))
+        assert staged(output) == {}
 
     def test_what_is_staged_of_partitions_that_a_run_does_not_see_is_left_alone(
         self, hash_pool: EncoderPool, tmp_path: Path

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from surge_dagster.engine.encoder import schedule
 from surge_dagster.engine.encoder.calls import EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker import parity
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.support import disk_cache
@@ -147,6 +149,21 @@ def test_prompt_length_dimension_and_type_have_the_effect_they_have_in_sentence_
     assert found.shape == (len(texts), 100)
     assert parity.lowest_cosine(found, expected) >= FLOOR
     assert metrics.truncated > 50
+
+
+@pytest.mark.parametrize(("precision", "promised"), [("fp32", 0.99999), ("fp16", 0.999), ("bf16", 0.999)])
+def test_every_precision_has_its_own_promise(precision: str, promised: float) -> None:
+    """No machine computes in all of them; the answer of the comparison is given."""
+    settings = BackendSettings("cpu", precision, 1, None)
+    space = EncodingSpec("hash://8").resolve()
+    for lowest in (promised, promised - 1e-6):
+        answer = {"lowest_cosine": lowest, "folder": space.model_path}
+        known = mock.Mock(read=answer.get)
+        if lowest >= promised:
+            assert parity.check_parity(space, mock.Mock(), settings, known) == lowest
+        else:
+            with pytest.raises(ConfigError, match=f"promised {promised:.5f}"):
+                parity.check_parity(space, mock.Mock(), settings, known)
 
 
 @pytest.mark.usefixtures("model_pool")  # its start cached the answer
