@@ -1,6 +1,6 @@
 """A catalog in production over many nightly runs: each change is embedded once, and nothing else grows or remains.
 
-One nightly run is killed, during another the bucket goes down, and before a third an operator launches another model.
+One nightly run is killed, during one the bucket goes down, and before one an operator launches another model.
 """
 
 from __future__ import annotations
