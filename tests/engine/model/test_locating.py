@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     for name in [name for name in os.environ if name.startswith(("HF_", "HUGGINGFACE_", "TQDM_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    progress = import_module("huggingface_hub.utils.tqdm")  # the package has a class of the same name
+    monkeypatch.setattr(progress, "HF_HUB_DISABLE_PROGRESS_BARS", None)
+    monkeypatch.setattr(progress, "progress_bar_states", {})
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
