@@ -146,7 +146,9 @@ def test_dg_launches_the_asset_of_a_scaffolded_catalog(project: Path, bench: Wor
     assert len(list((project / document["attributes"]["output"]).glob("*/a.parquet"))) == 1
     output = bench.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT)
     pids = [entry.dagster_event.engine_event_data.metadata.get("pid") for entry in output if entry.dagster_event]
-    assert run.tags[".dagster/surge/process"].partition("@")[0] == next(str(pid.value) for pid in pids if pid)
+    assert run.tags[".dagster/surge/process"].split()[-1].partition("@")[0] == next(
+        str(pid.value) for pid in pids if pid
+    )
 
 
 def test_attributes_are_the_settings_and_the_name() -> None:

@@ -47,7 +47,10 @@ def server(folder: Path, cache_folder: Path) -> Iterator[DevServer]:
 
 
 def alive(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it ended between the two questions
+        return False
 
 
 def write(folder: Path, key: str, rows: int = ROWS, version: str = "v1") -> None:
