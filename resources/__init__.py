@@ -38,7 +38,7 @@ class CatalogSource(CatalogSettings, dg.ConfigurableResource):
         """The catalog for people, without opening it."""
         return (
             f"The catalog in `{_place(self.url)}`: folders `partition=<key>/` with Parquet files. Column "
-            f"`{self.id_column}` identifies a row, column `{self.text_column}` is embedded."
+            f"`{self.id}` identifies a row, column `{self.text}` is embedded."
         )
 
 

@@ -62,7 +62,7 @@ app = typer.Typer(
 app.add_typer(catalog_app, name="catalog")
 
 # Settings that commands take, in the order in which their help lists them.
-_CATALOG = ("source", "id_column", "text_column", "max_text_bytes")
+_CATALOG = ("source", "id", "text", "max_text_bytes")
 _SPACE = ("model", "prompt", "max_length", "normalize", "dimension", "dtype", "precision")
 _RUN = (
     "devices",

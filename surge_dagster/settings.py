@@ -47,7 +47,7 @@ from surge_dagster.engine.encoder.pool import DEFAULT_HANG_TIMEOUT_SECONDS, Enco
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.locating import DEFAULT_MODEL
 from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, FileFormat
-from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, ParquetCatalog, open_source
+from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, ParquetCatalog, Selection, open_source
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.object_client import NO_ENDPOINT
 from surge_dagster.engine.store.store import Store
@@ -62,6 +62,7 @@ CONFIG_VARIABLE = "SURGE_CONFIG"
 CONFIG_FILE = "surge.yaml"
 # Values that no error message quotes: secrets, and URLs that may contain one.
 _NOT_SHOWN = ("alert_webhook", "source", "output")
+_RENAMED = {"id_column": "id", "text_column": "text"}
 
 
 def _unquoted_off(value: Any) -> Any:
@@ -76,17 +77,19 @@ _Severity = Annotated[
 class CatalogSettings(BaseModel):
     """Settings of the catalog; part of `Settings` and of the resource `CatalogSource`."""
 
-    id_column: str = Field("id", description="column that identifies a row within its partition")
-    text_column: str = Field("text", description="column that is embedded")
+    id: str = Field("id", description="column that identifies a row within its partition")
+    text: str = Field("text", description="column that is embedded")
     max_text_bytes: int = Field(
         DEFAULT_MAX_TEXT_BYTES, ge=1, description="bytes of a text; a longer one refuses its partition"
     )
 
+    def selection(self) -> Selection:
+        """The columns that become ids and texts."""
+        return Selection(self.id, self.text, self.max_text_bytes)
+
     def open_catalog(self, place: str) -> ParquetCatalog:
         """Open the catalog at a path or URL; `ConfigError` when there is none."""
-        return open_source(
-            place, id_column=self.id_column, text_column=self.text_column, max_text_bytes=self.max_text_bytes
-        )
+        return open_source(place, selection=self.selection())
 
 
 class EncoderSettings(BaseModel):
@@ -303,7 +306,7 @@ def load_settings(**arguments: Any) -> Settings:
     for name, value in given.items():
         if isinstance(value, str):
             require_text(name, value)
-    _warn_of_unknown_variables()
+    _check_variables()
     try:
         return Settings(**given)
     except ValidationError as error:
@@ -326,8 +329,11 @@ def require_text(name: str, value: str) -> None:
         raise ConfigError(f"{name} is not valid UTF-8 text: {value!r}. Give it in UTF-8.") from error
 
 
-def _warn_of_unknown_variables() -> None:
-    # Not refused: a container may have variables for other programs.
+def _check_variables() -> None:
+    """Refuse variables of former names, since other rows would be read; warn of unknown ones, which others may need."""
+    for former, name in _RENAMED.items():
+        if (variable := f"SURGE_{former.upper()}") in os.environ:
+            raise ConfigError(f"the environment variable {variable} is unknown; it is called SURGE_{name.upper()} now")
     known = {f"SURGE_{name.upper()}" for name in Settings.model_fields} | {CONFIG_VARIABLE, "SURGE_CACHE_DIR"}
     for name in sorted(os.environ):
         if name.startswith("SURGE_") and name.upper() not in known:
@@ -369,6 +375,8 @@ def _problem(detail: Any, given: Mapping[str, Any]) -> str:
             return f"setting {origin} names {place[1]!r}, which is no check that can be set; there are {known}"
         return f"setting {origin}.{place[1]} is {detail['input']!r}: {message}"
     if detail["type"] == "extra_forbidden":
+        if name in _RENAMED:
+            return f"setting {origin} is unknown; it is called {_RENAMED[name]} now"
         known = ", ".join(sorted(Settings.model_fields))
         return f"setting {origin} is unknown; there are {known}"
     if name in _NOT_SHOWN:  # a secret, or a URL that one was written into

@@ -192,7 +192,7 @@ def settings_of_vectors(resources: CatalogResources) -> str:
     folder = Path(str(spec["model"])).expanduser()
     if folder.is_absolute() or folder.is_dir():
         spec["model"] = "a folder"  # on another machine it may have another path
-    columns = {"id_column": resources.catalog.id_column, "text_column": resources.catalog.text_column}
+    columns = {"id": resources.catalog.id, "text": resources.catalog.text}
     return json.dumps(columns | spec, sort_keys=True)
 
 

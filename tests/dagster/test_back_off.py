@@ -132,7 +132,7 @@ def test_change_after_a_success_is_requested_immediately(bench: Workbench) -> No
     assert [request.tags["surge/attempt"] for request in found.run_requests or []] == ["1"]
 
 
-@pytest.mark.parametrize(("setting", "other"), [("model", "hash://24"), ("text_column", "id"), ("max_text_bytes", 100)])
+@pytest.mark.parametrize(("setting", "other"), [("model", "hash://24"), ("text", "id"), ("max_text_bytes", 100)])
 def test_partition_does_not_wait_after_a_setting_changed(bench: Workbench, setting: str, other: str | int) -> None:
     bench.write("a")
     bench.pretend(bench.tick(), FAILURE)

@@ -160,7 +160,7 @@ def test_refusals_are_reported_when_the_next_attempt_finds_no_catalog(
     assert "1 refused" in (bench.tick().skip_message or "")
 
 
-@pytest.mark.parametrize("setting", [{"text_column": "name"}, {"max_text_bytes": 4}])
+@pytest.mark.parametrize("setting", [{"text": "name"}, {"max_text_bytes": 4}])
 def test_refused_partition_is_requested_once_the_setting_is_fixed(bench: Workbench, setting: dict[str, Any]) -> None:
     bench.write("a")
     bench.tick()

@@ -268,13 +268,11 @@ def test_run_of_the_sensor_refuses_another_space_or_other_columns(bench: Workben
     found = bench.tick()
     [space] = list_spaces(open_store(bench.output))
     assert (found.run_requests or [])[0].run_config["ops"]["embeddings"]["config"]["expected_space"] == space.name
-    bench.settings["text_column"] = "id"  # edited between the tick and the run
+    bench.settings["text"] = "id"  # edited between the tick and the run
     [ran] = bench.launch(found)
     assert not ran.success and not ran.materialized()
-    assert all(
-        part in ran.failure() for part in ('"text_column": "text"', '"text_column": "id"', "Nothing was encoded")
-    )
-    bench.settings |= {"text_column": "text", "model": "hash://24"}
+    assert all(part in ran.failure() for part in ('"text": "text"', '"text": "id"', "Nothing was encoded"))
+    bench.settings |= {"text": "text", "model": "hash://24"}
     [ran] = bench.launch(found)
     assert not ran.success and "hash://16" in ran.failure()
     assert len(list_spaces(open_store(bench.output))) == 1
@@ -310,7 +308,7 @@ def test_model_folder_may_have_another_path_where_the_run_is_executed() -> None:
     config = unattended_config("op", mine, None, {})["ops"]["op"]["config"]
     requested, by_operator = LaunchConfig(**config), LaunchConfig(**no_config)
     require_expected_settings(requested, {}, resources("/mnt/e5", url="/data/catalog"))
-    other = resources("/mnt/e5", text_column="title")
+    other = resources("/mnt/e5", text="title")
     by_dagster = {"dagster/parent_run_id": "r", "dagster/retry_number": "1"}
     for tags in ({}, by_dagster):
         with pytest.raises(ConfigError, match="the same SURGE_ variables"):

@@ -20,7 +20,7 @@ from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.report import Receipt, SuperBatchReport
-from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.sources import Selection, open_source
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.thresholds import Thresholds
 from tests.engine.runs import HeldCall, failures, finish, finish_receipts, in_memory, make_run, receipts
@@ -217,7 +217,7 @@ class TestFreshness:
         self, hash_pool: EncoderPool, tmp_path: Path, catalog: Path
     ) -> None:
         finish(make_run(hash_pool, open_source(catalog), tmp_path / "out"))
-        run = make_run(hash_pool, open_source(catalog, text_column="id"), tmp_path / "out")
+        run = make_run(hash_pool, open_source(catalog, selection=Selection(text="id")), tmp_path / "out")
         events = finish(run)
         assert keys_of(receipts(events, "encoded")) == ["a", "b", "d"]
         assert keys_of(receipts(events, "republished")) == ["c"], "it has no rows"

@@ -7,21 +7,18 @@ from pathlib import Path
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources.parquet import ParquetCatalog
 from surge_dagster.engine.sources.rows import DEFAULT_MAX_TEXT_BYTES
+from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support.urls import local_path
 
-__all__ = ["DEFAULT_MAX_TEXT_BYTES", "ParquetCatalog", "open_source"]
+__all__ = ["DEFAULT_MAX_TEXT_BYTES", "ParquetCatalog", "Selection", "open_source"]
 
 
-def open_source(
-    url: str | Path, *, id_column: str = "id", text_column: str = "text", max_text_bytes: int = DEFAULT_MAX_TEXT_BYTES
-) -> ParquetCatalog:
+def open_source(url: str | Path, *, selection: Selection | None = None) -> ParquetCatalog:
     """Open a catalog folder: `partition=<encoded key>/….parquet`, one or more files per partition.
 
     Args:
         url: a local path or `file://` URL.
-        id_column: name of the column that identifies a row within its partition.
-        text_column: name of the column to embed.
-        max_text_bytes: a longer text refuses its partition.
+        selection: the columns that become ids and texts; by default those of these names.
 
     Raises:
         ConfigError: the folder is missing, holds no partition, or lies on a storage that is not supported.
@@ -36,4 +33,4 @@ def open_source(
             f"no catalog at {str(url)!r}: the folder does not exist or is a file. Build one with "
             f"`surge-dagster catalog demo --out {url}` or give the path of your own."
         )
-    return ParquetCatalog(root, id_column=id_column, text_column=text_column, max_text_bytes=max_text_bytes)
+    return ParquetCatalog(root, selection or Selection())

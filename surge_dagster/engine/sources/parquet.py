@@ -14,20 +14,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from urllib.parse import urlencode
 
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.sources.parquet_files import PartitionFile, partition_files, read_columns, source_version
 from surge_dagster.engine.sources.partition import KEY_METADATA, Partition, RowBatch
-from surge_dagster.engine.sources.rows import row_batch
+from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support.keys import decode_key, encode_key, is_text, printable
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given
 
 _PREFIX = "partition="
-# Source versions do not name these columns: the files of every existing catalog would become stale.
-_USUAL_COLUMNS = {"id_column": "id", "text_column": "text"}
 _UNREADABLE_VERSION = "unreadable"  # the source version of a partition whose files could not be listed
 _decoded = lru_cache(maxsize=1 << 16)(decode_key)  # each listing asks for the same names
 
@@ -50,16 +47,13 @@ class ParquetCatalog:
 
     Args:
         root: the folder that holds `partition=…` folders. Names that start with `_` or `.` are ignored.
-        id_column, text_column: column names; part of the source versions, since other columns are other content.
-        max_text_bytes: a longer text refuses its partition.
+        selection: the columns that become ids and texts.
     """
 
-    def __init__(self, root: Path, *, id_column: str, text_column: str, max_text_bytes: int) -> None:
+    def __init__(self, root: Path, selection: Selection) -> None:
         self.root = root
-        self.id_column = id_column
-        self.text_column = text_column
-        self.max_text_bytes = max_text_bytes
-        self._columns = _named_columns(id_column=id_column, text_column=text_column)
+        self.selection = selection
+        self._suffix = selection.version_suffix
 
     @property
     def url(self) -> str:
@@ -127,7 +121,7 @@ class ParquetCatalog:
         is_counted = bool(files) and all(file.rows is not None for file in files)
         return Partition(
             key=key,
-            source_version=source_version(files, self._columns),
+            source_version=source_version(files, self._suffix),
             read=partial(self._read, key, names, files),
             current_source_version=current,
             rows=sum(file.rows or 0 for file in files) if is_counted else None,
@@ -140,7 +134,7 @@ class ParquetCatalog:
             if not any(os.path.lexists(self.root / folder) for folder in folders):
                 return None
             files = [file for folder in folders for file in partition_files(self.url, folder)]
-            return source_version(files, self._columns)
+            return source_version(files, self._suffix)
 
     def _read(self, key: str, folders: Sequence[str], files: Sequence[PartitionFile]) -> Iterator[RowBatch]:
         if len(folders) > 1:
@@ -163,9 +157,9 @@ class ParquetCatalog:
 
     def _batches(self, key: str, file: PartitionFile, first_row: int) -> Iterator[RowBatch]:
         try:
-            for ids, texts in read_columns(key, file, self.id_column, self.text_column, self.max_text_bytes):
-                yield row_batch(key, ids, texts, first_row, self.max_text_bytes)
-                first_row += len(ids)
+            for raw in read_columns(key, file, self.selection):
+                yield from self.selection.row_batches(key, raw, first_row)
+                first_row += len(raw)
         except FileNotFoundError as error:
             raise TransientError(
                 f"partition {key!r}: {file.shown} was removed while the partition was read. Run again.", key
@@ -232,9 +226,3 @@ def _system_errors(key: str, what: str) -> Iterator[None]:
 
 def _raise(error: Exception) -> Iterator[RowBatch]:
     raise error
-
-
-def _named_columns(**columns: str) -> str:
-    """The part of a source version that names unusual columns, such as `?text_column=title`; mostly empty."""
-    named = {setting: name for setting, name in columns.items() if name != _USUAL_COLUMNS[setting]}
-    return f"?{urlencode(named, errors='surrogatepass')}" if named else ""

@@ -23,9 +23,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources.partition import KEY_METADATA, SOURCE_VERSION_METADATA
 from surge_dagster.engine.sources.rows import without_dictionary
+from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support.columns import value_lengths
 from surge_dagster.engine.support.unreadable import UNREADABLE, is_systems, visible
 
@@ -45,7 +45,6 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # some databases refuse NUL
 _SETTLED_NS = 2_000_000_000  # longer than the grain of any disk's clock: a younger file may change unnoticed
 _KNOWN_FOOTERS = 1 << 17
 _MAX_DEPTH = 50  # of folders below a partition's own
-_Columns = tuple[pa.Array, pa.Array]  # ids and texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,22 +116,20 @@ def partition_files(root: str, folder: str) -> list[PartitionFile]:
     ]
 
 
-def source_version(files: Sequence[PartitionFile], columns: str) -> str:
-    """The source version of a partition with these files; `columns` names columns that are not the usual ones."""
+def source_version(files: Sequence[PartitionFile], suffix: str) -> str:
+    """The source version of a partition with these files, which ends in the suffix of the selection."""
     if len(files) == 1:
-        return files[0].token + columns
+        return files[0].token + suffix
     lines = "".join(f"{file.relative}\0{file.token}\n" for file in files)
-    return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()[:32] + columns
+    return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()[:32] + suffix
 
 
-def read_columns(
-    key: str, file: PartitionFile, id_column: str, text_column: str, max_text_bytes: int
-) -> Iterator[_Columns]:
-    """The two columns of a file as batches of about two megabytes; a file without rows gives one empty batch.
+def read_columns(key: str, file: PartitionFile, selection: Selection) -> Iterator[pa.RecordBatch]:
+    """The selected columns of a file as batches of about two megabytes; a file without rows gives one empty batch.
 
     Args:
         key: the partition, for messages.
-        max_text_bytes: of the texts that need not be refused.
+        selection: the columns that are read.
 
     Raises:
         DataError: a column is missing or there twice.
@@ -143,15 +140,14 @@ def read_columns(
         pq.ParquetFile(source, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True) as reader,
     ):
         schema = reader.schema_arrow
-        _require_columns(key, file, schema.names, (id_column, text_column))
+        selection.require_columns(key, file.shown, schema.names)
+        columns = selection.columns
         if reader.metadata.num_rows == 0:
-            empty = schema.empty_table()
-            yield empty.column(id_column).combine_chunks(), empty.column(text_column).combine_chunks()
+            empty = [pa.array([], schema.field(name).type) for name in columns]
+            yield pa.RecordBatch.from_arrays(empty, columns)
             return
-        columns = list(dict.fromkeys((id_column, text_column)))
-        rows = _rows_per_read(reader, file.path, columns, max_text_bytes)
-        read = reader.iter_batches(rows, columns=columns, use_threads=False)
-        yield from _gathered(read, id_column, text_column)
+        rows = _rows_per_read(reader, file.path, columns, selection.max_text_bytes)
+        yield from _gathered(reader.iter_batches(rows, columns=columns, use_threads=False), columns)
 
 
 def _parquet_names(root: str, folder: str, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, str | None]]:
@@ -268,20 +264,6 @@ def _recordable(version: str) -> str:
     return f"{_CONTROL.sub('?', version[:40])}~{hashlib.sha256(raw).hexdigest()[:32]}"
 
 
-def _require_columns(key: str, file: PartitionFile, names: list[str], needed: tuple[str, str]) -> None:
-    missing = [name for name in needed if name not in names]
-    if missing:
-        raise DataError(
-            key,
-            f"{file.shown} has no column {' and no column '.join(map(repr, missing))}; "
-            f"its columns are {', '.join(map(repr, names))}",
-            "Name the right ones with id_column and text_column.",
-        )
-    twice = [name for name in needed if names.count(name) > 1]
-    if twice:
-        raise DataError(key, f"{file.shown} has two columns {twice[0]!r}", "Rename one of them.")
-
-
 def _rows_per_read(reader: pq.ParquetFile, path: str, columns: list[str], max_text_bytes: int) -> int:
     groups = [reader.metadata.row_group(group) for group in range(reader.num_row_groups)]
     heaviest = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=1.0)
@@ -323,23 +305,22 @@ def _longest_shared(reader: pq.ParquetFile, path: str, columns: list[str]) -> in
     return longest
 
 
-def _gathered(read: Iterator[pa.RecordBatch], id_column: str, text_column: str) -> Iterator[_Columns]:
-    """The two columns without dictionaries, in batches that are large enough to be worth the later steps."""
-    held: list[_Columns] = []
+def _gathered(read: Iterator[pa.RecordBatch], columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """The columns without dictionaries, in batches that are large enough to be worth the later steps."""
+    held: list[list[pa.Array]] = []
     rows = size = 0
     for raw in read:
-        ids, texts = without_dictionary(raw.column(id_column)), without_dictionary(raw.column(text_column))
-        weight = ids.nbytes + texts.nbytes
+        arrays = [without_dictionary(raw.column(name)) for name in columns]
+        weight = sum(array.nbytes for array in arrays)
         if held and (rows + len(raw) > _BATCH_ROWS or size + weight > _BATCH_BYTES):
-            yield _joined(held)
+            yield _joined(held, columns)
             held, rows, size = [], 0, 0
-        held.append((ids, texts))
+        held.append(arrays)
         rows, size = rows + len(raw), size + weight
     if held:
-        yield _joined(held)
+        yield _joined(held, columns)
 
 
-def _joined(held: list[_Columns]) -> tuple[pa.Array, pa.Array]:
-    if len(held) == 1:
-        return held[0]
-    return pa.concat_arrays([ids for ids, _ in held]), pa.concat_arrays([texts for _, texts in held])
+def _joined(held: list[list[pa.Array]], columns: list[str]) -> pa.RecordBatch:
+    arrays = held[0] if len(held) == 1 else [pa.concat_arrays(pieces) for pieces in zip(*held, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, columns)

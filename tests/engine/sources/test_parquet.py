@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
-from surge_dagster.engine.sources import open_source, parquet_files
+from surge_dagster.engine.sources import Selection, open_source, parquet_files
 from surge_dagster.engine.sources.partition import RowBatch
 from tests.engine.sources.reading import ROWS, only, refusal, rows_of
 from tests.small_catalogs import numbered_rows, partition_folder, write_catalog, write_partition, write_rows
@@ -168,13 +168,13 @@ class TestVersions:
     def test_columns_of_other_names_are_part_of_the_version(self, tmp_path: Path, files: int) -> None:
         for number in range(files):
             write_rows(partition_folder(tmp_path, "k") / f"{number}.parquet", ROWS, version="v1")
-        plain = only(open_source(tmp_path, id_column="id", text_column="text")).source_version
+        plain = only(open_source(tmp_path, selection=Selection(id="id", text="text"))).source_version
         for id_column, text_column, named in [
             ("sku", "text", "?id_column=sku"),
             ("id", "Größe & Preis", "?text_column=Gr%C3%B6%C3%9Fe+%26+Preis"),
             ("sku", "title", "?id_column=sku&text_column=title"),
         ]:
-            partition = only(open_source(tmp_path, id_column=id_column, text_column=text_column))
+            partition = only(open_source(tmp_path, selection=Selection(id_column, text_column)))
             assert partition.source_version == partition.current_source_version() == plain + named
 
     def test_partition_removed_from_the_source_has_no_version(self, tmp_path: Path) -> None:
@@ -224,18 +224,18 @@ class TestCatalogsThatCannotBeUsed:
 class TestColumns:
     def test_column_names_are_free(self, tmp_path: Path) -> None:
         write_partition(tmp_path, "k", ROWS, columns=("sku", "title"))
-        assert rows_of(only(open_source(tmp_path, id_column="sku", text_column="title"))) == ROWS
+        assert rows_of(only(open_source(tmp_path, selection=Selection(id="sku", text="title")))) == ROWS
 
     def test_one_column_can_be_both(self, tmp_path: Path) -> None:
         write_partition(tmp_path, "k", ROWS)
-        partition = only(open_source(tmp_path, id_column="text"))
+        partition = only(open_source(tmp_path, selection=Selection(id="text")))
         assert rows_of(partition) == [(row[1], row[1]) for row in ROWS]
 
     def test_missing_column_is_named_beside_those_there_are(self, tmp_path: Path) -> None:
         write_partition(tmp_path, "k", ROWS, columns=("sku", "title"))
-        message = str(refusal(only(open_source(tmp_path, id_column="sku"))))
+        message = str(refusal(only(open_source(tmp_path, selection=Selection(id="sku")))))
         assert "has no column 'text'; its columns are 'sku', 'title'" in message
-        assert "Name the right ones with id_column and text_column." in message
+        assert "Name the right ones with the settings id and text." in message
 
     def test_two_columns_of_one_name_are_refused(self, tmp_path: Path) -> None:
         path = partition_folder(tmp_path, "k") / "0.parquet"

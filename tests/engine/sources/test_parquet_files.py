@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.sources import ParquetCatalog, open_source, parquet_files
+from surge_dagster.engine.sources import ParquetCatalog, Selection, open_source, parquet_files
 from tests.small_catalogs import numbered_rows, partition_folder, write_catalog, write_partition, write_rows
 
 
@@ -118,11 +118,11 @@ def test_added_changed_and_removed_partitions_are_listed_as_they_are(catalog: Pa
 
 @pytest.mark.usefixtures("settled")
 def test_settings_of_one_catalog_do_not_reach_another_one_of_the_same_folder(catalog: ParquetCatalog) -> None:
-    strict = open_source(catalog.root, max_text_bytes=1)
+    strict = open_source(catalog.root, selection=Selection(max_text_bytes=1))
     [a, *_] = strict
     with pytest.raises(DataError, match="at most 1 are allowed"):
         list(a.read())
-    titled = open_source(catalog.root, text_column="title")
+    titled = open_source(catalog.root, selection=Selection(text="title"))
     for _ in range(2):
         assert versions(titled) == dict.fromkeys("abc", "v1?text_column=title")
         assert versions(catalog) == dict.fromkeys("abc", "v1")

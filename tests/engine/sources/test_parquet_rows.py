@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.sources import Selection, open_source
 from tests.engine.sources.reading import ROWS, only, refusal, rows_of
 from tests.small_catalogs import numbered_rows, partition_folder, write_partition, write_rows
 
@@ -40,7 +40,7 @@ class TestRefusedRows:
 
     def test_text_of_ten_megabytes_passes_where_that_is_allowed(self, tmp_path: Path) -> None:
         write_partition(tmp_path, "k", [("1", "x" * 10_000_000)])
-        [(_, text)] = rows_of(only(open_source(tmp_path, max_text_bytes=10_000_000)))
+        [(_, text)] = rows_of(only(open_source(tmp_path, selection=Selection(max_text_bytes=10_000_000))))
         assert len(text) == 10_000_000
 
     @pytest.mark.parametrize("column", ["id", "text"])
