@@ -264,7 +264,10 @@ def search(
     yes: Annotated[bool, typer.Option("--yes", help="Load the model that the output names without asking.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Print the texts whose vectors are nearest. Searches the current space, or the one that the options describe."""
+    """Print the texts whose vectors are nearest, equal texts once.
+
+    Searches the current space, or the one that the options describe.
+    """
     require_text("the text to search for", text)
     store = settings.open_store()
     described = any(context.params[name] is not None for name in _SPACE)

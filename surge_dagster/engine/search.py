@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +21,7 @@ from surge_dagster.engine.support.unreadable import UNREADABLE, first_line
 _TINY = np.finfo(np.float32).tiny
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Hit:
     """A row near a query; `score` is the cosine, `text` is empty where the file has no text column."""
 
@@ -35,7 +34,8 @@ class Hit:
 def search(store: Store, pool: EncoderPool, queries: Sequence[str], k: int = 5) -> list[list[Hit]]:
     """The `k` nearest rows of the pool's space for each query, best first.
 
-    Several rows with the same text give one hit, the first of them.
+    Equal texts give one hit, the nearest of their rows; of equally near rows the first one counts. In files without
+    texts every row counts. Memory holds one batch of a file, and `k` hits per query.
 
     Raises:
         ConfigError: the output has no embeddings of this space, or one of its files cannot be read.
@@ -46,33 +46,58 @@ def search(store: Store, pool: EncoderPool, queries: Sequence[str], k: int = 5) 
         raise ConfigError(f"{store.url!r} holds no embeddings of the space {space.name}. Run `surge-dagster embed`.")
     vectors = pool.vectors(pa.array(queries, pa.large_string()))  # pyright: ignore[reportArgumentType]
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), _TINY)
-    best: list[list[Hit]] = [[] for _ in queries]
-    for name, found in files.items():
+    found = [_Nearest(k) for _ in queries]
+    for name, file in files.items():
         try:
-            if not isinstance(found, PublishedFile):
-                raise found
-            with store.open(name) as file, open_output_file(file, space.file_format) as reader:
+            if not isinstance(file, PublishedFile):
+                raise file
+            with store.open(name) as opened, open_output_file(opened, space.file_format) as reader:
                 for batch in reader.read():
-                    _collect(best, vectors, batch, reader.facts.partition_key, k)
+                    for nearest, scores in zip(found, _cosines(vectors, batch), strict=True):
+                        nearest.add(scores, batch, reader.facts.partition_key)
         except (InvalidFile, *UNREADABLE) as error:
             raise ConfigError(
                 f"{store.location(name)!r} cannot be read: {first_line(error)}. `surge-dagster verify` reports what is "
                 "wrong."
             ) from error
-    return [sorted(hits, reverse=True) for hits in best]
+    return [nearest.hits for nearest in found]
 
 
-def _collect(best: list[list[Hit]], vectors: np.ndarray, batch: pa.RecordBatch, key: str, k: int) -> None:
+def _cosines(queries: np.ndarray, batch: pa.RecordBatch) -> np.ndarray:
+    """Cosines of the rows of a batch to queries of length 1, [queries, rows]."""
+    if not batch.num_rows:
+        return np.empty((len(queries), 0), np.float32)
     matrix = matrix_of(batch).astype(np.float32, copy=False)
-    lengths = np.maximum(np.linalg.norm(matrix, axis=1), _TINY)
-    texts = batch.column("text") if "text" in batch.schema.names else None
-    for hits, scores in zip(best, (matrix @ vectors.T / lengths[:, None]).T, strict=True):
-        for row in np.argsort(-scores, kind="stable")[: 4 * k]:
-            score = float(scores[row])
-            if len(hits) == k and score <= hits[0].score:
-                break
-            text = texts[int(row)].as_py() if texts is not None else ""
-            if text and any(hit.text == text for hit in hits):
-                continue
-            hit = Hit(score, key, str(batch.column("id")[int(row)].as_py()), text)
-            heapq.heappush(hits, hit) if len(hits) < k else heapq.heapreplace(hits, hit)
+    return queries @ matrix.T / np.maximum(np.linalg.norm(matrix, axis=1), _TINY)
+
+
+class _Nearest:
+    """The `k` best hits of one query among the rows added so far."""
+
+    def __init__(self, k: int) -> None:
+        self._k = k
+        self._hits: dict[Hashable, Hit] = {}  # best first, by text; by key and id where the file has no texts
+
+    @property
+    def hits(self) -> list[Hit]:
+        return list(self._hits.values())
+
+    def add(self, scores: np.ndarray, batch: pa.RecordBatch, key: str) -> None:
+        lowest = next(reversed(self._hits.values())).score if len(self._hits) == self._k else -np.inf
+        rows = np.flatnonzero(scores > lowest)
+        rows = rows[np.argsort(-scores[rows], kind="stable")]
+        texts = batch.column("text") if "text" in batch.schema.names else None
+        if texts is not None and len(rows):
+            # Its codes rise in the order in which texts appear, so this is the place of each text's best row.
+            codes = texts.take(pa.array(rows)).dictionary_encode().indices.to_numpy()
+            rows = rows[np.unique(codes, return_index=True)[1]]
+        candidates = list(self._hits.items())
+        for row in rows[: self._k].tolist():
+            row_id = str(batch.column("id")[row].as_py())
+            text = None if texts is None else texts[row].as_py()
+            hit = Hit(float(scores[row]), key, row_id, text or "")
+            candidates.append(((key, row_id) if text is None else text, hit))
+        self._hits = {}
+        for identity, hit in sorted(candidates, key=lambda candidate: -candidate[1].score):
+            if len(self._hits) < self._k:
+                self._hits.setdefault(identity, hit)
