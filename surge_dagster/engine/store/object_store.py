@@ -64,17 +64,19 @@ class ObjectStore(Store):
         prefix = f"{self._prefix}{folder}".rstrip("/")
         base = f"{prefix}/" if prefix else ""
 
-        def attempt() -> list[Any]:
+        def attempt() -> list[tuple[str, int, str]]:
             with request_errors():
                 if deep:
-                    return [meta for chunk in obstore.list(self._store, prefix=prefix or None) for meta in chunk]
-                return list(obstore.list_with_delimiter(self._store, prefix=prefix or None)["objects"])
+                    chunks = obstore.list(self._store, prefix=prefix or None)
+                else:
+                    chunks = [obstore.list_with_delimiter(self._store, prefix=prefix or None)["objects"]]
+                # What obstore says of an object takes more memory.
+                return [(meta["path"], meta["size"], meta["e_tag"] or "") for chunk in chunks for meta in chunk]
 
-        for meta in self._retrier.call(f"LIST {base}", attempt):
-            inner = meta["path"].removeprefix(base)
-            if any(part.startswith(_HIDDEN) for part in inner.split("/")):
-                continue
-            yield StoredObject(meta["path"].removeprefix(self._prefix), meta["size"], meta["e_tag"] or "")
+        for path, size, etag in self._retrier.call(f"LIST {base}", attempt):
+            inner = path.removeprefix(base)
+            if not any(part.startswith(_HIDDEN) for part in inner.split("/")):
+                yield StoredObject(path.removeprefix(self._prefix), size, etag)
 
     def folders(self) -> Sequence[str]:
         prefix = self._prefix.rstrip("/") or None
@@ -126,37 +128,39 @@ def open_object_store(
     url: str,
     options: StorageOptions | None = None,
     *,
+    what: str = "output",
     limits: ClientLimits | None = None,
     retrier: Callable[[str], Retrier] = Retrier,
 ) -> ObjectStore:
-    """Open an output in an object store: `s3://bucket/prefix`, `gs://…`, or another scheme that obstore knows.
+    """Open what lies in an object store: `s3://bucket/prefix`, `gs://…`, or another scheme that obstore knows.
 
     Args:
+        what: is opened, for messages.
         limits, retrier: replaced by tests; `retrier` is called with the store's URL.
 
     Raises:
         ConfigError: the URL or the options cannot be used, or there are no credentials.
     """
     options, limits = options or StorageOptions(), limits or ClientLimits()
-    parts = split_url(url, what="output")
+    parts = split_url(url, what=what)
     if not is_bare(url):  # the error does not show the URL
         raise ConfigError(
-            f"the {parts.scheme}:// output holds more than a bucket and a path. Credentials belong into the "
+            f"the {parts.scheme}:// {what} holds more than a bucket and a path. Credentials belong into the "
             "environment or into storage_options."
         )
     if not parts.netloc and parts.scheme != "memory":
-        raise ConfigError(f"the output {url!r} names no bucket; expected {parts.scheme}://bucket/path.")
+        raise ConfigError(f"the {what} {url!r} names no bucket; expected {parts.scheme}://bucket/path.")
     clean = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
     path = parts.path.strip("/")
     prefix = f"{path}/" if path else ""
     try:
         store, service = connect(parts.scheme, parts.netloc, options, limits)
     except ConfigError as error:
-        raise ConfigError(f"cannot open the output {clean!r}: {error}") from error
+        raise ConfigError(f"cannot open the {what} {clean!r}: {error}") from error
     except (BaseError, ValueError, TypeError) as error:
         # The error's text may quote the options.
         raise ConfigError(
-            f"the output {clean!r} cannot be opened with these options ({type(error).__name__})."
+            f"the {what} {clean!r} cannot be opened with these options ({type(error).__name__})."
         ) from None
     # Two memory stores with the same URL hold different objects.
     service = secrets.token_hex() if parts.scheme == "memory" else _without_user(service)

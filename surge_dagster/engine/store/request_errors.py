@@ -40,7 +40,7 @@ _REMEDIES = {
     "PermanentRedirect": _REGION,
     "AuthorizationHeaderMalformed": _REGION,
     "IllegalLocationConstraintException": _REGION,
-    "404": "Is there such a bucket? Correct the output's URL, or create the bucket, and run again.",
+    "404": "Is there such a bucket? Correct the URL, or create the bucket, and run again.",
     "NoSuchUpload": "Another process aborted the upload, a lifecycle rule perhaps. Run again.",
     "401": _CREDENTIALS,
     "403": _CREDENTIALS,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from urllib.parse import unquote
 
@@ -48,14 +49,40 @@ def encode_key(key: str) -> str:
         return key  # most keys; encoding takes twenty times as long
     if not key:
         raise ValueError("a partition key must not be empty")
-    try:
-        raw = key.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ValueError(f"partition key {key!r} is not valid Unicode text") from error
-    name = "".join(map(_ENCODED.__getitem__, raw))
+    name = _percent_encoded(key)
     if len(name) <= _REVERSIBLE_BYTES:
         return name
-    return f"{name[:_PREFIX_BYTES]}~{hashlib.sha256(raw).hexdigest()[:32]}"
+    return f"{name[:_PREFIX_BYTES]}~{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+
+
+def _percent_encoded(text: str) -> str:
+    try:
+        return "".join(map(_ENCODED.__getitem__, text.encode("utf-8")))
+    except UnicodeEncodeError as error:
+        raise ValueError(f"partition key {text!r} is not valid Unicode text") from error
+
+
+def joined_key(values: Mapping[str, str]) -> str:
+    """The key of a partition that several columns or levels of folders name, such as `lang=de/category=shoes`.
+
+    Names and values are percent-encoded as in `encode_key`, but never cut, so that different ones have different keys.
+    One column alone gives its plain value.
+
+    Args:
+        values: by column, in order; a value may be empty where there are several.
+
+    Raises:
+        ValueError: a name or value is not valid Unicode.
+    """
+    if len(values) == 1:
+        return next(iter(values.values()))
+    return "/".join(f"{_percent_encoded(name)}={_percent_encoded(value)}" for name, value in values.items())
+
+
+def split_key(key: str) -> dict[str, str]:
+    """The values by column of a key that `joined_key` made of several columns."""
+    pairs = (part.partition("=") for part in key.split("/"))
+    return {unquote(name): unquote(value) for name, _, value in pairs}
 
 
 def is_hashed(name: str) -> bool:

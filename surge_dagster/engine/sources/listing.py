@@ -1,0 +1,315 @@
+"""The files of a source: a folder, one file or a pattern of names, on a local disk or in a bucket, listed alike.
+
+    data/catalog                     every file below the folder
+    data/products.parquet            one file
+    products/*.parquet               `*` stands for any part of a name, `**` for any folders
+    gs://shop/{category}/*.parquet   `{name}` is a `*` that has a name
+
+Files come in bytewise order of their relative names, so that a place gives the same rows in the same order wherever it
+lies. Nothing is opened. Names that begin with `_` or `.` are left out, of files and of folders.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import stat
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.store.object_client import StorageOptions
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.keys import is_text, printable
+from surge_dagster.engine.support.unreadable import visible
+from surge_dagster.engine.support.urls import is_object_store, local_path
+
+_MAX_DEPTH = 50  # of folders below the one that is listed
+HIDDEN = ("_", ".")
+NOT_REGULAR = "is a pipe, a socket or a device, not a regular file"
+UNREADABLE_FOLDER = "unreadable folder"  # the token of a folder that the system does not show; its name ends in a slash
+_WILD = re.compile(r"(\*\*/?|\*|\{[^{}]*\})")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file, as a listing showed it.
+
+    Attributes:
+        relative: name below the folder that was listed, with `/` between its parts; not valid text where a name on the
+            disk is not UTF-8.
+        size: bytes.
+        token: changes when the content may have changed: the etag, or size and modification time on a disk.
+        open: opens this version of the file for reading. Raises FileNotFoundError where it was removed or replaced,
+            TransientError where a bucket does not answer, and OSError where a disk does not.
+        refusal: why it must not be opened, as the end of a sentence that begins with its name.
+    """
+
+    relative: str
+    size: int
+    token: str
+    open: Callable[[], pa.NativeFile]
+    refusal: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """The name in messages."""
+        return visible(printable(self.relative))
+
+
+class SourceFiles(ABC):
+    """A place with files; each listing looks anew.
+
+    Attributes:
+        url: the place as it was given, for messages.
+        pattern: what the relative names have to match, with a group for each `{name}`; None where all count.
+    """
+
+    def __init__(self, url: str, pattern: re.Pattern[str] | None) -> None:
+        self.url = url
+        self.pattern = pattern
+
+    def list(self, scope: str = "") -> list[SourceFile]:
+        """The files in bytewise order of their relative names.
+
+        Args:
+            scope: relative name of one file, or of a folder with all that lies below it; empty is all.
+
+        Raises:
+            ConfigError: the folder cannot be listed.
+            TransientError: the bucket does not answer.
+        """
+        found = [file for file in self._found(scope) if self.pattern is None or self.pattern.fullmatch(file.relative)]
+        return sorted(found, key=lambda file: os.fsencode(file.relative))
+
+    @abstractmethod
+    def _found(self, scope: str) -> Iterator[SourceFile]: ...
+
+
+def open_files(url: str | Path, options: StorageOptions | None = None, endings: tuple[str, ...] = ("",)) -> SourceFiles:
+    """Open a place for listing; in a bucket nothing is requested yet.
+
+    Args:
+        url: a local path, `file://` URL or URL of a bucket: a folder, one file or a pattern. A local path that exists
+            is no pattern, whatever its name is.
+        options: how a bucket is reached.
+        endings: of the names of files that count.
+
+    Raises:
+        ConfigError: there is no such local path, the pattern is none, or there are no credentials.
+    """
+    text = str(url)
+    if is_object_store(text):
+        from surge_dagster.engine.store.object_store import open_object_store
+
+        base, pattern = split_pattern(text)
+        above, name = base.rstrip("/"), ""
+        if pattern is None and above.count("/") > 2:
+            above, _, name = above.rpartition("/")
+        return _BucketFiles(text, open_object_store(above, options, what="source"), name, pattern, endings)
+    path = local_path(url, what="source")
+    try:
+        if path.is_dir():
+            return _LocalFiles(text, path, "", None, endings)
+        if path.exists():
+            return _LocalFiles(text, path.parent, path.name, None, endings)
+        base, pattern = split_pattern(str(path))
+        if pattern is not None and Path(base).is_dir():
+            return _LocalFiles(text, Path(base), "", pattern, endings)
+    except OSError as error:
+        raise ConfigError(f"cannot open the source {text!r}: {error.strerror}.") from error
+    missing = "such file or folder" if pattern is None else f"folder {base!r}"
+    raise ConfigError(f"no source at {text!r}: there is no {missing}. Give the path of yours.")
+
+
+def split_pattern(url: str) -> tuple[str, re.Pattern[str] | None]:
+    """The folder above the first part of a path or URL that has a wildcard, and what names below it have to match.
+
+    Raises:
+        ConfigError: a name in braces is none, or comes twice.
+    """
+    first = _WILD.search(url)
+    if first is None:
+        return url, None
+    base, slash, names = url[: first.start()].rpartition("/")
+    names += url[first.start() :]
+    pieces, seen = list[str](), set[str]()
+    for piece in _WILD.split(names):
+        name = piece[1:-1]
+        if piece.startswith("{"):
+            if not name.isidentifier() or name in seen:
+                problem = "comes twice" if name in seen else "is no name"
+                raise ConfigError(
+                    f"the pattern {url!r} cannot be used: {name!r} in braces {problem}. Expected names such as "
+                    "{category}, each once; * stands for any part of a name."
+                )
+            seen.add(name)
+            pieces.append(f"(?P<{name}>[^/]+)")
+        else:
+            pieces.append({"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}.get(piece) or re.escape(piece))
+    return base or slash, re.compile("".join(pieces), re.DOTALL)
+
+
+class _LocalFiles(SourceFiles):
+    """Files of a disk.
+
+    Args:
+        root: the folder.
+        name: of the one file in it that counts; empty where all do.
+    """
+
+    def __init__(
+        self, url: str, root: Path, name: str, pattern: re.Pattern[str] | None, endings: tuple[str, ...]
+    ) -> None:
+        super().__init__(url, pattern)
+        self._root = str(root)
+        self._name = name
+        self._endings = endings
+
+    def _found(self, scope: str) -> Iterator[SourceFile]:
+        scope = self._name or scope
+        path = f"{self._root}/{scope}" if scope else self._root
+        is_link = bool(scope) and not self._name and os.path.islink(path)  # noqa: PTH114
+        if scope and (is_link or not os.path.isdir(path)):  # noqa: PTH112
+            yield from self._file(scope, refused_link(self._root, path) if is_link else None)
+            return
+        prefix = f"{scope}/" if scope else ""
+        try:
+            for name, refusal in local_names(self._root, path, self._endings, prefix):
+                yield from self._file(name, refusal)
+        except OSError as error:
+            raise ConfigError(f"cannot list the source {self.url!r}: {error.strerror}. Make it readable.") from error
+
+    def _file(self, relative: str, refusal: str | OSError | None) -> Iterator[SourceFile]:
+        path, size, mtime_ns = f"{self._root}/{relative}", 0, 0
+        if isinstance(refusal, OSError):
+            yield SourceFile(f"{relative}/", 0, UNREADABLE_FOLDER, partial(_raise, refusal))
+            return
+        try:
+            if refusal is None:
+                status = os.stat(path)  # noqa: PTH116, a Path for each file costs more than looking at it
+                size, mtime_ns = status.st_size, status.st_mtime_ns
+                if not stat.S_ISREG(status.st_mode):  # opening a pipe may never return
+                    refusal = NOT_REGULAR
+                elif not is_text(relative):
+                    refusal = "has a name that is not UTF-8"
+        except (FileNotFoundError, NotADirectoryError):
+            return  # it was removed meanwhile
+        except OSError as error:
+            yield SourceFile(relative, 0, "unreadable", partial(_raise, error))
+            return
+        token = f"{size}-{mtime_ns}"
+        yield SourceFile(relative, size, token, partial(_open_local, path, token), refusal)
+
+
+class _BucketFiles(SourceFiles):
+    """Objects of a bucket.
+
+    Args:
+        store: opened at the folder above the place.
+        name: the place's name in that folder: a folder, or one object; empty for the whole bucket.
+    """
+
+    def __init__(
+        self, url: str, store: Store, name: str, pattern: re.Pattern[str] | None, endings: tuple[str, ...]
+    ) -> None:
+        super().__init__(url, pattern)
+        self._store = store
+        self._name = name
+        self._endings = endings
+
+    def _found(self, scope: str) -> Iterator[SourceFile]:
+        above = f"{self._name}/" if self._name else ""
+        place = f"{above}{scope}".rstrip("/")
+        found = list(self._store.list(place, deep=True))
+        if not found and place:  # then it may be one object
+            with contextlib.suppress(FileNotFoundError):
+                found = [self._store.read_end(place, 1).stored]
+        for stored in found:
+            relative = stored.name.removeprefix(above) if stored.name != self._name else stored.name.rpartition("/")[2]
+            if relative.endswith(self._endings) and not any(part.startswith(HIDDEN) for part in relative.split("/")):
+                token = stored.etag.strip('"') or f"size-{stored.size}"
+                yield SourceFile(relative, stored.size, token, partial(self._store.open, stored.name, stored))
+
+
+def local_names(
+    root: str, folder: str, endings: tuple[str, ...], prefix: str = "", depth: int = 0
+) -> Iterator[tuple[str, str | OSError | None]]:
+    """Names of files below a folder, each with the reason to refuse it; links to folders inside the root are ignored.
+
+    A folder below it that the system does not show comes with the system's error.
+
+    Args:
+        root: the source, which no link may leave.
+        folder: full path of the folder.
+        prefix: put before each name.
+
+    Raises:
+        OSError: the system does not show the folder itself.
+    """
+    try:
+        entries = list(os.scandir(folder))
+    except FileNotFoundError:
+        return  # a folder without files is refused when it is read
+    except NotADirectoryError:
+        yield os.path.basename(folder), "is not a folder"  # noqa: PTH119
+        return
+    except OSError as error:
+        if not depth:
+            raise
+        yield prefix.rstrip("/"), error
+        return
+    for entry in entries:
+        name = entry.name
+        if name.startswith(HIDDEN):
+            continue
+        relative, may_be_file = prefix + name, name.endswith(endings)
+        if entry.is_dir(follow_symlinks=False):
+            if depth < _MAX_DEPTH:
+                yield from local_names(root, entry.path, endings, f"{relative}/", depth + 1)
+            else:
+                yield relative, f"lies below {_MAX_DEPTH} nested folders; no more are allowed"
+        elif entry.is_symlink() and (refusal := refused_link(root, entry.path)):
+            if may_be_file or os.path.isdir(entry.path):  # noqa: PTH112
+                yield relative, refusal
+        elif may_be_file and not entry.is_dir():
+            yield relative, None
+
+
+def refused_link(root: str, link: str) -> str | None:
+    """Why a link is not followed; None for one that leads into the root.
+
+    Raises:
+        OSError: the system does not say where it leads.
+    """
+    try:
+        catalog, target = os.path.realpath(root), os.path.realpath(link, strict=True)
+    except (FileNotFoundError, NotADirectoryError):
+        return "is a link to nothing"
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return "is one of several links that lead to each other"
+    if target == catalog:
+        return "is a link to the catalog itself"
+    return None if os.path.commonpath((catalog, target)) == catalog else "is a link out of the catalog"
+
+
+def _open_local(path: str, token: str) -> pa.NativeFile:
+    file = pa.OSFile(path, "rb")
+    status = os.fstat(file.fileno())
+    if token == f"{status.st_size}-{status.st_mtime_ns}":
+        return file
+    file.close()
+    raise FileNotFoundError(errno.ENOENT, "another file stands in its place now", path)
+
+
+def _raise(error: OSError) -> pa.NativeFile:
+    raise error

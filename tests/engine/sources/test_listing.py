@@ -1,0 +1,214 @@
+"""Files of folders, patterns and single files: listed alike on a disk and in a bucket, each with its token."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from surge_dagster.engine.errors import ConfigError, TransientError
+from surge_dagster.engine.sources.listing import UNREADABLE_FOLDER, SourceFiles, open_files
+from surge_dagster.engine.store.object_client import StorageOptions
+from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, on
+
+NAMES = [
+    "Köln/b.parquet",
+    "_SUCCESS",
+    ".hidden/a.parquet",
+    "_old/a.parquet",
+    "a%20b/part-0.parquet",
+    "a%20b/part-10.parquet",
+    "a%20b/deep/part-2.parquet",
+    "B.csv",
+    "notes.txt",
+]
+VISIBLE = sorted((name for name in NAMES if name[0] not in "_."), key=str.encode)
+
+
+class Place:
+    """A folder or a prefix of a bucket that tests fill."""
+
+    def __init__(self, folder: Path, server: ObjectServer | None) -> None:
+        self._folder = folder
+        self._server = server
+        self.options = None
+        self.url = str(folder)
+        if server is not None:
+            self.url = f"s3://{BUCKET}/cat"
+            self.options = StorageOptions(endpoint=server.url, access_key_id="a", secret_access_key="b")
+
+    def write(self, name: str, content: bytes = b"content") -> None:
+        if self._server is not None:
+            self._server.put(f"cat/{name}", content)
+            return
+        path = self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+    def open(self, below: str = "", endings: tuple[str, ...] = ("",)) -> SourceFiles:
+        return open_files(f"{self.url}{below}", self.options, endings)
+
+
+@pytest.fixture(params=["disk", "bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    server = request.getfixturevalue("object_server") if request.param == "bucket" else None
+    made = Place(tmp_path / "cat", server)
+    for name in NAMES:
+        made.write(name, name.encode())
+    return made
+
+
+def names(files: SourceFiles, scope: str = "") -> list[str]:
+    return [file.relative for file in files.list(scope)]
+
+
+def test_folder_lists_visible_files_in_bytewise_order_with_size_and_content(place: Place) -> None:
+    found = place.open().list()
+    assert [file.relative for file in found] == VISIBLE
+    for file in found:
+        with file.open() as opened:
+            content = opened.read()
+        assert content == file.relative.encode()
+        assert (file.size, file.refusal) == (len(content), None)
+
+
+def test_one_file_is_listed_by_its_own_name(place: Place) -> None:
+    [file] = place.open("/a%20b/part-0.parquet").list()
+    assert (file.relative, file.size) == ("part-0.parquet", 20)
+    with file.open() as opened:
+        assert opened.read() == b"a%20b/part-0.parquet"
+
+
+def test_only_names_with_the_endings_count(place: Place) -> None:
+    assert names(place.open(endings=(".csv", ".txt"))) == ["B.csv", "notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("/*.csv", ["B.csv"]),
+        ("/*/*.parquet", ["Köln/b.parquet", "a%20b/part-0.parquet", "a%20b/part-10.parquet"]),
+        ("/a%20b/*.parquet", ["part-0.parquet", "part-10.parquet"]),
+        ("/a%20b/**/*.parquet", ["deep/part-2.parquet", "part-0.parquet", "part-10.parquet"]),
+        ("/{town}/b.*", ["Köln/b.parquet"]),
+        ("/{town}-0.parquet", []),
+    ],
+)
+def test_pattern_selects_files_below_its_first_wildcard(place: Place, pattern: str, expected: list[str]) -> None:
+    assert sorted(names(place.open(pattern))) == sorted(expected)
+
+
+def test_scope_is_one_folder_or_one_file_of_the_place(place: Place) -> None:
+    files = place.open()
+    assert names(files, "a%20b/deep") == ["a%20b/deep/part-2.parquet"]
+    assert names(files, "a%20b/part-0.parquet") == ["a%20b/part-0.parquet"]
+    assert names(files, "a%20b/part") == names(files, "gone") == []
+
+
+def test_changed_file_has_another_token_and_its_listed_version_is_not_opened(place: Place) -> None:
+    files = place.open("/B.csv")
+    [before] = files.list()
+    place.write("B.csv", b"other content")
+    [after] = files.list()
+    assert after.token != before.token
+    with pytest.raises(FileNotFoundError):
+        before.open()
+    with after.open() as opened:
+        assert opened.read() == b"other content"
+
+
+@pytest.mark.parametrize("pattern", ["/{a}/{a}.parquet", "/{a b}.parquet", "/{}.parquet"])
+def test_pattern_whose_names_cannot_be_used_is_refused(place: Place, pattern: str) -> None:
+    with pytest.raises(ConfigError, match="in braces"):
+        place.open(pattern)
+
+
+def test_local_path_that_exists_is_no_pattern(tmp_path: Path) -> None:
+    folder = tmp_path / "{odd} *"
+    folder.mkdir()
+    (folder / "a.csv").touch()
+    assert names(open_files(folder)) == names(open_files(folder / "a.csv")) == ["a.csv"]
+
+
+@pytest.mark.parametrize("missing", ["missing", "missing/*.csv"])
+def test_missing_local_place_is_refused(tmp_path: Path, missing: str) -> None:
+    with pytest.raises(ConfigError, match="there is no"):
+        open_files(tmp_path / missing)
+
+
+def test_links_pipes_and_names_that_are_not_utf8_are_listed_with_a_reason_to_refuse_them(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "out.csv").touch()
+    os.mkfifo(tmp_path / "in" / "pipe.csv")
+    (tmp_path / "in" / "link.csv").symlink_to("../out.csv")
+    (tmp_path / "in" / "none.csv").symlink_to("nowhere")
+    (tmp_path / "in" / os.fsdecode(b"caf\xe9.csv")).touch()
+    found = {file.shown: file.refusal for file in open_files(tmp_path / "in").list()}
+    assert found == {
+        "caf%E9.csv": "has a name that is not UTF-8",
+        "link.csv": "is a link out of the catalog",
+        "none.csv": "is a link to nothing",
+        "pipe.csv": "is a pipe, a socket or a device, not a regular file",
+    }
+
+
+def test_folder_that_the_system_does_not_show_is_listed_and_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a/0.csv", "b/0.csv"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    honest = os.scandir
+
+    def refuse(path: str) -> object:
+        if str(path).endswith("/a"):
+            raise OSError(5, "Input/output error")
+        return honest(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    unread, file = open_files(tmp_path).list()
+    assert (unread.relative, unread.token, file.relative) == ("a/", UNREADABLE_FOLDER, "b/0.csv")
+    with pytest.raises(OSError, match="Input/output error"):
+        unread.open()
+
+
+class TestBuckets:
+    def open(self, server: ObjectServer, url: str) -> SourceFiles:
+        return open_files(url, StorageOptions(endpoint=server.url, access_key_id="a", secret_access_key="b"))
+
+    def test_one_request_lists_all_folders(self, object_server: ObjectServer) -> None:
+        for number in range(20):
+            object_server.put(f"cat/partition={number:04d}/0.parquet", b"x")
+        assert len(self.open(object_server, f"s3://{BUCKET}/cat").list()) == 20
+        assert len(object_server.log) == 1
+
+    def test_whole_bucket_is_a_folder(self, object_server: ObjectServer) -> None:
+        object_server.put("a/0.parquet", b"x")
+        assert names(self.open(object_server, f"s3://{BUCKET}")) == ["a/0.parquet"]
+
+    def test_missing_bucket_is_named(self, object_server: ObjectServer) -> None:
+        with pytest.raises(TransientError, match=r"s3://nowhere.*NoSuchBucket.*Is there such a bucket\?"):
+            self.open(object_server, "s3://nowhere/cat").list()
+
+    def test_interrupted_listing_is_attempted_again(self, object_server: ObjectServer) -> None:
+        object_server.put("cat/0.parquet", b"x")
+        object_server.plan = on("GET", "list-type", Fault("truncate_down"), Fault("status", 503))
+        assert names(self.open(object_server, f"s3://{BUCKET}/cat")) == ["0.parquet"]
+        assert sum(object_server.injected.values()) == 2
+
+    def test_folder_without_credentials_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in [name for name in os.environ if name.startswith("AWS_") and "METADATA" not in name]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
+        monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
+        with pytest.raises(ConfigError, match=r"cannot open the source 's3://b'.*no credentials for S3"):
+            open_files("s3://b/catalog")
+
+    @pytest.mark.parametrize("name", ["a b", "Köln", "ü%20", "50%", "a+b", "a=b&c"])
+    def test_names_with_special_characters_are_read(self, object_server: ObjectServer, name: str) -> None:
+        object_server.put(f"cat/{name}/0.parquet", name.encode())
+        [file] = self.open(object_server, f"s3://{BUCKET}/cat").list()
+        assert file.relative == f"{name}/0.parquet"
+        with file.open() as opened:
+            assert opened.read() == name.encode()
