@@ -37,8 +37,8 @@ class CatalogSource(CatalogSettings, dg.ConfigurableResource):
     def describe(self) -> str:
         """The catalog for people, without opening it."""
         return (
-            f"The catalog in `{_place(self.url)}`: folders `partition=<key>/` with Parquet files. Column "
-            f"`{self.id}` identifies a row, column `{self.text}` is embedded."
+            f"The catalog in `{_place(self.url)}`: folders `partition=<key>/` with Parquet files. "
+            f"`{self.id}` identifies a row, `{self.text}` is embedded."
         )
 
 

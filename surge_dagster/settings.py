@@ -78,10 +78,19 @@ class CatalogSettings(BaseModel):
     """Settings of the catalog; part of `Settings` and of the resource `CatalogSource`."""
 
     id: str = Field("id", description="column that identifies a row within its partition")
-    text: str = Field("text", description="column that is embedded")
+    text: str = Field("text", description='column that is embedded, or a template such as "{title}. {description}"')
     max_text_bytes: int = Field(
         DEFAULT_MAX_TEXT_BYTES, ge=1, description="bytes of a text; a longer one refuses its partition"
     )
+
+    @field_validator("text")
+    @classmethod
+    def _require_template(cls, value: str) -> str:
+        try:
+            Selection(text=value)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return value
 
     def selection(self) -> Selection:
         """The columns that become ids and texts."""

@@ -272,7 +272,8 @@ def _rows_per_read(reader: pq.ParquetFile, path: str, columns: list[str], max_te
     if _DECODED_BYTES // longest < _FEW_READ_ROWS:
         with contextlib.suppress(*UNREADABLE):  # reading itself reports what cannot be read
             longest = _longest_shared(reader, path, columns) or longest
-    return max(1, min(_READ_ROWS, int(_BATCH_BYTES / max(1.0, heaviest)), _DECODED_BYTES // longest))
+    texts = max(1, len(columns) - 1)  # beside the ids
+    return max(1, min(_READ_ROWS, int(_BATCH_BYTES / max(1.0, heaviest)), _DECODED_BYTES // (texts * longest)))
 
 
 def _longest_shared(reader: pq.ParquetFile, path: str, columns: list[str]) -> int | None:

@@ -44,13 +44,18 @@ def row_batch(key: str, raw_ids: pa.Array, raw_texts: pa.Array, first_row: int, 
     lengths = value_lengths(texts)
     if lengths.max(initial=0) > max_text_bytes:
         offset = int(np.argmax(lengths > max_text_bytes))
-        raise DataError(
-            key,
-            f"the text has {lengths[offset]:,} bytes; at most {max_text_bytes:,} are allowed",
-            "Shorten it in the source or raise max_text_bytes (the model reads only its first tokens anyway).",
-            first_row + offset,
-        )
+        raise overlong(key, int(lengths[offset]), max_text_bytes, first_row + offset)
     return RowBatch(ids, texts)
+
+
+def overlong(key: str, text_bytes: int, max_text_bytes: int, row: int) -> DataError:
+    """The error that refuses a text of more bytes than are allowed."""
+    return DataError(
+        key,
+        f"the text has {text_bytes:,} bytes; at most {max_text_bytes:,} are allowed",
+        "Shorten it in the source or raise max_text_bytes (the model reads only its first tokens anyway).",
+        row,
+    )
 
 
 def without_dictionary(column: pa.Array) -> pa.Array:

@@ -1,0 +1,40 @@
+"""The command line on catalogs whose texts are put together from columns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.test_cli import MODEL, in_process
+
+
+def write_products(catalog: Path, key: str, **columns: object) -> None:
+    path = catalog / f"partition={key}" / "part-0.parquet"
+    path.parent.mkdir(parents=True)
+    pq.write_table(pa.table(columns), path)
+
+
+def test_template_is_embedded_searched_and_verified(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_products(tmp_path / "catalog", "shoes", sku=[1, 2], title=["Boot", "Clog"], price=[99.5, 20.0])
+    given = (*MODEL, "--id", "sku", "--text", "{title} for {price} {{EUR}}", "--json")
+    code, _, error = in_process(capsys, monkeypatch, tmp_path, "embed", "catalog", "out", *given)
+    assert code == 0, error
+    code, out, _ = in_process(capsys, monkeypatch, tmp_path, "search", "out", "Clog for 20 {EUR}", *MODEL, "--json")
+    first = json.loads(out.strip().splitlines()[-1])["hits"][0]
+    assert code == 0 and (first["id"], first["text"]) == ("2", "Clog for 20 {EUR}")
+    code, out, _ = in_process(capsys, monkeypatch, tmp_path, "verify", "catalog", "out", *given)
+    assert code == 0 and json.loads(out.strip().splitlines()[-1])["violations"] == []
+
+
+def test_template_that_cannot_be_used_is_wrong_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_products(tmp_path / "catalog", "shoes", id=["1"], text=["Boot"])
+    code, _, error = in_process(capsys, monkeypatch, tmp_path, "embed", "catalog", "out", *MODEL, "--text", "{title")
+    assert code == 2 and "error: setting text is '{title': the text template '{title' is not complete" in error
