@@ -15,9 +15,9 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import pyarrow as pa
@@ -146,7 +146,7 @@ def read_columns(key: str, file: PartitionFile, selection: Selection) -> Iterato
             empty = [pa.array([], schema.field(name).type) for name in columns]
             yield pa.RecordBatch.from_arrays(empty, columns)
             return
-        rows = _rows_per_read(reader, file.path, columns, selection.max_text_bytes)
+        rows = rows_per_read(reader, partial(pa.OSFile, file.path), columns, selection.max_text_bytes)
         yield from _gathered(reader.iter_batches(rows, columns=columns, use_threads=False), columns)
 
 
@@ -264,19 +264,32 @@ def _recordable(version: str) -> str:
     return f"{_CONTROL.sub('?', version[:40])}~{hashlib.sha256(raw).hexdigest()[:32]}"
 
 
-def _rows_per_read(reader: pq.ParquetFile, path: str, columns: list[str], max_text_bytes: int) -> int:
+def rows_per_read(
+    reader: pq.ParquetFile,
+    open_again: Callable[[], pa.NativeFile],
+    columns: list[str],
+    longest_text: int,
+    most: int = _READ_ROWS,
+) -> int:
+    """How many rows of an open file to read at once, so that what is decoded is bounded.
+
+    Args:
+        open_again: opens the same file once more.
+        longest_text: bytes of a value that need not be read.
+        most: rows of a read where every row is small.
+    """
     groups = [reader.metadata.row_group(group) for group in range(reader.num_row_groups)]
     heaviest = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=1.0)
     # The mean deceives where rows share what is stored once; a text is still no longer than all that is stored.
-    longest = max(1, min(max_text_bytes, max((group.total_byte_size for group in groups), default=1)))
+    longest = max(1, min(longest_text, max((group.total_byte_size for group in groups), default=1)))
     if _DECODED_BYTES // longest < _FEW_READ_ROWS:
         with contextlib.suppress(*UNREADABLE):  # reading itself reports what cannot be read
-            longest = _longest_shared(reader, path, columns) or longest
+            longest = _longest_shared(reader, open_again, columns) or longest
     texts = max(1, len(columns) - 1)  # beside the ids
-    return max(1, min(_READ_ROWS, int(_BATCH_BYTES / max(1.0, heaviest)), _DECODED_BYTES // (texts * longest)))
+    return max(1, min(most, int(_BATCH_BYTES / max(1.0, heaviest)), _DECODED_BYTES // (texts * longest)))
 
 
-def _longest_shared(reader: pq.ParquetFile, path: str, columns: list[str]) -> int | None:
+def _longest_shared(reader: pq.ParquetFile, open_again: Callable[[], pa.NativeFile], columns: list[str]) -> int | None:
     """Most bytes of a value in the dictionaries of these columns; None where other values may be stored once, too."""
     paths = [reader.metadata.schema.column(place).path for place in range(reader.metadata.num_columns)]
     longest = 1
@@ -296,7 +309,7 @@ def _longest_shared(reader: pq.ParquetFile, path: str, columns: list[str]) -> in
             dictionary_bytes = chunk.data_page_offset - (chunk.dictionary_page_offset or chunk.data_page_offset)
             if dictionary_bytes > _DICTIONARY_BYTES:
                 return None
-    with pa.OSFile(path) as source, pq.ParquetFile(source, pre_buffer=False, read_dictionary=columns) as dictionaries:
+    with open_again() as source, pq.ParquetFile(source, pre_buffer=False, read_dictionary=columns) as dictionaries:
         for group in range(reader.num_row_groups):
             for batch in dictionaries.iter_batches(1, row_groups=[group], columns=columns, use_threads=False):
                 for column in batch.columns:

@@ -1,0 +1,383 @@
+"""The formats of source files as streams of record batches: Parquet, Arrow IPC, CSV and JSON lines.
+
+CSV and JSON lines may be compressed (`.gz`, `.zst`). Every reader holds a few megabytes at a time, whatever a file
+expands to. Values of a CSV file are strings, since the format has no types and "007" is not 7. A column of JSON lines
+has the type that its first values have, and another type later is an error: guessing anew for each block would give
+one partition numbers and the next one strings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import re
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.json as pajson
+import pyarrow.parquet as pq
+
+from surge_dagster.engine.errors import ConfigError, DataError, SurgeError, TransientError
+from surge_dagster.engine.sources.listing import SourceFile
+from surge_dagster.engine.sources.parquet_files import rows_per_read
+from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given, visible
+
+_ENDING = re.compile(
+    r"\.(?:(?P<parquet>parquet|pq)|(?P<arrow>arrow|feather|ipc|arrows)"
+    r"|(?:(?P<csv>csv|tsv)|(?P<json>jsonl|ndjson|json))(?:\.(?P<packed>gz|zst))?)$",
+    re.IGNORECASE,
+)
+_CODECS = {"gz": "gzip", "zst": "zstd"}
+_DELIMITERS = (",", ";", "\t", "|")
+_HEAD_BYTES = 256 * 1024  # in which the header of a CSV file ends
+_BLOCK_BYTES = 2 * 1024 * 1024
+_LONGEST_ROW = 64 * 1024 * 1024
+# pyarrow reads 32 blocks ahead, so the large ones are for files with rows that need them.
+_CSV_BLOCKS = (1024 * 1024, 8 * 1024 * 1024)
+_BATCH_ROWS = 8192
+_BODY_BYTES = 256 * 1024 * 1024  # of an Arrow record batch, which is read as a whole
+_STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
+_MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+_IN_ROW = re.compile(r" in row (\d+)$")
+
+
+def is_source_file(name: str) -> bool:
+    """Whether the ending of a file's name is one of a format that is read."""
+    return bool(_ENDING.search(name))
+
+
+def batches(
+    file: SourceFile, columns: Sequence[str] | None, *, key: str | None = None, first_row: int = 0
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a file, in its order, as batches of a few megabytes; at least one batch, which may be empty.
+
+    Args:
+        columns: top-level columns to read, in this order; None for all of them.
+        key: the partition that the whole file belongs to, None for a file of a table.
+        first_row: how many rows to leave out at the beginning.
+
+    Raises:
+        DataError, ConfigError: the file cannot be read; the first where it has a key.
+        TransientError: its storage does not give it, or it was replaced meanwhile.
+    """
+    problem = _Problem(file, key)
+    if file.refusal:
+        raise problem(file.refusal, "Replace it by a regular file, or remove it.")
+    found = _ENDING.search(file.relative)
+    if found is None:
+        endings = "parquet, arrow, csv or jsonl, the last two also with .gz or .zst"
+        raise problem("is of an unknown format", f"Give it an ending that says its format: {endings}.")
+    kind = next(name for name in ("parquet", "arrow", "csv", "json") if found[name])
+    try:
+        if kind in ("parquet", "arrow"):
+            read = _parquet if kind == "parquet" else _arrow
+            yield from _from_row(read(file, columns, problem), first_row)
+        else:
+            codec = _CODECS.get((found["packed"] or "").lower())
+            read = _csv if kind == "csv" else _json
+            yield from _from_row(read(lambda: _plain(file, codec), columns, problem), first_row)
+    except SurgeError:
+        raise
+    except FileNotFoundError as error:
+        raise TransientError(f"{problem.where} was removed while it was read. Run again.", key) from error
+    except (*UNREADABLE, ValueError) as error:
+        if is_systems(error):
+            raise not_given(file.shown, error, key) from error
+        row = f"row {found[1]}, " if (found := _IN_ROW.search(first_line(error))) and kind == "csv" else ""
+        raise problem(f"{row}cannot be read ({first_line(error)})", "Write the file again, then run again.") from error
+
+
+class _Problem:
+    """Makes the error that refuses a file."""
+
+    def __init__(self, file: SourceFile, key: str | None) -> None:
+        self._file, self._key = file, key
+
+    @property
+    def where(self) -> str:
+        name = f"the file {self._file.shown}"
+        return name if self._key is None else f"partition {self._key!r}: {name}"
+
+    def __call__(self, reason: str, remedy: str) -> SurgeError:
+        text = f"the file {self._file.shown} {reason}"
+        return ConfigError(f"{text}. {remedy}") if self._key is None else DataError(self._key, text, remedy)
+
+    def require(self, columns: Sequence[str] | None, names: Sequence[str]) -> list[str]:
+        """The columns to read of those that the file has."""
+        wanted = list(names) if columns is None else list(dict.fromkeys(columns))
+        for name in wanted:
+            if name not in names:
+                known = ", ".join(visible(repr(each)) for each in names)
+                raise self(
+                    f"has no column {name!r}; its columns are {known}", "Name the right columns in the settings."
+                )
+            if names.count(name) > 1:
+                raise self(f"has two columns {name!r}", "Rename one of them.")
+        return wanted
+
+
+def _empty(schema: pa.Schema, columns: Sequence[str]) -> pa.RecordBatch:
+    """A batch without rows: it says the types of a file that has none."""
+    fields = [schema.field(name) for name in columns]
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in fields], schema=pa.schema(fields))
+
+
+def _strings(columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([(name, pa.string()) for name in columns])
+
+
+def _from_row(read: Iterator[pa.RecordBatch], first_row: int) -> Iterator[pa.RecordBatch]:
+    for batch in read:
+        left_out = min(first_row, len(batch))
+        first_row -= left_out
+        if not left_out:
+            yield batch
+        elif left_out < len(batch):
+            yield batch.slice(left_out)
+
+
+def _parquet(file: SourceFile, columns: Sequence[str] | None, problem: _Problem) -> Iterator[pa.RecordBatch]:
+    with (
+        file.open() as source,
+        pq.ParquetFile(source, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True) as reader,
+    ):
+        wanted = problem.require(columns, reader.schema_arrow.names)
+        yield _empty(reader.schema_arrow, wanted)
+        rows = rows_per_read(reader, file.open, wanted, _LONGEST_ROW, _BATCH_ROWS)
+        for batch in reader.iter_batches(rows, columns=wanted, use_threads=False):
+            yield batch.select(wanted)
+
+
+def _arrow(file: SourceFile, columns: Sequence[str] | None, problem: _Problem) -> Iterator[pa.RecordBatch]:
+    with file.open() as source:
+        if source.size() < len(_STREAM_END):
+            raise problem("is too short for an Arrow file", "Write it again, then run again.")
+        is_file = source.read(6) == b"ARROW1"
+        source.seek(source.size() - len(_STREAM_END))
+        if not is_file and source.read(len(_STREAM_END)) != _STREAM_END:
+            raise problem("is no Arrow file, or a stream that was cut off", "Write it again, then run again.")
+        source.seek(0)
+        bounded = pa.PythonFile(_Bounded(source, problem), mode="r")
+        opened = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(bounded)
+        wanted = problem.require(columns, opened.schema.names)
+        fields = [opened.schema.names.index(name) for name in wanted]
+        bounded.seek(0)
+        options = pa.ipc.IpcReadOptions(included_fields=fields)
+        yield _empty(opened.schema, wanted)
+        if is_file:
+            reader = pa.ipc.open_file(bounded, options=options)
+            read = (reader.get_batch(place) for place in range(reader.num_record_batches))
+        else:
+            read = iter(pa.ipc.open_stream(bounded, options=options))
+        for batch in read:
+            batch.validate(full=False)
+            yield from _cut(batch.select(wanted))
+
+
+def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    rows = max(1, min(_BATCH_ROWS, _BLOCK_BYTES * len(batch) // max(1, batch.nbytes)))
+    for start in range(0, len(batch), rows):
+        yield batch.slice(start, rows)
+
+
+class _Bounded(io.RawIOBase):
+    """A file that refuses to read a huge record batch at once: Arrow's readers have no such limit."""
+
+    def __init__(self, file: pa.NativeFile, problem: _Problem) -> None:
+        self._file, self._problem = file, problem
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def size(self) -> int:
+        return self._file.size()
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > _BODY_BYTES:
+            raise self._problem(
+                f"has a record batch of {size:,} bytes; at most {_BODY_BYTES:,} are read at once",
+                "Write it in batches of fewer rows, for example write_table(table, max_chunksize=65536).",
+            )
+        return self._file.read(size)
+
+
+def _plain(file: SourceFile, codec: str | None) -> pa.NativeFile:
+    opened = file.open()
+    return opened if codec is None else pa.CompressedInputStream(opened, codec)
+
+
+def _head(open_plain: Callable[[], pa.NativeFile], problem: _Problem) -> bytes:
+    with open_plain() as stream:
+        head = stream.read(_HEAD_BYTES)
+    encoding = _MARKS.get(head[:2]) or ("UTF-16 or binary" if b"\0" in head[:1024] else None)
+    if encoding:
+        raise problem(
+            f"is not UTF-8 text but {encoding}", "Convert it, for example with: iconv -f UTF-16 -t UTF-8 OLD > NEW."
+        )
+    return head.removeprefix(b"\xef\xbb\xbf")
+
+
+def _csv(
+    open_plain: Callable[[], pa.NativeFile], columns: Sequence[str] | None, problem: _Problem
+) -> Iterator[pa.RecordBatch]:
+    head = _head(open_plain, problem)
+    if not head.strip():
+        raise problem("is empty", "Write its header, or remove it.")
+    delimiter, names = _header(head, columns)
+    wanted = problem.require(columns, names)
+    parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+    # Texts that are not UTF-8 refuse their own partition later, where their row is known.
+    convert = pacsv.ConvertOptions(
+        check_utf8=False, include_columns=wanted, column_types=dict.fromkeys(wanted, pa.string())
+    )
+    yield _empty(_strings(wanted), wanted)
+    mark = secrets.token_hex(16)
+    last = f"\n{delimiter.join([mark] * len(names))}\n".encode()
+    done, is_whole = 0, False
+    for block_bytes in _CSV_BLOCKS:
+        options = pacsv.ReadOptions(use_threads=False, block_size=block_bytes)
+        try:
+            with open_plain() as stream:
+                marked = pa.PythonFile(_WithLastRow(stream, last), mode="r")
+                for batch in _from_row(pacsv.open_csv(marked, options, parse, convert), done):
+                    if len(batch) and batch.column(0)[-1].as_py() == mark:
+                        is_whole, batch = True, batch.slice(0, len(batch) - 1)
+                    done += len(batch)
+                    if len(batch):
+                        yield batch
+            break
+        except pa.ArrowInvalid as error:
+            if "straddl" not in str(error):
+                raise
+    if not is_whole:
+        raise problem(
+            f"has a quote that is never closed after row {done:,}, or a row there of more than "
+            f"{_CSV_BLOCKS[-1]:,} bytes",
+            "Close the quote, or write such rows as JSON lines or Parquet.",
+        )
+
+
+class _WithLastRow(io.RawIOBase):
+    """A CSV file with one more row: a quote that is never closed swallows it, and pyarrow accepts such a file."""
+
+    def __init__(self, stream: pa.NativeFile, last: bytes) -> None:
+        self._stream, self._last = stream, last
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        content = self._stream.read(size)
+        if not content:
+            content, self._last = self._last, b""
+        return content
+
+
+def _header(head: bytes, columns: Sequence[str] | None) -> tuple[str, list[str]]:
+    """The delimiter and the columns of a CSV file: the first delimiter with which all needed columns are there."""
+    text = head.decode("utf-8", "replace")
+    found: dict[str, list[str]] = {}
+    for delimiter in _DELIMITERS:
+        with contextlib.suppress(csv.Error, StopIteration):
+            rows = csv.reader(io.StringIO(text), delimiter=delimiter)
+            found[delimiter] = next(row for row in rows if row)
+    for delimiter, names in found.items():
+        if columns is not None and set(columns) <= set(names):
+            return delimiter, names
+    delimiter = max(found, key=lambda each: len(found[each]), default=",")
+    return delimiter, found.get(delimiter, [])
+
+
+def _json(
+    open_plain: Callable[[], pa.NativeFile], columns: Sequence[str] | None, problem: _Problem
+) -> Iterator[pa.RecordBatch]:
+    if _head(open_plain, problem).lstrip()[:1] == b"[":
+        raise problem(
+            "is one JSON array; expected one object per line", "Convert it, for example with: jq -c '.[]' OLD > NEW."
+        )
+    with open_plain() as stream:
+        blocks = _lines(stream, problem)
+        first = next(blocks, b"")
+        schema = _json_schema(first, columns, problem)
+        yield _empty(schema, schema.names)
+        first_row = 0
+        for block in chain([first] if first else [], blocks):
+            batch = _json_rows(block, schema, first_row, problem)
+            first_row += len(batch)
+            yield batch
+
+
+def _lines(stream: pa.NativeFile, problem: _Problem) -> Iterator[bytes]:
+    """Blocks of whole lines."""
+    rest = b""
+    while piece := stream.read(_BLOCK_BYTES):
+        end = piece.rfind(b"\n") + 1
+        if end:
+            yield rest + piece[:end]
+            rest = piece[end:]
+        elif len(rest := rest + piece) > _LONGEST_ROW:
+            raise problem(f"has a line of more than {_LONGEST_ROW:,} bytes", "Write one object per line.")
+    if rest.strip():
+        yield rest
+
+
+def _json_schema(block: bytes, columns: Sequence[str] | None, problem: _Problem) -> pa.Schema:
+    """The types of the first values that are not null; a column of nulls has strings, if it has any."""
+    types: dict[str, pa.DataType | None] = dict.fromkeys(columns or ())
+    names: set[str] = set()
+    for line in block.splitlines():
+        row: Any = None
+        with contextlib.suppress(ValueError):  # the reader that follows says what is wrong with a line
+            row = json.loads(line)
+        if not isinstance(row, dict):
+            continue
+        names.update(row)
+        for name, value in row.items():
+            if value is None or (columns is not None and name not in types):
+                continue
+            kind = _JSON_TYPES.get(type(value), pa.null())
+            if types.get(name) is None or (types[name], kind) == (pa.int64(), pa.float64()):
+                types[name] = kind
+    missing = [name for name in types if name not in names]
+    if missing and names:
+        problem.require(missing, sorted(names))
+    nested = next((name for name, kind in types.items() if kind == pa.null()), None)
+    if nested is not None:
+        raise problem(f"has lists or objects in column {nested!r}; expected plain values", "Flatten it in the source.")
+    return pa.schema([(name, kind or pa.string()) for name, kind in types.items()])
+
+
+_JSON_TYPES = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
+
+
+def _json_rows(block: bytes, schema: pa.Schema, first_row: int, problem: _Problem) -> pa.RecordBatch:
+    parse = pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    try:
+        table = pajson.read_json(
+            pa.BufferReader(block), pajson.ReadOptions(use_threads=False, block_size=len(block) + 1), parse
+        )
+    except pa.ArrowInvalid as error:
+        reason = first_line(error)
+        at = _IN_ROW.search(reason)
+        row = f"row {first_row + int(at[1]):,}" if at else f"a row from {first_row:,} on"
+        raise problem(
+            f"cannot be read at {row} ({_IN_ROW.sub('', reason)}); the types of its columns are those of its first "
+            "values",
+            "Write each value of a column with the same type, for example all ids in quotes, and one object per line.",
+        ) from error
+    return table.combine_chunks().to_batches()[0] if table.num_rows else _empty(schema, schema.names)

@@ -1,0 +1,198 @@
+"""Files of every format give the same rows, and a file that cannot be read is refused by name with a remedy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from surge_dagster.engine.errors import ConfigError, DataError, TransientError
+from surge_dagster.engine.sources.formats import batches, is_source_file
+from tests.engine.sources.source_files import COLUMNS, rows_in, source_file
+
+ROWS = [
+    ("007", 'said "so", twice\nand left', "shoes"),
+    ("2", "", "garden tools"),
+    ("3", "zwei ß 😀", "shoes"),
+    ("4", '5" pipe', "a;b"),
+]
+ENDINGS = ["parquet", "arrow", "arrows", "csv", "csv.gz", "csv.zst", "tsv", "jsonl", "jsonl.gz", "ndjson.zst", "json"]
+
+
+def csv_text(rows: list[tuple[str, ...]], delimiter: str = ",", header: tuple[str, ...] = COLUMNS) -> str:
+    quoted = [[f'"{value.replace(chr(34), chr(34) * 2)}"' for value in row] for row in rows]
+    return "".join(f"{delimiter.join(row)}\n" for row in [list(header), *quoted])
+
+
+def write(path: Path, rows: list[tuple[Any, ...]]) -> Path:
+    """Write rows of (id, text, category) in the format that the name says, with a column that nobody reads."""
+    table = pa.table({name: [row[place] for row in rows] for place, name in enumerate(COLUMNS)})
+    table = table.add_column(1, "other", pa.array(range(len(rows))))
+    name, codec = path.name, {"gz": "gzip", "zst": "zstd"}.get(path.suffix[1:])
+    if name.endswith("parquet"):
+        pq.write_table(table, path)
+    elif name.endswith((".arrow", ".arrows")):
+        new = pa.ipc.new_stream if name.endswith("s") else pa.ipc.new_file
+        with new(str(path), table.schema) as writer:
+            writer.write_table(table, max_chunksize=3)
+    else:
+        if "csv" in name or "tsv" in name:
+            text = csv_text(rows, "\t" if "tsv" in name else ",")
+        else:
+            text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in table.to_pylist())
+        content = text.encode()
+        if codec:
+            with pa.CompressedOutputStream(str(path), codec) as stream:
+                stream.write(content)
+        else:
+            path.write_bytes(content)
+    return path
+
+
+def refused(path: Path, columns: Any = COLUMNS) -> str:
+    with pytest.raises(ConfigError) as caught:
+        rows_in(path, columns)
+    assert path.name in str(caught.value)
+    return str(caught.value)
+
+
+class TestRows:
+    @pytest.mark.parametrize("ending", ENDINGS)
+    def test_every_format_gives_the_rows_in_their_order(self, tmp_path: Path, ending: str) -> None:
+        path = write(tmp_path / f"products.{ending}", ROWS)
+        assert rows_in(path) == ROWS
+        assert rows_in(path, ["category", "id"], first_row=2) == [(row[2], row[0]) for row in ROWS[2:]]
+
+    @pytest.mark.parametrize("ending", ENDINGS)
+    def test_all_columns_can_be_read_without_naming_them(self, tmp_path: Path, ending: str) -> None:
+        [batch, *_] = batches(source_file(write(tmp_path / f"p.{ending}", ROWS)), None)
+        assert set(batch.schema.names) >= set(COLUMNS)
+
+    @pytest.mark.parametrize("ending", ["parquet", "arrow", "arrows", "jsonl", "csv"])
+    def test_file_without_rows_gives_an_empty_batch(self, tmp_path: Path, ending: str) -> None:
+        path = write(tmp_path / f"p.{ending}", [])
+        assert [(len(batch), batch.schema.names) for batch in batches(source_file(path), COLUMNS)] == [
+            (0, list(COLUMNS))
+        ]
+
+    @pytest.mark.parametrize("delimiter", [";", "\t", "|"])
+    def test_delimiter_of_a_csv_file_is_found_in_its_header(self, tmp_path: Path, delimiter: str) -> None:
+        (tmp_path / "p.csv").write_text("\ufeff" + csv_text(ROWS, delimiter))
+        assert rows_in(tmp_path / "p.csv") == ROWS
+
+    def test_rows_longer_than_a_block_are_read(self, tmp_path: Path) -> None:
+        rows = [("1", "a", "k"), ("2", "long\n" * 1_500_000, "k"), ("3", "b", "k")]
+        assert rows_in(write(tmp_path / "p.csv", rows)) == rows
+        assert rows_in(write(tmp_path / "p.jsonl", rows)) == rows
+
+    def test_texts_that_look_like_dates_stay_strings_in_every_block(self, tmp_path: Path) -> None:
+        rows = [(str(row), "2024-01-01" if row < 50_000 else "a word", "k") for row in range(60_000)]
+        assert rows_in(write(tmp_path / "p.jsonl", rows)) == rows
+        assert rows_in(write(tmp_path / "p.csv", rows)) == rows
+
+    def test_columns_of_json_lines_have_the_types_of_their_values(self, tmp_path: Path) -> None:
+        (tmp_path / "p.jsonl").write_text('{"a": null, "b": 1, "c": 2}\n{"a": true, "b": 1, "c": 0.5}\n')
+        assert rows_in(tmp_path / "p.jsonl", ["a", "b", "c"]) == [(None, 1, 2.0), (True, 1, 0.5)]
+
+    def test_endings_say_which_files_are_read(self) -> None:
+        assert all(is_source_file(f"x/p.{ending}") for ending in [*ENDINGS, "CSV", "feather", "pq"])
+        assert not any(map(is_source_file, ["csv", "p.txt", "p.gz", "p.parquet.gz", "p.csv.bz2", "p.csv~"]))
+
+
+class TestRefusedFiles:
+    @pytest.mark.parametrize("ending", ["parquet", "arrow", "arrows", "csv.gz", "jsonl.gz", "jsonl.zst", "csv.zst"])
+    def test_truncated_file_is_refused(self, tmp_path: Path, ending: str) -> None:
+        path = write(tmp_path / f"p.{ending}", [(str(row), f"text {row * 7919}", "k") for row in range(20_000)])
+        whole = path.read_bytes()
+        for size in (len(whole) // 2, len(whole) - 4):
+            path.write_bytes(whole[:size])
+            assert "gain" in refused(path), size
+
+    @pytest.mark.parametrize("ending", ["csv", "jsonl"])
+    def test_utf16_is_refused_with_the_command_that_converts_it(self, tmp_path: Path, ending: str) -> None:
+        path = write(tmp_path / f"p.{ending}", ROWS)
+        path.write_bytes(path.read_text().encode("utf-16"))
+        assert "UTF-16" in refused(path)
+        path.write_bytes(path.read_bytes()[2:])
+        assert "iconv" in refused(path)
+
+    @pytest.mark.parametrize("ending", ["parquet", "arrow", "csv", "jsonl"])
+    def test_missing_column_is_named_beside_those_that_are_there(self, tmp_path: Path, ending: str) -> None:
+        message = refused(write(tmp_path / f"p.{ending}", ROWS), ["id", "title"])
+        assert "has no column 'title'" in message
+        assert "'category'" in message
+
+    def test_column_that_comes_twice_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "p.csv").write_text("id,text,id\n1,a,2\n")
+        assert "two columns 'id'" in refused(tmp_path / "p.csv", ["id", "text"])
+
+    @pytest.mark.parametrize("late", ['"x9"', "1.5"])
+    def test_type_that_changes_in_a_later_block_is_named_with_its_row(self, tmp_path: Path, late: str) -> None:
+        lines = [f'{{"id": {row}, "text": "t"}}\n' for row in range(100_000)]
+        lines[90_000] = f'{{"id": {late}, "text": "t"}}\n'
+        (tmp_path / "p.jsonl").write_text("".join(lines))
+        message = refused(tmp_path / "p.jsonl", ["id", "text"])
+        assert "all ids in quotes" in message
+        assert "row 90,000" in message or "a row from" in message
+
+    @pytest.mark.parametrize(
+        ("text", "reason"),
+        [
+            ("", "is empty"),
+            ("id,text\n1,a\n2\n", "Expected 2 columns, got 1"),
+            ('id,text\n1,"a\n2,b\n', "a quote that is never closed"),
+            ('id,text\n1,"a\n2,b', "a quote that is never closed"),
+        ],
+    )
+    def test_csv_file_out_of_form_is_refused(self, tmp_path: Path, text: str, reason: str) -> None:
+        (tmp_path / "p.csv").write_text(text)
+        assert reason in refused(tmp_path / "p.csv", ["id", "text"])
+
+    @pytest.mark.parametrize(
+        ("text", "reason"),
+        [
+            ('[{"id": "1"}]', "JSON array"),
+            ('{"id": "1", "text": "a"}\n{"id": "2", "te', "row 1"),
+            ('{"id": "1", "text": ["a"]}\n', "lists or objects in column 'text'"),
+        ],
+    )
+    def test_json_file_out_of_form_is_refused(self, tmp_path: Path, text: str, reason: str) -> None:
+        (tmp_path / "p.jsonl").write_text(text)
+        assert reason in refused(tmp_path / "p.jsonl", ["id", "text"])
+
+    def test_file_of_one_partition_refuses_that_partition(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "p.parquet", ROWS)
+        path.write_bytes(path.read_bytes()[:-9])
+        with pytest.raises(DataError, match=r"partition 'shoes': the file p\.parquet cannot be read"):
+            list(batches(source_file(path), COLUMNS, key="shoes"))
+
+    def test_file_that_is_removed_is_transient(self, tmp_path: Path) -> None:
+        file = source_file(write(tmp_path / "p.csv", ROWS))
+        (tmp_path / "p.csv").unlink()
+        with pytest.raises(TransientError, match=r"p\.csv was removed"):
+            list(batches(file, COLUMNS))
+
+
+class TestMemory:
+    """A file that expands a thousandfold is read in batches; each batch is small and is freed before the next."""
+
+    @pytest.mark.parametrize("ending", ["csv.gz", "csv.zst", "jsonl.gz", "jsonl.zst", "parquet"])
+    def test_file_that_expands_a_thousandfold_is_read_in_small_batches(self, tmp_path: Path, ending: str) -> None:
+        path, text = tmp_path / f"p.{ending}", "a" * 100_000
+        if ending == "parquet":  # one value, stored once
+            pq.write_table(pa.table({"id": pa.array(range(1_000)), "text": [text] * 1_000}), path)
+        else:
+            line = f'{{"id": 1, "text": "{text}"}}\n' if "json" in ending else f"1,{text}\n"
+            content = ("" if "json" in ending else "id,text\n") + line * 1_000
+            with pa.CompressedOutputStream(str(path), {"gz": "gzip", "zst": "zstd"}[ending[-3:].strip(".")]) as stream:
+                stream.write(content.encode())
+        assert path.stat().st_size * 500 < 100_000_000
+        before, most, rows = pa.total_allocated_bytes(), 0, 0
+        for batch in batches(source_file(path), ["id", "text"]):
+            most, rows = max(most, pa.total_allocated_bytes() - before), rows + len(batch)
+        assert rows == 1_000
+        assert most < 64 * 1024 * 1024
