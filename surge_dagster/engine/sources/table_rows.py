@@ -1,0 +1,161 @@
+"""The rows of a table's files, one behind the other, with the same types in every file, and the key of each row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.sources.formats import batches
+from surge_dagster.engine.sources.grouping import Block
+from surge_dagster.engine.sources.listing import SourceFile
+from surge_dagster.engine.sources.rows import without_dictionary
+from surge_dagster.engine.support.keys import joined_key
+
+NO_KEY = ""  # stands for every value that cannot be a key
+_BLOCK_BYTES = 16 * 1024 * 1024
+_BLOCK_ROWS = 256 * 1024
+
+
+class TableRows:
+    """The rows of a table.
+
+    Args:
+        files: in the order of their rows.
+        partition_by: columns of the key.
+        columns: the columns that are kept.
+
+    Attributes:
+        file_rows: rows of the files, as far as they were read.
+
+    Raises:
+        ConfigError, TransientError: from reading, as `formats.batches`; also where two files have different types.
+    """
+
+    def __init__(self, files: Sequence[SourceFile], partition_by: Sequence[str], columns: Sequence[str]) -> None:
+        self.file_rows: list[int] = []
+        self._files = files
+        self._partition_by = partition_by
+        self._columns = columns
+        self._types: dict[str, tuple[pa.DataType, SourceFile]] = {}
+
+    def blocks(self) -> Iterator[Block]:
+        """All rows in large blocks, with their keys."""
+        needed = list(dict.fromkeys((*self._columns, *self._partition_by)))
+        self.file_rows, held, size, first_row = [], list[pa.RecordBatch](), 0, 0
+        for file in self._files:
+            self.file_rows.append(0)
+            for raw in batches(file, needed):
+                self.file_rows[-1] += len(raw)
+                batch = self._uniform(file, raw)
+                if held and (size + batch.nbytes > _BLOCK_BYTES or sum(map(len, held)) > _BLOCK_ROWS):
+                    block = self._block(first_row, held)
+                    first_row, size = first_row + len(block.rows), 0
+                    held = []
+                    yield block
+                if len(batch):
+                    held.append(batch)
+                    size += batch.nbytes
+        if held:
+            yield self._block(first_row, held)
+
+    def columns(self, first_row: int, file_rows: Sequence[int]) -> Iterator[pa.RecordBatch]:
+        """The kept columns from a row on, without keys.
+
+        Args:
+            file_rows: rows of each file.
+        """
+        for file, end, rows in zip(self._files, accumulate(file_rows), file_rows, strict=True):
+            if first_row < end:
+                skipped = max(0, first_row - (end - rows))
+                for raw in batches(file, self._columns, first_row=skipped):
+                    if len(raw):
+                        yield self._uniform(file, raw)
+
+    def _block(self, first_row: int, held: Sequence[pa.RecordBatch]) -> Block:
+        rows = pa.concat_batches(held)
+        keys, places = _keys([(name, rows.column(f"\0{name}")) for name in self._partition_by])
+        return Block(first_row, rows.select(list(self._columns)), keys, places)
+
+    def _uniform(self, file: SourceFile, raw: pa.RecordBatch) -> pa.RecordBatch:
+        """The kept columns in the types of the first file, then those of the key as strings, after a NUL in name."""
+        found = {name: self._in_type(file, name, without_dictionary(raw.column(name))) for name in self._columns}
+        for name in self._partition_by:
+            if name in raw.schema.names:
+                found[f"\0{name}"] = _key_strings(file, name, without_dictionary(raw.column(name)))
+        return pa.RecordBatch.from_arrays(list(found.values()), names=list(found))
+
+    def _in_type(self, file: SourceFile, name: str, column: pa.Array) -> pa.Array:
+        wanted = _canonical(column.type)
+        kind, first = self._types.setdefault(name, (wanted, file))
+        if wanted != kind and not pa.types.is_null(wanted):
+            raise ConfigError(
+                f"the column {name!r} has type {kind} in {first.shown} and {wanted} in {file.shown}; a table has one "
+                "type for each column. Write the files again with the same types."
+            )
+        return column if column.type == kind else column.cast(kind)
+
+
+def _canonical(kind: pa.DataType) -> pa.DataType:
+    """One type for all that differ in their layout alone; a column of nothing but nulls counts as strings."""
+    if pa.types.is_null(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind) or pa.types.is_binary_view(kind):
+        return pa.binary()
+    return pa.int64() if pa.types.is_integer(kind) and not pa.types.is_uint64(kind) else kind
+
+
+def _key_strings(file: SourceFile, name: str, column: pa.Array) -> pa.Array:
+    kind = column.type
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    is_plain = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_date(kind)
+    if not (is_text or is_plain or pa.types.is_null(kind)):
+        raise ConfigError(
+            f"the column {name!r} of {file.shown} has type {kind} and cannot be a key; expected strings, integers, "
+            "booleans or dates. Cast it in the source, or partition by another column."
+        )
+    return column if pa.types.is_string(kind) else column.cast(pa.string())
+
+
+def _keys(columns: Sequence[tuple[str, pa.Array]]) -> tuple[list[str], np.ndarray]:
+    """The different keys of the rows in the order of their first rows, and for each row the place of its key."""
+    encoded: list[Any] = [column.dictionary_encode(null_encoding="encode") for _, column in columns]
+    values = [_texts(each.dictionary) for each in encoded]
+    if len(columns) == 1:
+        return [value or NO_KEY for value in values[0]], encoded[0].indices.to_numpy()
+    combined = np.zeros(len(columns[0][1]), np.int64)
+    for each in encoded:
+        combined = combined * len(each.dictionary) + each.indices.to_numpy()
+    both: Any = pa.array(combined).dictionary_encode()
+    names = [name for name, _ in columns]
+    return [_joined(names, values, place) for place in both.dictionary.to_pylist()], both.indices.to_numpy()
+
+
+def _joined(names: Sequence[str], values: Sequence[Sequence[str | None]], place: int) -> str:
+    pairs: dict[str, str] = {}
+    for name, column in zip(reversed(names), reversed(values), strict=True):
+        place, rest = divmod(place, len(column))
+        value = column[rest]
+        if value is None:
+            return NO_KEY
+        pairs[name] = value
+    return joined_key({name: pairs[name] for name in names})
+
+
+def _texts(values: pa.Array) -> list[str | None]:
+    """The values; None for those that are not UTF-8, too."""
+    try:
+        return values.to_pylist()
+    except UnicodeDecodeError:
+        return [_decoded(value.as_py()) for value in values.cast(pa.binary())]
+
+
+def _decoded(raw: bytes | None) -> str | None:
+    try:
+        return None if raw is None else raw.decode()
+    except UnicodeDecodeError:
+        return None

@@ -1,0 +1,65 @@
+"""Helpers of the tests of tables: files with rows of many keys in any order, and what a source makes of them."""
+
+from __future__ import annotations
+
+import csv
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from surge_dagster.engine.sources.listing import open_files
+from surge_dagster.engine.sources.partition import Source
+from surge_dagster.engine.sources.selection import Selection
+from surge_dagster.engine.sources.table import TableSource
+
+Row = tuple[Any, ...]  # of id, text, key
+NAMES = ("id", "text", "category")
+
+
+def shuffled_rows(rows: int, keys: int, seed: int = 1) -> list[Row]:
+    chosen = random.Random(seed)
+    return [(f"id-{row}", f'text {row}, "quoted"\n', f"key {chosen.randrange(keys)}") for row in range(rows)]
+
+
+def write_csv(path: Path, rows: Sequence[Row], names: Sequence[str] = NAMES) -> Path:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([names, *rows])
+    return path
+
+
+def write_parquet(path: Path, rows: Sequence[Row], names: Sequence[str] = NAMES) -> Path:
+    pq.write_table(pa.table({name: [row[place] for row in rows] for place, name in enumerate(names)}), path)
+    return path
+
+
+def table_of(place: Path | str, *partition_by: str, **options: Any) -> TableSource:
+    selection = options.pop("selection", Selection())
+    return TableSource(open_files(place), partition_by or ("category",), selection, **options)
+
+
+def by_key(rows: Sequence[Row]) -> dict[str, list[tuple[Any, Any]]]:
+    """What the partitions of a table have to be."""
+    expected: dict[str, list[tuple[Any, Any]]] = {}
+    for identity, text, key in rows:
+        expected.setdefault(str(key), []).append((identity, text))
+    return expected
+
+
+def contents(source: Source) -> dict[str, list[tuple[Any, Any]]]:
+    """All rows of a source by partition, in the order in which it lists them."""
+    return {
+        partition.key: [
+            row
+            for batch in partition.read()
+            for row in zip(batch.ids.to_pylist(), batch.texts.to_pylist(), strict=True)
+        ]
+        for partition in source
+    }
+
+
+def versions(source: Source) -> dict[str, str]:
+    return {partition.key: partition.source_version for partition in source}
