@@ -25,6 +25,7 @@ from surge_dagster.engine.cost_model import CALL_SECONDS, CostConstants
 from surge_dagster.engine.cost_model import plan as make_plan
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, SurgeError
+from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, Space
 from surge_dagster.engine.output.current_space import named_space, read_current, space_of_readers
 from surge_dagster.engine.output.spaces import find_space, list_spaces, unsupported_spaces
@@ -63,7 +64,10 @@ app.add_typer(catalog_app, name="catalog")
 
 # Settings that commands take, in the order in which their help lists them.
 _CATALOG = ("source", "id", "text", "max_text_bytes")
-_SPACE = ("model", "prompt", "max_length", "normalize", "dimension", "dtype", "precision")
+_SPACE = (
+    *("model", "document_prompt", "query_prompt"),
+    *("max_length", "normalize", "dimension", "dtype", "precision"),
+)
 _RUN = (
     "devices",
     "b_min",
@@ -273,14 +277,14 @@ def search(
     described = any(context.params[name] is not None for name in _SPACE)
     if described or read_current(store) is None:
         space = _existing_space(settings, store)
-        pool = _pool(settings)
+        pool = _pool(settings, task="query")
     else:
         space = space_of_readers(store)
         if find_space(store, settings.encoding_spec()) != space:
             complain(f"searching the current space {space.name}, which differs from the one that the settings describe")
             if not yes and space.requested.model != settings.model:
                 _require_trust(store, space)
-        pool = _pool(settings, space.requested)
+        pool = _pool(settings, space.requested, task="query")
     with pool:
         hits = search_space(store, pool, [text], k)[0]
     for hit in hits:
@@ -337,11 +341,11 @@ def main() -> None:
         sys.exit(1)
 
 
-def _pool(settings: Settings, spec: EncodingSpec | None = None) -> EncoderPool:
+def _pool(settings: Settings, spec: EncodingSpec | None = None, task: Task = "document") -> EncoderPool:
     """Start a pool for the spec of the settings, or for another one."""
     spec = spec or settings.encoding_spec()
     with messages.status(f"starting the encoder for {spec.model}"):
-        return settings.start_pool(spec)
+        return settings.start_pool(spec, task)
 
 
 def _existing_space(settings: Settings, store: Store) -> Space:

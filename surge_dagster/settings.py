@@ -46,6 +46,7 @@ from surge_dagster.engine.encoder.devices import device_kind, device_names
 from surge_dagster.engine.encoder.pool import DEFAULT_HANG_TIMEOUT_SECONDS, EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.locating import DEFAULT_MODEL
+from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, FileFormat
 from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, ParquetCatalog, Selection, open_source
 from surge_dagster.engine.store import StorageOptions, open_store
@@ -62,7 +63,7 @@ CONFIG_VARIABLE = "SURGE_CONFIG"
 CONFIG_FILE = "surge.yaml"
 # Values that no error message quotes: secrets, and URLs that may contain one.
 _NOT_SHOWN = ("alert_webhook", "source", "output")
-_RENAMED = {"id_column": "id", "text_column": "text"}
+_RENAMED = {"id_column": "id", "text_column": "text", "prompt": "document_prompt"}
 
 
 def _unquoted_off(value: Any) -> Any:
@@ -107,7 +108,12 @@ class EncoderSettings(BaseModel):
     model: str = Field(
         DEFAULT_MODEL, min_length=1, description="sentence-transformers model: hub name, local folder, or hash://D"
     )
-    prompt: str | None = Field(None, description="text put before each text (unset: the model's own prompt)")
+    document_prompt: str | None = Field(
+        None, description="text put before each text of the catalog (unset: the model's own prompt for documents)"
+    )
+    query_prompt: str | None = Field(
+        None, description="text put before each query of a search (unset: the model's own prompt for queries)"
+    )
     max_length: int | None = Field(None, ge=1, description="tokens read of a text (unset: the model's own limit)")
     normalize: bool | None = Field(None, description="scale vectors to length 1 (unset: as the model's modules say)")
     dimension: int | None = Field(None, ge=1, description="leading dimensions that are kept (unset: all)")
@@ -138,7 +144,8 @@ class EncoderSettings(BaseModel):
         """Everything that shapes a vector."""
         return EncodingSpec(
             model=self.model,
-            prompt=self.prompt,
+            document_prompt=self.document_prompt,
+            query_prompt=self.query_prompt,
             max_length=self.max_length,
             normalize=self.normalize,
             dimension=self.dimension,
@@ -149,10 +156,11 @@ class EncoderSettings(BaseModel):
         """The bounds of a SuperBatch as far as they are set, for texts of at most so many bytes."""
         return Thresholds(b_min=self.b_min, b_max=self.b_max, max_text_bytes=max_text_bytes)
 
-    def start_pool(self, spec: EncodingSpec | None = None) -> EncoderPool:
+    def start_pool(self, spec: EncodingSpec | None = None, task: Task = "document") -> EncoderPool:
         """Start an encoder pool for this spec or another one; close it, or use `with`."""
         return EncoderPool(
             spec or self.encoding_spec(),
+            task=task,
             devices=self.devices,
             precision=self.precision,
             hang_timeout_seconds=self.hang_timeout_seconds,

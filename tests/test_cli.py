@@ -211,7 +211,7 @@ def test_verify_names_the_partition_and_exits_with_1(catalog: Path, tmp_path: Pa
         (("verify", "catalog", "out", *MODEL), "no embeddings"),
         (("verify", "catalog", "out", *MODEL, "--reencode", "some"), "--reencode"),
         (("embed", "--no-such-option"), "--no-such-option"),
-        (("embed", "catalog", "out", *MODEL, "--prompt", "\udcff"), "UTF-8"),
+        (("embed", "catalog", "out", *MODEL, "--document-prompt", "\udcff"), "UTF-8"),
         (("embed", "catalog", "out", *MODEL, "--format", "csv"), "'parquet' or 'arrow'"),
         (("search", "out", "\udcff", *MODEL), "UTF-8"),
     ],

@@ -81,6 +81,7 @@ class EmbeddingRun:
         grace_seconds: float = 20.0,
         publish_threads: int | None = None,
     ) -> None:
+        pool.require_documents()
         self.bounds, self.memory = fit_memory(
             thresholds or Thresholds(),
             pool.texts_per_second,

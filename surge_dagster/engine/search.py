@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -37,9 +37,15 @@ def search(store: Store, pool: EncoderPool, queries: Sequence[str], k: int = 5) 
     Equal texts give one hit, the nearest of their rows; of equally near rows the first one counts. In files without
     texts every row counts. Memory holds one batch of a file, and `k` hits per query.
 
+    Args:
+        pool: for queries: `EncoderPool(spec, task="query")`.
+
     Raises:
-        ConfigError: the output has no embeddings of this space, or one of its files cannot be read.
+        ConfigError: the pool encodes documents and not queries, the output has no embeddings of this space, or one of
+            its files cannot be read.
     """
+    if pool.space.side != replace(pool.space, task="query").side:
+        raise ConfigError('this model encodes queries in another way than documents; start the pool with task="query"')
     space = named_space(store, pool.space.name)
     files = OutputState(store, space.name, space.file_format).files()
     if not files:

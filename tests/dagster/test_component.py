@@ -45,7 +45,7 @@ ATTRIBUTES: dict[str, Any] = {
     "output": "{{ context.project_root }}/vectors",
     "model": "hash://24",
     "b_min": "{{ env.DOCS_B_MIN }}",
-    "prompt": "passage: ",
+    "document_prompt": "passage: ",
     "nightly_cron": "30 3 * * *",
     "check_cron": "0 5 * * 0",
     "timezone": "Europe/Berlin",
@@ -220,7 +220,7 @@ def test_schema_accepts_values_and_templates_and_refuses_other_values() -> None:
         return schema.is_valid({"source": "c", "output": "o", **attributes})
 
     assert is_valid(vanished="{{ env.A }}", checks="{{ env.A }}", dtype="float16", shards="{{ env.A }}")
-    assert is_valid(checks={"ids_match": False, "texts_match": "off"}, format="arrow", prompt=None)
+    assert is_valid(checks={"ids_match": False, "texts_match": "off"}, format="arrow", document_prompt=None)
     for attributes in ({"vanished": "remove"}, {"checks": {"ids_match": "loud"}}, {"checks": {"nothing": "warn"}}):
         assert not is_valid(**attributes)
     assert not is_valid(checks=7) and not is_valid(shards="many") and not is_valid(bmin=3)
@@ -234,13 +234,24 @@ def test_resolved_templates_are_validated(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_unset_variable_or_null_counts_as_not_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("surge.yaml").write_text("prompt: 'query: '\n")
+    Path("surge.yaml").write_text("document_prompt: 'query: '\n")
     monkeypatch.setenv("SURGE_MODEL", "hash://8")
     unset = "{{ env.NOT_SET }}"
     settings = load(
-        source="c", output="{{ env.NOT_SET or 'o' }}", model=unset, prompt=unset, b_min=unset, dtype=None, name=None
+        source="c",
+        output="{{ env.NOT_SET or 'o' }}",
+        model=unset,
+        document_prompt=unset,
+        b_min=unset,
+        dtype=None,
+        name=None,
     ).settings
-    assert (settings.model, settings.prompt, settings.b_min, settings.dtype) == ("hash://8", "query: ", None, "float32")
+    assert (settings.model, settings.document_prompt, settings.b_min, settings.dtype) == (
+        "hash://8",
+        "query: ",
+        None,
+        "float32",
+    )
     assert settings.output == "o"
 
 

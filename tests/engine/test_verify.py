@@ -244,7 +244,7 @@ def test_file_of_another_partition_is_found(copy: Path, pool: EncoderPool) -> No
 
 
 def test_file_of_another_model_is_found(copy: Path, pool: EncoderPool) -> None:
-    with EncoderPool(EncodingSpec(model="hash://16", prompt="query: ")) as other:
+    with EncoderPool(EncodingSpec(model="hash://16", document_prompt="query: ")) as other:
         list(EmbeddingRun(open_source(copy / "catalog"), open_store(copy / "out"), other))
         shutil.copy(output_file(copy, other), output_file(copy, pool))
     found = violations(copy, pool)

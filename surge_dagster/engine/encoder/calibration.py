@@ -63,7 +63,7 @@ def calibration_name(space: Space, *, backend: str, detail: str, precision: str,
         detail: the backend's library and settings.
         machine: kind of device and the threads of a worker.
     """
-    key = cache_key(space.spec_sha256, backend, detail, precision, machine)
+    key = cache_key(space.vectors_key, backend, detail, precision, machine)
     return f"calibration/{key}.json"
 
 

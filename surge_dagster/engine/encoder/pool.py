@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import TracebackType
 
 import numpy as np
@@ -38,6 +38,7 @@ from surge_dagster.engine.encoder.dispatcher import Dispatcher
 from surge_dagster.engine.encoder.schedule import Job
 from surge_dagster.engine.encoder.worker_process import WorkerSeat
 from surge_dagster.engine.errors import ConfigError, EncoderError
+from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.support.waiting import wait_in_turns
 
@@ -53,6 +54,8 @@ class EncoderPool:
 
     Args:
         spec: the settings that shape a vector, or a resolved space.
+        task: "document" for the texts of a catalog, "query" for those of a search: models may have other prompts and
+            modules for each.
         devices: "auto", "cpu", "cuda", "cuda:0,cuda:1", or a list; a device named twice gets two workers.
         precision: "auto" (fp32 on the CPU, fp16 on GPUs), "fp32", "fp16" or "bf16".
         backend: "auto", "torch", "openvino", or "module:Class" for your own.
@@ -72,6 +75,7 @@ class EncoderPool:
         self,
         spec: EncodingSpec | Space = EncodingSpec(),  # noqa: B008 (frozen)
         *,
+        task: Task = "document",
         devices: str | Sequence[str] = "auto",
         precision: str = "auto",
         backend: str = "auto",
@@ -86,7 +90,7 @@ class EncoderPool:
             raise ConfigError(f"backend is one of {', '.join(BACKENDS)} or module:Class, not {backend!r}")
         if token_budget is not None and token_budget < 1:
             raise ConfigError(f"token_budget is at least 1, not {token_budget}")
-        self.space = _with_folder(spec)
+        self.space = replace(_with_folder(spec), task=task)
         choice = choose_devices(devices)
         self.device = ",".join(dict.fromkeys(choice.devices))
         self.hardware = hardware(choice)
@@ -148,6 +152,15 @@ class EncoderPool:
     def worker_pids(self) -> list[int]:
         """Process ids of the running workers."""
         return self._dispatcher.worker_pids()
+
+    def require_documents(self) -> None:
+        """Refuse to encode a catalog as queries.
+
+        Raises:
+            ConfigError: the pool was started for queries, which this model encodes in another way.
+        """
+        if self.space.side == "query":
+            raise ConfigError('the pool encodes queries; start it with task="document" for the texts of a catalog')
 
     def arena(self, *, slots: int, max_texts: int, max_bytes: int) -> Arena:
         """Shared memory for SuperBatches of this pool's space. Close it when its vectors are no longer needed."""

@@ -20,6 +20,8 @@ from surge_dagster.engine.model.digest import (
     read_document,
     read_tensors,
 )
+from surge_dagster.engine.model.prompts import CONFIG_FILE, Prompts, Task, read_prompts
+from surge_dagster.engine.model.router import ROUTER_KINDS, read_routes
 
 DEMO_MODEL_DIGEST = "55f42e38e49b814a76c307c5096d996729943de959455a1878064322a180793b"
 DEMO_SLUG = "all-MiniLM-L6-v2"
@@ -46,21 +48,23 @@ class ModelFacts:
         path: the folder.
         slug: the readable name of the model.
         digest: SHA-256 over everything that shapes a vector, see `digest.py`.
-        default_prompt: the prompt that the model applies by default, "" where there is none.
+        prompts: the texts that it puts before documents and before queries.
         max_length: tokens that the model reads by default.
         longest_length: tokens that the model can read at most; None where its config states no limit.
         normalizes: whether its modules scale vectors to length 1.
         dimension: numbers in a vector.
+        routed: whether queries may go through other modules than documents.
     """
 
     path: str
     slug: str
     digest: str
-    default_prompt: str
+    prompts: Prompts
     max_length: int
     longest_length: int | None
     normalizes: bool
     dimension: int
+    routed: bool
 
 
 def describe_model(folder: Path) -> ModelFacts:
@@ -71,29 +75,37 @@ def describe_model(folder: Path) -> ModelFacts:
         UnsupportedModel: it lists modules that are not part of sentence-transformers.
     """
     modules = _read_modules(folder)
-    root = modules[0].folder
-    config = read_document(root / "config.json") or {}
-    own = read_document(folder / "config_sentence_transformers.json") or {}
-    prompts = own.get("prompts") or {}
-    default_prompt = prompts.get(own.get("default_prompt_name") or "", "") or ""
+    own = read_document(folder / CONFIG_FILE) or {}
     digest = model_digest(modules)
+    chain, routed = _chain(modules, "document"), any(module.kind in ROUTER_KINDS for module in modules)
+    root = chain[0].folder
+    config = read_document(root / "config.json") or {}
+    dimension = _dimension(folder, chain, config, own)
+    if routed and dimension != (of_queries := _dimension(folder, _chain(modules, "query"), config, own)):
+        raise ConfigError(
+            f"{folder} gives documents {dimension} dimensions and queries {of_queries}, which cannot be compared; use "
+            "another model"
+        )
     longest = config.get("max_position_embeddings")
     return ModelFacts(
         path=str(folder),
         slug=DEMO_SLUG if digest == DEMO_MODEL_DIGEST else _slug(folder),
         digest=digest,
-        default_prompt=default_prompt,
+        prompts=read_prompts(own, folder),
         max_length=_max_length(root, longest),
         longest_length=longest if isinstance(longest, int) and longest > 0 else None,
-        normalizes=any(module.kind == "Normalize" for module in modules),
-        dimension=_dimension(folder, modules, config, own),
+        normalizes=any(module.kind == "Normalize" for module in chain),
+        dimension=dimension,
+        routed=routed,
     )
 
 
 def has_all_weights(folder: Path) -> bool:
     """Whether every module has its weights, which an interrupted download may lack."""
     try:
-        return all(module.weights for module in _read_modules(folder) if module.kind in _KNOWN_KINDS - _WEIGHTLESS)
+        modules = _read_modules(folder)
+        routed = [module for one in modules for route in _routed(one).values() for module in route]
+        return all(module.weights for module in (*modules, *routed) if module.kind in _KNOWN_KINDS - _WEIGHTLESS)
     except UnsupportedModel:
         return True  # another download would not help: `describe_model` refuses the model with its reason
     except ConfigError:
@@ -115,13 +127,41 @@ def _read_modules(folder: Path) -> list[ModelModule]:
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{listing} cannot be read ({error!r}); download the model again") from error
     for module_type, _ in links:
-        if not module_type.startswith(_LIBRARY):
-            raise UnsupportedModel(
-                f"{listing} lists a module of type {module_type!r}, expected types that begin with {_LIBRARY!r}: "
-                "models that bring code of their own are not supported, because that code would run in the worker; "
-                "use a model that consists of sentence-transformers' own modules"
-            )
+        _require_library(listing, module_type)
     return [_module(_kind(module_type), place) for module_type, place in links]
+
+
+def _require_library(listing: Path, module_type: str) -> None:
+    if not module_type.startswith(_LIBRARY):
+        raise UnsupportedModel(
+            f"{listing} lists a module of type {module_type!r}, expected types that begin with {_LIBRARY!r}: "
+            "models that bring code of their own are not supported, because that code would run in the worker; "
+            "use a model that consists of sentence-transformers' own modules"
+        )
+
+
+def _chain(modules: list[ModelModule], task: Task) -> list[ModelModule]:
+    """The modules that texts of a task go through: each Router is replaced by the modules of its route."""
+    chain: list[ModelModule] = []
+    for module in modules:
+        routes = _routed(module)
+        chain.extend(routes[read_routes(module.folder).of(task)] if routes else [module])
+    if not chain:
+        raise ConfigError(f"{modules[0].folder} has no modules for texts of the task {task!r}; use another model")
+    return chain
+
+
+def _routed(module: ModelModule) -> dict[str, list[ModelModule]]:
+    """The modules of a Router by the name of their route; nothing for other modules."""
+    if module.kind not in ROUTER_KINDS:
+        return {}
+    routes = read_routes(module.folder)
+    for module_type, _ in (link for links in routes.modules.values() for link in links):
+        _require_library(routes.listing, module_type)
+    return {
+        route: [_module(_kind(module_type), folder) for module_type, folder in links]
+        for route, links in routes.modules.items()
+    }
 
 
 def _kind(module_type: str) -> str:

@@ -18,6 +18,7 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.digest import canonical_json
 from surge_dagster.engine.model.folder import describe_model
 from surge_dagster.engine.model.locating import DEFAULT_MODEL, find_model
+from surge_dagster.engine.model.prompts import Task
 
 HASH_SCHEME = "hash://"
 SPACE_FORMAT = 1
@@ -26,7 +27,7 @@ FileFormat = Literal["parquet", "arrow"]
 FILE_FORMATS: tuple[FileFormat, ...] = get_args(FileFormat)
 # Versions that know only Parquet refuse this format; otherwise they would write Parquet files into an Arrow space.
 _ARROW_SPACE_FORMAT = 2
-_RESOLVED = ("model_digest", "prompt", "max_length", "normalize", "dimension", "dtype")
+_RESOLVED = ("model_digest", "max_length", "normalize", "dimension", "dtype")
 _HASH_MAX_LENGTH = 256
 
 
@@ -41,7 +42,8 @@ class EncodingSpec:
     Attributes:
         model: a hub name, a local folder, or `hash://D`: a stand-in without a model that derives unit vectors of
             dimension D from a hash of the text, for tests and for measuring everything around the encoder.
-        prompt: literal text put before each text; None is the model's default prompt, if it has one.
+        document_prompt: literal text put before each text of the catalog; None is the model's own, see `prompts.py`.
+        query_prompt: literal text put before each query of a search; None is the model's own.
         max_length: tokens of a text that the model reads, special tokens included; longer texts are cut and counted.
         normalize: whether vectors have length 1; None follows the model's modules.
         dimension: number of leading dimensions to keep; None keeps all.
@@ -52,7 +54,8 @@ class EncodingSpec:
     """
 
     model: str = DEFAULT_MODEL
-    prompt: str | None = None
+    document_prompt: str | None = None
+    query_prompt: str | None = None
     max_length: int | None = None
     normalize: bool | None = None
     dimension: int | None = None
@@ -71,8 +74,10 @@ class EncodingSpec:
             raise ConfigError(f"dimension is at least 1, not {self.dimension}")
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields as space.json stores them."""
-        return asdict(self)
+        """The fields as space.json stores them: `prompt` is the documents' and always there, the queries' where set."""
+        fields = asdict(self)
+        document_prompt, query_prompt = fields.pop("document_prompt"), fields.pop("query_prompt")
+        return fields | {"prompt": document_prompt} | ({} if query_prompt is None else {"query_prompt": query_prompt})
 
     def resolve(self) -> Space:
         """Locates the model and computes its digest.
@@ -97,11 +102,13 @@ class EncodingSpec:
             requested=requested,
             model_path=facts.path,
             model_digest=facts.digest,
-            prompt=facts.default_prompt if self.prompt is None else self.prompt,
+            document_prompt=facts.prompts.document if self.document_prompt is None else self.document_prompt,
+            query_prompt=facts.prompts.query if self.query_prompt is None else self.query_prompt,
             max_length=max_length,
             normalize=facts.normalizes if self.normalize is None else self.normalize,
             dimension=dimension,
             dtype=self.dtype,
+            routed=facts.routed,
         )
 
     def _resolve_hash(self) -> Space:
@@ -115,7 +122,8 @@ class EncodingSpec:
             requested=self,
             model_path="",
             model_digest=hashlib.sha256(self.model.encode()).hexdigest(),
-            prompt=self.prompt or "",
+            document_prompt=self.document_prompt or "",
+            query_prompt=self.query_prompt or "",
             max_length=self.max_length or _HASH_MAX_LENGTH,
             normalize=True,
             dimension=int(size),
@@ -132,20 +140,41 @@ class Space:
         requested: the spec as requested, with a model folder reduced to its name.
         model_path: the folder that workers load, "" where there is none (`hash://`, or read from a space.json).
         model_digest: SHA-256 over everything in the model that shapes a vector.
+        document_prompt, query_prompt: text put before each document and before each query, "" for none.
         file_format: format of all files of the space, read from its space.json. It shapes no vector and is not part
             of the name.
+        routed: whether the model may have other modules for queries than for documents.
+        task: what a pool with this space encodes. Neither is part of the space itself.
     """
 
     name: str
     requested: EncodingSpec
     model_path: str
     model_digest: str
-    prompt: str
+    document_prompt: str
+    query_prompt: str
     max_length: int
     normalize: bool
     dimension: int
     dtype: str
     file_format: FileFormat = "parquet"
+    routed: bool = False
+    task: Task = "document"
+
+    @property
+    def prompt(self) -> str:
+        """The text put before each text that a pool with this space encodes."""
+        return self.query_prompt if self.task == "query" else self.document_prompt
+
+    @property
+    def side(self) -> Task:
+        """`task` where documents and queries are encoded in two ways, else "document"."""
+        return self.task if self.routed or self.document_prompt != self.query_prompt else "document"
+
+    @property
+    def vectors_key(self) -> str:
+        """The same for two spaces whose pools give one text the same vector; part of the names of caches."""
+        return self.spec_sha256 if self.side == "document" else f"{self.spec_sha256} {self.side}"
 
     @property
     def is_hash(self) -> bool:
@@ -174,7 +203,9 @@ class Space:
         }
 
     def _resolved(self) -> dict[str, Any]:
-        return {key: getattr(self, key) for key in _RESOLVED}
+        # Format 1 calls the documents' prompt `prompt`. Without a prompt for queries a space is what it always was.
+        prompts = {"prompt": self.document_prompt} | ({"query_prompt": self.query_prompt} if self.query_prompt else {})
+        return {key: getattr(self, key) for key in _RESOLVED} | prompts
 
 
 def space_from_json(document: dict[str, Any]) -> Space:
@@ -197,7 +228,9 @@ def space_from_json(document: dict[str, Any]) -> Space:
     try:
         known = {field.name for field in fields(EncodingSpec)}
         requested = {key: value for key, value in document["requested"].items() if key in known}
+        requested["document_prompt"] = document["requested"].get("prompt")
         resolved = {key: document[key] for key in _RESOLVED}
+        resolved |= {"document_prompt": document["prompt"], "query_prompt": document.get("query_prompt", "")}
         resolved["file_format"] = document.get("file_format", "parquet")  # older documents do not name it
         space = Space(name=document["name"], requested=EncodingSpec(**requested), model_path="", **resolved)
     except (KeyError, TypeError, AttributeError) as error:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from typing import Any
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.model.spec import EncodingSpec, FileFormat, Space, UnsupportedSpace, space_from_json
 from surge_dagster.engine.store.store import Store
+
+log = logging.getLogger(__name__)
 
 SPACE_FILE = "space.json"
 
@@ -116,6 +119,8 @@ def claim_space(store: Store, space: Space, file_format: FileFormat = "parquet")
     own = next((one for one in known if one.space.spec_sha256 == space.spec_sha256), None)
     if own is None:
         _require_free(store, space.name)
+        if (before := find_space(store, space.requested)) is not None:
+            log.warning("%s", _why(space, before))
     else:
         require_format(store, own.space, file_format)
     space = replace(space, name=own.space.name if own else space.name, file_format=file_format)
@@ -189,6 +194,18 @@ def _described(store: Store, folder: str) -> _Described | None:
             "Rename the folder back, or move it away."
         )
     return _Described(space, document)
+
+
+def _why(space: Space, before: Space) -> str:
+    """Why settings that meant one space begin another one, in one line."""
+    begun = f"{space.requested.model} begins the space {space.name} beside {before.name}"
+    if space.model_digest != before.model_digest:
+        return f"{begun}: the model's content has changed"
+    was, now = (f"{one.document_prompt!r} and {one.query_prompt!r}" for one in (before, space))
+    return (
+        f"{begun}: the model's prompts for documents and queries are {now} and were {was}; set document_prompt and "
+        f"query_prompt to those to stay with {before.name}"
+    )
 
 
 def _require_free(store: Store, folder: str) -> None:

@@ -34,7 +34,7 @@ def test_rows_get_their_vectors_with_any_chunks_and_any_number_of_workers(monkey
     monkeypatch.setattr(schedule, "SMALLEST_CHUNK_WEIGHT", 800)
     for workers in ("cpu", "cpu,cpu,cpu"):
         with (
-            EncoderPool(EncodingSpec("hash://24", prompt="say: "), devices=workers) as pool,
+            EncoderPool(EncodingSpec("hash://24", document_prompt="say: "), devices=workers) as pool,
             pool.arena(slots=1, max_texts=3_000, max_bytes=1 << 20) as arena,
         ):
             slot = arena.acquire()

@@ -129,7 +129,7 @@ def test_folder_saved_by_current_sentence_transformers_has_the_same_space(
 @pytest.fixture(scope="module")
 def other_spec_pool(demo_folder: Path) -> Iterator[EncoderPool]:
     """All options of a spec together, on torch."""
-    spec = EncodingSpec(str(demo_folder), prompt="query: ", max_length=12, dimension=100, dtype="float16")
+    spec = EncodingSpec(str(demo_folder), document_prompt="query: ", max_length=12, dimension=100, dtype="float16")
     with EncoderPool(spec, devices="cpu", backend="torch", check_parity=False) as pool:  # the test compares them
         yield pool
 

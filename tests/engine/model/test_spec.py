@@ -183,7 +183,8 @@ def test_every_setting_that_shapes_a_vector_gives_another_space(small_model: Pat
     model = str(small_model)
     specs = [
         EncodingSpec(model),
-        EncodingSpec(model, prompt="query: "),
+        EncodingSpec(model, document_prompt="query: "),
+        EncodingSpec(model, query_prompt="query: "),
         EncodingSpec(model, max_length=15),
         EncodingSpec(model, normalize=False),
         EncodingSpec(model, dimension=4),
@@ -193,20 +194,14 @@ def test_every_setting_that_shapes_a_vector_gives_another_space(small_model: Pat
     ]
     assert len({spec.resolve().name for spec in specs}) == len(specs)
     # Explicit settings that equal the model's own give the same space.
-    said = EncodingSpec(model, prompt="", max_length=16, normalize=True, dimension=8, dtype="float32")
+    said = EncodingSpec(
+        model, document_prompt="", query_prompt="", max_length=16, normalize=True, dimension=8, dtype="float32"
+    )
     assert said.resolve().name == EncodingSpec(model).resolve().name
 
 
-def test_default_prompt_of_a_model_is_part_of_its_space(small_model: Path) -> None:
-    plain = EncodingSpec(str(small_model), prompt="passage: ").resolve()
-    own = {"prompts": {"query": "query: ", "passage": "passage: "}, "default_prompt_name": "passage"}
-    (small_model / "config_sentence_transformers.json").write_text(json.dumps(own))
-    assert EncodingSpec(str(small_model)).resolve().prompt == "passage: "
-    assert _name(small_model) == plain.name
-
-
 def test_space_json_describes_the_space_without_paths_of_this_machine(small_model: Path) -> None:
-    space = EncodingSpec(str(small_model), prompt="x").resolve()
+    space = EncodingSpec(str(small_model), document_prompt="x").resolve()
     document = json.loads(json.dumps(space.to_json()))
     assert document["format"] == 1
     assert str(small_model.parent) not in json.dumps(document)

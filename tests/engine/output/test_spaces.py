@@ -61,13 +61,31 @@ class TestClaiming:
         assert claim_space(store, space) == space
         assert (store.root / space.name / "space.json").stat().st_mtime_ns == before
 
+    def test_new_space_of_the_same_settings_says_why_in_one_line(
+        self, store: LocalStore, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        old = resolved_from(HUB, 16)
+        prompts = replace(SPEC, document_prompt="passage: ", query_prompt="query: ").resolve()
+        claim_space(store, old)
+        assert caplog.messages == []
+        claim_space(store, replace(prompts, requested=HUB))
+        claim_space(store, replace(prompts, requested=HUB))
+        [line] = caplog.messages
+        assert line == (
+            f"owner/model begins the space {prompts.name} beside {old.name}: the model's prompts for documents and "
+            "queries are 'passage: ' and 'query: ' and were '' and ''; set document_prompt and query_prompt to those "
+            f"to stay with {old.name}"
+        )
+        claim_space(store, resolved_from(HUB, 24))
+        assert caplog.messages[1].endswith("the model's content has changed")
+
     def test_two_spaces_have_a_folder_each(self, store: LocalStore, space: Space) -> None:
         other = EncodingSpec(model="hash://32").resolve()
         claim_space(store, space)
         claim_space(store, other)
         assert {found.name for found in list_spaces(store)} == {space.name, other.name}
 
-    @pytest.mark.parametrize("spec", [replace(SPEC, prompt="query: "), replace(SPEC, dtype="float16")])
+    @pytest.mark.parametrize("spec", [replace(SPEC, document_prompt="query: "), replace(SPEC, dtype="float16")])
     def test_setting_that_shapes_vectors_makes_another_space(
         self, store: LocalStore, space: Space, spec: EncodingSpec
     ) -> None:
@@ -130,7 +148,7 @@ class TestFinding:
     def test_space_is_found_by_its_settings(self, store: LocalStore, space: Space) -> None:
         claim_space(store, space)
         assert find_space(store, SPEC) == without_folder(space)
-        assert find_space(store, replace(SPEC, prompt="x")) is None
+        assert find_space(store, replace(SPEC, document_prompt="x")) is None
 
     @pytest.mark.parametrize("order", [[0, 1], [1, 0]])
     def test_last_claimed_of_two_spaces_with_the_same_settings_is_found(

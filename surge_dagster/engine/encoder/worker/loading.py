@@ -18,7 +18,7 @@ from surge_dagster.engine.encoder.worker import parity
 from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, encode_texts
 from surge_dagster.engine.encoder.worker.token_budget import set_token_budget
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.model.folder import describe_model
+from surge_dagster.engine.model.folder import ModelFacts, describe_model
 from surge_dagster.engine.model.spec import Space
 
 _NOT_COMPARED = "vectors were not compared with sentence-transformers' own (check_parity is off)"
@@ -60,8 +60,7 @@ def load_backend(space: Space, settings: BackendSettings, backend: str, check_pa
         made = HashBackend(prompt=space.prompt, max_length=space.max_length)
         _probe(made, space)
         return Loaded(made, _calibration(space, made, settings))
-    _check_files(space)
-    notes: list[str] = []
+    notes = _unused_prompts(_check_files(space), space)
     candidates = _candidates(settings) if backend == "auto" else [backend]
     for candidate in candidates:
         try:
@@ -123,11 +122,22 @@ def _calibration(space: Space, backend: Backend, settings: BackendSettings) -> C
     return Calibration(name)
 
 
-def _check_files(space: Space) -> None:
+def _check_files(space: Space) -> ModelFacts:
     """Vectors of a model that changed after the pool computed its digest must not get the name of the space."""
-    found = describe_model(Path(space.model_path)).digest
-    if found != space.model_digest:
+    facts = describe_model(Path(space.model_path))
+    if facts.digest != space.model_digest:
         raise ConfigError(
-            f"the model in {space.model_path} changed while the pool was starting (its digest is {found[:12]} now, "
-            f"it was {space.model_digest[:12]}); start again"
+            f"the model in {space.model_path} changed while the pool was starting (its digest is {facts.digest[:12]} "
+            f"now, it was {space.model_digest[:12]}); start again"
         )
+    return facts
+
+
+def _unused_prompts(facts: ModelFacts, space: Space) -> list[str]:
+    if space.requested.document_prompt is not None or not facts.prompts.unused:
+        return []
+    return [
+        f"the model has a prompt named {' and one named '.join(facts.prompts.unused)}, which sentence-transformers' "
+        "encode_document does not use: its prompt for documents is empty; if documents need one, set document_prompt "
+        "to its text, else to ''"
+    ]

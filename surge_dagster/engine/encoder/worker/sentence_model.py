@@ -1,4 +1,4 @@
-"""The model as sentence-transformers loads it, and ReferenceBackend, which uses its `encode`. Only workers import this.
+"""The model as sentence-transformers loads it, and ReferenceBackend, which encodes with it. Only workers import this.
 
 Everything that sentence-transformers decides about a model (modules, prompts, special cases of the tokenizer) is taken
 from its loaded object and not decided again here.
@@ -10,12 +10,15 @@ import logging
 import os
 import time
 import warnings
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from surge_dagster.engine.encoder.worker.backends.base import ChunkMetrics, Progress
 from surge_dagster.engine.encoder.worker.tokenization import TokenizerFacts
+from surge_dagster.engine.model.digest import read_document
+from surge_dagster.engine.model.prompts import CONFIG_FILE, stated_prompts
 from surge_dagster.engine.model.spec import Space
 
 if TYPE_CHECKING:
@@ -46,20 +49,37 @@ def load_reference(space: Space, device: str) -> SentenceTransformer:
         model_kwargs={"use_safetensors": True, "torch_dtype": torch.float32},
     )
     model.eval()
-    if type(model[0]).__name__ == "Transformer":
-        model.max_seq_length = space.max_length
+    # Without the empty prompts that the library fills in, its own rule chooses among the prompts that the model states.
+    own = read_document(Path(space.model_path) / CONFIG_FILE) or {}
+    model.prompts = stated_prompts(own, Path(space.model_path))
+    # max_length is that of documents: a Router's route for queries keeps its own.
+    if space.side == "document" or space.requested.max_length is not None:
+        for first in (chain[0] for chain in _chains(model)):
+            if type(first).__name__ == "Transformer":
+                first.max_seq_length = space.max_length
     if not space.normalize:
-        names = [name for name, module in model.named_children() if type(module).__name__ == "Normalize"]
-        for name in names:
-            delattr(model, name)
+        for chain in _chains(model):
+            for name in [name for name, module in chain.named_children() if type(module).__name__ == "Normalize"]:
+                delattr(chain, name)
     return model
 
 
+def _chains(model: SentenceTransformer) -> list[Any]:
+    """The model's sequence of modules, and those of the routes within it."""
+    routers: list[Any] = [module for module in model if type(module).__name__ == "Router"]
+    return [model, *(route for router in routers for route in router.sub_modules.values())]
+
+
 def reference_vectors(model: SentenceTransformer, space: Space, texts: list[str]) -> np.ndarray:
-    """The vectors of sentence-transformers' `encode` for `texts` in this space, float32 [texts, dimension]."""
-    return model.encode(
+    """sentence-transformers' own vectors of `texts` in this space, float32 [texts, dimension].
+
+    Those of `encode_document`, or `encode_query` where the space's task is "query". A prompt that was not requested is
+    left to the library.
+    """
+    is_query = space.task == "query"
+    return (model.encode_query if is_query else model.encode_document)(
         texts,
-        prompt=space.prompt,
+        prompt=space.requested.query_prompt if is_query else space.requested.document_prompt,
         batch_size=8,
         normalize_embeddings=space.normalize,
         truncate_dim=space.dimension,
@@ -103,7 +123,7 @@ class ReferenceBackend:
 
     def _lengths(self, texts: list[str]) -> np.ndarray:
         """Tokens that the model reads of each text; zeros for a model without a limit (static embeddings)."""
-        features = self._reference.preprocess(texts, prompt=self._space.prompt or None)
+        features = self._reference.preprocess(texts, prompt=self._space.prompt or None, task=self._space.task)
         mask = features.get("attention_mask")
         return np.zeros(len(texts), np.int64) if mask is None else mask.sum(1).cpu().numpy()
 

@@ -22,7 +22,7 @@ def document(demo_folder: Path) -> str:
 
 
 def _tokenizer(document: str, prompt: str = "", side: str = "right") -> TextTokenizer:
-    space = EncodingSpec("hash://8", max_length=LENGTH, prompt=prompt).resolve()
+    space = EncodingSpec("hash://8", max_length=LENGTH, document_prompt=prompt).resolve()
     return TextTokenizer(TokenizerFacts(document, truncation_side=side), space)
 
 

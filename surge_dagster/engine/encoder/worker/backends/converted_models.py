@@ -47,7 +47,7 @@ def converted_model(space: Space) -> Iterator[Path]:
     Raises:
         ConfigError: the model cannot be converted; the reason is the same on every start.
     """
-    key = cache_key(space.spec_sha256, space.normalize)
+    key = cache_key(space.vectors_key, space.normalize)
     folder = disk_cache.place(f"{_FOLDER}/{key}")
     refusal = f"{_FOLDER}/{cache_key(key, space.model_path)}{_REFUSED}"
     if not _usable(folder):

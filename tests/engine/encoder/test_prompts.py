@@ -1,0 +1,108 @@
+"""Documents are encoded as sentence-transformers' `encode_document` does, and queries as its `encode_query` does."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.worker import parity
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, encode_texts
+from surge_dagster.engine.encoder.worker.loading import load_backend
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model.prompts import CONFIG_FILE, Task
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.reencoding import SampledRows
+from surge_dagster.engine.search import search
+from surge_dagster.engine.store import open_store
+from tests.engine.encoder.conftest import tiny_model
+
+pytestmark = pytest.mark.timeout(400)
+
+FLOOR = 0.99999
+TEXTS = ["", "steel bottle", "Größe 43", "the index " * 3, "word " * 90, "a", "3.14 lid and strap"]
+_BACKEND = "openvino" if importlib.util.find_spec("openvino") is not None else "torch"
+
+
+def _vectors(spec: EncodingSpec, task: Task, backend: str = "torch") -> np.ndarray:
+    space = replace(spec.resolve(), task=task)
+    settings = BackendSettings(device="cpu", precision="fp32", threads=1)
+    loaded = load_backend(space, settings, backend, check_parity=True)
+    assert loaded.lowest_cosine is not None and loaded.lowest_cosine >= FLOOR
+    return encode_texts(loaded.backend, TEXTS, space.dimension, space.dtype)[0]
+
+
+@pytest.mark.parametrize(("name", "backend"), [("bert_with_prompts", _BACKEND), ("router", "torch")])
+def test_prompts_and_routes_of_documents_and_of_queries_are_those_of_sentence_transformers(
+    name: str, backend: str, tmp_path: Path
+) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    folder = tiny_model(name, tmp_path)
+    model = SentenceTransformer(str(folder), device="cpu")
+    documents, queries = model.encode_document(TEXTS), model.encode_query(TEXTS)
+    assert parity.cosines(documents, queries).max() < 0.999, "each side has its own vectors"
+    assert parity.cosines(documents, model.encode(TEXTS, prompt="")).max() < 0.999
+    spec = EncodingSpec(str(folder))
+    assert parity.lowest_cosine(_vectors(spec, "document", backend), documents) >= FLOOR
+    assert parity.lowest_cosine(_vectors(spec, "query", backend), queries) >= FLOOR
+
+
+def test_prompts_of_the_settings_take_the_place_of_the_models(tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    folder = tiny_model("bert_with_prompts", tmp_path)
+    model = SentenceTransformer(str(folder), device="cpu")
+    spec = EncodingSpec(str(folder), document_prompt="other: ", query_prompt="")
+    assert parity.lowest_cosine(_vectors(spec, "document"), model.encode(TEXTS, prompt="other: ")) >= FLOOR
+    assert parity.lowest_cosine(_vectors(spec, "query"), model.encode(TEXTS, prompt="")) >= FLOOR
+
+
+def test_passage_prompt_counts_where_a_model_states_none_named_document(tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    folder = tiny_model("bert_with_prompts", tmp_path)
+    own = json.loads((folder / CONFIG_FILE).read_text())
+    (folder / CONFIG_FILE).write_text(json.dumps(own | {"prompts": {"query": "query: ", "passage": "passage: "}}))
+    model = SentenceTransformer(str(folder), device="cpu")
+    expected = model.encode_document(TEXTS, prompt_name="passage")
+    assert parity.lowest_cosine(_vectors(EncodingSpec(str(folder)), "document"), expected) >= FLOOR
+
+
+def test_start_names_a_prompt_that_documents_do_not_get(tmp_path: Path) -> None:
+    folder = tiny_model("bert_with_prompts", tmp_path)
+    own = json.loads((folder / CONFIG_FILE).read_text())
+    prompts = {"query": "query: ", "document": "", "passage": "passage: "}
+    (folder / CONFIG_FILE).write_text(json.dumps(own | {"prompts": prompts}))
+    settings = BackendSettings(device="cpu", precision="fp32", threads=1)
+    [note] = load_backend(EncodingSpec(str(folder)).resolve(), settings, "torch", check_parity=True).notes
+    assert "a prompt named passage" in note
+    assert "set document_prompt" in note
+    for decided in ("", "passage: "):
+        space = EncodingSpec(str(folder), document_prompt=decided).resolve()
+        assert load_backend(space, settings, "torch", check_parity=True).notes == ()
+
+
+def test_pool_of_one_side_is_refused_where_the_other_is_needed(tmp_path: Path) -> None:
+    spec = EncodingSpec("hash://8", query_prompt="query: ")
+    with EncoderPool(spec) as pool, pytest.raises(ConfigError, match='start the pool with task="query"'):
+        search(open_store(str(tmp_path)), pool, ["a"])
+    with EncoderPool(spec, task="query") as pool, pytest.raises(ConfigError, match="the pool encodes queries"):
+        SampledRows(pool, pool.space, 3, 0)
+
+
+def test_pool_puts_the_prompt_of_its_side_before_each_text() -> None:
+    spec, plain = EncodingSpec("hash://8", document_prompt="d: ", query_prompt="q: "), EncodingSpec("hash://8")
+
+    def vector(spec: EncodingSpec, task: Task, text: str) -> list[float]:
+        with EncoderPool(spec, task=task, devices="cpu") as pool:
+            return pool.vectors(pa.array([text], pa.large_string()))[0].tolist()
+
+    assert vector(spec, "document", "a") == vector(plain, "document", "d: a")
+    assert vector(spec, "query", "a") == vector(plain, "query", "q: a")
