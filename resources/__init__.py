@@ -16,7 +16,7 @@ from pydantic import Field
 from surge_dagster.check_policy import RUN_CHECK
 from surge_dagster.engine.encoder.devices import choose_devices, choose_precision, hardware
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.sources import ParquetCatalog
+from surge_dagster.engine.sources import Source
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
@@ -25,21 +25,28 @@ from surge_dagster.settings import CatalogSettings, EncoderSettings, FileSetting
 __all__ = ["CatalogSource", "Encoder", "OutputStore"]
 
 
+class GivesStorageClient(Protocol):
+    """The part of `dagster_gcp.GCSResource` that is used. Importing its package takes two seconds."""
+
+    def get_client(self) -> Any:
+        """A `google.cloud.storage.Client`."""
+        ...
+
+
 class CatalogSource(CatalogSettings, dg.ConfigurableResource):
-    """Where partitions come from."""
+    """Where partitions come from; `storage` and `gcs` are as in `OutputStore`."""
 
-    url: str = Field(description="path or URL of a folder that holds partition=<key>/ folders with Parquet files")
+    url: str = Field(description="path or URL of a folder, or a pattern such as data/{category}.parquet")
+    storage: dg.ResourceDependency[StorageOptions] = StorageOptions()  # pyright: ignore[reportAssignmentType]
+    gcs: dg.ResourceDependency[GivesStorageClient] = None  # pyright: ignore[reportAssignmentType]
 
-    def open(self) -> ParquetCatalog:
+    def open(self) -> Source:
         """Open the catalog; `ConfigError` when there is none."""
-        return self.open_catalog(self.url)
+        return self.open_catalog(self.url, _options(self.storage, self.gcs))
 
     def describe(self) -> str:
         """The catalog for people, without opening it."""
-        return (
-            f"The catalog in `{_place(self.url)}`: folders `partition=<key>/` with Parquet files. "
-            f"`{self.id}` identifies a row, `{self.text}` is embedded."
-        )
+        return f"The catalog in `{_place(self.url)}`. `{self.id}` identifies a row, `{self.text}` is embedded."
 
 
 class Encoder(EncoderSettings, dg.ConfigurableResource):
@@ -65,14 +72,6 @@ class Encoder(EncoderSettings, dg.ConfigurableResource):
         return f"{workers} on {devices} ({details}), in {precision}"
 
 
-class GivesStorageClient(Protocol):
-    """The part of `dagster_gcp.GCSResource` that is used. Importing its package takes two seconds."""
-
-    def get_client(self) -> Any:
-        """A `google.cloud.storage.Client`."""
-        ...
-
-
 class OutputStore(FileSettings, dg.ConfigurableResource):
     """Where embedding files go: `<url>/<space>/<encoded key>.<format>`.
 
@@ -92,11 +91,11 @@ class OutputStore(FileSettings, dg.ConfigurableResource):
 
     def open(self) -> Store:
         """Open the store; `ConfigError` when the place cannot be one."""
-        options = self.storage
-        gcs = self.gcs
-        if gcs is not None:
-            options = replace(options, credentials=lambda: gcs.get_client()._credentials)
-        return open_store(self.url, options)
+        return open_store(self.url, _options(self.storage, self.gcs))
+
+
+def _options(storage: StorageOptions, gcs: GivesStorageClient | None) -> StorageOptions:
+    return storage if gcs is None else replace(storage, credentials=lambda: gcs.get_client()._credentials)
 
 
 def _place(url: str) -> str:

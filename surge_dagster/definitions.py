@@ -69,12 +69,13 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
 
 def _resources(names: CatalogNames, settings: Settings) -> dict[str, Any]:
     values = settings.model_dump()
+    storage: Any = settings.storage_options.options()
     output = OutputStore(
         url=settings.output,
-        storage=settings.storage_options.options(),  # pyright: ignore[reportArgumentType]
+        storage=storage,
         **_named(OutputStore, values),
     )
-    catalog = CatalogSource(url=settings.source, **_named(CatalogSource, values))
+    catalog = CatalogSource(url=settings.source, storage=storage, **_named(CatalogSource, values))
     encoder = Encoder(**_named(Encoder, values))
     return {
         names.catalog_resource: described(catalog, catalog.describe()),

@@ -54,7 +54,7 @@ def run_demo(*, catalog: str | None = None, output: str | None = None, limit: in
     settings = load_settings(source=catalog, output=output)
     begun = time.perf_counter()
     with progress_bar("bytes of sources") as report:
-        folder = local_path(settings.source, what="catalog")
+        folder = local_path(settings.source, what="folder")
         summary = build_demo_catalog(folder, limit=limit or DEFAULT_LIMIT, progress=report)
     with _kept_output() as out, local_instance() as instance:
         content = f"{counted(summary.texts, 'docstring')} of {counted(summary.partitions, 'package')}"

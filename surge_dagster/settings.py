@@ -48,7 +48,7 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.locating import DEFAULT_MODEL
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, FileFormat
-from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, ParquetCatalog, Selection, open_source
+from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, Selection, Source, open_source
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.object_client import NO_ENDPOINT
 from surge_dagster.engine.store.store import Store
@@ -97,9 +97,9 @@ class CatalogSettings(BaseModel):
         """The columns that become ids and texts."""
         return Selection(self.id, self.text, self.max_text_bytes)
 
-    def open_catalog(self, place: str) -> ParquetCatalog:
+    def open_catalog(self, place: str, storage_options: StorageOptions) -> Source:
         """Open the catalog at a path or URL; `ConfigError` when there is none."""
-        return open_source(place, selection=self.selection())
+        return open_source(place, selection=self.selection(), storage_options=storage_options)
 
 
 class EncoderSettings(BaseModel):
@@ -216,7 +216,10 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         env_prefix="SURGE_", extra="forbid", frozen=True, protected_namespaces=(), hide_input_in_errors=True
     )
 
-    source: str = Field("data/catalog", description="catalog: a path or URL")
+    source: str = Field(
+        "data/catalog",
+        description="catalog: a path or URL, or a pattern such as products/{category}.parquet",
+    )
     output: str = Field("data/embeddings", description="folder or bucket of the embedding files: a path or URL")
     storage_options: StorageSettings = Field(
         default_factory=StorageSettings,  # pyright: ignore[reportArgumentType]
@@ -248,13 +251,13 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
     @field_validator("source", "output")
     @classmethod
     def _require_place(cls, value: str, info: ValidationInfo) -> str:
-        what = "catalog" if info.field_name == "source" else "output"
+        what = info.field_name or "path"
         if not is_bare(value):
             raise ValueError(
                 "expected a path, or a URL of a bucket and a path alone; credentials belong into the environment or "
                 "into storage_options"
             )
-        if what == "catalog" or not is_object_store(value):
+        if not is_object_store(value):
             try:
                 local_path(value, what=what)
             except ConfigError as error:
@@ -304,9 +307,9 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         """Severities and limits of the asset checks."""
         return CheckPolicy(self.checks, self.max_truncated_share)
 
-    def open_source(self) -> ParquetCatalog:
+    def open_source(self) -> Source:
         """Open the catalog; `ConfigError` when there is none."""
-        return self.open_catalog(self.source)
+        return self.open_catalog(self.source, self.storage_options.options())
 
     def open_store(self) -> Store:
         """Open the output; it need not exist yet."""

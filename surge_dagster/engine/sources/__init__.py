@@ -1,36 +1,52 @@
-"""Sources of partitions: one opener for every kind; today a folder of Parquet files."""
+"""Sources of partitions: one opener for every kind."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.sources.parquet import ParquetCatalog
+from surge_dagster.engine.sources.folders import FolderCatalog
+from surge_dagster.engine.sources.formats import is_source_file
+from surge_dagster.engine.sources.listing import open_files
+from surge_dagster.engine.sources.parquet import PREFIX, ParquetCatalog
+from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.sources.rows import DEFAULT_MAX_TEXT_BYTES
 from surge_dagster.engine.sources.selection import Selection
-from surge_dagster.engine.support.urls import local_path
+from surge_dagster.engine.store.object_client import StorageOptions
+from surge_dagster.engine.support.urls import is_object_store, local_path
 
-__all__ = ["DEFAULT_MAX_TEXT_BYTES", "ParquetCatalog", "Selection", "open_source"]
+__all__ = ["DEFAULT_MAX_TEXT_BYTES", "FolderCatalog", "ParquetCatalog", "Selection", "Source", "open_source"]
 
 
-def open_source(url: str | Path, *, selection: Selection | None = None) -> ParquetCatalog:
-    """Open a catalog folder: `partition=<encoded key>/….parquet`, one or more files per partition.
+def open_source(
+    url: str | Path, *, selection: Selection | None = None, storage_options: StorageOptions | None = None
+) -> Source:
+    """Open a catalog: folders named by columns, a pattern such as `products/{category}.parquet`, or one file each.
 
     Args:
-        url: a local path or `file://` URL.
+        url: a local path, a `file://` URL or the URL of a bucket (`s3://`, `gs://`, `az://`).
         selection: the columns that become ids and texts; by default those of these names.
+        storage_options: how a bucket is reached.
 
     Raises:
-        ConfigError: the folder is missing, holds no partition, or lies on a storage that is not supported.
+        ConfigError: there is no such local place, the pattern cannot be used, or there are no credentials.
     """
-    root = local_path(url, what="catalog")
+    selection = selection or Selection()
+    if not is_object_store(url):
+        root = local_path(url, what="source")
+        if _has_own_folders(root):
+            return ParquetCatalog(root, selection)
+    return FolderCatalog(open_files(url, storage_options, is_source_file), selection)
+
+
+def _has_own_folders(root: Path) -> bool:
+    """Whether this is a folder of `partition=…` folders, or one that says when it is listed why it is none yet."""
     try:
-        found = root.is_dir()
+        with os.scandir(root) as entries:
+            first = next(entries, None)
+            return first is None or first.name.startswith(PREFIX) or any(e.name.startswith(PREFIX) for e in entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
     except OSError as error:
-        raise ConfigError(f"cannot open the catalog {str(url)!r}: {error.strerror}.") from error
-    if not found:
-        raise ConfigError(
-            f"no catalog at {str(url)!r}: the folder does not exist or is a file. Build one with "
-            f"`surge-dagster catalog demo --out {url}` or give the path of your own."
-        )
-    return ParquetCatalog(root, selection or Selection())
+        raise ConfigError(f"cannot open the source {str(root)!r}: {error.strerror}.") from error

@@ -52,6 +52,12 @@ def is_source_file(name: str) -> bool:
     return bool(_ENDING.search(name))
 
 
+def ending_of(name: str) -> tuple[str, str]:
+    """A file's name without the ending that says its format, and that ending."""
+    found = _ENDING.search(name)
+    return (name[: found.start()], name[found.start() :]) if found else (name, "")
+
+
 def batches(
     file: SourceFile, columns: Sequence[str] | None, *, key: str | None = None, first_row: int = 0
 ) -> Iterator[pa.RecordBatch]:

@@ -16,21 +16,31 @@ import errno
 import os
 import re
 import stat
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
-from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.errors import ConfigError, StoreUnavailable, TransientError
+from surge_dagster.engine.store.concurrent_reads import read_concurrently
 from surge_dagster.engine.store.object_client import StorageOptions
-from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.store.store import Store, StoredObject
 from surge_dagster.engine.support.keys import is_text, printable
-from surge_dagster.engine.support.unreadable import visible
+from surge_dagster.engine.support.unreadable import UNREADABLE, visible
 from surge_dagster.engine.support.urls import is_object_store, local_path
 
+if TYPE_CHECKING:
+    from surge_dagster.engine.store.object_store import ObjectStore
+
+T = TypeVar("T")
+FIRST_BYTES = 1024 * 1024  # of the end of an object, that opening it brings
+_NO_ETAG = "size-"
+_SETTLED_NS = 2_000_000_000  # longer than the grain of any disk's clock: a younger file may change unnoticed
 _MAX_DEPTH = 50  # of folders below the one that is listed
 HIDDEN = ("_", ".")
 NOT_REGULAR = "is a pipe, a socket or a device, not a regular file"
@@ -64,15 +74,41 @@ class SourceFile:
         return visible(printable(self.relative))
 
 
+@dataclass(frozen=True, slots=True)
+class NamePattern:
+    """What the relative names of files have to match.
+
+    Attributes:
+        text: the pattern.
+        names: that it gives to parts of a file's name.
+    """
+
+    text: str
+    regex: re.Pattern[str]
+    names: tuple[str, ...]
+
+    def matches(self, relative: str) -> bool:
+        """Whether a file counts."""
+        return bool(self.regex.fullmatch(relative))
+
+    def names_in(self, relative: str) -> tuple[str, dict[str, str]]:
+        """The file or folder that has all files of the same names, and these by name; of a file that counts."""
+        parts = self.text.split("/")
+        fixed = next((number for number, part in enumerate(parts) if "*" in part), None)
+        scope = relative if fixed is None else "/".join(relative.split("/")[:fixed])
+        match = self.regex.fullmatch(relative)
+        return scope, match.groupdict() if match else {}
+
+
 class SourceFiles(ABC):
     """A place with files; each listing looks anew.
 
     Attributes:
         url: the place as it was given, for messages.
-        pattern: what the relative names have to match, with a group for each `{name}`; None where all count.
+        pattern: what the relative names have to match; None where all count.
     """
 
-    def __init__(self, url: str, pattern: re.Pattern[str] | None) -> None:
+    def __init__(self, url: str, pattern: NamePattern | None) -> None:
         self.url = url
         self.pattern = pattern
 
@@ -86,21 +122,49 @@ class SourceFiles(ABC):
             ConfigError: the folder cannot be listed.
             TransientError: the bucket does not answer.
         """
-        found = [file for file in self._found(scope) if self.pattern is None or self.pattern.fullmatch(file.relative)]
+        found = [file for file in self._found(scope) if self._counts(file)]
         return sorted(found, key=lambda file: os.fsencode(file.relative))
+
+    def _counts(self, file: SourceFile) -> bool:
+        return self.pattern is None or file.token == UNREADABLE_FOLDER or self.pattern.matches(file.relative)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether opening a file is a request."""
+        return False
+
+    @property
+    @abstractmethod
+    def identity(self) -> str:
+        """Distinguishes this place from every other one, without secrets."""
+
+    @abstractmethod
+    def is_settled(self, file: SourceFile) -> bool:
+        """Whether the file's next version is sure to have another token."""
+
+    def ends(self, files: Sequence[SourceFile], read: Callable[[pa.NativeFile], T]) -> Iterator[T | Exception]:
+        """What `read` finds at the end of each file, or its error; in a bucket many are read concurrently.
+
+        Raises:
+            StoreUnavailable: the bucket does not answer at all.
+        """
+        for file in files:
+            yield _read_end(file.open, read)
 
     @abstractmethod
     def _found(self, scope: str) -> Iterator[SourceFile]: ...
 
 
-def open_files(url: str | Path, options: StorageOptions | None = None, endings: tuple[str, ...] = ("",)) -> SourceFiles:
+def open_files(
+    url: str | Path, options: StorageOptions | None = None, is_wanted: Callable[[str], bool] = bool
+) -> SourceFiles:
     """Open a place for listing; in a bucket nothing is requested yet.
 
     Args:
         url: a local path, `file://` URL or URL of a bucket: a folder, one file or a pattern. A local path that exists
             is no pattern, whatever its name is.
         options: how a bucket is reached.
-        endings: of the names of files that count.
+        is_wanted: whether a file of this name counts.
 
     Raises:
         ConfigError: there is no such local path, the pattern is none, or there are no credentials.
@@ -113,23 +177,26 @@ def open_files(url: str | Path, options: StorageOptions | None = None, endings: 
         above, name = base.rstrip("/"), ""
         if pattern is None and above.count("/") > 2:
             above, _, name = above.rpartition("/")
-        return _BucketFiles(text, open_object_store(above, options, what="source"), name, pattern, endings)
+        return _BucketFiles(text, open_object_store(above, options, what="source"), name, pattern, is_wanted)
     path = local_path(url, what="source")
     try:
         if path.is_dir():
-            return _LocalFiles(text, path, "", None, endings)
+            return _LocalFiles(text, path, "", None, is_wanted)
         if path.exists():
-            return _LocalFiles(text, path.parent, path.name, None, endings)
+            return _LocalFiles(text, path.parent, path.name, None, is_wanted)
         base, pattern = split_pattern(str(path))
         if pattern is not None and Path(base).is_dir():
-            return _LocalFiles(text, Path(base), "", pattern, endings)
+            return _LocalFiles(text, Path(base), "", pattern, is_wanted)
     except OSError as error:
         raise ConfigError(f"cannot open the source {text!r}: {error.strerror}.") from error
     missing = "such file or folder" if pattern is None else f"folder {base!r}"
-    raise ConfigError(f"no source at {text!r}: there is no {missing}. Give the path of yours.")
+    raise ConfigError(
+        f"no catalog at {text!r}: there is no {missing}. Build one with `surge-dagster catalog demo --out DATA`, or "
+        "give the path of your own."
+    )
 
 
-def split_pattern(url: str) -> tuple[str, re.Pattern[str] | None]:
+def split_pattern(url: str) -> tuple[str, NamePattern | None]:
     """The folder above the first part of a path or URL that has a wildcard, and what names below it have to match.
 
     Raises:
@@ -138,23 +205,23 @@ def split_pattern(url: str) -> tuple[str, re.Pattern[str] | None]:
     first = _WILD.search(url)
     if first is None:
         return url, None
-    base, slash, names = url[: first.start()].rpartition("/")
-    names += url[first.start() :]
-    pieces, seen = list[str](), set[str]()
-    for piece in _WILD.split(names):
-        name = piece[1:-1]
+    base, slash, begin = url[: first.start()].rpartition("/")
+    text = begin + url[first.start() :]
+    pieces, names = list[str](), list[str]()
+    for piece in _WILD.split(text):
         if piece.startswith("{"):
-            if not name.isidentifier() or name in seen:
-                problem = "comes twice" if name in seen else "is no name"
+            name = piece[1:-1]
+            if not name.isidentifier() or name in names:
+                problem = "comes twice" if name in names else "is no name"
                 raise ConfigError(
                     f"the pattern {url!r} cannot be used: {name!r} in braces {problem}. Expected names such as "
                     "{category}, each once; * stands for any part of a name."
                 )
-            seen.add(name)
+            names.append(name)
             pieces.append(f"(?P<{name}>[^/]+)")
         else:
             pieces.append({"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}.get(piece) or re.escape(piece))
-    return base or slash, re.compile("".join(pieces), re.DOTALL)
+    return base or slash, NamePattern(text, re.compile("".join(pieces), re.DOTALL), tuple(names))
 
 
 class _LocalFiles(SourceFiles):
@@ -166,12 +233,19 @@ class _LocalFiles(SourceFiles):
     """
 
     def __init__(
-        self, url: str, root: Path, name: str, pattern: re.Pattern[str] | None, endings: tuple[str, ...]
+        self, url: str, root: Path, name: str, pattern: NamePattern | None, is_wanted: Callable[[str], bool]
     ) -> None:
         super().__init__(url, pattern)
         self._root = str(root)
         self._name = name
-        self._endings = endings
+        self._is_wanted = is_wanted
+
+    @property
+    def identity(self) -> str:
+        return f"{self._root}/{self._name}"
+
+    def is_settled(self, file: SourceFile) -> bool:
+        return time.time_ns() - int(file.token.rpartition("-")[2]) > _SETTLED_NS
 
     def _found(self, scope: str) -> Iterator[SourceFile]:
         scope = self._name or scope
@@ -182,7 +256,7 @@ class _LocalFiles(SourceFiles):
             return
         prefix = f"{scope}/" if scope else ""
         try:
-            for name, refusal in local_names(self._root, path, self._endings, prefix):
+            for name, refusal in local_names(self._root, path, self._is_wanted, prefix):
                 yield from self._file(name, refusal)
         except OSError as error:
             raise ConfigError(f"cannot list the source {self.url!r}: {error.strerror}. Make it readable.") from error
@@ -218,29 +292,56 @@ class _BucketFiles(SourceFiles):
     """
 
     def __init__(
-        self, url: str, store: Store, name: str, pattern: re.Pattern[str] | None, endings: tuple[str, ...]
+        self, url: str, store: ObjectStore, name: str, pattern: NamePattern | None, is_wanted: Callable[[str], bool]
     ) -> None:
         super().__init__(url, pattern)
         self._store = store
         self._name = name
-        self._endings = endings
+        self._is_wanted = is_wanted
 
     def _found(self, scope: str) -> Iterator[SourceFile]:
         above = f"{self._name}/" if self._name else ""
         place = f"{above}{scope}".rstrip("/")
-        found = list(self._store.list(place, deep=True))
+        is_file = bool(scope) and self._is_wanted(scope)
+        found = [] if is_file else list(self._store.list(place, deep=True))
         if not found and place:  # then it may be one object
             with contextlib.suppress(FileNotFoundError):
                 found = [self._store.read_end(place, 1).stored]
         for stored in found:
             relative = stored.name.removeprefix(above) if stored.name != self._name else stored.name.rpartition("/")[2]
-            if relative.endswith(self._endings) and not any(part.startswith(HIDDEN) for part in relative.split("/")):
-                token = stored.etag.strip('"') or f"size-{stored.size}"
-                yield SourceFile(relative, stored.size, token, partial(self._store.open, stored.name, stored))
+            if self._is_wanted(relative) and not any(part.startswith(HIDDEN) for part in relative.split("/")):
+                token = stored.etag.strip('"') or f"{_NO_ETAG}{stored.size}"
+                yield SourceFile(relative, stored.size, token, partial(self._open, stored))
+
+    @property
+    def is_remote(self) -> bool:
+        return True
+
+    @property
+    def identity(self) -> str:
+        return f"{self._store.identity}/{self._name}"
+
+    def is_settled(self, file: SourceFile) -> bool:
+        return bool(_etag(file))
+
+    def ends(self, files: Sequence[SourceFile], read: Callable[[pa.NativeFile], T]) -> Iterator[T | Exception]:
+        above = f"{self._name}/" if self._name else ""
+        listed = {above + file.relative: file for file in files}
+        found: list[T | Exception] = []
+
+        def read_one(store: Store, name: str) -> T | Exception:
+            file = listed[name]
+            return _read_end(partial(store.open, name, StoredObject(name, file.size, _etag(file))), read)
+
+        read_concurrently(self._store, list(listed), read_one, lambda _, end: found.append(end))
+        yield from found
+
+    def _open(self, stored: StoredObject) -> pa.NativeFile:
+        return self._store.open(stored.name, stored, tail_bytes=FIRST_BYTES)
 
 
 def local_names(
-    root: str, folder: str, endings: tuple[str, ...], prefix: str = "", depth: int = 0
+    root: str, folder: str, is_wanted: Callable[[str], bool], prefix: str = "", depth: int = 0
 ) -> Iterator[tuple[str, str | OSError | None]]:
     """Names of files below a folder, each with the reason to refuse it; links to folders inside the root are ignored.
 
@@ -270,10 +371,10 @@ def local_names(
         name = entry.name
         if name.startswith(HIDDEN):
             continue
-        relative, may_be_file = prefix + name, name.endswith(endings)
+        relative, may_be_file = prefix + name, is_wanted(name)
         if entry.is_dir(follow_symlinks=False):
             if depth < _MAX_DEPTH:
-                yield from local_names(root, entry.path, endings, f"{relative}/", depth + 1)
+                yield from local_names(root, entry.path, is_wanted, f"{relative}/", depth + 1)
             else:
                 yield relative, f"lies below {_MAX_DEPTH} nested folders; no more are allowed"
         elif entry.is_symlink() and (refusal := refused_link(root, entry.path)):
@@ -309,6 +410,21 @@ def _open_local(path: str, token: str) -> pa.NativeFile:
         return file
     file.close()
     raise FileNotFoundError(errno.ENOENT, "another file stands in its place now", path)
+
+
+def _etag(file: SourceFile) -> str:
+    return "" if file.token.startswith(_NO_ETAG) else file.token
+
+
+def _read_end(open_file: Callable[[], pa.NativeFile], read: Callable[[pa.NativeFile], T]) -> T | Exception:
+    """What is read, or why it cannot be; a store that is down raises."""
+    try:
+        with open_file() as file:
+            return read(file)
+    except StoreUnavailable:
+        raise
+    except (*UNREADABLE, TransientError) as error:
+        return error.with_traceback(None)  # it may be kept for long, and frames with it
 
 
 def _raise(error: OSError) -> pa.NativeFile:

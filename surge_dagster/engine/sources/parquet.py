@@ -19,13 +19,12 @@ import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.sources.parquet_files import PartitionFile, partition_files, read_columns, source_version
-from surge_dagster.engine.sources.partition import KEY_METADATA, Partition, RowBatch
+from surge_dagster.engine.sources.partition import KEY_METADATA, UNREADABLE_VERSION, Partition, RowBatch
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support.keys import decode_key, encode_key, is_text, printable
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given
 
-_PREFIX = "partition="
-_UNREADABLE_VERSION = "unreadable"  # the source version of a partition whose files could not be listed
+PREFIX = "partition="
 _decoded = lru_cache(maxsize=1 << 16)(decode_key)  # each listing asks for the same names
 
 
@@ -77,18 +76,16 @@ class ParquetCatalog:
             names = os.listdir(self.root)  # noqa: PTH208, a Path for each folder costs more than listing it
         except OSError as error:
             raise ConfigError(f"cannot list the catalog {self.url!r}: {error.strerror}.") from error
-        folders = [name for name in names if name.startswith(_PREFIX)]
+        folders = [name for name in names if name.startswith(PREFIX)]
         if not folders:
-            loose = [name for name in names if name.endswith(".parquet") and not name.startswith(("_", "."))]
-            found = f"{len(loose)} Parquet file(s) outside such folders" if loose else "none"
             raise ConfigError(
-                f"the catalog {self.url!r} is empty: expected folders named partition=<key> with Parquet files "
-                f"in them, found {found}. Write one folder per partition, or give another path."
+                f"the catalog {self.url!r} is empty: expected folders named partition=<key> with Parquet files in "
+                "them, or files of another layout, found none. Write its files, or give another path."
             )
         return sorted(folders, key=None if "".join(folders).isascii() else os.fsencode)
 
     def _folder(self, name: str) -> _Folder:
-        in_name = name.removeprefix(_PREFIX)
+        in_name = name.removeprefix(PREFIX)
         try:
             key = _decoded(in_name)
         except ValueError:
@@ -114,14 +111,12 @@ class ParquetCatalog:
             except OSError as error:
                 found = error
             if isinstance(found, OSError):
-                return Partition(
-                    key, _UNREADABLE_VERSION, partial(_raise, _not_given(key, folder.name, found)), current
-                )
+                return Partition(key, UNREADABLE_VERSION, partial(_raise, _not_given(key, folder.name, found)), current)
             files += found
         is_counted = bool(files) and all(file.rows is not None for file in files)
         return Partition(
             key=key,
-            source_version=source_version(files, self._suffix),
+            source_version=source_version(_tokens(files), self._suffix),
             read=partial(self._read, key, names, files),
             current_source_version=current,
             rows=sum(file.rows or 0 for file in files) if is_counted else None,
@@ -134,7 +129,7 @@ class ParquetCatalog:
             if not any(os.path.lexists(self.root / folder) for folder in folders):
                 return None
             files = [file for folder in folders for file in partition_files(self.url, folder)]
-            return source_version(files, self._suffix)
+            return source_version(_tokens(files), self._suffix)
 
     def _read(self, key: str, folders: Sequence[str], files: Sequence[PartitionFile]) -> Iterator[RowBatch]:
         if len(folders) > 1:
@@ -174,13 +169,17 @@ class ParquetCatalog:
             ) from error
 
 
+def _tokens(files: Sequence[PartitionFile]) -> list[tuple[str, str]]:
+    return [(file.relative, file.token) for file in files]
+
+
 def _require_own_key(key: str, folder: str, files: Sequence[PartitionFile]) -> None:
     """Raise `DataError` where a folder has no file, or one that is refused or belongs to another partition."""
     if not files:
         raise DataError(
             key, f"its folder {folder} holds no .parquet file", "Write its rows there, or remove the folder."
         )
-    name = folder.removeprefix(_PREFIX)
+    name = folder.removeprefix(PREFIX)
     try:
         in_name = decode_key(name)
     except ValueError as error:

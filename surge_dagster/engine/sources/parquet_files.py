@@ -116,11 +116,16 @@ def partition_files(root: str, folder: str) -> list[PartitionFile]:
     ]
 
 
-def source_version(files: Sequence[PartitionFile], suffix: str) -> str:
-    """The source version of a partition with these files, which ends in the suffix of the selection."""
-    if len(files) == 1:
-        return files[0].token + suffix
-    lines = "".join(f"{file.relative}\0{file.token}\n" for file in files)
+def source_version(tokens: Sequence[tuple[str, str]], suffix: str) -> str:
+    """The source version of a partition.
+
+    Args:
+        tokens: the name and token of each of its files.
+        suffix: of the selection.
+    """
+    if len(tokens) == 1:
+        return tokens[0][1] + suffix
+    lines = "".join(f"{relative}\0{token}\n" for relative, token in tokens)
     return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()[:32] + suffix
 
 
@@ -233,7 +238,16 @@ def _known_footer(path: str, size: int, mtime_ns: int, ctime_ns: int, inode: int
 
 def _footer(path: str) -> Footer:
     with pa.OSFile(path) as file:  # given a path, pyarrow looks for its file system first, which takes longer
-        footer = pq.read_metadata(file)
+        return read_footer(file)
+
+
+def read_footer(file: pa.NativeFile) -> Footer:
+    """What the footer of an open file says.
+
+    Raises:
+        OSError, pa.ArrowException, UnicodeError: it cannot be read.
+    """
+    footer = pq.read_metadata(file)
     declared = footer.metadata or {}
     # Of all columns, as an estimate of the texts: see `unreadable` for why not of the text column alone.
     group_bytes = [footer.row_group(group).total_byte_size for group in range(footer.num_row_groups)]

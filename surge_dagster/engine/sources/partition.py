@@ -17,6 +17,7 @@ from surge_dagster.engine.support.columns import value_parts
 
 KEY_METADATA = b"surge.partition_key"
 SOURCE_VERSION_METADATA = b"surge.source_version"
+UNREADABLE_VERSION = "unreadable"  # the source version of a partition whose files could not be listed
 
 _INT64 = pa.int64()
 

@@ -16,7 +16,7 @@ from surge_dagster.engine.store.request_errors import NOT_PARTIAL, UNSUPPORTED, 
 from surge_dagster.engine.store.retries import Retrier
 
 TAIL_BYTES = 64 * 1024
-_READ_AHEAD_BYTES = 1024 * 1024
+READ_AHEAD_BYTES = 1024 * 1024
 
 
 class ObjectReader(io.RawIOBase):
@@ -25,20 +25,21 @@ class ObjectReader(io.RawIOBase):
     Args:
         store: an obstore store.
         key: within it.
+        tail_bytes: of the object's end, which the first request brings and which are kept.
 
     Raises:
         FileNotFoundError: there is no such object.
         TransientError: the store does not answer, or the object was replaced while it was read.
     """
 
-    def __init__(self, store: Any, key: str, retrier: Retrier) -> None:
+    def __init__(self, store: Any, key: str, retrier: Retrier, tail_bytes: int = TAIL_BYTES) -> None:
         super().__init__()
         self._store = store
         self._key = key
         self._retrier = retrier
         self._position = 0
-        self._size, self._etag, self._buffer = fetch_end(store, key, retrier, TAIL_BYTES)
-        self._start = self._size - len(self._buffer)
+        self._size, self._etag, self._tail = fetch_end(store, key, retrier, tail_bytes)
+        self._start, self._buffer = 0, b""
 
     @property
     def etag(self) -> str | None:
@@ -67,12 +68,14 @@ class ObjectReader(io.RawIOBase):
         wanted = left if size is None or size < 0 else min(size, left)
         if not wanted:
             return b""
-        begin = self._position - self._start
-        if not (begin >= 0 and begin + wanted <= len(self._buffer)):
-            self._buffer = self._fetch(self._position, min(max(wanted, _READ_AHEAD_BYTES), left))
-            self._start, begin = self._position, 0
+        begin, held = self._position - (self._size - len(self._tail)), self._tail
+        if begin < 0:
+            begin, held = self._position - self._start, self._buffer
+            if not (begin >= 0 and begin + wanted <= len(self._buffer)):
+                held = self._buffer = self._fetch(self._position, min(max(wanted, READ_AHEAD_BYTES), left))
+                self._start, begin = self._position, 0
         self._position += wanted
-        return self._buffer[begin : begin + wanted]
+        return held[begin : begin + wanted]
 
     def readinto(self, buffer: Any, /) -> int:
         content = self.read(len(buffer))

@@ -21,7 +21,7 @@ from obstore.exceptions import BaseError
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.store.object_client import ClientLimits, StorageOptions, connect
-from surge_dagster.engine.store.object_reader import ObjectReader, fetch_end
+from surge_dagster.engine.store.object_reader import TAIL_BYTES, ObjectReader, fetch_end
 from surge_dagster.engine.store.object_upload import PIECE_BYTES, ObjectUpload
 from surge_dagster.engine.store.request_errors import request_errors
 from surge_dagster.engine.store.retries import Retrier
@@ -89,9 +89,9 @@ class ObjectStore(Store):
         names = [path.rstrip("/").rpartition("/")[2] for path in found]
         return sorted(name for name in names if not name.startswith(_HIDDEN))
 
-    def open(self, name: str, listed: StoredObject | None = None) -> pa.NativeFile:
-        """See `Store`; the object's last 64 KiB, which hold its footer, come with the first request."""
-        reader = ObjectReader(self._store, self._key(name), self._retrier)
+    def open(self, name: str, listed: StoredObject | None = None, *, tail_bytes: int = TAIL_BYTES) -> pa.NativeFile:
+        """See `Store`; the object's end, which holds its footer, comes with the first request."""
+        reader = ObjectReader(self._store, self._key(name), self._retrier, tail_bytes)
         if listed is not None:
             # Azure's listings leave out the quotes.
             same = not listed.etag or not reader.etag or reader.etag.strip('"') == listed.etag.strip('"')

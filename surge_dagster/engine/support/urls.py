@@ -71,5 +71,5 @@ def local_path(url: str | Path, *, what: str) -> Path:
     shown = f"{parts.scheme}://{parts.hostname or ''}{parts.path}"  # the rest may hold a password
     raise ConfigError(
         f"cannot open {what} {shown!r}: expected a local path or a file:// URL"
-        + (", or a bucket: s3://, gs:// or az://." if what == "output" else ". Copy the files to a local folder.")
+        + ("." if what == "folder" else ", or a bucket: s3://, gs:// or az://.")
     )

@@ -238,6 +238,10 @@ class ObjectServer:
         answer = self._direct.request("PUT", f"{self.moto_url}/{BUCKET}/{quote(key)}", body=content)
         assert answer.status == 200, (key, answer.status)
 
+    def delete(self, key: str) -> None:
+        """Remove an object, past the proxy."""
+        self._direct.request("DELETE", f"{self.moto_url}/{BUCKET}/{quote(key)}")
+
     def unfinished(self) -> list[str]:
         """Keys of multipart uploads that are neither completed nor aborted."""
         return re.findall(

@@ -1,0 +1,69 @@
+"""Files of a bucket that are opened before they are needed, so that the time of a request does not add up.
+
+Of a small file the first request brings the whole content. As long as files are read one after the other, more and more
+of the next ones are opened concurrently; a run that reads one here and there opens one too many each time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+
+import pyarrow as pa
+
+from surge_dagster.engine.sources.listing import FIRST_BYTES, SourceFile
+from surge_dagster.engine.support.waiting import TURN_SECONDS
+
+AHEAD_BYTES = 4 * FIRST_BYTES  # what the first requests of the files bring that are opened ahead
+_MOST_AHEAD = 16
+
+
+class FilesAhead:
+    """Opens files in the order of a listing.
+
+    Args:
+        files: all of a source, in the order in which they are read.
+    """
+
+    def __init__(self, files: Sequence[SourceFile]) -> None:
+        self._files = files
+        self._places = {file.relative: place for place, file in enumerate(files)}
+        self._opening: dict[int, Future[pa.NativeFile]] = {}
+        self._last = -1
+        self._depth = 1
+        self._lock = threading.Lock()
+
+    def open(self, file: SourceFile) -> pa.NativeFile:
+        """The opened file; raises what `SourceFile.open` raises."""
+        place = self._places[file.relative]
+        with self._lock:
+            self._depth = min(2 * self._depth, _MOST_AHEAD) if place == self._last + 1 else 1
+            self._last = place
+            opening = self._opening.pop(place, None)
+            self._opening = {each: opened for each, opened in self._opening.items() if each > place}
+            self._open_next(place + 1)
+        if opening is None:
+            return file.open()
+        while not wait([opening], TURN_SECONDS).done:  # in turns, so that a signal to any thread interrupts it
+            pass
+        return opening.result()
+
+    def _open_next(self, first: int) -> None:
+        held = 0
+        for place in range(first, min(first + self._depth, len(self._files))):
+            file = self._files[place]
+            held += min(file.size, FIRST_BYTES)
+            if held > AHEAD_BYTES:
+                return
+            if place not in self._opening and not file.refusal:
+                answer = self._opening[place] = Future()
+                # A daemon, because Python waits for its other threads when it exits.
+                threading.Thread(target=_open, args=(file, answer), name="surge-source", daemon=True).start()
+
+
+def _open(file: SourceFile, answer: Future[pa.NativeFile]) -> None:
+    try:
+        answer.set_result(file.open())
+    except BaseException as error:
+        answer.set_exception(error)

@@ -1,0 +1,208 @@
+"""A catalog whose partitions are told apart by the names of folders and files, on a disk or in a bucket.
+
+Everything is listed in one go. What Parquet files declare about themselves (rows, key, version) is read from their
+ends, once for each version of a file; for a bucket it is kept on the local disk. What is wrong with one partition is
+its own error, raised when it is read, so that it hides no other one.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NoReturn
+
+import pyarrow as pa
+
+from surge_dagster.engine.errors import ConfigError, DataError, StoreUnavailable, TransientError
+from surge_dagster.engine.sources.ahead import AHEAD_BYTES, FilesAhead
+from surge_dagster.engine.sources.footers import End, SourceFooters
+from surge_dagster.engine.sources.formats import batches
+from surge_dagster.engine.sources.layouts import FileGroup, grouped
+from surge_dagster.engine.sources.listing import FIRST_BYTES, UNREADABLE_FOLDER, SourceFile, SourceFiles
+from surge_dagster.engine.sources.parquet_files import Footer, source_version
+from surge_dagster.engine.sources.partition import KEY_METADATA, UNREADABLE_VERSION, Partition, RowBatch
+from surge_dagster.engine.sources.selection import Selection
+from surge_dagster.engine.support.keys import encode_key
+from surge_dagster.engine.support.unreadable import not_given
+
+# Beside the pages: of an open object its end and the piece that is read, and the files that are opened ahead.
+_BUCKET_BYTES = 2 * FIRST_BYTES + AHEAD_BYTES
+_BLOCKS_BYTES = 48 * 1024 * 1024  # of a file without a footer: the blocks that its reader holds
+_CHUNK = 1024  # partitions whose files' ends are read together
+
+
+class FolderCatalog:
+    """Partitions in folders named by columns, in files named by a pattern, or one file each, as a `Source`.
+
+    Args:
+        files: where they lie; iterating lists them anew.
+        selection: the columns that become ids and texts.
+    """
+
+    def __init__(self, files: SourceFiles, selection: Selection) -> None:
+        self._files = files
+        self.selection = selection
+        self._footers = SourceFooters(files)
+
+    @property
+    def url(self) -> str:
+        return self._files.url
+
+    def __iter__(self) -> Iterator[Partition]:
+        """Yield every partition; one that cannot be read raises its `DataError` when it is read.
+
+        Raises:
+            ConfigError: there is no file, or the names of folders and files do not say what the partitions are.
+            TransientError: the bucket does not answer.
+        """
+        found = self._files.list()
+        if not found:
+            raise ConfigError(
+                f"the source {self.url!r} is empty: expected files whose names end in .parquet, .arrow, .csv or "
+                ".jsonl, in folders named by a column (category=shoes) or one per partition; found none."
+            )
+        self._refuse_one_table(found)
+        groups = grouped(found, self._files.pattern, self.url)
+        ahead = FilesAhead([file for group in groups for file in group.files]) if self._files.is_remote else None
+        try:
+            for start in range(0, len(groups), _CHUNK):
+                chunk = groups[start : start + _CHUNK]
+                ends = self._footers.of([file for group in chunk for file in group.files])
+                for group in chunk:
+                    self._name_by_declaration(group, ends)
+                    yield self._partition(group, ends, ahead)
+        finally:
+            self._footers.save(found)
+
+    def _refuse_one_table(self, found: Sequence[SourceFile]) -> None:
+        own = self.url.rstrip("/").rpartition("/")[2]
+        if self._files.pattern is None and len(found) == 1 and found[0].relative == own:
+            raise ConfigError(
+                f"the source {self.url!r} is one file: say which of its columns divides it into partitions, with "
+                f"`surge-dagster embed {self.url} OUTPUT --partition-by COLUMN` or the setting partition_by."
+            )
+
+    def _name_by_declaration(self, group: FileGroup, ends: dict[str, End]) -> None:
+        """Take the key of a hashed name from the files."""
+        if group.hashed is not None:
+            declared = {end.key if isinstance(end := ends[file.relative], Footer) else None for file in group.files}
+            key = declared.pop() if len(declared) == 1 else None
+            group.key = key or group.hashed
+
+    def _partition(self, group: FileGroup, ends: dict[str, End], ahead: FilesAhead | None) -> Partition:
+        current = partial(self._current_version, group)
+        for file in group.files:
+            if isinstance(end := ends[file.relative], OSError | TransientError) or file.token == UNREADABLE_FOLDER:
+                return Partition(group.key, UNREADABLE_VERSION, partial(_raise, group.key, file, end), current)
+        footers = [end for file in group.files if isinstance(end := ends[file.relative], Footer)]
+        is_counted = len(footers) == len(group.files)
+        pages = max((_pages(file, ends[file.relative]) for file in group.files), default=0)
+        text_bytes = sum(footer.row_bytes for footer in footers) if is_counted else sum(f.size for f in group.files)
+        return Partition(
+            key=group.key,
+            source_version=self._version(group.files, ends),
+            read=partial(self._read, group, ends, ahead),
+            current_source_version=current,
+            rows=sum(footer.rows for footer in footers) if is_counted else None,
+            text_bytes=text_bytes,
+            page_bytes=pages + (_BUCKET_BYTES if self._files.is_remote else 0),
+        )
+
+    def _version(self, files: Sequence[SourceFile], ends: dict[str, End]) -> str:
+        tokens: list[tuple[str, str]] = []
+        for file in files:
+            end = ends[file.relative]
+            declared = end.version if isinstance(end, Footer) else None
+            tokens.append((file.relative, declared or file.token))
+        return source_version(tokens, self.selection.version_suffix)
+
+    def _current_version(self, group: FileGroup) -> str | None:
+        try:
+            names = {file.relative for file in group.files}
+            found = [file for scope in group.scopes for file in self._files.list(scope)]
+            if self._files.pattern is not None:
+                found = [file for file in found if file.relative in names or self._is_of(group, file)]
+            if not found:
+                return None
+            ends = self._footers.of(found)
+        except (ConfigError, TransientError) as error:
+            raise TransientError(f"partition {group.key!r}: {error}", group.key) from error
+        for file in found:
+            if isinstance(end := ends[file.relative], OSError | TransientError) or file.token == UNREADABLE_FOLDER:
+                _raise(group.key, file, end)
+        return self._version(found, ends)
+
+    def _is_of(self, group: FileGroup, file: SourceFile) -> bool:
+        """Whether a file that is new matches the pattern with the values of this partition."""
+        [own] = grouped([file], self._files.pattern, self.url)
+        return (own.hashed or own.key) == (group.hashed or group.key)
+
+    def _read(self, group: FileGroup, ends: dict[str, End], ahead: FilesAhead | None) -> Iterator[RowBatch]:
+        key = group.key
+        if group.refusal is not None:
+            raise DataError(key, *group.refusal)
+        for file in group.files:
+            _require_own(key, group, file, ends[file.relative])
+        first_row = 0
+        id_type: pa.DataType | None = None
+        for file in group.files:
+            opened = file if ahead is None else replace(file, open=partial(ahead.open, file))
+            for batch in self._batches(key, opened, first_row):
+                if id_type is not None and batch.ids.type != id_type:
+                    first = group.files[0].shown
+                    raise DataError(
+                        key, f"ids are {id_type} in {first} but {batch.ids.type} in {file.shown}", "Use one type."
+                    )
+                id_type = batch.ids.type
+                first_row += len(batch)
+                yield batch
+
+    def _batches(self, key: str, file: SourceFile, first_row: int) -> Iterator[RowBatch]:
+        try:
+            for raw in batches(file, self.selection.columns, key=key):
+                yield from self.selection.row_batches(key, raw, first_row)
+                first_row += len(raw)
+        except TransientError as error:
+            if error.key is not None or isinstance(error, StoreUnavailable):
+                raise
+            raise TransientError(f"partition {key!r}: {error}", key) from error
+
+
+def _pages(file: SourceFile, end: End) -> int:
+    """Memory that reading a file may take, beside its batches."""
+    return end.group_bytes if isinstance(end, Footer) else min(8 * file.size, _BLOCKS_BYTES)
+
+
+def _require_own(key: str, group: FileGroup, file: SourceFile, end: End) -> None:
+    """Raise `DataError` for a file that is refused or belongs to another partition."""
+    if file.refusal:
+        remedy = "Replace it by a regular folder or file, or remove it from the source."
+        raise DataError(key, f"{file.shown} {file.refusal}", remedy)
+    declared = end.key if isinstance(end, Footer) else None
+    if group.hashed is not None and declared is None:
+        raise DataError(
+            key,
+            f"{group.hashed} is the hash of a key and {file.shown} does not declare the key",
+            f"Write the key into the file's metadata as {KEY_METADATA.decode()}.",
+        )
+    hashed = None if group.hashed is None or declared is None else encode_key(declared)
+    if declared not in (None, key) or hashed != group.hashed:
+        raise DataError(
+            key,
+            f"{file.shown} declares that it belongs to partition {declared!r}",
+            "Move it to its own folder.",
+        )
+
+
+def _raise(key: str, file: SourceFile, end: End) -> NoReturn:
+    if isinstance(end, TransientError):
+        raise TransientError(f"partition {key!r}: {end}", key) from end
+    error = end
+    if not isinstance(error, OSError):
+        try:
+            file.open()
+        except OSError as unreadable:
+            error = unreadable
+    raise not_given(file.shown, error if isinstance(error, OSError) else OSError(errno.EIO, ""), key)
