@@ -139,10 +139,10 @@ class TestImpossibleSettings:
             ({"b_min": 100, "b_max": 10}, "b_min (100 texts) must not exceed b_max (10)"),
             ({"output": "~nobody-of-this-name/x"}, "setting output: cannot open output '~nobody-of-this-name/x': "),
             ({"output": ""}, "setting output: the output is empty: give a path or a URL"),
-            ({"source": " "}, "setting source: the catalog is empty: give a path or a URL"),
+            ({"source": " "}, "setting source: the source is empty: give a path or a URL"),
             ({"output": "s3:/bucket"}, "setting output: the output begins with s3: but is no URL: expected s3://"),
             ({"output": "https://host/x"}, "setting output: cannot open output 'https://host/x': expected a local"),
-            ({"source": "gs://bucket/x"}, "setting source: cannot open catalog 'gs://bucket/x': expected a local"),
+            ({"source": "https://host/x"}, "setting source: cannot open source 'https://host/x': expected a local"),
         ],
     )
     def test_error_names_the_possible_values(self, given: dict[str, Any], message: str) -> None:

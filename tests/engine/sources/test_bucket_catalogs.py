@@ -1,0 +1,191 @@
+"""Catalogs in a bucket behind a proxy that breaks requests: rows are whole or the partition's error is transient."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import StoreUnavailable, TransientError
+from surge_dagster.engine.sources import FolderCatalog, Source, footers, open_source
+from surge_dagster.engine.sources.ahead import AHEAD_BYTES
+from surge_dagster.engine.sources.listing import FIRST_BYTES
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.store import open_store, retries
+from surge_dagster.engine.store.object_client import StorageOptions
+from surge_dagster.engine.verify import Violation, verify
+from tests.engine.runs import failures, finish, finish_receipts, make_run
+from tests.engine.sources.reading import rows_of
+from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, RandomFaults, StaticToken, always, on
+from tests.small_catalogs import Rows, numbered_rows, write_rows
+
+# A file that takes several requests: random letters, which do not compress.
+LARGE_ROWS = 4_000
+
+
+@pytest.fixture(autouse=True)
+def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attempts follow each other without a pause, and nothing is known of other tests' files."""
+    monkeypatch.setattr(retries, "wait_in_turns", lambda *_: True)
+    footers._known.clear()
+
+
+class Bucket:
+    """The catalog in the bucket."""
+
+    def __init__(self, server: ObjectServer, folder: Path) -> None:
+        self.server = server
+        self._folder = folder
+        self.options = StorageOptions(
+            endpoint=server.url, access_key_id="a", secret_access_key="b", credentials=lambda: StaticToken("t")
+        )
+
+    def write(self, name: str, rows: Rows) -> None:
+        options = {"use_dictionary": False, "compression": "none"}
+        self.server.put(f"cat/{name}", write_rows(self._folder / "x.parquet", rows, **options).read_bytes())
+
+    def open(self, scheme: str = "s3") -> Source:
+        source = open_source(f"{scheme}://{BUCKET}/cat", storage_options=self.options)
+        assert isinstance(source, FolderCatalog)
+        return source
+
+    def partitions(self) -> dict[str, Partition]:
+        return {partition.key: partition for partition in self.open()}
+
+
+@pytest.fixture
+def bucket(object_server: ObjectServer, tmp_path: Path) -> Bucket:
+    return Bucket(object_server, tmp_path)
+
+
+def large_rows() -> Rows:
+    return [(str(number), f"{number:06d}" * 200) for number in range(LARGE_ROWS)]  # about 5 MB
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_run_reads_a_bucket_and_the_next_one_finds_everything_fresh(
+    bucket: Bucket, hash_pool: EncoderPool, tmp_path: Path, scheme: str
+) -> None:
+    rows = {f"lang=de/category=c{number}": numbered_rows(str(number), 1 + 7 * number) for number in range(6)}
+    for key, each in rows.items():
+        bucket.write(f"{key}/0.parquet", each)
+    run = make_run(hash_pool, bucket.open(scheme), tmp_path / "out")
+    done = finish_receipts(run)
+    assert {receipt.key: receipt.rows for receipt in done} == {key: len(each) for key, each in rows.items()}
+    again = make_run(hash_pool, bucket.open(scheme), tmp_path / "out")
+    assert [receipt.action for receipt in finish_receipts(again)] == ["fresh"] * 6
+    events = list(
+        verify(bucket.open(scheme), open_store(tmp_path / "out"), hash_pool.space, pool=hash_pool, reencode=None)
+    )
+    assert len(events) == 6 and not [event for event in events if isinstance(event, Violation)]
+
+
+def test_footers_of_unchanged_objects_are_not_read_again_in_another_process(bucket: Bucket) -> None:
+    for number in range(5):
+        bucket.write(f"category={number}/0.parquet", numbered_rows("k", 3 + number))
+    first = [(partition.key, partition.source_version, partition.rows) for partition in bucket.open()]
+    bucket.write("category=2/0.parquet", numbered_rows("k", 50))
+    footers._known.clear()
+    bucket.server.log.clear()
+    second = [(partition.key, partition.source_version, partition.rows) for partition in bucket.open()]
+    assert ["list-type" in target for target in bucket.server.requests("GET")] == [True, False]
+    assert [old == new for old, new in zip(first, second, strict=True)] == [True, True, False, True, True]
+
+
+@pytest.mark.parametrize("fault", [Fault("status", 503), Fault("truncate_down"), Fault("reset_after")])
+def test_answer_that_fails_amid_a_read_is_requested_again(bucket: Bucket, fault: Fault) -> None:
+    bucket.write("category=a/0.parquet", large_rows())
+    (a,) = bucket.open()
+    bucket.server.plan = on("GET", "0.parquet", *[fault] * 2)
+    assert rows_of(a) == large_rows()
+    assert sum(bucket.server.injected.values()) == 2
+
+
+def test_rows_stay_whole_while_every_fifth_request_fails(bucket: Bucket) -> None:
+    rows = {f"{number}": numbered_rows(str(number), 20) for number in range(20)} | {"large": large_rows()}
+    for key, each in rows.items():
+        bucket.write(f"category={key}/0.parquet", each)
+    bucket.server.plan = RandomFaults(0.2, seed=3, stalls=0)
+    assert {key: rows_of(partition) for key, partition in bucket.partitions().items()} == rows
+    assert sum(bucket.server.injected.values()) > 5
+
+
+def test_object_replaced_during_reading_is_a_transient_error_of_its_partition(bucket: Bucket) -> None:
+    bucket.write("category=a/0.parquet", large_rows())
+    (a,) = bucket.open()
+    reading = iter(a.read())
+    next(reading)
+    bucket.write("category=a/0.parquet", large_rows()[::-1])
+    with pytest.raises(TransientError, match=r"partition 'a': .*was replaced or removed while it was read") as failed:
+        list(reading)
+    assert failed.value.key == "a"
+
+
+def test_object_replaced_before_reading_is_a_transient_failure_and_the_others_are_published(
+    bucket: Bucket, hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    for key in "abc":
+        bucket.write(f"category={key}/0.parquet", numbered_rows(key, 5))
+    listed = list(bucket.open())
+    bucket.write("category=b/0.parquet", numbered_rows("other", 6))
+    events = finish(make_run(hash_pool, listed, tmp_path / "out"))
+    (failure,) = failures(events)
+    assert (failure.key, failure.transient) == ("b", True)
+    assert "partition 'b'" in failure.reason and "Run again" in failure.reason
+
+
+def test_object_that_is_never_given_fails_its_partition_alone(bucket: Bucket) -> None:
+    for key in "ab":
+        bucket.write(f"category={key}/0.parquet", numbered_rows(key, 5))
+    a, b = bucket.open()
+    bucket.server.plan = always(Fault("status", 503), "GET", "category%3Da/0.parquet")
+    with pytest.raises(TransientError, match=r"partition 'a': .*503") as failed:
+        rows_of(a)
+    assert failed.value.key == "a" and not isinstance(failed.value, StoreUnavailable)
+    assert rows_of(b) == numbered_rows("b", 5)
+
+
+def test_bucket_that_is_down_ends_a_listing(bucket: Bucket) -> None:
+    bucket.write("category=a/0.parquet", numbered_rows("a", 5))
+    bucket.server.plan = always(Fault("status", 503))
+    with pytest.raises(TransientError, match=r"LIST cat/ failed \(503"):
+        list(bucket.open())
+
+
+class TestReadingAhead:
+    def test_small_objects_are_read_once_and_ahead_of_their_turn(self, bucket: Bucket) -> None:
+        for number in range(40):
+            bucket.write(f"category={number:02d}/0.parquet", numbered_rows(str(number), 3))
+        partitions = list(bucket.open())
+        bucket.server.log.clear()
+        waiting = threading.Event()
+        bucket.server.before = lambda _, target: waiting.set() if "D20" in target else None
+        for number, partition in enumerate(partitions):
+            assert rows_of(partition) == numbered_rows(str(number), 3)
+            if number == 12:
+                assert waiting.wait(30), "the object of partition 20 is requested before partition 13 is read"
+        assert len(bucket.server.requests("GET")) == len(set(bucket.server.requests("GET"))) == 40
+
+    def test_partition_here_and_there_opens_one_more_each(self, bucket: Bucket) -> None:
+        for number in range(30):
+            bucket.write(f"category={number:02d}/0.parquet", numbered_rows(str(number), 3))
+        partitions = list(bucket.open())
+        bucket.server.log.clear()
+        for number in (3, 9, 15, 21):
+            rows_of(partitions[number])
+        bucket.server.settle()
+        assert len(bucket.server.requests("GET")) <= 8
+
+    def test_what_is_opened_ahead_is_bounded_and_booked(self, bucket: Bucket) -> None:
+        for number in range(12):
+            bucket.write(f"category={number:02d}/0.parquet", large_rows())
+        partitions = list(bucket.open())
+        assert all(partition.page_bytes >= 2 * FIRST_BYTES + AHEAD_BYTES for partition in partitions)
+        bucket.server.log.clear()
+        for partition in partitions[:6]:
+            next(iter(partition.read()))
+        bucket.server.settle()
+        touched = set(bucket.server.requests("GET"))
+        assert len(touched) <= 6 + AHEAD_BYTES // FIRST_BYTES
