@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.sources import ParquetCatalog, Selection, open_source
+from surge_dagster.engine.sources import Selection, Source, open_source
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.verify import Violation, verify
 from tests.engine.runs import failures, finish, make_run, receipts
@@ -34,7 +34,7 @@ def products(tmp_path: Path) -> Path:
     return root
 
 
-def catalog_of(root: Path, selection: Selection) -> ParquetCatalog:
+def catalog_of(root: Path, selection: Selection) -> Source:
     return open_source(root, selection=selection)
 
 

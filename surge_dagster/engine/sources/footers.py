@@ -55,14 +55,15 @@ class SourceFooters:
                 known.setdefault(name, entry)
         unread = [file for file in files if self._is_unread(file)]
         for file, end in zip(unread, self._files.ends(unread, read_footer), strict=True):
-            if isinstance(end, TransientError) or (is_systems(end) and not isinstance(end, FileNotFoundError)):
+            if isinstance(end, FileNotFoundError):  # it was replaced since; reading it says so
+                ends[file.relative] = None
+            elif isinstance(end, TransientError) or (not isinstance(end, Footer) and is_systems(end)):
                 ends[file.relative] = end
-                continue
-            footer = end if isinstance(end, Footer) else None
-            ends[file.relative] = footer
-            if not isinstance(end, FileNotFoundError) and self._files.is_settled(file):
-                known[file.relative] = (file.token, footer)
-                self._has_new = True
+            else:
+                footer = ends[file.relative] = end if isinstance(end, Footer) else None
+                if self._files.is_settled(file):
+                    known[file.relative] = (file.token, footer)
+                    self._has_new = True
         for file in files:
             ends.setdefault(file.relative, known.get(file.relative, ("", None))[1] if _has_footer(file) else None)
         return ends

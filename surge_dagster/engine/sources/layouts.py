@@ -67,8 +67,7 @@ def grouped(files: Sequence[SourceFile], pattern: NamePattern | None, url: str) 
     Raises:
         ConfigError: the names do not say what the partitions are, or a folder cannot be read that may hold several.
     """
-    is_named = pattern is not None and bool(pattern.names)
-    if is_named:
+    if pattern is not None and pattern.names:
         places = [pattern.names_in(file.relative) for file in files]
         found = [_Place(scope, tuple(levels.items())) for scope, levels in places]
     else:

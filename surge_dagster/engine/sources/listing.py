@@ -11,7 +11,6 @@ lies. Nothing is opened. Names that begin with `_` or `.` are left out, of files
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
@@ -302,16 +301,23 @@ class _BucketFiles(SourceFiles):
     def _found(self, scope: str) -> Iterator[SourceFile]:
         above = f"{self._name}/" if self._name else ""
         place = f"{above}{scope}".rstrip("/")
-        is_file = bool(scope) and self._is_wanted(scope)
-        found = [] if is_file else list(self._store.list(place, deep=True))
-        if not found and place:  # then it may be one object
-            with contextlib.suppress(FileNotFoundError):
-                found = [self._store.read_end(place, 1).stored]
+        one = self._one if scope and self._is_wanted(scope) else self._all  # what is more likely is looked at first
+        other = self._all if one == self._one else self._one
+        found = one(place) or other(place)
         for stored in found:
             relative = stored.name.removeprefix(above) if stored.name != self._name else stored.name.rpartition("/")[2]
             if self._is_wanted(relative) and not any(part.startswith(HIDDEN) for part in relative.split("/")):
                 token = stored.etag.strip('"') or f"{_NO_ETAG}{stored.size}"
                 yield SourceFile(relative, stored.size, token, partial(self._open, stored))
+
+    def _all(self, folder: str) -> Sequence[StoredObject]:
+        return list(self._store.list(folder, deep=True))
+
+    def _one(self, name: str) -> Sequence[StoredObject]:
+        try:
+            return [self._store.read_end(name, 1).stored] if name else []
+        except FileNotFoundError:
+            return []
 
     @property
     def is_remote(self) -> bool:

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.sources import ParquetCatalog
-from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.sources.partition import Partition, Source
 
 ROWS = [("1", "one"), ("2", "zwei ß"), ("3", "")]
 
 
-def only(catalog: ParquetCatalog) -> Partition:
+def only(catalog: Source) -> Partition:
     [partition] = list(catalog)
     return partition
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
@@ -28,7 +29,7 @@ class Shop:
         self.url = str(folder) if server is None else f"s3://{BUCKET}/shop"
         self.options = server and StorageOptions(endpoint=server.url, access_key_id="a", secret_access_key="b")
 
-    def write(self, name: str, rows: Rows = ROWS, **options: str) -> None:
+    def write(self, name: str, rows: Rows = ROWS, **options: Any) -> None:
         path = write_rows(self._folder / name, rows, **options)
         if self._server is not None:
             self._server.put(f"shop/{name}", path.read_bytes())
@@ -60,7 +61,7 @@ class TestKeys:
             shop.write(name, row(name))
         found = {key: rows_of(partition) for key, partition in shop.partitions().items()}
         assert list(found) == ["garden tools", "shoes"]
-        assert found["shoes"] == row("category=shoes/0.parquet") + row("category=shoes/1.parquet")
+        assert found["shoes"] == [*row("category=shoes/0.parquet"), *row("category=shoes/1.parquet")]
 
     def test_several_levels_make_one_key(self, shop: Shop) -> None:
         for name in ("lang=de/category=shoes", "lang=de/category=K%C3%B6ln", "lang=en/category=a%2Fb"):

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.sources import ParquetCatalog, Selection, open_source, parquet_files
+from surge_dagster.engine.sources import ParquetCatalog, Selection, Source, open_source, parquet_files
 from tests.small_catalogs import numbered_rows, partition_folder, write_catalog, write_partition, write_rows
 
 
@@ -27,6 +27,7 @@ def catalog(tmp_path: Path) -> ParquetCatalog:
     """Three partitions of equal size, listed once."""
     root = write_catalog(tmp_path / "catalog", {key: numbered_rows(key, 3) for key in "abc"})
     source = open_source(root)
+    assert isinstance(source, ParquetCatalog)
     assert versions(source) == dict.fromkeys("abc", "v1")
     return source
 
@@ -37,11 +38,11 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_files, "_SETTLED_NS", -(10**18))
 
 
-def versions(source: ParquetCatalog) -> dict[str, str]:
+def versions(source: Source) -> dict[str, str]:
     return {partition.key: partition.source_version for partition in source}
 
 
-def footers_read(source: ParquetCatalog, monkeypatch: pytest.MonkeyPatch) -> int:
+def footers_read(source: Source, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many footers a listing reads."""
     read: list[Path] = []
     honest = pq.read_metadata
