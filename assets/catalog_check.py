@@ -21,6 +21,7 @@ import dagster as dg
 from surge_dagster.assets.checks import check_result, evaluation_of
 from surge_dagster.check_policy import CheckName, CheckPolicy
 from surge_dagster.engine.errors import ConfigError, SurgeError
+from surge_dagster.engine.sources import release
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.verify import Kind, Verified, Violation, verify
 from surge_dagster.orchestration.active_runs import record_process
@@ -179,6 +180,7 @@ def _compare(names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutionCo
             f"{names.check_job} again.",
             allow_retries=False,  # all of it would be read once more
         ) from error
+    release(source)
     read = f"{counted(partitions, 'partition')} with {counted(truncation.rows, 'row')}"
     context.log.info(f"Read {read}: {counted(violations, 'violation')}")
     listed["few_texts_are_truncated"] = truncation.above

@@ -13,6 +13,7 @@ from pydantic import Field
 from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space
+from surge_dagster.engine.sources import release
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.switching import Switched, SwitchRefused, switch_space
 from surge_dagster.orchestration.active_runs import record_process
@@ -59,6 +60,7 @@ def switch_current_space(names: CatalogNames) -> dg.JobDefinition:
             source, store = resources.catalog.open(), resources.output.open()
             space = _wanted_space(names, resources, store, config)
             switched = switch_space(source, store, space)
+            release(source)
         except TransientError as error:
             raise dg.RetryRequested(_RETRIES, _RETRY_SECONDS) from error
         except SwitchRefused as refused:

@@ -34,6 +34,7 @@ from surge_dagster.engine.reading import report_when_fresh
 from surge_dagster.engine.report import Failure, Receipt, RunReport
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.search import search as search_space
+from surge_dagster.engine.sources import release
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.unreadable import visible
@@ -63,7 +64,7 @@ app = typer.Typer(
 app.add_typer(catalog_app, name="catalog")
 
 # Settings that commands take, in the order in which their help lists them.
-_CATALOG = ("source", "id", "text", "max_text_bytes")
+_CATALOG = ("source", "partition_by", "id", "text", "max_text_bytes")
 _SPACE = (
     *("model", "document_prompt", "query_prompt"),
     *("max_length", "normalize", "dimension", "dtype", "precision"),
@@ -110,7 +111,7 @@ def _option(name: str) -> Any:
     kinds = {field.annotation, *get_args(field.annotation)}
     kind = next((kind for kind in (bool, int, float) if kind in kinds), str)
     described = field.description or name
-    default = "" if field.default is None else f" Default: {field.default}."
+    default = "" if field.default in (None, []) else f" Default: {field.default}."
     text = f"{described[0].upper()}{described[1:]}.{default}"
     info = typer.Argument(help=text) if name in _ARGUMENTS else typer.Option(help=text)
     return Annotated[kind | None, info]
@@ -128,6 +129,7 @@ def embed(
     total = sum(partition.rows or 0 for partition in catalog)
     if not force and (report := report_when_fresh(catalog, store, settings.encoding_spec(), settings.format)):
         sweep_orphan_files(store)
+        release(catalog)
         _print_report(report, store, as_json)
         return
     with terminable(), _pool(settings) as pool:
@@ -147,6 +149,7 @@ def embed(
         except (KeyboardInterrupt, Terminated) as stopped:
             complain("stopped; what was published stays, run the command again to continue")
             raise typer.Exit(TERMINATED_CODE if isinstance(stopped, Terminated) else 130) from None
+    release(catalog)
     _print_report(run.report, store, as_json)
     raise typer.Exit(1 if run.failed else 0)
 
@@ -180,6 +183,7 @@ def verify(
     finally:
         if pool is not None:
             pool.close()
+    release(catalog)
     violations = [violation for violation in found if not violation.is_warning]
     verdict = counted(len(violations), "violation") if violations else "no violation"
     if len(found) > len(violations):
@@ -206,6 +210,7 @@ def switch(
     catalog, store = settings.open_source(), settings.open_store()
     space = named_space(store, space_name) if space_name else _existing_space(settings, store)
     switched = switch_space(catalog, store, space)
+    release(catalog)
     before = f"; before it, {switched.current.previous}" if switched.current.previous else ""
     print(f"{space.name} {'is now' if switched.changed else 'was already'} the current space of {store.url}{before}")
     if as_json:

@@ -27,6 +27,7 @@ from pydantic import (
 )
 from pydantic_settings import (
     BaseSettings,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
@@ -70,6 +71,18 @@ def _unquoted_off(value: Any) -> Any:
     return "off" if value is False else value  # YAML reads a plain off as false
 
 
+def _column_names(value: Any) -> Any:
+    """One name, or several between commas, may be given as a plain string."""
+    return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+
+
+_ColumnNames = Annotated[
+    list[str],
+    NoDecode,
+    BeforeValidator(_column_names),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}, mode="validation"),
+]
+
 _Severity = Annotated[
     Severity, BeforeValidator(_unquoted_off), WithJsonSchema({"enum": [*get_args(Severity), False]}, mode="validation")
 ]
@@ -78,6 +91,11 @@ _Severity = Annotated[
 class CatalogSettings(BaseModel):
     """Settings of the catalog; part of `Settings` and of the resource `CatalogSource`."""
 
+    partition_by: _ColumnNames = Field(
+        [],
+        description="columns of a table whose values are the key of a row, such as country,category (none: the source "
+        "is divided into partitions by its folders or files)",
+    )
     id: str = Field("id", description="column that identifies a row within its partition")
     text: str = Field("text", description='column that is embedded, or a template such as "{title}. {description}"')
     max_text_bytes: int = Field(
@@ -99,7 +117,12 @@ class CatalogSettings(BaseModel):
 
     def open_catalog(self, place: str, storage_options: StorageOptions) -> Source:
         """Open the catalog at a path or URL; `ConfigError` when there is none."""
-        return open_source(place, selection=self.selection(), storage_options=storage_options)
+        return open_source(
+            place,
+            selection=self.selection(),
+            partition_by=self.partition_by,
+            storage_options=storage_options,
+        )
 
 
 class EncoderSettings(BaseModel):

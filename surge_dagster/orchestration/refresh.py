@@ -21,6 +21,7 @@ from surge_dagster.engine.output.spaces import require_format
 from surge_dagster.engine.output.staging import remove_staged, sweep_orphan_files
 from surge_dagster.engine.report import Failure, Receipt, SuperBatchReport
 from surge_dagster.engine.run import EmbeddingRun
+from surge_dagster.engine.sources import release
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.discovery import known_space
@@ -76,8 +77,9 @@ class Refresh:
             EncoderError: the pool failed for good; what was published by then is on record.
             EventsNotStored: Dagster's event log refused events; the next run adopts what was published.
         """
+        source = self._resources.catalog.open()
         requested = requested_partitions(
-            self._resources.catalog.open(),
+            source,
             self._catalogued.registered,
             partition_keys,
             is_typed=self._config.is_typed,
@@ -89,6 +91,7 @@ class Refresh:
             self._skip_removed(requested.removed)
             space = self._bring_up_to_date(candidates)
         handle_removed_partitions(self._names, self._context, self._config.vanished, self._store, space)
+        release(source)
 
     def _fail_unknown(self, unknown: Sequence[str]) -> None:
         remedy = "Delete it in Dagster."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from surge_dagster.engine.errors import ConfigError
@@ -13,31 +14,55 @@ from surge_dagster.engine.sources.parquet import PREFIX, ParquetCatalog
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.sources.rows import DEFAULT_MAX_TEXT_BYTES
 from surge_dagster.engine.sources.selection import Selection
+from surge_dagster.engine.sources.table import TableSource
 from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.support.urls import is_object_store, local_path
 
-__all__ = ["DEFAULT_MAX_TEXT_BYTES", "FolderCatalog", "ParquetCatalog", "Selection", "Source", "open_source"]
+__all__ = [
+    "DEFAULT_MAX_TEXT_BYTES",
+    "FolderCatalog",
+    "ParquetCatalog",
+    "Selection",
+    "Source",
+    "TableSource",
+    "open_source",
+    "release",
+]
 
 
 def open_source(
-    url: str | Path, *, selection: Selection | None = None, storage_options: StorageOptions | None = None
+    url: str | Path,
+    *,
+    selection: Selection | None = None,
+    partition_by: Sequence[str] = (),
+    storage_options: StorageOptions | None = None,
 ) -> Source:
-    """Open a catalog: folders named by columns, a pattern such as `products/{category}.parquet`, or one file each.
+    """Open a catalog: folders named by columns, a pattern such as `products/{category}.parquet`, single files, a table.
 
     Args:
         url: a local path, a `file://` URL or the URL of a bucket (`s3://`, `gs://`, `az://`).
         selection: the columns that become ids and texts; by default those of these names.
+        partition_by: columns whose values are the key of a row; then the file, or all files of the folder or pattern
+            together, are one table, whose rows stand in any order.
         storage_options: how a bucket is reached.
 
     Raises:
         ConfigError: there is no such local place, the pattern cannot be used, or there are no credentials.
     """
     selection = selection or Selection()
+    if partition_by:
+        return TableSource(open_files(url, storage_options, is_source_file), partition_by, selection)
     if not is_object_store(url):
         root = local_path(url, what="source")
         if _has_own_folders(root):
             return ParquetCatalog(root, selection)
     return FolderCatalog(open_files(url, storage_options, is_source_file), selection)
+
+
+def release(source: Source) -> None:
+    """Remove what a source keeps on this machine for a run, at the end of it; a run that crashed goes on with it."""
+    if isinstance(source, TableSource):
+        source.close()
 
 
 def _has_own_folders(root: Path) -> bool:
