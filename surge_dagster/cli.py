@@ -64,7 +64,7 @@ app = typer.Typer(
 app.add_typer(catalog_app, name="catalog")
 
 # Settings that commands take, in the order in which their help lists them.
-_CATALOG = ("source", "partition_by", "id", "text", "max_text_bytes")
+_CATALOG = ("source", "partition_by", "id", "text", "missing_text", "max_text_bytes")
 _SPACE = (
     *("model", "document_prompt", "query_prompt"),
     *("max_length", "normalize", "dimension", "dtype", "precision"),
@@ -395,7 +395,7 @@ def _follow(run: EmbeddingRun, total: int) -> None:
     with progress_bar("texts", total) as show, closing(run.events()) as events:
         for event in events:
             if isinstance(event, Receipt):
-                done += event.rows
+                done += event.rows + event.skipped_rows
                 show(done, total)
             elif isinstance(event, Failure):
                 complain(f"refused: {event.reason}")

@@ -50,6 +50,7 @@ from surge_dagster.engine.model.locating import DEFAULT_MODEL
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, FileFormat
 from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, Selection, Source, open_source
+from surge_dagster.engine.sources.selection import MissingText
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.object_client import NO_ENDPOINT
 from surge_dagster.engine.store.store import Store
@@ -98,6 +99,11 @@ class CatalogSettings(BaseModel):
     )
     id: str = Field("id", description="column that identifies a row within its partition")
     text: str = Field("text", description='column that is embedded, or a template such as "{title}. {description}"')
+    missing_text: MissingText = Field(
+        "refuse_nulls",
+        description="what becomes of a row whose text is null or blank: refuse (its partition), skip, empty (embed an "
+        "empty text), or refuse_nulls, which embeds blank texts",
+    )
     max_text_bytes: int = Field(
         DEFAULT_MAX_TEXT_BYTES, ge=1, description="bytes of a text; a longer one refuses its partition"
     )
@@ -113,7 +119,7 @@ class CatalogSettings(BaseModel):
 
     def selection(self) -> Selection:
         """The columns that become ids and texts."""
-        return Selection(self.id, self.text, self.max_text_bytes)
+        return Selection(self.id, self.text, self.max_text_bytes, self.missing_text)
 
     def open_catalog(self, place: str, storage_options: StorageOptions) -> Source:
         """Open the catalog at a path or URL; `ConfigError` when there is none."""

@@ -38,3 +38,16 @@ def test_template_that_cannot_be_used_is_wrong_usage(
     write_products(tmp_path / "catalog", "shoes", id=["1"], text=["Boot"])
     code, _, error = in_process(capsys, monkeypatch, tmp_path, "embed", "catalog", "out", *MODEL, "--text", "{title")
     assert code == 2 and "error: setting text is '{title': the text template '{title' is not complete" in error
+
+
+def test_rows_without_a_text_are_skipped_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_products(tmp_path / "catalog", "shoes", id=["1", "2", "3"], text=["Boot", None, " "])
+    given = (*MODEL, "--missing-text", "skip", "--json")
+    code, out, error = in_process(capsys, monkeypatch, tmp_path, "embed", "catalog", "out", *given)
+    assert code == 0, error
+    report = json.loads(out.strip().splitlines()[-1])
+    assert (report["texts_encoded"], report["skipped_rows"], report["blank_texts"]) == (1, 2, 0)
+    code, out, _ = in_process(capsys, monkeypatch, tmp_path, "verify", "catalog", "out", *given)
+    assert code == 0 and json.loads(out.strip().splitlines()[-1])["violations"] == []

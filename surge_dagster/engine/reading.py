@@ -27,7 +27,7 @@ from surge_dagster.engine.report import Failure, Receipt, RunReport
 from surge_dagster.engine.sources.content import ContentDigest, IdSet, refuse_repeated_id
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.superbatch import Aggregator, OpenPartition, StagedRows, SuperBatch, row_bytes
+from surge_dagster.engine.superbatch import Aggregator, MissingTexts, OpenPartition, StagedRows, SuperBatch, row_bytes
 from surge_dagster.engine.support.keys import encode_key
 
 log = logging.getLogger(__name__)
@@ -161,7 +161,7 @@ class _Reader:
             return None
         if status == "fresh":
             return Receipt.of(published.facts, published.stored, location, action="fresh")
-        digest, widest_row = self._content(partition)
+        digest, widest_row, missing = self._content(partition)
         if digest != published.facts.content_digest:
             return None
         share = self._context.memory.reader + target.store.upload_bytes
@@ -172,6 +172,7 @@ class _Reader:
                     published,
                     partition,
                     widest_row=widest_row,
+                    missing=missing,
                     held=lambda size: self._held(size, beside=share),
                 )
         except (InvalidFile, _NoRoom) as error:
@@ -179,14 +180,15 @@ class _Reader:
             return None
         return Receipt.of(rewritten.facts, rewritten.stored, location, action="republished")
 
-    def _content(self, partition: Partition) -> tuple[str, int]:
-        """The content digest of a partition, and its largest row in bytes of id and text."""
-        digest, widest = ContentDigest(), 0
+    def _content(self, partition: Partition) -> tuple[str, int, MissingTexts]:
+        """The content digest of a partition, its largest row in bytes of id and text, and its missing texts."""
+        digest, widest, missing = ContentDigest(), 0, MissingTexts()
         with self._pages(partition):
             for batch in self._batches(partition):
                 digest.update(batch)
+                missing.count(batch)
                 widest = max(widest, int(row_bytes(batch).max(initial=0)))
-        return digest.hexdigest(), widest
+        return digest.hexdigest(), widest, missing
 
     @contextlib.contextmanager
     def _held(self, size: int, beside: int = 0) -> Iterator[None]:
@@ -244,6 +246,7 @@ class _Reader:
                 if opened.refused:
                     return  # a later stage refused and reported it
                 digest.update(batch)
+                opened.missing.count(batch)
                 self._book_ids(partition, ids, len(batch))
                 ids.add(batch.ids)
                 for rows, is_staged in check.cut(batch) if check is not None else ((batch, False),):
@@ -255,9 +258,10 @@ class _Reader:
                     yield from map(context.booked, ready)
             if check is not None:
                 check.finish()
-            if partition.rows not in (None, opened.rows):
+            came = opened.rows + opened.missing.skipped_rows
+            if partition.rows not in (None, came):
                 raise TransientError(
-                    f"partition {partition.key!r}: {partition.rows:,} rows were announced and {opened.rows:,} came. "
+                    f"partition {partition.key!r}: {partition.rows:,} rows were announced and {came:,} came. "
                     "Its source changed while it was read; run again.",
                     partition.key,
                 )

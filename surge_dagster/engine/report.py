@@ -103,6 +103,7 @@ class Receipt:
         action: "encoded"; "republished" where only the source version had moved; "fresh" where there was nothing to do.
         bytes, etag: of the file, as published.
         truncated: texts of which the model saw only the first tokens.
+        skipped_rows, blank_texts: see `FileFacts`.
         superbatch: index of the SuperBatch that completed it, None unless it was encoded.
         texts_per_second: throughput of that SuperBatch.
         texts_reused: rows whose vectors an earlier run had staged.
@@ -127,6 +128,8 @@ class Receipt:
     texts_reused: int = 0
     compared_rows: int = 0
     previous_cosine: float | None = None
+    skipped_rows: int = 0
+    blank_texts: int = 0
 
     @classmethod
     def of(
@@ -160,6 +163,8 @@ class Receipt:
             texts_reused=texts_reused,
             compared_rows=len(cosines),
             previous_cosine=sum(cosines) / len(cosines) if cosines else None,
+            skipped_rows=facts.skipped_rows,
+            blank_texts=facts.blank_texts,
         )
 
 
@@ -204,6 +209,8 @@ class RunReport:
     tokens: int = 0
     padded_tokens: int = 0
     truncated: int = 0
+    skipped_rows: int = 0
+    blank_texts: int = 0
     superbatches: int = 0
     wall_seconds: float = 0.0
     encode_seconds: float = 0.0
@@ -273,6 +280,8 @@ class RunReport:
         self.partitions_republished += receipt.action == "republished"
         self.texts_reused += receipt.texts_reused
         self.truncated += receipt.truncated if receipt.action == "encoded" else 0
+        self.skipped_rows += receipt.skipped_rows
+        self.blank_texts += receipt.blank_texts
         self.wall_seconds = seconds
         if self.time_to_first_output_seconds is None:
             self.time_to_first_output_seconds = seconds
@@ -337,6 +346,8 @@ _ADDED_UP = (
     "partitions_republished",
     "texts_reused",
     "truncated",
+    "skipped_rows",
+    "blank_texts",
     "wall_seconds",
     "exposed_io_seconds",
 )

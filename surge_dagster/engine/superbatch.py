@@ -23,6 +23,7 @@ from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeMetrics
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.sources.rows import is_blank
 from surge_dagster.engine.store.store import StoredObject
 from surge_dagster.engine.support.timeline import Span
 from surge_dagster.engine.thresholds import PARTITION_OVERHEAD_BYTES, Bounds
@@ -43,13 +44,32 @@ class StagedRows:
     truncated: int
 
 
+@dataclass(slots=True)
+class MissingTexts:
+    """Counts of a partition that is read.
+
+    Attributes:
+        skipped_rows: rows of the source that were left out.
+        blank_texts: texts that are empty or nothing but white space.
+    """
+
+    skipped_rows: int = 0
+    blank_texts: int = 0
+
+    def count(self, batch: RowBatch) -> None:
+        """Add the next rows."""
+        self.skipped_rows += batch.skipped
+        self.blank_texts += int(np.count_nonzero(is_blank(batch.texts)))
+
+
 @dataclass(slots=True, eq=False)
 class OpenPartition:
     """A partition on its way through a run; written by the reader alone until it is closed.
 
     Attributes:
         source: the partition as it was listed.
-        rows: rows read so far, skipped ones included.
+        rows: rows read so far, those included that need no encoding.
+        missing: of the source's rows, how many were left out, and how many have a blank text.
         staged: rows that are staged, in any order; those of an earlier run were skipped by the reader.
         reused_texts: how many of them an earlier run had staged.
         content_digest: known once the last row was read and every check on the rows has passed.
@@ -62,6 +82,7 @@ class OpenPartition:
 
     source: Partition
     rows: int = 0
+    missing: MissingTexts = field(default_factory=MissingTexts)
     staged: list[StagedRows] = field(default_factory=list)
     reused_texts: int = 0
     id_type: pa.DataType | None = None

@@ -115,6 +115,8 @@ def embedding(
         "path": dg.MetadataValue.path(receipt.path),
         "bytes": receipt.bytes,
         "truncated": receipt.truncated,
+        "skipped_rows": receipt.skipped_rows,
+        "blank_texts": receipt.blank_texts,
         "space_title": space_title,
         "space": receipt.space,
         "source_version": receipt.source_version,

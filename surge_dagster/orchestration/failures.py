@@ -99,7 +99,7 @@ def refusal_fingerprint(resources: CatalogResources) -> str:
     """The settings that decide which content is refused, as JSON."""
     return json.dumps(
         [
-            resources.catalog.model_dump(include={"id", "text", "max_text_bytes"}),
+            resources.catalog.model_dump(include={"id", "text", "missing_text", "max_text_bytes"}),
             resources.encoder.model_dump(exclude={"grace_seconds"}),  # a text may kill workers of one device only
         ],
         sort_keys=True,

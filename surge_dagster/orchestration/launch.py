@@ -192,7 +192,7 @@ def settings_of_vectors(resources: CatalogResources) -> str:
     folder = Path(str(spec["model"])).expanduser()
     if folder.is_absolute() or folder.is_dir():
         spec["model"] = "a folder"  # on another machine it may have another path
-    columns = {"id": resources.catalog.id, "text": resources.catalog.text}
+    columns = resources.catalog.model_dump(include={"id", "text", "missing_text"})
     return json.dumps(columns | spec, sort_keys=True)
 
 

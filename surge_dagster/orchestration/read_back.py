@@ -91,7 +91,7 @@ def footer_failures(
         facts = file.facts
         if facts.source_version != partition.source_version:
             continue  # another writer has published a newer source since
-        expected = encoded if partition.rows is None else partition.rows
+        expected = encoded if partition.rows is None else partition.rows - facts.skipped_rows
         if facts.rows != expected:
             yield _failure(key, f"its file has {facts.rows:,} rows; its source has {expected:,}.", _FORCE)
         elif facts.space != outputs.space or facts.dimension != dimension:

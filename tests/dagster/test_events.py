@@ -259,6 +259,8 @@ def assert_event_describes_its_file(
         "path": str(file),
         "bytes": file.stat().st_size,
         "truncated": 0,
+        "skipped_rows": 0,
+        "blank_texts": 0,
         "space_title": "hash-16, 16 float32",
         "space": file.parent.name,
         "source_version": "v1",

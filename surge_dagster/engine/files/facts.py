@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from functools import cache
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from surge_dagster import __version__
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems
 
+_FORMAT, _METADATA_DIGEST = b"surge.format", b"surge.metadata_digest"
 WRITER = f"surge-dagster {__version__}"
 
 
@@ -45,6 +46,8 @@ class FileFacts:
         content_digest: over the canonical (id, text) rows.
         desired_version: hash of content digest and space; Dagster's data version of the partition.
         truncated: texts of which the model saw only the first tokens.
+        skipped_rows: rows of the source that were left out, because they have no text.
+        blank_texts: texts that are empty or nothing but white space.
     """
 
     partition_key: str
@@ -58,6 +61,8 @@ class FileFacts:
     dimension: int
     truncated: int
     writer: str = WRITER
+    skipped_rows: int = 0
+    blank_texts: int = 0
 
 
 def desired_version(content: str, space: str) -> str:
@@ -81,12 +86,16 @@ def invalid_when_damaged(part: str) -> Iterator[None]:
 
 
 def guarded_metadata(facts: Facts, file_format: str) -> dict[bytes, bytes]:
-    """The metadata entries of a file with these facts: its format, the facts, and the digest over all of them."""
-    values = [file_format, *(getattr(facts, fact.name) for fact in fields(facts))]
-    guarded = [str(value).encode("utf-8", "surrogatepass") for value in values]
-    *names, last = entry_names(type(facts))
-    entries = dict(zip(names, guarded, strict=True))
-    return {**entries, last: _digest(entries)}
+    """The metadata entries of a file with these facts: its format, the facts, and the digest over all of them.
+
+    Counts that have a default are entries only where they are not zero.
+    """
+    optional = optional_names(type(facts))
+    values = {name: getattr(facts, fact) for name, (fact, _) in _readers(type(facts)).items()}
+    written = {name: value for name, value in values.items() if value or name not in optional}
+    entries = {_FORMAT: file_format.encode()}
+    entries |= {name: str(value).encode("utf-8", "surrogatepass") for name, value in written.items()}
+    return {**entries, _METADATA_DIGEST: _digest(entries)}
 
 
 def facts_of(metadata: Mapping[bytes, bytes] | None, kind: type[AnyFacts], file_format: str) -> AnyFacts:
@@ -98,28 +107,38 @@ def facts_of(metadata: Mapping[bytes, bytes] | None, kind: type[AnyFacts], file_
     found = metadata or {}
     *names, last = entry_names(kind)
     entries = {name: found.get(name, b"") for name in names}
-    if entries[names[0]] != file_format.encode():
-        came = entries[names[0]].decode("utf-8", "replace") or None
+    entries |= {name: found[name] for name in optional_names(kind) if name in found}
+    if entries[_FORMAT] != file_format.encode():
+        came = entries[_FORMAT].decode("utf-8", "replace") or None
         raise InvalidFile(f"its metadata name the format {came!r}; expected {file_format!r}")
     if found.get(last) != _digest(entries):
         raise InvalidFile("its metadata do not match their own digest: they were changed after the file was written")
     try:
-        return kind(*[read(entries[name]) for name, read in zip(names[1:], _readers(kind), strict=True)])
+        return kind(**{fact: read(entries[name]) for name, (fact, read) in _readers(kind).items() if name in entries})
     except ValueError as error:
         raise InvalidFile(f"its metadata cannot be read ({error})") from error
 
 
 @cache
 def entry_names(kind: type[Facts]) -> tuple[bytes, ...]:
-    """Names of the entries that a file with facts of this kind has, in the order of `guarded_metadata`."""
-    names = ("format", *(fact.name for fact in fields(kind)), "metadata_digest")
-    return tuple(f"surge.{name}".encode() for name in names)
+    """Names of the entries that each file with facts of this kind has, in the order of `guarded_metadata`."""
+    return (_FORMAT, *(name for name in _readers(kind) if name not in optional_names(kind)), _METADATA_DIGEST)
 
 
 @cache
-def _readers(kind: type[Facts]) -> tuple[Callable[[bytes], Any], ...]:
-    """For each fact the function that makes its value from bytes."""
-    return tuple(int if fact.type == "int" else _text for fact in fields(kind))
+def optional_names(kind: type[Facts]) -> frozenset[bytes]:
+    """Names of the entries that a file with facts of this kind may have beside those."""
+    return frozenset(_entry_name(fact) for fact in fields(kind) if fact.default == 0)
+
+
+@cache
+def _readers(kind: type[Facts]) -> dict[bytes, tuple[str, Callable[[bytes], Any]]]:
+    """By the name of its entry, each fact's own name and the function that makes its value from bytes."""
+    return {_entry_name(fact): (fact.name, int if fact.type == "int" else _text) for fact in fields(kind)}
+
+
+def _entry_name(fact: Field[Any]) -> bytes:
+    return f"surge.{fact.name}".encode()
 
 
 def _text(raw: bytes) -> str:

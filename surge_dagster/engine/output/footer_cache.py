@@ -38,17 +38,19 @@ class FooterCache:
     def __init__(self, identity: str, space: str) -> None:
         self._place = hashlib.sha256(f"{identity}\0{space}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
         self._file = f"footers/{self._place}"
-        self._rows = self._load()  # by name: size, etag, schema, the values of the facts
+        self._rows = self._load()  # by name: size, etag, schema, the values of the facts, optional ones by name
         self._has_new = False
 
     def file(self, stored: StoredObject) -> PublishedFile | None:
         """The file that a listing shows; None where the cache does not have it for certain."""
         try:
             size, etag, schema, *values = self._rows[stored.name]
+            optional = values.pop() if isinstance(values[-1], dict) else {}
             if (size, etag) != (stored.size, stored.etag):
                 return None
             raw = [value.encode("utf-8", "surrogatepass") for value in values]
             entries = dict(zip(entry_names(FileFacts), raw, strict=True))
+            entries |= {name.encode(): value.encode() for name, value in optional.items()}
             return PublishedFile(stored, facts_of(entries, FileFacts, _FORMAT), _columns(schema))
         except (KeyError, InvalidFile, OSError, ValueError, pa.ArrowException):
             return None
@@ -59,8 +61,9 @@ class FooterCache:
         if etag:
             schema = base64.b64encode(file.columns.serialize().to_pybytes()).decode()
             entries = guarded_metadata(file.facts, _FORMAT)
-            values = [value.decode("utf-8", "surrogatepass") for value in entries.values()]
-            self._rows[name] = [size, etag, schema, *values]
+            values = [entries.pop(name).decode("utf-8", "surrogatepass") for name in entry_names(FileFacts)]
+            optional = {name.decode(): value.decode() for name, value in entries.items()}
+            self._rows[name] = [size, etag, schema, *values, *([optional] if optional else [])]
             self._has_new = True
 
     def save(self, listed: Mapping[str, StoredObject]) -> None:

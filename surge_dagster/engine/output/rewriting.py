@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,7 @@ from surge_dagster.engine.output.space_target import SpaceTarget, require_unchan
 from surge_dagster.engine.output.staging import Staging
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Upload
-from surge_dagster.engine.superbatch import OpenPartition
+from surge_dagster.engine.superbatch import MissingTexts, OpenPartition
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems
 
 # Memory of a row group while it is held and written; together with what reading takes, less than the reader's share.
@@ -63,6 +63,7 @@ def republish(
     partition: Partition,
     *,
     widest_row: int,
+    missing: MissingTexts,
     held: Callable[[int], AbstractContextManager[None]],
 ) -> PublishedFile:
     """Copy a file's rows to a new file that names the partition's present source version; nothing is encoded.
@@ -71,6 +72,7 @@ def republish(
         published: the file as it was listed. It may have been replaced since: the new file has the facts of the one
             that is read.
         widest_row: largest row, in bytes of id and text.
+        missing: counted in the present source.
         held: books what wide rows take, in bytes; the caller books the rest.
 
     Raises:
@@ -88,7 +90,7 @@ def republish(
         ):
             if reader.facts.desired_version != published.facts.desired_version:
                 raise InvalidFile("it was replaced by a file with other content since it was listed")
-            facts = replace(reader.facts, source_version=partition.source_version, writer=WRITER)
+            facts = replace(reader.facts, source_version=partition.source_version, writer=WRITER, **asdict(missing))
             check_schema(reader.columns, dimension=space.dimension, dtype=space.dtype)
             id_type, include_text = reader.columns.field("id").type, "text" in reader.columns.names
             columns = schema(id_type, space.dimension, space.dtype, include_text=include_text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -65,6 +65,7 @@ class SpaceTarget:
             rows=rows,
             dimension=self.space.dimension,
             truncated=truncated,
+            **asdict(partition.missing),
         )
 
 

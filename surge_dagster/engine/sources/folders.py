@@ -156,7 +156,7 @@ class FolderCatalog:
                         key, f"ids are {id_type} in {first} but {batch.ids.type} in {file.shown}", "Use one type."
                     )
                 id_type = batch.ids.type
-                first_row += len(batch)
+                first_row += len(batch) + batch.skipped
                 yield batch
 
     def _batches(self, key: str, file: SourceFile, first_row: int) -> Iterator[RowBatch]:

@@ -155,7 +155,7 @@ def _digested(key: str, read: Callable[[], Iterator[RowBatch]], suffix: str) -> 
     try:
         for batch in read():
             digest.update(batch)
-            rows, size = rows + len(batch), size + len(batch.text_values)
+            rows, size = rows + len(batch) + batch.skipped, size + len(batch.text_values)
         version = digest.hexdigest() + suffix
     except DataError as error:  # raised again where the partition is read
         refused = hashlib.sha256(f"{digest.hexdigest()} {error}".encode("utf-8", "surrogatepass"))

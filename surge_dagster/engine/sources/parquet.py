@@ -147,7 +147,7 @@ class ParquetCatalog:
                         "Use one type.",
                     )
                 id_type = batch.ids.type
-                first_row += len(batch)
+                first_row += len(batch) + batch.skipped
                 yield batch
 
     def _batches(self, key: str, file: PartitionFile, first_row: int) -> Iterator[RowBatch]:

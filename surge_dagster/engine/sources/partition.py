@@ -45,7 +45,7 @@ class Partition:
         read: opens the partition and yields its rows, a few megabytes at a time; raises `DataError` at the first row
             that is refused, and `TransientError` where the storage does not answer.
         current_source_version: looks the token up again, None when the source no longer has the partition.
-        rows: number of rows where the source knows it without reading them.
+        rows: number of rows where the source knows it without reading them, those that are skipped included.
         text_bytes: bytes of text, estimated, where the source knows them.
         page_bytes: memory that reading may take beside the rows that it yields.
     """
@@ -66,6 +66,7 @@ class RowBatch:
     Attributes:
         ids: string, int64 or binary, without nulls.
         texts: as many, without nulls.
+        skipped: rows of the source that were left out in front of, between or behind these.
         id_offsets: where each id starts in its column's data, one entry more than rows; None where ids are numbers.
         id_values: the bytes of the ids, one behind the other; of numbers eight each.
         text_offsets, text_values: the same of the texts; their offsets are int64.
@@ -73,6 +74,7 @@ class RowBatch:
 
     ids: pa.Array
     texts: pa.LargeStringArray
+    skipped: int = 0
     # Computed once: every stage needs them, and a batch may have only ten rows.
     id_offsets: np.ndarray | None = field(init=False, repr=False, compare=False)
     id_values: memoryview = field(init=False, repr=False, compare=False)

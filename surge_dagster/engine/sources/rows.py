@@ -6,46 +6,61 @@ Arrow does not check that Parquet's strings are UTF-8, and a byte that is not wo
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources.partition import RowBatch
-from surge_dagster.engine.support.columns import value_lengths
+from surge_dagster.engine.support.columns import value_lengths, value_parts
 
 DEFAULT_MAX_TEXT_BYTES = 4 * 1024 * 1024
+# First bytes of white space in UTF-8: those of ASCII, and of U+0085 to U+3000.
+_SPACE, _FIRST_SPACE, _LAST_SPACE = 0x20, 0xC2, 0xE3
 
 
-def row_batch(key: str, raw_ids: pa.Array, raw_texts: pa.Array, first_row: int, max_text_bytes: int) -> RowBatch:
+def row_batch(
+    key: str,
+    raw_ids: pa.Array,
+    raw_texts: pa.Array,
+    rows: Sequence[int] | np.ndarray,
+    max_text_bytes: int,
+    skipped: int = 0,
+) -> RowBatch:
     """Check and canonicalize one batch of a partition.
 
     Args:
         key: the partition, for messages.
         raw_ids: any integer, string or binary array, dictionary-encoded or not.
         raw_texts: any string array, dictionary-encoded or not.
-        first_row: zero-based row of the batch's first row in its partition.
+        rows: their zero-based numbers in the partition, for messages.
         max_text_bytes: longest text allowed.
+        skipped: rows of the source that were left out.
 
     Raises:
         DataError: a null, invalid UTF-8, an overlong text, or a column of another type.
     """
     ids = _canonical_ids(key, without_dictionary(raw_ids))
-    texts = _canonical_texts(key, without_dictionary(raw_texts))
+    texts = canonical_texts(key, without_dictionary(raw_texts))
     for name, column in (("id", ids), ("text", texts)):
         if column.null_count:
-            row = first_row + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+            offset = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+            further = "" if name == "id" else ", or say with missing_text what becomes of such rows"
             raise DataError(
                 key,
                 f"the {name} is null; every row needs one",
-                f"Fill or drop the {name} in the source, then run again.",
-                row,
+                f"Fill or drop the {name} in the source, then run again{further}.",
+                int(rows[offset]),
             )
-        _require_utf8(key, name, column, first_row)
+        _require_utf8(key, name, column, rows)
     lengths = value_lengths(texts)
     if lengths.max(initial=0) > max_text_bytes:
         offset = int(np.argmax(lengths > max_text_bytes))
-        raise overlong(key, int(lengths[offset]), max_text_bytes, first_row + offset)
-    return RowBatch(ids, texts)
+        raise overlong(key, int(lengths[offset]), max_text_bytes, int(rows[offset]))
+    return RowBatch(ids, texts, skipped)
 
 
 def overlong(key: str, text_bytes: int, max_text_bytes: int, row: int) -> DataError:
@@ -61,6 +76,31 @@ def overlong(key: str, text_bytes: int, max_text_bytes: int, row: int) -> DataEr
 def without_dictionary(column: pa.Array) -> pa.Array:
     """The column, decoded where it is dictionary-encoded."""
     return column.dictionary_decode() if isinstance(column, pa.DictionaryArray) else column
+
+
+def is_blank(texts: pa.LargeStringArray) -> np.ndarray:
+    """Which texts are empty or nothing but white space, bool [rows]; nulls are not."""
+    offsets, values = value_parts(texts)
+    lengths = np.diff(offsets)
+    blank = lengths == 0
+    begins = np.frombuffer(values, np.uint8)[(offsets[:-1] - offsets[0])[~blank]]
+    # Looking at every text takes longer than reading it: white space begins with one of few bytes.
+    may_be = np.flatnonzero(~blank)[(begins <= _SPACE) | ((begins >= _FIRST_SPACE) & (begins <= _LAST_SPACE))]
+    if len(may_be):
+        with contextlib.suppress(pa.ArrowInvalid):  # what is not UTF-8 is refused anyway
+            found = pc.utf8_is_space(texts.take(pa.array(may_be)))  # pyright: ignore[reportAttributeAccessIssue]
+            blank[may_be] = found.to_numpy(zero_copy_only=False)
+    if texts.null_count:
+        blank &= texts.is_valid().to_numpy(zero_copy_only=False)
+    return blank
+
+
+def null_where(mask: np.ndarray, texts: pa.Array) -> pa.Array:
+    """The texts, with nulls where the mask says so."""
+    if not mask.any():
+        return texts
+    null = pa.scalar(None, texts.type)
+    return pc.if_else(pa.array(mask), null, texts)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _canonical_ids(key: str, column: pa.Array) -> pa.Array:
@@ -83,7 +123,8 @@ def _canonical_ids(key: str, column: pa.Array) -> pa.Array:
     )
 
 
-def _canonical_texts(key: str, column: pa.Array) -> pa.LargeStringArray:
+def canonical_texts(key: str, column: pa.Array) -> pa.LargeStringArray:
+    """The texts as large_string; `DataError` where the column has another type than strings."""
     kind = column.type
     if pa.types.is_large_string(kind):
         return column  # pyright: ignore[reportReturnType]
@@ -96,7 +137,7 @@ def _canonical_texts(key: str, column: pa.Array) -> pa.LargeStringArray:
     )
 
 
-def _require_utf8(key: str, name: str, column: pa.Array, first_row: int) -> None:
+def _require_utf8(key: str, name: str, column: pa.Array, rows: Sequence[int] | np.ndarray) -> None:
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         return
     try:
@@ -111,6 +152,6 @@ def _require_utf8(key: str, name: str, column: pa.Array, first_row: int) -> None
                     key,
                     f"the {name} is not valid UTF-8 ({error})",
                     "Re-encode it in the source, then run again.",
-                    first_row + offset,
+                    int(rows[offset]),
                 ) from error
         raise

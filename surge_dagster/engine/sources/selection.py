@@ -8,15 +8,25 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 from urllib.parse import urlencode
 
+import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources.partition import RowBatch
-from surge_dagster.engine.sources.rows import DEFAULT_MAX_TEXT_BYTES, row_batch
+from surge_dagster.engine.sources.rows import (
+    DEFAULT_MAX_TEXT_BYTES,
+    canonical_texts,
+    is_blank,
+    null_where,
+    row_batch,
+    without_dictionary,
+)
 from surge_dagster.engine.sources.template import Template
 
+MissingText = Literal["refuse_nulls", "refuse", "skip", "empty"]
 # Source versions do not name these columns: the files of every existing catalog would become stale.
 _USUAL_COLUMNS = {"id_column": "id", "text_column": "text"}
 
@@ -29,6 +39,8 @@ class Selection:
         id: the column that identifies a row within its partition.
         text: the column that is embedded, or a template of columns in braces such as "{title}. {description}".
         max_text_bytes: a longer text refuses its partition.
+        missing_text: what becomes of a row whose text is null, empty or nothing but white space: it refuses its
+            partition, is skipped, or is embedded as an empty text; `refuse_nulls` embeds those that are not null.
 
     Raises:
         ConfigError: the template cannot be used.
@@ -37,6 +49,7 @@ class Selection:
     id: str = "id"
     text: str = "text"
     max_text_bytes: int = DEFAULT_MAX_TEXT_BYTES
+    missing_text: MissingText = "refuse_nulls"
     _template: Template | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -60,6 +73,8 @@ class Selection:
         if self._template is not None:
             del unusual["text_column"]
             unusual["text"] = hashlib.sha256(self.text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        if self.missing_text != "refuse_nulls":
+            unusual["missing_text"] = self.missing_text
         return f"?{urlencode(unusual, errors='surrogatepass')}" if unusual else ""
 
     def require_columns(self, key: str, shown: str, names: Sequence[str]) -> None:
@@ -86,7 +101,7 @@ class Selection:
             raise DataError(key, f"{shown} has two columns {twice[0]!r}", "Rename one of them.")
 
     def row_batches(self, key: str, batch: pa.RecordBatch, first_row: int) -> Iterator[RowBatch]:
-        """Check and convert consecutive rows of a partition; what is yielded holds all of them, in order.
+        """Check and convert consecutive rows of a partition; what is yielded holds or counts all of them, in order.
 
         Args:
             key: the partition, for messages.
@@ -97,8 +112,34 @@ class Selection:
             DataError: a null, invalid UTF-8, an overlong text, or a column of another type.
         """
         ids = batch.column(self.id)
-        if self._template is None:
-            yield row_batch(key, ids, batch.column(self.text), first_row, self.max_text_bytes)
+        for part, texts in self._texts(key, batch, first_row):
+            yield self._row_batch(key, ids[part], texts, range(first_row + part.start, first_row + part.stop))
+
+    def _texts(self, key: str, batch: pa.RecordBatch, first_row: int) -> Iterator[tuple[slice, pa.Array]]:
+        """The texts in pieces, with the rows of the batch that they belong to; null where they are missing."""
+        blank_is_null = self.missing_text != "refuse_nulls"
+        if self._template is not None:
+            yield from self._template.texts(key, batch, first_row, self.max_text_bytes, blank_is_null=blank_is_null)
             return
-        for rows, texts in self._template.texts(key, batch, first_row, self.max_text_bytes):
-            yield row_batch(key, ids[rows], texts, first_row + rows.start, self.max_text_bytes)
+        texts = batch.column(self.text)
+        if blank_is_null:
+            texts = canonical_texts(key, without_dictionary(texts))
+            texts = null_where(is_blank(texts), texts)
+        yield slice(0, len(batch)), texts
+
+    def _row_batch(self, key: str, ids: pa.Array, texts: pa.Array, rows: range) -> RowBatch:
+        if self.missing_text == "refuse_nulls" or not texts.null_count:
+            return row_batch(key, ids, texts, rows, self.max_text_bytes)
+        if self.missing_text == "empty":
+            return row_batch(key, ids, texts.fill_null(""), rows, self.max_text_bytes)
+        present = texts.is_valid()
+        has_text = present.to_numpy(zero_copy_only=False)
+        if self.missing_text == "refuse":
+            raise DataError(
+                key,
+                "the text is null or blank; every row needs one",
+                "Fill it or drop the row in the source, or set missing_text to skip or empty.",
+                rows[int(np.argmin(has_text))],
+            )
+        numbers = np.flatnonzero(has_text) + rows.start
+        return row_batch(key, ids.filter(present), texts.drop_null(), numbers, self.max_text_bytes, texts.null_count)

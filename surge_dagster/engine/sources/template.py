@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from surge_dagster.engine.errors import ConfigError, DataError
-from surge_dagster.engine.sources.rows import overlong, without_dictionary
+from surge_dagster.engine.sources.rows import is_blank, null_where, overlong, without_dictionary
 from surge_dagster.engine.support.columns import value_lengths
 
 _JOINED_BYTES = 2 * 1024 * 1024
-_EMPTY, _NULL = pa.scalar("", pa.large_string()), pa.scalar(None, pa.large_string())
+_EMPTY = pa.scalar("", pa.large_string())
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Template:
         return cls(tuple(dict.fromkeys(names)), tuple((literal, name) for literal, name, _, _ in parsed))
 
     def texts(
-        self, key: str, batch: pa.RecordBatch, first_row: int, max_text_bytes: int
+        self, key: str, batch: pa.RecordBatch, first_row: int, max_text_bytes: int, *, blank_is_null: bool = False
     ) -> Iterator[tuple[slice, pa.Array]]:
         """The texts of a batch in order, as large_string arrays of a few megabytes with the rows that they belong to.
 
@@ -69,6 +69,7 @@ class Template:
             batch: has the columns.
             first_row: zero-based row of the batch's first row in its partition.
             max_text_bytes: longest text allowed.
+            blank_is_null: whether a row whose values are all null or blank has no text.
 
         Raises:
             DataError: a column cannot be written as text, or a text would be too long.
@@ -81,7 +82,11 @@ class Template:
         if lengths.max(initial=0) > max_text_bytes:
             offset = int(np.argmax(lengths > max_text_bytes))
             raise overlong(key, int(lengths[offset]), max_text_bytes, first_row + offset)
-        is_null = _all_null(batch, self.columns)
+        if blank_is_null:
+            is_null = np.logical_and.reduce([is_blank(column) for column in strings.values()])
+        else:
+            nulls = (batch.column(name).is_null() for name in self.columns)
+            is_null = np.logical_and.reduce([each.to_numpy(zero_copy_only=False) for each in nulls])
         ends = np.cumsum(lengths)
         start = 0
         while start < len(batch) or start == 0:
@@ -91,15 +96,13 @@ class Template:
             yield rows, self._joined({name: column[rows] for name, column in strings.items()}, is_null[rows])
             start = stop
 
-    def _joined(self, strings: dict[str, pa.Array], is_null: pa.BooleanArray) -> pa.Array:
+    def _joined(self, strings: dict[str, pa.Array], is_null: np.ndarray) -> pa.Array:
         pieces: list[Any] = []
         for literal, name in self.parts:
             pieces += [pa.scalar(literal, pa.large_string())] if literal else []
             pieces += [strings[name]] if name is not None else []
         joined = pc.binary_join_element_wise(*pieces, _EMPTY)  # pyright: ignore[reportAttributeAccessIssue]
-        if not is_null.true_count:
-            return joined
-        return pc.if_else(is_null, _NULL, joined)  # pyright: ignore[reportAttributeAccessIssue]
+        return null_where(is_null, joined)
 
 
 def _as_strings(key: str, name: str, column: pa.Array) -> pa.Array:
@@ -116,10 +119,3 @@ def _as_strings(key: str, name: str, column: pa.Array) -> pa.Array:
             f"the column {name!r} has type {kind}; a text is put together from strings, numbers, booleans and times",
             "Cast it to a string in the source, or take it out of the template.",
         ) from None
-
-
-def _all_null(batch: pa.RecordBatch, columns: tuple[str, ...]) -> pa.BooleanArray:
-    is_null = batch.column(columns[0]).is_null()
-    for name in columns[1:]:
-        is_null = pc.and_(is_null, batch.column(name).is_null())  # pyright: ignore[reportAttributeAccessIssue]
-    return is_null

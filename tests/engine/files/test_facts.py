@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -56,6 +58,25 @@ def test_missing_entry_is_refused(name: bytes) -> None:
     del entries[name]
     with pytest.raises(InvalidFile, match="do not match their own digest"):
         facts_of(entries, FileFacts, "1")
+
+
+class TestCountsThatAreMostlyZero:
+    """They are entries only where they are not, so that files of before they were counted stay valid."""
+
+    COUNTED = replace(FACTS, skipped_rows=3, blank_texts=1)
+
+    def test_they_are_read_back(self) -> None:
+        entries = guarded_metadata(self.COUNTED, "1")
+        assert set(entries) - set(entry_names(FileFacts)) == {b"surge.skipped_rows", b"surge.blank_texts"}
+        assert facts_of(entries, FileFacts, "1") == self.COUNTED
+
+    @pytest.mark.parametrize("name", [b"surge.skipped_rows", b"surge.blank_texts"])
+    def test_one_that_is_added_changed_or_removed_is_refused(self, name: bytes) -> None:
+        entries, plain = guarded_metadata(self.COUNTED, "1"), guarded_metadata(FACTS, "1")
+        without = {other: value for other, value in entries.items() if other != name}
+        for changed in (plain | {name: b"0"}, entries | {name: b"4"}, without):
+            with pytest.raises(InvalidFile, match="do not match their own digest"):
+                facts_of(changed, FileFacts, "1")
 
 
 def test_file_of_another_program_is_refused() -> None:

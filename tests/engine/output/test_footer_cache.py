@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +263,15 @@ def test_objects_without_etag_are_not_cached_and_removed_objects_are_dropped() -
     again.add(PublishedFile(StoredObject("s/i.parquet", 1, "e"), facts_of("i"), COLUMNS))
     again.save({})
     assert FooterCache("this", "s").file(STORED) is None
+
+
+@pytest.mark.usefixtures("folder")
+def test_counts_that_are_mostly_zero_are_cached_too() -> None:
+    counted = PublishedFile(STORED, replace(facts_of("k"), skipped_rows=7), COLUMNS)
+    cache = FooterCache("this", "s")
+    cache.add(counted)
+    cache.save({STORED.name: STORED})
+    assert FooterCache("this", "s").file(STORED) == counted
 
 
 @pytest.mark.usefixtures("folder")

@@ -1,0 +1,118 @@
+"""Rows whose text is null or blank: refused, skipped or embedded as empty, as the selection says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from surge_dagster.engine.errors import DataError
+from surge_dagster.engine.sources import Selection, Source, open_source
+from surge_dagster.engine.sources.frames import FrameCatalog, FrameTable
+from surge_dagster.engine.sources.rows import is_blank
+from tests.engine.sources.reading import only, refusal, rows_of
+from tests.engine.sources.tables import table_of
+from tests.small_catalogs import write_partition
+
+BLANKS = ["", " ", "\t\r\n", "\u00a0", "\u3000 ", "\u2028"]
+ROWS = [("1", "one"), ("2", None), ("3", " "), ("4", "four"), ("5", "")]
+PRESENT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+
+
+def read(rows: Sequence[tuple[Any, Any]], **options: Any) -> tuple[list[tuple[Any, Any]], int]:
+    """The rows of one batch as a selection gives them, and how many it skipped."""
+    columns = {"id": pa.array([row[0] for row in rows], pa.string()), "text": [row[1] for row in rows]}
+    batches = list(Selection(**options).row_batches("k", pa.record_batch(columns), 100))
+    given = [row for each in batches for row in zip(each.ids.to_pylist(), each.texts.to_pylist(), strict=True)]
+    return given, sum(each.skipped for each in batches)
+
+
+def test_every_row_without_a_text_is_skipped_and_counted() -> None:
+    assert read(ROWS, missing_text="skip") == ([("1", "one"), ("4", "four")], 3)
+    assert read([(None, None), ("2", "two")], missing_text="skip") == ([("2", "two")], 1), "an empty line of a table"
+    assert read(ROWS[1:3], missing_text="skip") == ([], 2)
+
+
+def test_every_row_without_a_text_becomes_empty() -> None:
+    expected = [("1", "one"), ("2", ""), ("3", ""), ("4", "four"), ("5", "")]
+    assert read(ROWS, missing_text="empty") == (expected, 0)
+
+
+@pytest.mark.parametrize("text", [None, *BLANKS])
+def test_row_without_a_text_is_refused_where_that_is_set(text: str | None) -> None:
+    with pytest.raises(DataError, match="row 101: the text is null or blank; every row needs one"):
+        read([("1", "one"), ("2", text)], missing_text="refuse")
+
+
+def test_blank_text_is_kept_as_it_is_unless_something_is_set() -> None:
+    assert read([("1", " "), ("2", "")]) == ([("1", " "), ("2", "")], 0)
+
+
+def test_row_behind_skipped_ones_is_named_by_its_place_in_the_source(tmp_path: Path) -> None:
+    rows = [("1", None)] * 9000 + [(None, "text without id")]
+    write_partition(tmp_path, "k", rows)
+    found = refusal(only(open_source(tmp_path, selection=Selection(missing_text="skip"))))
+    assert found.row == 9000 and "the id is null" in str(found)
+
+
+def test_second_file_follows_the_skipped_rows_of_the_first(tmp_path: Path) -> None:
+    path = write_partition(tmp_path, "k", ROWS)
+    path.with_name("part-1.parquet").write_bytes(path.read_bytes())
+    partition = only(open_source(tmp_path, selection=Selection(missing_text="skip")))
+    assert partition.rows == 10, "as the files announce them"
+    assert rows_of(partition) == [("1", "one"), ("4", "four")] * 2
+    assert sum(batch.skipped for batch in partition.read()) == 6
+
+
+@pytest.mark.parametrize("kind", ["folder", "frame", "divided frame", "table"])
+def test_every_kind_of_source_announces_the_rows_that_it_skips(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "cache"))
+    ids, texts = [row[0] for row in ROWS], [row[1] for row in ROWS]
+    table, selection = pa.table({"id": ids, "text": texts, "key": ["k"] * len(ids)}), Selection(missing_text="skip")
+    (tmp_path / "k").mkdir()
+    pq.write_table(table, tmp_path / "k" / "rows.parquet")
+    source: Source = {
+        "folder": lambda: open_source(tmp_path / "{name}" / "*.parquet", selection=selection),
+        "frame": lambda: FrameCatalog({"k": table}, selection),
+        "divided frame": lambda: FrameTable(table, ["key"], selection),
+        "table": lambda: table_of(tmp_path / "k" / "rows.parquet", "key", selection=selection),
+    }[kind]()
+    partition = only(source)
+    assert (partition.key, partition.rows, rows_of(partition)) == ("k", 5, [("1", "one"), ("4", "four")])
+    assert sum(batch.skipped for batch in partition.read()) == 3
+
+
+@pytest.mark.parametrize(
+    ("missing_text", "expected"),
+    [
+        ("refuse_nulls", ["a.b", " .", "."]),
+        ("skip", ["a.b"]),
+        ("empty", ["a.b", "", ""]),
+    ],
+)
+def test_text_of_several_columns_is_blank_where_all_of_them_are(missing_text: Any, expected: list[str]) -> None:
+    columns = {"id": [1, 2, 3], "a": ["a", " ", ""], "b": ["b", None, ""]}
+    selection = Selection(text="{a}.{b}", missing_text=missing_text)
+    batches = list(selection.row_batches("k", pa.record_batch(columns), 0))
+    assert [text for batch in batches for text in batch.texts.to_pylist()] == expected
+
+
+def test_each_rule_is_a_version_of_its_own() -> None:
+    rules: list[Any] = ["refuse_nulls", "refuse", "skip", "empty"]
+    suffixes = [Selection(missing_text=rule).version_suffix for rule in rules]
+    assert suffixes == ["", "?missing_text=refuse", "?missing_text=skip", "?missing_text=empty"]
+
+
+@given(st.lists(st.none() | PRESENT | st.sampled_from(BLANKS), max_size=12), st.integers(0, 3))
+def test_blank_is_what_python_calls_blank(texts: list[str | None], start: int) -> None:
+    column: Any = pa.array(texts, pa.large_string())[start:]
+    expected = [text is not None and not text.strip() for text in texts[start:]]
+    assert is_blank(column).tolist() == expected
