@@ -25,7 +25,7 @@ else ifneq ($(filter-out cuda,$(TORCH)),)
   $(error TORCH is "$(TORCH)"; it can be cpu or cuda)
 endif
 
-.PHONY: help venv demo ui test soak lint bench bench-dagster bench-output bench-resume clean
+.PHONY: help venv demo ui test soak lint bench bench-dagster bench-output bench-resume bench-sources clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +77,9 @@ bench-resume: $(STAMP) ## how long a run takes to find 40,000 outputs up to date
 
 bench-output: $(STAMP) ## serialization, slow stores, tiny partitions and the bound on memory
 	@$(BIN)/python -m benchmarks.output $(ARGS)
+
+bench-sources: $(STAMP) ## grouping a table in no order, and feeding a run from a sorted one
+	@$(BIN)/python -m benchmarks.sources $(ARGS)
 
 bench-dagster: $(STAMP) ## what Dagster costs: the record of each partition, a tick of the sensor, a refresh, the UI
 	@$(BIN)/python -m benchmarks.dagster $(ARGS)
