@@ -143,7 +143,7 @@ def _asset(names: CatalogNames, name: CheckName) -> dg.AssetKey:
 def _compare(names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutionContext) -> list[dg.AssetCheckResult]:
     """Read everything once; the results of all checks that are on."""
     record_process(context)
-    resources = names.resources(context.resources)
+    resources = names.resources(context)
     try:
         source, store = resources.catalog.open(), resources.output.open()
         space = known_space(names, store, resources.encoder.encoding_spec(), unattended=False)

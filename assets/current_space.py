@@ -54,7 +54,7 @@ def switch_current_space(names: CatalogNames) -> dg.JobDefinition:
     @dg.op(name=names.current_space_op, out=dg.Out(dg.Nothing), required_resource_keys=names.resource_keys)
     def switch(context: dg.OpExecutionContext, config: SwitchConfig) -> None:
         """Verify a space and make it the current one."""
-        resources = names.resources(context.resources)
+        resources = names.resources(context)
         record_process(context)
         try:
             source, store = resources.catalog.open(), resources.output.open()

@@ -37,13 +37,18 @@ _RETRIES = 2
 _RETRY_SECONDS = 5
 
 
-def source_partitions(names: CatalogNames) -> dg.AssetSpec:
-    """The external asset with one dynamic partition per catalog key."""
+def source_partitions(names: CatalogNames, upstream: dg.AssetKey | None = None) -> dg.AssetSpec:
+    """The external asset with one dynamic partition per catalog key.
+
+    Args:
+        upstream: the asset that is the catalog, where it is one.
+    """
     return dg.AssetSpec(
         names.source_partitions,
+        deps=[upstream] if upstream else None,
         partitions_def=names.partitions,
         group_name=names.group,
-        kinds={"parquet"},
+        kinds=set() if upstream else {"parquet"},
         description=(
             "The catalog: each partition is a set of texts with ids. Its data version is the source version, a token "
             "that changes when the partition may have changed. The sensor and each run report it."

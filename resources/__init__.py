@@ -6,12 +6,13 @@ is called: a resource that Dagster starts with the run would load a model even w
 Dagster finds dependencies by looking at annotations while the class is created, so they must not be strings here.
 """
 
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import dagster as dg
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from surge_dagster.check_policy import RUN_CHECK
 from surge_dagster.engine.encoder.devices import choose_devices, choose_precision, hardware
@@ -20,6 +21,7 @@ from surge_dagster.engine.sources import Source
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
+from surge_dagster.resources.upstream_asset import asset_key, open_asset
 from surge_dagster.settings import CatalogSettings, EncoderSettings, FileSettings
 
 __all__ = ["CatalogSource", "Encoder", "OutputStore"]
@@ -40,12 +42,27 @@ class CatalogSource(CatalogSettings, dg.ConfigurableResource):
     storage: dg.ResourceDependency[StorageOptions] = StorageOptions()  # pyright: ignore[reportAssignmentType]
     gcs: dg.ResourceDependency[GivesStorageClient] = None  # pyright: ignore[reportAssignmentType]
 
+    _context: Any = PrivateAttr(None)
+
+    def within(self, context: Any) -> Self:
+        """The same source, which finds a Dagster asset in the code location of this op, sensor or schedule."""
+        bound = copy(self)
+        bound._context = context
+        return bound
+
     def open(self) -> Source:
         """Open the catalog; `ConfigError` when there is none."""
+        if asset_key(self.url) is not None:
+            return open_asset(self.url, self._context, self.selection(), self.partition_by)
         return self.open_catalog(self.url, _options(self.storage, self.gcs))
 
     def describe(self) -> str:
         """The catalog for people, without opening it."""
+        if key := asset_key(self.url):
+            return (
+                f"The asset `{key.to_user_string()}`, through its IO manager. Column `{self.id}` identifies a row, "
+                f"column `{self.text}` is embedded."
+            )
         return f"The catalog in `{_place(self.url)}`. `{self.id}` identifies a row, `{self.text}` is embedded."
 
 

@@ -21,6 +21,7 @@ from surge_dagster.automation.new_partitions import new_partitions
 from surge_dagster.orchestration.dagster_internals import described
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
+from surge_dagster.resources.upstream_asset import asset_key, asset_url
 from surge_dagster.settings import Settings, load_settings
 
 
@@ -31,7 +32,7 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
         settings: all of them. Without, they are read as everywhere: `arguments`, then the environment, then the file.
         name: tells catalogs of one code location apart: `shop` has the assets `shop/embeddings` and so on, the job
             `shop_catalog_refresh`, the resource `shop_output`. None is for plain names.
-        arguments: settings by name, such as `source=` and `output=`.
+        arguments: settings by name, such as `source=` and `output=`; the source may be a Dagster asset or its key.
 
     Raises:
         ConfigError: a setting or the name cannot be used.
@@ -39,6 +40,9 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
     """
     if settings is not None and arguments:
         raise TypeError(f"give either settings or arguments; both were given: {', '.join(arguments)}")
+    source = arguments.get("source")
+    if isinstance(source, dg.AssetKey | dg.AssetsDefinition | dg.AssetSpec):
+        arguments["source"] = asset_url(source)
     settings = settings or load_settings(**arguments)
     names = CatalogNames(name)
     policy = settings.check_policy()
@@ -47,7 +51,7 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
     check, switch = catalog_check(names, policy), switch_current_space(names)
     return dg.Definitions(
         assets=[
-            source_partitions(names),
+            source_partitions(names, asset_key(settings.source)),
             superbatches(names),
             embeddings(names, policy, settings.format),
             current_space(names),

@@ -63,6 +63,7 @@ VanishedPolicy = Literal["report", "delete"]
 
 CONFIG_VARIABLE = "SURGE_CONFIG"
 CONFIG_FILE = "surge.yaml"
+ASSET_SCHEME = "asset://"
 # Values that no error message quotes: secrets, and URLs that may contain one.
 _NOT_SHOWN = ("alert_webhook", "source", "output")
 _RENAMED = {"id_column": "id", "text_column": "text", "prompt": "document_prompt"}
@@ -123,6 +124,8 @@ class CatalogSettings(BaseModel):
 
     def open_catalog(self, place: str, storage_options: StorageOptions) -> Source:
         """Open the catalog at a path or URL; `ConfigError` when there is none."""
+        if place.startswith(ASSET_SCHEME):
+            raise ConfigError(f"{place} is an asset, which Dagster alone can load: run `dagster dev` and its jobs.")
         return open_source(
             place,
             selection=self.selection(),
@@ -286,6 +289,10 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
                 "expected a path, or a URL of a bucket and a path alone; credentials belong into the environment or "
                 "into storage_options"
             )
+        if what == "source" and value.startswith(ASSET_SCHEME):
+            if not all(value.removeprefix(ASSET_SCHEME).split("/")):
+                raise ValueError("expected the key of an asset, as in asset://products or asset://shop/products")
+            return value
         if not is_object_store(value):
             try:
                 local_path(value, what=what)

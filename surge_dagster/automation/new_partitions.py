@@ -26,6 +26,7 @@ from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.requests import find_undone, next_attempt, request_tags
 from surge_dagster.orchestration.shards import cut, shard_tags
 from surge_dagster.orchestration.state_counts import count_states, describe, report_counts
+from surge_dagster.resources.upstream_asset import NotListed
 from surge_dagster.settings import Settings
 
 _SENSOR_SECONDS = 30
@@ -36,6 +37,14 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
     """The sensor that embeds what is new, and with the setting `refresh_stale` also what has changed."""
     wanted = {"missing", "unknown", "stale"} if settings.refresh_stale else {"missing", "unknown"}
 
+    def listing_run(context: dg.SensorEvaluationContext, unlisted: NotListed) -> list[dg.RunRequest]:
+        """The run that finds the partitions and embeds what is wanted; one for each version of the source."""
+        resources = names.resources(context)
+        space = known_space(names, resources.output.open(), resources.encoder.encoding_spec(), unattended=True)
+        options = {} if settings.refresh_stale else {"select": "missing"}
+        config = unattended_config(names.embeddings_op, resources, space, options)
+        return [dg.RunRequest(run_key=f"{resources.catalog.url} {unlisted.version}", run_config=config)]
+
     @dg.sensor(
         name=names.sensor,
         job_name=job.name,
@@ -44,10 +53,15 @@ def new_partitions(names: CatalogNames, settings: Settings, job: dg.JobDefinitio
         required_resource_keys=names.resource_keys,
     )
     def sensor(context: dg.SensorEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
-        instance, resources = context.instance, names.resources(context.resources)
+        instance, resources = context.instance, names.resources(context)
         limited = record_pool_limit(instance)
         held = held_by_active_runs(names, instance)  # before the output is listed: a run may end meanwhile
-        listing = list_catalog(names, instance, resources.catalog)
+        try:
+            listing = list_catalog(names, instance, resources.catalog)
+        except NotListed as unlisted:
+            return (
+                dg.SkipReason(f"{unlisted}; waiting for {held.by}") if held.run_ids else listing_run(context, unlisted)
+            )
         unreported = report_changes(names, instance, listing)
         store = resources.output.open()
         space = known_space(names, store, resources.encoder.encoding_spec(), unattended=True)

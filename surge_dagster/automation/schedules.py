@@ -32,7 +32,7 @@ def nightly_refresh(names: CatalogNames, settings: Settings, job: dg.JobDefiniti
         required_resource_keys=names.resource_keys,
     )
     def schedule(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
-        resources = names.resources(context.resources)
+        resources = names.resources(context)
         # The next tick is a day away, so this one leaves partitions only to runs that embed everything they hold.
         held = held_by_active_runs(names, context.instance, entirely=True)
         options = {"vanished": settings.vanished}

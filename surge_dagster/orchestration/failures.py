@@ -83,7 +83,7 @@ def report_failures(names: CatalogNames, context: dg.OpExecutionContext, outcome
     """
     if not outcome.failures:
         return
-    fingerprint = refusal_fingerprint(names.resources(context.resources))
+    fingerprint = refusal_fingerprint(names.resources(context))
     failed, refusals = dict(outcome.failures), list[Event]()
     for key, failure in outcome.refused.items():
         partition = outcome.partitions[failure.key]

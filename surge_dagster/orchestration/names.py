@@ -125,10 +125,12 @@ class CatalogNames:
         """The resource keys that an op, a sensor or a schedule declares to call `resources` with its context."""
         return {self.catalog_resource, self.encoder_resource, self.output_resource}
 
-    def resources(self, given: Any) -> CatalogResources:
-        """This catalog's resources out of those of a Dagster context."""
+    def resources(self, context: Any) -> CatalogResources:
+        """This catalog's resources out of those of the context of an op, a sensor or a schedule."""
+        given = context.resources
+        catalog: CatalogSource = getattr(given, self.catalog_resource)
         return CatalogResources(
-            catalog=getattr(given, self.catalog_resource),
+            catalog=catalog.within(context),
             encoder=getattr(given, self.encoder_resource),
             output=getattr(given, self.output_resource),
         )

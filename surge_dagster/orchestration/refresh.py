@@ -57,7 +57,7 @@ class Refresh:
         self._context = context
         self._config = config
         self._outcome = outcome
-        self._resources = names.resources(context.resources)
+        self._resources = names.resources(context)
         self._store = self._resources.output.open()
         # Dagster ends a backfill as failed when a partition that it covers has no event from its run.
         self._in_backfill = "dagster/backfill" in context.run_tags

@@ -50,7 +50,7 @@ def handle_removed_partitions(
         return
     instance = context.instance
     held = held_by_active_runs(names, instance, besides=context.run_id)
-    listing = list_catalog(names, instance, names.resources(context.resources).catalog)
+    listing = list_catalog(names, instance, names.resources(context).catalog)
     registered, sources = listing.catalogued.registered, listing.catalogued.sources
     removed = [key for key in registered if key not in listing.partitions and _may_be_removed(key, listing.partitions)]
     new = [key for key in removed if sources.get(key) not in (GONE, DELETED)]

@@ -1,0 +1,233 @@
+"""An asset of Dagster as a catalog: its frames come through its own IO manager, when a partition of them is read.
+
+    asset://products        the asset with the key "products"; asset://shop/products has two parts
+
+An asset with partitions gives a partition of the catalog for each that is materialized. One without gives one
+partition, or one for each value of the columns of `partition_by`. A listing does not load the asset: source versions
+are the storage ids of its materializations. Where the columns say what the partitions are, the first run after each
+materialization loads the asset and keeps the listing in Dagster's storage, where all ticks and runs find it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+from urllib.parse import quote, unquote
+
+import dagster as dg
+
+from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
+from surge_dagster.engine.sources.frames import Frame, FrameCatalog, FrameTable
+from surge_dagster.engine.sources.partition import Partition, RowBatch, Source
+from surge_dagster.engine.sources.selection import Selection
+from surge_dagster.settings import ASSET_SCHEME
+
+_MATERIALIZATION = dg.DagsterEventType.ASSET_MATERIALIZATION
+
+
+class NotListed(SurgeError):
+    """A run has to load the asset before its partitions are known.
+
+    Attributes:
+        version: of the asset, which differs after each materialization.
+    """
+
+    def __init__(self, url: str, version: str) -> None:
+        self.version = version
+        super().__init__(f"{url} was materialized; the next run that loads it finds its partitions ({version})")
+
+
+def asset_url(asset: dg.AssetKey | dg.AssetsDefinition | dg.AssetSpec) -> str:
+    """The asset as the setting `source`."""
+    key = asset if isinstance(asset, dg.AssetKey) else asset.key
+    return ASSET_SCHEME + "/".join(quote(part, safe="") for part in key.path)
+
+
+def asset_key(url: str) -> dg.AssetKey | None:
+    """The asset that a source stands for; None for every other source."""
+    if not url.startswith(ASSET_SCHEME):
+        return None
+    return dg.AssetKey([unquote(part) for part in url.removeprefix(ASSET_SCHEME).split("/")])
+
+
+def open_asset(
+    url: str,
+    context: dg.OpExecutionContext | dg.SensorEvaluationContext | dg.ScheduleEvaluationContext,
+    selection: Selection,
+    partition_by: Sequence[str],
+) -> Source:
+    """Open an asset as a catalog; nothing is loaded yet.
+
+    Args:
+        context: of the run or the tick; a tick never loads the asset, and listing it may raise `NotListed`.
+
+    Raises:
+        ConfigError: the code location does not have the asset, it was never materialized, or it has partitions of its
+            own beside `partition_by`.
+    """
+    asset = _Upstream(url, context)
+    if asset.partitions_def is not None:
+        if partition_by:
+            raise ConfigError(
+                f"the asset of {url} has partitions, which are those of the catalog; the setting partition_by is for "
+                "an asset without. Leave it out."
+            )
+        versions = asset.versions()
+        frames = {key: partial(asset.load, key) for key in versions}
+        look = lambda key: asset.versions([key]).get(key)  # noqa: E731
+        return FrameCatalog(frames, selection, versions=versions, current_version=look, url=url)
+    version = asset.version()
+    if not partition_by:
+        name = asset.key.path[-1]
+        frames, versions = {name: partial(asset.load, None)}, {name: version}
+        look = lambda _: asset.version()  # noqa: E731
+        return FrameCatalog(frames, selection, versions=versions, current_version=look, url=url)
+    return _AssetTable(asset, version, selection, partition_by)
+
+
+class _Upstream:
+    """The asset as the code location of a run or tick defines it."""
+
+    def __init__(self, url: str, context: Any) -> None:
+        self.url = url
+        self.key = asset_key(url) or dg.AssetKey(url)
+        self.may_load = isinstance(context, dg.OpExecutionContext)
+        self.instance: dg.DagsterInstance = context.instance
+        self._repository = _repository(context, self.key)
+        definition = self._repository.assets_defs_by_key.get(self.key)
+        if definition is None:
+            raise ConfigError(
+                f"this code location has no asset {self.key.to_user_string()!r}, which the setting source names. Add "
+                "it to its definitions; for one of another code location, an AssetSpec with its key and IO manager."
+            )
+        self._definition = definition
+        self.partitions_def = definition.partitions_def
+
+    def version(self) -> str:
+        """The source version of an asset without partitions."""
+        records = self.instance.fetch_materializations(self.key, limit=1).records
+        if not records:
+            raise ConfigError(
+                f"the asset {self.key.to_user_string()!r} was never materialized, so that there is nothing to embed. "
+                "Materialize it first."
+            )
+        return f"event-{records[0].storage_id}"
+
+    def versions(self, keys: Sequence[str] | None = None) -> dict[str, str]:
+        """The source versions of the materialized partitions that the asset still has, in its order."""
+        wanted = set(keys) if keys is not None else None
+        ids = self.instance.get_latest_storage_id_by_partition(self.key, _MATERIALIZATION, wanted)
+        assert self.partitions_def is not None
+        there = self.partitions_def.get_partition_keys(dynamic_partitions_store=self.instance)
+        return {key: f"event-{ids[key]}" for key in there if key in ids}
+
+    def load(self, partition_key: str | None) -> Frame:
+        """The value of the asset or of one of its partitions, of the type that the asset's function returns."""
+        what = f"the asset {self.key.to_user_string()!r}" + (f", partition {partition_key!r}" if partition_key else "")
+        try:
+            return self._repository.load_asset_value(
+                self.key, python_type=self._type(), instance=self.instance, partition_key=partition_key
+            )
+        except FileNotFoundError as error:
+            raise ConfigError(
+                f"{what} is on record as materialized, and its IO manager has no value of it ({error}). Materialize "
+                "it again; an asset that returns no value cannot be a source."
+            ) from error
+        except SurgeError:
+            raise
+        except Exception as error:  # whatever an IO manager raises
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise TransientError(f"{what} could not be loaded through its IO manager ({reason}). Run again.") from error
+
+    def _type(self) -> Any:
+        if not self._definition.is_executable:
+            return None
+        name = self._definition.get_output_name_for_asset_key(self.key)
+        found = self._definition.op.output_dict[name].dagster_type.typing_type
+        return found if isinstance(found, type) and found is not type(None) else None
+
+
+def _repository(context: Any, key: dg.AssetKey) -> dg.RepositoryDefinition:
+    """The definitions of a run or tick."""
+    try:
+        found = context.repository_def
+    except Exception:  # Dagster's own error is private; a job that is executed in process has no repository
+        found = None
+        layer = context.job_def.asset_layer.asset_graph
+        if layer.has(key):
+            found = dg.Definitions(assets=[layer.get(key).assets_def]).get_repository_def()
+    if found is None:
+        raise ConfigError(
+            f"the job has no code location in which the asset {key.to_user_string()!r} could be found: "
+            "`execute_in_process` gives one to jobs of assets alone. Materialize `embeddings`, or launch the job in "
+            "Dagster."
+        )
+    return found
+
+
+class _AssetTable:
+    """An asset without partitions, divided by its columns.
+
+    The rows are divided when they are first needed, and stay in memory as long as the source is in use.
+    """
+
+    def __init__(self, asset: _Upstream, version: str, selection: Selection, partition_by: Sequence[str]) -> None:
+        self.url = asset.url
+        self._asset = asset
+        self._version = version
+        self._selection = selection
+        self._partition_by = partition_by
+        self._loaded: Mapping[str, Partition] | None = None
+        described = repr((asset.key.path, partition_by, selection)).encode("utf-8", "surrogatepass")
+        self._name = f"surge.listing.1.{hashlib.sha256(described).hexdigest()[:24]}"
+
+    def __iter__(self) -> Iterator[Partition]:
+        """Yield the partitions of the version that was there when the asset was opened.
+
+        Raises:
+            NotListed: no run has loaded this version, and a tick must not.
+        """
+        for key, version, rows, size in self._recalled() or self._listing():
+            read, current = partial(self._read, key, version), partial(self._current, version)
+            yield Partition(key, version, read, current, rows, size)
+
+    def _listing(self) -> list[list[Any]]:
+        if not self._asset.may_load:
+            raise NotListed(self.url, self._version)
+        found = [[part.key, part.source_version, part.rows, part.text_bytes] for part in self._partitions().values()]
+        document = json.dumps({"version": self._version, "partitions": found}).encode()
+        value = base64.b64encode(zlib.compress(document)).decode()
+        self._asset.instance.daemon_cursor_storage.set_cursor_values({self._name: value})
+        return found
+
+    def _recalled(self) -> list[list[Any]] | None:
+        value = self._asset.instance.daemon_cursor_storage.get_cursor_values({self._name}).get(self._name)
+        document = json.loads(zlib.decompress(base64.b64decode(value))) if value else {}
+        return document["partitions"] if document.get("version") == self._version else None
+
+    def _partitions(self) -> Mapping[str, Partition]:
+        if self._loaded is None:
+            table = FrameTable(self._asset.load(None), self._partition_by, self._selection, url=self.url)
+            loaded = {partition.key: partition for partition in table}
+            if self._asset.version() != self._version:
+                raise TransientError(f"{self.url} was materialized again while it was loaded. Run again.")
+            self._loaded = loaded
+        return self._loaded
+
+    def _read(self, key: str, version: str) -> Iterator[RowBatch]:
+        partition = self._partitions().get(key)
+        if partition is None or partition.source_version != version:
+            raise TransientError(
+                f"partition {key!r}: {self.url} has other rows than when it was listed. Materialize it again.", key
+            )
+        yield from partition.read()
+
+    def _current(self, version: str) -> str:
+        """The version of a partition; another one where the asset was materialized since, which may have changed it."""
+        now = self._asset.version()
+        return version if now == self._version else now

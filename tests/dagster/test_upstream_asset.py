@@ -1,0 +1,188 @@
+"""A catalog that is an asset gives the vectors that the same rows in folders give, and ticks never load it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import polars as pl
+import pytest
+from dagster._core.definitions.reconstruct import ReconstructableRepository
+from dagster._core.definitions.sensor_definition import SensorExecutionData
+
+from surge_dagster import embedding_catalog
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.resources.upstream_asset import asset_key, asset_url
+from tests.dagster.conftest import Ran, Workbench
+from tests.small_catalogs import Rows, assert_embedded, numbered_rows
+
+QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+PARTS, WHOLE = CatalogNames("parts"), CatalogNames("whole")
+CATALOG: dict[str, Rows] = {"a": numbered_rows("a", 5), "b": numbered_rows("b", 3), "ß, 50%": numbered_rows("s", 2)}
+
+
+class Location:
+    """The code location of `upstream_catalog.py`, loaded anew for each run as a run's process does."""
+
+    def __init__(self, bench: Workbench) -> None:
+        self.root, self.instance = bench.root, bench.instance
+        self._file = Path(__file__).with_name("upstream_catalog.py")
+
+    @property
+    def repository(self) -> dg.RepositoryDefinition:
+        return self._loaded.get_definition()
+
+    @property
+    def _loaded(self) -> ReconstructableRepository:
+        return ReconstructableRepository.for_file(str(self._file), "defs", str(self._file.parent))
+
+    def write(self, catalog: Mapping[str, Rows]) -> None:
+        rows = [(key, *row, place) for key, found in catalog.items() for place, row in enumerate(found)]
+        frame = pl.DataFrame(rows, schema=["category", "id", "text", "place"], orient="row")
+        frame.sort("place", "category").write_parquet(self.root / "frames.parquet")
+
+    def run(self, job: str, config: Mapping[str, Any] | None = None, **how: Any) -> Ran:
+        made = self._loaded.get_reconstructable_job(job)
+        with dg.execute_job(made, self.instance, run_config={**(config or {}), **QUIET}, **how) as result:
+            return Ran(self.instance, result.run_id, result.success)
+
+    def materialize(self, asset: str, keys: Sequence[str | None] = (None,)) -> None:
+        for key in keys:
+            tags = {"dagster/partition": key} if key else {}
+            assert self.run("__ASSET_JOB", asset_selection=[dg.AssetKey(asset)], tags=tags).success
+
+    def tick(self, names: CatalogNames) -> SensorExecutionData:
+        repository = self.repository
+        given = {key: repository.get_top_level_resources()[key] for key in names.resource_keys}
+        with dg.build_sensor_context(self.instance, repository_def=repository, resources=given) as context:
+            return repository.get_sensor_def(names.sensor).evaluate_tick(context)
+
+    def launch(self, names: CatalogNames, found: SensorExecutionData) -> Ran:
+        [request] = found.run_requests or []
+        return self.run(names.embed_job, request.run_config, tags=dict(request.tags))
+
+    def assert_embedded(self, names: CatalogNames, catalog: Mapping[str, Rows]) -> None:
+        output = self.root / str(names.name)
+        [space] = [each.parent.name for each in output.glob("*/space.json")]
+        for key, rows in catalog.items():
+            assert_embedded(output, space, key, rows)
+
+
+@pytest.fixture
+def location(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Location:
+    monkeypatch.setenv("UPSTREAM_ROOT", str(bench.root))
+    found = Location(bench)
+    found.write(CATALOG)
+    return found
+
+
+def test_partitions_of_an_asset_become_those_of_the_catalog(location: Location) -> None:
+    location.materialize("products", ["a", "b"])
+    assert location.launch(PARTS, location.tick(PARTS)).success
+    location.assert_embedded(PARTS, {key: CATALOG[key] for key in "ab"})
+    assert not location.tick(PARTS).run_requests
+    location.materialize("products", ["ß, 50%"])
+    ran = location.launch(PARTS, location.tick(PARTS))
+    assert ran.success and len(ran.materialized(PARTS.embeddings)) == 1
+    location.assert_embedded(PARTS, CATALOG)
+    assert location.run(PARTS.check_job).success
+
+
+def test_only_a_partition_whose_rows_changed_is_encoded_after_its_asset_ran_again(location: Location) -> None:
+    location.materialize("products", ["a", "b"])
+    assert location.run(PARTS.refresh_job).success
+    changed = {**CATALOG, "a": numbered_rows("a", 6)}
+    location.write(changed)
+    location.materialize("products", ["a", "b"])
+    ran = location.run(PARTS.refresh_job)
+    actions = {key: made.metadata["action"].value for key, made in ran.materialized(PARTS.embeddings).items()}
+    assert actions == {"a": "encoded", "b": "republished"}
+    location.assert_embedded(PARTS, {key: changed[key] for key in "ab"})
+
+
+def test_a_backfill_of_embeddings_loads_the_asset_in_the_job_of_assets(location: Location) -> None:
+    location.materialize("products", ["a", "b"])
+    location.tick(PARTS)
+    tags = {"dagster/asset_partition_range_start": "a", "dagster/asset_partition_range_end": "b"}
+    ran = location.run("__ASSET_JOB", asset_selection=[PARTS.embeddings], tags=tags | {"dagster/backfill": "x"})
+    assert ran.success and ran.materialized(PARTS.embeddings).keys() == {"a", "b"}
+
+
+def test_a_tick_loads_no_table_and_requests_one_run_after_each_materialization(
+    location: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location.materialize("table")
+    load = dg.RepositoryDefinition.load_asset_value
+    loaded = list[Any]()
+    monkeypatch.setattr(
+        dg.RepositoryDefinition,
+        "load_asset_value",
+        lambda *given, **named: loaded.append(named) or load(*given, **named),
+    )
+    first = location.tick(WHOLE)
+    [request] = first.run_requests or []
+    assert request.run_key and not loaded
+    assert location.launch(WHOLE, first).success
+    location.assert_embedded(WHOLE, CATALOG)
+    assert len(loaded) == 1 and loaded[0]["python_type"] is pl.DataFrame
+    assert "3 partitions" in (location.tick(WHOLE).skip_message or "") and len(loaded) == 1
+    assert location.run(WHOLE.refresh_job).success and len(loaded) == 1  # nothing to do, nothing loaded
+
+    changed = {**CATALOG, "b": numbered_rows("b", 4), "new": numbered_rows("new", 1)}
+    location.write(changed)
+    location.materialize("table")
+    [again] = location.tick(WHOLE).run_requests or []
+    assert again.run_key != request.run_key
+    ran = location.run(WHOLE.refresh_job)
+    assert ran.materialized(WHOLE.embeddings).keys() == {"b", "new"}
+    location.assert_embedded(WHOLE, changed)
+
+
+def test_lineage_leads_from_the_asset_to_the_source_partitions(location: Location) -> None:
+    graph = location.repository.asset_graph
+    assert graph.get(PARTS.source_partitions).parent_keys == {dg.AssetKey("products")}
+
+
+def test_one_line_names_the_asset_its_key_or_its_url() -> None:
+    @dg.asset(key=["shop", "products"])
+    def products() -> None: ...
+
+    for source in (products, products.key, dg.AssetSpec(products.key), "asset://shop/products"):
+        made = embedding_catalog(source=source)
+        assert made.resources and made.resources["catalog"].url == "asset://shop/products"
+    for key in (products.key, dg.AssetKey(["shop", "a/b", "50%"])):
+        assert asset_key(asset_url(key)) == key
+    for wrong in ("asset://", "asset://shop//b"):
+        with pytest.raises(ConfigError, match="expected the key of an asset, as in asset://products"):
+            embedding_catalog(source=wrong)
+
+
+def test_an_asset_that_is_missing_or_never_materialized_is_named(location: Location, bench: Workbench) -> None:
+    failed = location.run(WHOLE.refresh_job, raise_on_error=False)
+    assert not failed.success and "asset 'table' was never materialized" in failed.failure()
+    alone = embedding_catalog(source="asset://products", output=str(bench.output), model="hash://16")
+    result = alone.resolve_job_def("catalog_refresh").execute_in_process(
+        instance=bench.instance, raise_on_error=False, run_config=QUIET
+    )
+    assert "no code location in which the asset 'products'" in Ran(bench.instance, result.run_id, False).failure()
+
+
+def test_assets_are_embedded_when_their_job_is_executed_in_process(bench: Workbench) -> None:
+    @dg.asset
+    def products() -> pl.DataFrame:
+        return pl.DataFrame({"id": [1, 2], "text": ["one", "two"]})
+
+    made = embedding_catalog(source=products, output=str(bench.output), model="hash://16")
+    defs = dg.Definitions.merge(made, dg.Definitions(assets=[products], executor=dg.in_process_executor))
+    bench.instance.add_dynamic_partitions("catalog", ["products"])
+    job = defs.resolve_implicit_global_asset_job_def()
+    for asset, tags in ((products.key, {}), (CatalogNames().embeddings, {"dagster/partition": "products"})):
+        ran = job.execute_in_process(
+            instance=bench.instance, asset_selection=[asset], tags=tags, run_config=QUIET, raise_on_error=False
+        )
+        assert ran.success
+    [space] = [each.parent.name for each in bench.output.glob("*/space.json")]
+    assert_embedded(bench.output, space, "products", [(1, "one"), (2, "two")])
