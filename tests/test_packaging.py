@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib.metadata import packages_distributions
 from itertools import chain
 from pathlib import Path
 
@@ -63,6 +66,33 @@ def test_wheel_holds_every_file_of_the_package(tmp_path: Path) -> None:
     assert {name for name in names if not name.split("/")[0].endswith(".dist-info")} == modules_on_disk()
     assert any(name.endswith("/licenses/LICENSE") for name in names)
     assert __version__ in wheel.name
+
+
+def imported_distributions() -> set[str]:
+    """The distributions of all packages that a file of ours imports, wherever the import stands."""
+    names: set[str] = set()
+    for path in chain.from_iterable((ROOT / folder).rglob("*.py") for folder in FOLDERS):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                names.add(node.module.partition(".")[0])
+    names -= sys.stdlib_module_names | {"surge_dagster"}
+    known = packages_distributions()
+    return {"google-auth" if name == "google" else known.get(name, [name])[0].lower() for name in names}
+
+
+def test_every_imported_package_is_declared_and_what_belongs_to_one_cloud_is_an_extra() -> None:
+    def names(requirements: list[str]) -> set[str]:
+        return {re.split(r"[<>=\[]", requirement)[0].lower() for requirement in requirements}
+
+    extras = SETTINGS["project"]["optional-dependencies"]
+    core = names(SETTINGS["project"]["dependencies"])
+    clouds = names([*extras["s3"], *extras["gcs"]]) - core
+    assert clouds == {"boto3", "google-auth"}
+    product = [extra for extra in extras if extra not in ("bench", "dev", "integrations")]
+    assert imported_distributions() <= core | {name for extra in product for name in names(extras[extra])}
+    assert not core & {"boto3", "google-auth", "dagster-gcp"}
 
 
 def test_constraints_pin_the_declared_dependencies() -> None:

@@ -98,7 +98,7 @@ def test_store_uses_the_credentials_of_a_gcs_resource(google: str) -> None:
     public attribute for its credentials, so the store takes the client's `_credentials`; this test fails if a release
     removes them.
     """
-    package = pytest.importorskip("dagster_gcp", reason="not installed: the extra 'gcs'")
+    package = pytest.importorskip("dagster_gcp", reason="not installed: the extra 'integrations'")
 
     storage = StorageOptions(endpoint=google)
     store = open_in_a_run(

@@ -9,6 +9,7 @@ The clients are imported where they are used, because settings import this modul
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 from collections.abc import Callable
@@ -119,6 +120,7 @@ def _common(endpoint: str, limits: ClientLimits) -> dict[str, Any]:
 def _connect_s3(bucket: str, endpoint: str, options: StorageOptions, limits: ClientLimits) -> tuple[Any, str]:
     if bool(options.access_key_id) != bool(options.secret_access_key):
         raise ConfigError("only one of access_key_id and secret_access_key was given; give both or neither")
+    _require_extra("boto3", "s3")
     import boto3
     from obstore.auth.boto3 import Boto3CredentialProvider
     from obstore.store import S3Store
@@ -159,6 +161,7 @@ def _connect_s3(bucket: str, endpoint: str, options: StorageOptions, limits: Cli
 
 
 def _connect_gcs(bucket: str, endpoint: str, options: StorageOptions, limits: ClientLimits) -> tuple[Any, str]:
+    _require_extra("google.auth", "gcs")
     import google.auth
     from google.auth.exceptions import GoogleAuthError
     from obstore.auth.google import GoogleCredentialProvider
@@ -184,6 +187,17 @@ def _connect_gcs(bucket: str, endpoint: str, options: StorageOptions, limits: Cl
         **_common(endpoint, limits),
     )
     return store, endpoint or _GCS_ENDPOINT
+
+
+def _require_extra(module: str, extra: str) -> None:
+    """Refuse a cloud whose client for credentials is not installed."""
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"{extra.upper()} needs the package {error.name}, which is not installed: "
+            f"pip install 'surge-dagster[{extra}]'"
+        ) from error
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:

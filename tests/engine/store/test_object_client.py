@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -82,6 +83,16 @@ class TestCredentialProcess:
         monkeypatch.setenv(variable, "mine")
         with pytest.raises(ConfigError, match=r"the S3 credentials cannot be read \(\w+\): check AWS_PROFILE"):
             open_store("s3://bucket/out")
+
+
+@pytest.mark.parametrize(("module", "url", "extra"), [("boto3", "s3://b/out", "s3"), ("google", "gs://b/out", "gcs")])
+def test_cloud_whose_extra_is_not_installed_is_refused_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, module: str, url: str, extra: str
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == module] + [module]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=rf"pip install 'surge-dagster\[{extra}\]'"):
+        open_store(url)
 
 
 class Failing(google.auth.credentials.Credentials):
