@@ -17,6 +17,7 @@ from pydantic import Field, PrivateAttr
 from surge_dagster.check_policy import RUN_CHECK
 from surge_dagster.engine.encoder.devices import choose_devices, choose_precision, hardware
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.sources import Source
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.store import Store
@@ -55,6 +56,10 @@ class CatalogSource(CatalogSettings, dg.ConfigurableResource):
         if asset_key(self.url) is not None:
             return open_asset(self.url, self._context, self.selection(), self.partition_by)
         return self.open_catalog(self.url, _options(self.storage, self.gcs))
+
+    def catalog_record(self) -> CatalogRecord:
+        """The catalog as a space records it."""
+        return self.record(self.url)
 
     def describe(self) -> str:
         """The catalog for people, without opening it."""

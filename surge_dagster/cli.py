@@ -28,7 +28,7 @@ from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, Space
 from surge_dagster.engine.output.current_space import named_space, read_current, space_of_readers
-from surge_dagster.engine.output.spaces import find_space, list_spaces, unsupported_spaces
+from surge_dagster.engine.output.spaces import find_space, list_spaces, recorded_catalog, unsupported_spaces
 from surge_dagster.engine.output.staging import sweep_orphan_files
 from surge_dagster.engine.reading import report_when_fresh
 from surge_dagster.engine.report import Failure, Receipt, RunReport
@@ -63,8 +63,10 @@ app = typer.Typer(
 )
 app.add_typer(catalog_app, name="catalog")
 
+Yes = Annotated[bool, typer.Option("--yes", help="Load the model that the output names without asking.")]
+
 # Settings that commands take, in the order in which their help lists them.
-_CATALOG = ("source", "partition_by", "id", "text", "missing_text", "max_text_bytes")
+_CATALOG = ("source", "partition_by", "id", "text", "missing_text", "max_text_bytes", "catalog_name")
 _SPACE = (
     *("model", "document_prompt", "query_prompt"),
     *("max_length", "normalize", "dimension", "dtype", "precision"),
@@ -82,22 +84,33 @@ _RUN = (
 _ARGUMENTS = ("source", "output")
 
 
-def takes_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes_settings(*names: str, leading: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command an option (or argument) for each of these settings.
 
     The command's first parameter is the `Settings` that result; an option that is not given is left to the environment
     and the file.
+
+    Args:
+        leading: an argument that may be left out before the command's own arguments.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def run(**given: Any) -> None:
-            settings = load_settings(**{name: given.pop(name) for name in names})
-            command(settings, **given)
+            chosen = {name: given.pop(name) for name in names}
+            if leading is not None:
+                before = given.pop(leading) or [None]
+                if len(before) > 1:
+                    raise ConfigError(f"too many arguments: {', '.join(map(repr, before))} were given as {leading}.")
+                [chosen[leading]] = before
+            command(load_settings(**chosen), **given)
 
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
         keyword = inspect.Parameter.KEYWORD_ONLY
         made = [inspect.Parameter(name, keyword, default=None, annotation=_option(name)) for name in names]
+        if leading is not None:  # an argument of any number of values leaves one for each argument after it
+            several = Annotated[list[str] | None, typer.Argument(metavar=leading.upper(), help=_help(leading))]
+            made.insert(0, inspect.Parameter(leading, keyword, default=None, annotation=several))
         signature = inspect.Signature([*made, *(parameter.replace(kind=keyword) for parameter in own)])
         run.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]
         return run
@@ -110,11 +123,15 @@ def _option(name: str) -> Any:
     field = Settings.model_fields[name]
     kinds = {field.annotation, *get_args(field.annotation)}
     kind = next((kind for kind in (bool, int, float) if kind in kinds), str)
+    info = typer.Argument(help=_help(name)) if name in _ARGUMENTS else typer.Option(help=_help(name))
+    return Annotated[kind | None, info]
+
+
+def _help(name: str) -> str:
+    field = Settings.model_fields[name]
     described = field.description or name
     default = "" if field.default in (None, []) else f" Default: {field.default}."
-    text = f"{described[0].upper()}{described[1:]}.{default}"
-    info = typer.Argument(help=text) if name in _ARGUMENTS else typer.Option(help=text)
-    return Annotated[kind | None, info]
+    return f"{described[0].upper()}{described[1:]}.{default}"
 
 
 @app.command()
@@ -127,7 +144,8 @@ def embed(
     """Embed what is missing or stale, without Dagster. After a crash, run it again: it continues."""
     catalog, store = settings.open_source(), settings.open_store()
     total = sum(partition.rows or 0 for partition in catalog)
-    if not force and (report := report_when_fresh(catalog, store, settings.encoding_spec(), settings.format)):
+    spec, record = settings.encoding_spec(), settings.catalog_record()
+    if not force and (report := report_when_fresh(catalog, store, spec, settings.format, record)):
         sweep_orphan_files(store)
         release(catalog)
         _print_report(report, store, as_json)
@@ -138,6 +156,7 @@ def embed(
             store,
             pool,
             settings.thresholds(),
+            catalog=record,
             force=force,
             include_text=settings.include_text,
             file_format=settings.format,
@@ -161,14 +180,22 @@ def verify(
     reencode: Annotated[
         str, typer.Option(help="Rows of each partition to encode again: a number, or `all`.", metavar="N|all")
     ] = "3",
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Accept partitions without a file; only count them.")
+    ] = False,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Prove that every file holds its partition's rows, in order, each with its own vector. Changes nothing."""
+    """Prove that every partition has a file with its rows, in order, each with its own vector. Changes nothing.
+
+    Reads the space that the settings describe; where they describe none, the current or only one.
+    """
     rows = _rows_to_reencode(reencode)
-    catalog, store = settings.open_source(), settings.open_store()
-    space = _existing_space(settings, store)
-    pool = _pool(settings) if rows != 0 else None
-    partitions, texts, found = 0, 0, list[Violation]()
+    store = settings.open_store()
+    space, spec = _space_to_read(settings, store, _describes_space(settings), yes or rows == 0)
+    catalog = settings.as_recorded(recorded_catalog(store, space)).open_source()
+    pool = _pool(settings, spec) if rows != 0 else None
+    partitions, texts, violations, warnings = 0, 0, list[Violation](), list[Violation]()
     try:
         with progress_bar("partitions") as show:
             total = sum(1 for _ in catalog)
@@ -177,23 +204,26 @@ def verify(
                     partitions, texts = partitions + 1, texts + event.rows
                     show(partitions, total)
                 else:
-                    found.append(event)
-                    label = "warning" if event.is_warning else "violation"
+                    is_warning = event.is_warning or (partial and event.has_no_file)
+                    (warnings if is_warning else violations).append(event)
+                    label = "warning" if is_warning else "violation"
                     complain(f"{label} ({event.kind}): partition {event.key!r}: {event.reason}")
     finally:
         if pool is not None:
             pool.close()
     release(catalog)
-    violations = [violation for violation in found if not violation.is_warning]
+    found = [*violations, *warnings]
+    without_file = sum(violation.has_no_file for violation in found)
     verdict = counted(len(violations), "violation") if violations else "no violation"
-    if len(found) > len(violations):
-        verdict += f", {counted(len(found) - len(violations), 'warning')}"
+    if warnings:
+        verdict += f", {counted(len(warnings), 'warning')}"
     encoded_again = "all rows" if rows is None else f"{counted(rows, 'row')} of each partition"
-    read = f"{counted(partitions, 'partition')}, {counted(texts, 'text')} read"
+    read = f"{counted(partitions, 'partition')}, {without_file:,} without a file, {counted(texts, 'text')} read"
     print(f"{space.name}: {read}, {encoded_again} encoded again: {verdict}")
     if as_json:
         listed = [asdict(violation) | {"reason": violation.reason} for violation in found]
-        print_json({"space": space.name, "partitions": partitions, "texts": texts, "violations": listed})
+        counts = {"partitions": partitions, "partitions_without_file": without_file, "texts": texts}
+        print_json({"space": space.name} | counts | {"violations": listed})
     raise typer.Exit(1 if violations else 0)
 
 
@@ -264,13 +294,13 @@ def plan(
 
 
 @app.command()
-@takes_settings("output", *_SPACE, "devices")
+@takes_settings(*_SPACE, "devices", leading="output")
 def search(
     settings: Settings,
     context: typer.Context,
-    text: Annotated[str, typer.Argument(help="The text to search for.")],
+    text: Annotated[str, typer.Argument(help="The text to search for.", metavar="TEXT")],
     k: Annotated[int, typer.Option("-k", help="Number of results.", min=1)] = 5,
-    yes: Annotated[bool, typer.Option("--yes", help="Load the model that the output names without asking.")] = False,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Print the texts whose vectors are nearest, equal texts once.
@@ -279,18 +309,12 @@ def search(
     """
     require_text("the text to search for", text)
     store = settings.open_store()
-    described = any(context.params[name] is not None for name in _SPACE)
-    if described or read_current(store) is None:
-        space = _existing_space(settings, store)
-        pool = _pool(settings, task="query")
-    else:
-        space = space_of_readers(store)
-        if find_space(store, settings.encoding_spec()) != space:
-            complain(f"searching the current space {space.name}, which differs from the one that the settings describe")
-            if not yes and space.requested.model != settings.model:
-                _require_trust(store, space)
-        pool = _pool(settings, space.requested, task="query")
-    with pool:
+    given = any(context.params[name] is not None for name in _SPACE)
+    described = given or (_describes_space(settings) and read_current(store) is None)
+    space, spec = _space_to_read(settings, store, described, yes)
+    if not described and _describes_space(settings) and find_space(store, settings.encoding_spec()) != space:
+        complain(f"searching the current space {space.name}, which differs from the one that the settings describe")
+    with _pool(settings, spec, task="query") as pool:
         hits = search_space(store, pool, [text], k)[0]
     for hit in hits:
         print(f"{hit.score:.3f}  {one_line(hit.key)}  {one_line(hit.id)}\n       {one_line(hit.text)}")
@@ -370,10 +394,34 @@ def _existing_space(settings: Settings, store: Store) -> Space:
     )
 
 
-def _require_trust(store: Store, space: Space) -> None:
-    """Ask before a model is loaded that only the output names: somebody else may have written it."""
-    model = space.requested.model
-    if model.startswith(HASH_SCHEME):
+def _describes_space(settings: Settings) -> bool:
+    """Whether anyone has chosen a model or another setting of the vectors."""
+    return not settings.model_fields_set.isdisjoint(_SPACE)
+
+
+def _space_to_read(settings: Settings, store: Store, described: bool, yes: bool) -> tuple[Space, EncodingSpec]:
+    """The space that the settings describe; where they describe none, the current one, else the only one.
+
+    Returns:
+        The space, and the request that loads its model. Before a model that only the output names is loaded, the user
+        is asked: somebody else may have written it.
+    """
+    spec = settings.encoding_spec()
+    if described:
+        return _existing_space(settings, store), spec
+    if read_current(store) is None and (space := find_space(store, spec)):
+        return space, spec
+    space = space_of_readers(store)
+    if find_space(store, spec) == space:
+        return space, spec
+    if not yes:
+        _require_trust(settings, store, space)
+    return space, space.loadable
+
+
+def _require_trust(settings: Settings, store: Store, space: Space) -> None:
+    model = space.loadable.model
+    if model.startswith(HASH_SCHEME) or space.requested.model == settings.model:
         return
     named = f"the output {store.url!r} names the model {model!r}, which the settings do not"
     if not sys.stdin.isatty():

@@ -49,6 +49,8 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.locating import DEFAULT_MODEL
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, FileFormat
+from surge_dagster.engine.output.catalog_record import CatalogRecord
+from surge_dagster.engine.output.spaces import SPACE_FILE
 from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, Selection, Source, open_source
 from surge_dagster.engine.sources.selection import MissingText
 from surge_dagster.engine.store import StorageOptions, open_store
@@ -109,6 +111,10 @@ class CatalogSettings(BaseModel):
         DEFAULT_MAX_TEXT_BYTES, ge=1, description="bytes of a text; a longer one refuses its partition"
     )
 
+    catalog_name: str | None = Field(
+        None, min_length=1, description="name of the catalog, which an output accepts at any place (unset: its place)"
+    )
+
     @field_validator("text")
     @classmethod
     def _require_template(cls, value: str) -> str:
@@ -121,6 +127,14 @@ class CatalogSettings(BaseModel):
     def selection(self) -> Selection:
         """The columns that become ids and texts."""
         return Selection(self.id, self.text, self.max_text_bytes, self.missing_text)
+
+    def record(self, place: str) -> CatalogRecord:
+        """The catalog at a path or URL as a space records it."""
+        local = "://" not in place or place.startswith("file:")
+        found = os.path.normpath(local_path(place, what="catalog")) if local else place.rstrip("/")
+        chosen = CatalogSettings.model_validate(self.model_dump(include=set(CatalogSettings.model_fields)))
+        settings = chosen.model_dump(mode="json", exclude_defaults=True, exclude={"catalog_name"})
+        return CatalogRecord(found, self.catalog_name, settings=settings)
 
     def open_catalog(self, place: str, storage_options: StorageOptions) -> Source:
         """Open the catalog at a path or URL; `ConfigError` when there is none."""
@@ -346,6 +360,24 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
     def open_source(self) -> Source:
         """Open the catalog; `ConfigError` when there is none."""
         return self.open_catalog(self.source, self.storage_options.options())
+
+    def catalog_record(self) -> CatalogRecord:
+        """The catalog as a space records it."""
+        return self.record(self.source)
+
+    def as_recorded(self, catalog: CatalogRecord | None) -> Settings:
+        """These settings, where those of the catalog that nobody gave are the recorded ones.
+
+        Raises:
+            ConfigError: a recorded value cannot be used.
+        """
+        known = set(CatalogSettings.model_fields) - self.model_fields_set
+        recorded = {name: value for name, value in (catalog.settings if catalog else {}).items() if name in known}
+        try:
+            taken = CatalogSettings.model_validate(recorded).model_dump(include=set(recorded))
+        except ValidationError as error:
+            raise ConfigError(f"the settings of the catalog in {SPACE_FILE} cannot be used: {error}") from None
+        return self.model_copy(update=taken)
 
     def open_store(self) -> Store:
         """Open the output; it need not exist yet."""

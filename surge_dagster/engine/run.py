@@ -20,6 +20,7 @@ from surge_dagster.engine.encoding import ReadAhead, encoded_superbatches
 from surge_dagster.engine.events import EventStream
 from surge_dagster.engine.memory import SLOTS, fit_memory
 from surge_dagster.engine.model.spec import FileFormat
+from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.output.current_space import keep_current
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.publisher import Publisher
@@ -47,6 +48,8 @@ class EmbeddingRun:
         store: the output; files go to the folder of the pool's space.
         pool: a started pool; the run uses it and does not own it.
         thresholds: of the SuperBatches; missing values follow from the pool's measured speed and the memory.
+        catalog: what the partitions belong to, recorded in the space; a space of another catalog is refused. None: it
+            is neither compared nor recorded.
         force: encode fresh partitions too.
         outputs: the files of the pool's space, where the caller has listed them; None: the run lists them.
         include_text: write the text column.
@@ -73,6 +76,7 @@ class EmbeddingRun:
         pool: EncoderPool,
         thresholds: Thresholds | None = None,
         *,
+        catalog: CatalogRecord | None = None,
         force: bool = False,
         outputs: OutputState | None = None,
         include_text: bool = True,
@@ -92,7 +96,7 @@ class EmbeddingRun:
             upload_bytes=store.upload_bytes,
         )
         keep_current(store, pool.space)
-        self.space = claim_space(store, pool.space, file_format)
+        self.space = claim_space(store, pool.space, file_format, catalog)
         sweep_orphan_files(store, claimed=self.space.name)
         self.report = RunReport(
             space=self.space.name,

@@ -54,7 +54,7 @@ Kind = Literal[
     "refused",
     "orphan",
 ]
-_WARNINGS: frozenset[Kind] = frozenset({"refused", "orphan"})
+_NO_FILE: frozenset[Kind] = frozenset({"missing", "refused"})
 _CHECK_AGAIN = "Nothing is known about it until it is checked again."
 _RUN_AGAIN = "Run again."
 _REMOVE = "Remove it and run again."
@@ -68,8 +68,8 @@ class Violation:
 
     Attributes:
         key: the partition, or the file's name where its partition is unknown.
-        kind: what is at fault; "unread" is a file or source that could not be read now. Two kinds are only warnings:
-            "refused" (a partition with invalid data, which correctly has no file) and "orphan" (a valid file, or staged
+        kind: what is at fault; "unread" is a file or source that could not be read now, "refused" a partition with
+            invalid data, which correctly has no file. One kind is only a warning: "orphan" (a valid file, or staged
             segments, whose partition was removed from the source; or staged segments beside a complete file).
         finding: what was expected, and what was found.
         remedy: what to do; "" where the finding says it, or the caller knows it.
@@ -87,7 +87,12 @@ class Violation:
 
     @property
     def is_warning(self) -> bool:
-        return self.kind in _WARNINGS
+        return self.kind == "orphan"
+
+    @property
+    def has_no_file(self) -> bool:
+        """Whether the fault is that a partition was not embedded, or could not be."""
+        return self.kind in _NO_FILE
 
 
 @dataclass(frozen=True, slots=True)

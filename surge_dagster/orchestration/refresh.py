@@ -17,7 +17,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.output.spaces import require_format
+from surge_dagster.engine.output.spaces import record_catalog, require_format
 from surge_dagster.engine.output.staging import remove_staged, sweep_orphan_files
 from surge_dagster.engine.report import Failure, Receipt, SuperBatchReport
 from surge_dagster.engine.run import EmbeddingRun
@@ -174,6 +174,7 @@ class Refresh:
             )
         if space is not None:
             require_format(self._store, space, self._resources.output.format)
+            record_catalog(self._store, space, self._resources.catalog.catalog_record())
         return space
 
     def _require_same_model(self, pool: EncoderPool, space: Space | None) -> None:
@@ -193,6 +194,7 @@ class Refresh:
             self._store,
             pool,
             encoder.superbatch_thresholds(self._resources.catalog.max_text_bytes),
+            catalog=self._resources.catalog.catalog_record(),
             force=self._config.force,
             outputs=work.outputs,
             include_text=output.include_text,

@@ -262,7 +262,7 @@ def test_changed_partition_is_found(copy: Path, pool: EncoderPool) -> None:
     assert [(one.key, one.kind) for one in violations(copy, pool)] == [("a", "stale")]
 
 
-def test_refused_partition_is_a_warning_only_without_a_file(copy: Path, pool: EncoderPool) -> None:
+def test_refused_partition_is_a_violation_also_without_a_file(copy: Path, pool: EncoderPool) -> None:
     path = copy / "catalog" / "partition=a" / "0.parquet"
     table = pq.read_table(path)
     ids = [*table.column("id").to_pylist()[:-1], "a-0"]
@@ -271,7 +271,8 @@ def test_refused_partition_is_a_warning_only_without_a_file(copy: Path, pool: En
     assert [(one.key, one.kind, one.is_warning) for one in violations(copy, pool)] == [("a", "ids", False)]
     output_file(copy, pool).unlink()
     found = violations(copy, pool)
-    assert [(one.key, one.kind, one.is_warning) for one in found] == [("a", "refused", True)]
+    assert [(one.key, one.kind, one.is_warning) for one in found] == [("a", "refused", False)]
+    assert found[0].has_no_file
     assert "row 39" in found[0].reason
 
 

@@ -100,6 +100,7 @@ class EncodingSpec:
         return _named(
             facts.slug,
             requested=requested,
+            model_folder="" if requested is self else facts.path,
             model_path=facts.path,
             model_digest=facts.digest,
             document_prompt=facts.prompts.document if self.document_prompt is None else self.document_prompt,
@@ -145,6 +146,8 @@ class Space:
             of the name.
         routed: whether the model may have other modules for queries than for documents.
         task: what a pool with this space encodes. Neither is part of the space itself.
+        model_folder: the folder of a model that was given as one, at the last run; "" for other models. It is not part
+            of the name either.
     """
 
     name: str
@@ -160,6 +163,7 @@ class Space:
     file_format: FileFormat = "parquet"
     routed: bool = False
     task: Task = "document"
+    model_folder: str = ""
 
     @property
     def prompt(self) -> str:
@@ -175,6 +179,11 @@ class Space:
     def vectors_key(self) -> str:
         """The same for two spaces whose pools give one text the same vector; part of the names of caches."""
         return self.spec_sha256 if self.side == "document" else f"{self.spec_sha256} {self.side}"
+
+    @property
+    def loadable(self) -> EncodingSpec:
+        """The request that finds the model from any working folder: with its folder, where it was given as one."""
+        return replace(self.requested, model=self.model_folder) if self.model_folder else self.requested
 
     @property
     def is_hash(self) -> bool:
@@ -232,6 +241,7 @@ def space_from_json(document: dict[str, Any]) -> Space:
         resolved = {key: document[key] for key in _RESOLVED}
         resolved |= {"document_prompt": document["prompt"], "query_prompt": document.get("query_prompt", "")}
         resolved["file_format"] = document.get("file_format", "parquet")  # older documents do not name it
+        resolved["model_folder"] = str(document.get("model_folder", ""))
         space = Space(name=document["name"], requested=EncodingSpec(**requested), model_path="", **resolved)
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"space.json is incomplete ({error!r}); restore it or use another output") from error

@@ -9,6 +9,9 @@ claimed last counts, and only a run that an operator launches claims another one
 for each request that its space answers: the highest turn counts, and the first name among equal turns, as in outputs
 without turns and after two concurrent claims.
 
+`space.json` also names the catalog (`catalog_record`) and, where the model was given as a folder, that folder. Both are
+those of the last run, and no part of the space's identity.
+
 A space that an earlier version made and this one cannot compute is left alone: it is not listed, read or deleted, and
 only a reader that names it gets an error.
 """
@@ -24,6 +27,7 @@ from typing import Any
 
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.model.spec import EncodingSpec, FileFormat, Space, UnsupportedSpace, space_from_json
+from surge_dagster.engine.output.catalog_record import CatalogRecord, catalog_from_json
 from surge_dagster.engine.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -97,18 +101,51 @@ def require_format(store: Store, space: Space, file_format: FileFormat) -> None:
         )
 
 
-def claim_space(store: Store, space: Space, file_format: FileFormat = "parquet") -> Space:
+def recorded_catalog(store: Store, space: Space) -> CatalogRecord | None:
+    """The catalog whose embeddings a space holds; None where no run has recorded it.
+
+    Raises:
+        ConfigError: its space.json is damaged.
+    """
+    described = _described(store, space.name)
+    return described.catalog if described else None
+
+
+def record_catalog(store: Store, space: Space, catalog: CatalogRecord) -> None:
+    """Record the catalog of a run that writes nothing else; where that fails, the log says so.
+
+    Args:
+        space: as the output has it.
+
+    Raises:
+        ConfigError: the space holds another catalog.
+    """
+    described = _described(store, space.name)
+    if described is None:
+        return
+    document = described.holding(catalog, store)
+    if document != described.document:
+        try:
+            _write(store, space, document, described.catalog)
+        except TransientError as error:
+            log.warning("the catalog was not recorded: %s", error)
+
+
+def claim_space(
+    store: Store, space: Space, file_format: FileFormat = "parquet", catalog: CatalogRecord | None = None
+) -> Space:
     """Prepare the space's folder for writing and describe the space there; from now on its request means this space.
 
     Args:
         file_format: of the files to be written.
+        catalog: what they are made from; None: it is neither compared nor recorded.
 
     Returns:
         The space as this output has it.
 
     Raises:
         ConfigError: the output is itself a space's folder, cannot be written, has another space under that name, or has
-            this one in another format.
+            this one in another format or with another catalog.
         TransientError: its disk is full.
     """
     if any(stored.name == SPACE_FILE for stored in store.list("")):
@@ -124,13 +161,18 @@ def claim_space(store: Store, space: Space, file_format: FileFormat = "parquet")
     else:
         require_format(store, own.space, file_format)
     space = replace(space, name=own.space.name if own else space.name, file_format=file_format)
+    if own is not None and catalog is not None:
+        own.holding(catalog, store)  # before anything is written
     store.prepare(space.name)
     store.sweep(space.name)
     request = space.requested.as_dict()
     others = [turn for one in known if one is not own and (turn := one.turn(request)) is not None]
-    document = (own or _Described(space, space.to_json())).claimed(request, others)
+    described = _Described(space, (own or _Described(space, space.to_json())).claimed(request, others))
+    document = described.document if catalog is None else described.holding(catalog, store)
+    if space.model_folder:
+        document = document | {"model_folder": space.model_folder}
     if own is None or document != own.document:
-        _write(store, space, document)
+        _write(store, space, document, described.catalog)
     return space
 
 
@@ -140,6 +182,20 @@ class _Described:
 
     space: Space
     document: dict[str, Any]
+
+    @property
+    def catalog(self) -> CatalogRecord | None:
+        recorded = self.document.get("catalog")
+        return None if recorded is None else catalog_from_json(recorded)
+
+    def holding(self, catalog: CatalogRecord, store: Store) -> dict[str, Any]:
+        """The document of the space with this catalog.
+
+        Raises:
+            ConfigError: it holds another one.
+        """
+        known = catalog.for_output(store).require_same(self.catalog, self.space.name, store)
+        return self.document | {"catalog": known.to_json()}
 
     def turns(self) -> list[tuple[dict[str, Any], int]]:
         """Each request that the space answers, with its turn: the higher it is, the later the claim was."""
@@ -184,16 +240,18 @@ def _described(store: Store, folder: str) -> _Described | None:
         space = space_from_json(document)
         if not all(isinstance(turn, int) for turn in document.get("turns", [])):
             raise TypeError("turns must be numbers")
+        described = _Described(space, document)
+        _ = described.catalog
     except UnsupportedSpace as error:
         raise UnsupportedSpace(f"{store.location(name)!r} cannot be used: {error}") from error
-    except (ValueError, TypeError, AttributeError, ConfigError) as error:
+    except (ValueError, TypeError, AttributeError, KeyError, ConfigError) as error:
         raise ConfigError(f"{store.location(name)!r} cannot be used: {error}") from error
     if space.name != folder:
         raise ConfigError(
             f"{store.location(name)!r} describes the space {space.name!r}: the folder was renamed or the file copied. "
             "Rename the folder back, or move it away."
         )
-    return _Described(space, document)
+    return described
 
 
 def _why(space: Space, before: Space) -> str:
@@ -218,17 +276,19 @@ def _require_free(store: Store, folder: str) -> None:
         )
 
 
-def _write(store: Store, space: Space, document: dict[str, Any]) -> None:
-    def require_same_format() -> None:  # a concurrent run may have begun the space
-        for known in list_spaces(store):
-            if known.spec_sha256 == space.spec_sha256:
-                require_format(store, known, space.file_format)
+def _write(store: Store, space: Space, document: dict[str, Any], seen: CatalogRecord | None) -> None:
+    def require_as_claimed() -> None:  # a concurrent run may have begun the space
+        for known in _all_described(store):
+            if known.space.spec_sha256 == space.spec_sha256:
+                require_format(store, known.space, space.file_format)
+                if "catalog" in document and known.catalog != seen:
+                    known.holding(catalog_from_json(document["catalog"]), store)
 
     name = f"{space.name}/{SPACE_FILE}"
     try:
         with store.create(name) as upload:
             upload.sink.write(json.dumps(document, indent=2, sort_keys=True).encode() + b"\n")
-            upload.publish(require_same_format)
+            upload.publish(require_as_claimed)
         store.sync(space.name)
     except OSError as error:
         raise TransientError(

@@ -1,0 +1,95 @@
+"""The catalog whose embeddings a space holds, as its `space.json` records it.
+
+Partitions of two catalogs may have equal keys, and each catalog would replace the other's files. So the first run of a
+space records its catalog there, and a run over another one is refused. A catalog is recognized by its name where it was
+given one, else by its place. A place may be reached through another path, and a catalog may be moved together with its
+output: both are the same catalog still.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogRecord:
+    """A catalog, and how its rows are read.
+
+    Attributes:
+        place: its URL, or its absolute local path.
+        name: as its owner named it; None where the place identifies it.
+        beside_output: its local path, relative to the output; None where one of them is not local.
+        settings: those of its settings that differ from their defaults, as JSON has them.
+    """
+
+    place: str
+    name: str | None = None
+    beside_output: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def shown(self) -> str:
+        """The catalog in messages."""
+        return self.name or self.place
+
+    @property
+    def is_local(self) -> bool:
+        return self.place.startswith("/")
+
+    def for_output(self, store: Store) -> CatalogRecord:
+        """The record as this output keeps it."""
+        both_local = self.is_local and not store.is_remote
+        return replace(self, beside_output=os.path.relpath(self.place, store.url) if both_local else None)
+
+    def is_same(self, other: CatalogRecord) -> bool:
+        """Whether both are records of one catalog."""
+        if self.name and other.name:
+            return self.name == other.name
+        return (
+            self.place == other.place
+            or (self.beside_output is not None and self.beside_output == other.beside_output)
+            or (self.is_local and other.is_local and os.path.realpath(self.place) == os.path.realpath(other.place))
+        )
+
+    def require_same(self, recorded: CatalogRecord | None, space: str, store: Store) -> CatalogRecord:
+        """Refuse a run over another catalog than the recorded one; returns what is to be recorded now.
+
+        Raises:
+            ConfigError: the space holds another catalog.
+        """
+        if recorded is None or self.is_same(recorded):
+            return self
+        if self.name == recorded.place:  # it was moved: its name stands for the place where it was
+            return replace(self, name=None)
+        raise ConfigError(
+            f"the space {space} in {store.url!r} holds embeddings of the catalog {recorded.shown!r}, and this run "
+            f"reads {self.shown!r}. Two catalogs would replace each other's files: give each its own output. If it is "
+            f"the same one, moved or reached another way, say so once with the setting catalog_name: {recorded.shown}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The value of `catalog` in space.json."""
+        known = {"place": self.place, "name": self.name, "beside_output": self.beside_output}
+        return {**{name: value for name, value in known.items() if value}, "settings": dict(self.settings)}
+
+
+def catalog_from_json(document: Any) -> CatalogRecord:
+    """The record in a space.json.
+
+    Raises:
+        TypeError: a value is of another type.
+        KeyError: there is no place.
+    """
+    record = CatalogRecord(
+        document["place"], document.get("name"), document.get("beside_output"), document.get("settings", {})
+    )
+    texts = (record.place, record.name or "", record.beside_output or "")
+    if not all(isinstance(text, str) for text in texts) or not isinstance(record.settings, dict):
+        raise TypeError("its catalog has values of another type")
+    return record

@@ -1,0 +1,168 @@
+"""The command line finds the space, its model and its columns in the output, and refuses another catalog."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from surge_dagster.engine.output.current_space import write_current
+from tests.engine.encoder.tiny_models import bert_cls
+from tests.spaces import Spaces
+from tests.test_cli import in_process, write_partition
+
+
+class Command:
+    """Runs commands in this process, in a folder of their own."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+        self._given = (capsys, monkeypatch)
+        self.root = self.folder = root
+
+    def __call__(self, *arguments: object) -> tuple[int, str, str]:
+        code, out, error = in_process(*self._given, self.folder, *arguments)
+        return code, out, " ".join(error.split())
+
+    def json(self, *arguments: object) -> dict:
+        code, out, error = self(*arguments, "--json")
+        assert code == 0, error
+        return json.loads(out.splitlines()[-1])
+
+    def space_json(self, output: str = "out") -> Path:
+        [found] = (self.root / output).glob("*/space.json")
+        return found
+
+
+@pytest.fixture
+def surge(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
+    return Command(capsys, monkeypatch, tmp_path)
+
+
+def test_search_and_verify_use_the_only_space_with_the_prompt_and_columns_of_its_last_run(surge: Command) -> None:
+    texts = ["red", "green", "blue"]
+    write_partition(surge.root / "catalog", "a", 3, sku=["x", "y", "z"], title=texts)
+    columns = ("--id", "sku", "--text", "title")
+    surge.json(
+        "embed", "catalog", "out", "--model", "hash://16", "--document-prompt", "a ", "--query-prompt", "a ", *columns
+    )
+    verified = surge.json("verify", "catalog", "out", "--reencode", "all")
+    assert (verified["texts"], verified["violations"]) == (3, [])
+    [hit] = surge.json("search", "out", "green", "-k", 1)["hits"]
+    assert (hit["id"], hit["score"]) == ("y", pytest.approx(1, abs=1e-5)), "with the prompts of the space"
+    code, _, error = surge("verify", "catalog", "out", "--text", "text", "--reencode", 0)
+    assert code == 1 and "text" in error, "a setting that somebody gives counts"
+
+
+def test_model_in_a_relative_folder_is_found_from_any_working_folder(surge: Command) -> None:
+    """Takes seconds: three pools load a model."""
+    bert_cls(surge.root / "models").rename(surge.root / "models" / "tiny")
+    write_partition(surge.root / "catalog", "a", 3)
+    name = surge.json("embed", "catalog", "out", "--model", "models/tiny")["space"]
+    assert name.startswith("tiny-")
+    record = json.loads(surge.space_json().read_text())
+    assert (record["requested"]["model"], record["model_folder"]) == ("tiny", str(surge.root / "models" / "tiny"))
+    surge.folder = surge.root / "elsewhere"
+    surge.folder.mkdir()
+    found = surge.json("search", "../out", "a number 2", "-k", 1, "--yes")
+    assert (found["space"], found["hits"][0]["id"]) == (name, "a-2")
+    assert surge.json("verify", "../catalog", "../out", "--yes")["violations"] == []
+    code, _, error = surge("verify", "../catalog", "../out")
+    assert code == 2 and "--yes" in error, "it asks before it loads a model that only the output names"
+    (surge.root / "models").rename(surge.root / "moved")
+    code, _, error = surge("search", "../out", "a number 2", "--yes")
+    assert code == 2 and "models/tiny" in error and "check the path" in error
+
+
+def test_several_spaces_need_a_name_or_a_current_one(surge: Command, three_spaces: Spaces) -> None:
+    made = three_spaces.copy_to(surge.root)
+    for command in (("search", "output", "b/7"), ("verify", "catalog", "output")):
+        code, _, error = surge(*command)
+        assert code == 2 and "holds several spaces" in error
+    _, second, _ = made.names()
+    write_current(made.store, second, seen=None)
+    assert surge.json("search", "output", "b/7")["space"] == second
+    assert surge.json("verify", "catalog", "output")["space"] == second
+
+
+def test_search_takes_the_output_from_the_settings_as_other_commands_do(surge: Command) -> None:
+    write_partition(surge.root / "catalog", "a", 3)
+    (surge.root / "surge.yaml").write_text("source: catalog\noutput: out\nmodel: hash://16\n")
+    surge.json("embed")
+    assert surge.json("search", "a number 2", "-k", 1)["hits"][0]["id"] == "a-2"
+    (surge.root / "surge.yaml").unlink()
+    assert surge.json("search", "out", "a number 2", "-k", 1)["hits"][0]["id"] == "a-2"
+    code, _, error = surge("search", "out", "a", "number")
+    assert code == 2 and "too many arguments" in error
+    code, _, error = surge("search", "--model", "hash://16")
+    assert code == 2 and "TEXT" in error
+
+
+class TestAnotherCatalog:
+    EMBED = ("embed", "catalog", "out", "--model", "hash://16")
+
+    @pytest.fixture(autouse=True)
+    def made(self, surge: Command) -> None:
+        write_partition(surge.root / "catalog", "a", 3)
+        surge.json(*self.EMBED)
+
+    def test_is_refused_with_both_names_and_changes_nothing(self, surge: Command) -> None:
+        write_partition(surge.root / "other", "a", 5)
+        before = {path: path.read_bytes() for path in surge.space_json().parent.iterdir()}
+        code, _, error = surge("embed", "other", "out", "--model", "hash://16")
+        assert code == 2 and f"{surge.root}/catalog'" in error and f"{surge.root}/other'" in error
+        assert before == {path: path.read_bytes() for path in surge.space_json().parent.iterdir()}
+        shutil.copytree(surge.root / "catalog", surge.root / "copy")  # everything in it is fresh
+        assert surge("embed", "copy", "out", "--model", "hash://16")[0] == 2
+
+    def test_may_have_a_space_of_its_own_in_the_output(self, surge: Command) -> None:
+        write_partition(surge.root / "other", "a", 5)
+        assert surge("embed", "other", "out", "--model", "hash://24")[0] == 0
+
+    def test_is_none_if_it_moved_with_its_output_or_is_reached_another_way(self, surge: Command) -> None:
+        (surge.root / "link").symlink_to("catalog")
+        assert surge("embed", "link", *self.EMBED[2:])[0] == 0
+        assert surge("embed", f"file://{surge.root}/catalog", *self.EMBED[2:])[0] == 0
+        (surge.root / "moved").mkdir()
+        for name in ("catalog", "out"):
+            (surge.root / name).rename(surge.root / "moved" / name)
+        assert surge("embed", "moved/catalog", "moved/out", *self.EMBED[3:])[0] == 0
+
+    def test_is_none_once_it_is_said_that_the_catalog_moved(self, surge: Command) -> None:
+        (surge.root / "catalog").rename(surge.root / "new")
+        write_partition(surge.root / "new", "b", 2)
+        moved = ("embed", "new", *self.EMBED[2:])
+        assert surge(*moved)[0] == 2
+        assert surge(*moved, "--catalog-name", surge.root / "catalog")[0] == 0
+        assert surge(*moved)[0] == 0, "said once"
+        write_partition(surge.root / "catalog", "c", 2)
+        assert surge(*self.EMBED)[0] == 2
+
+    def test_is_told_apart_by_its_name_where_it_has_one(self, surge: Command) -> None:
+        assert surge(*self.EMBED, "--catalog-name", "shop")[0] == 0
+        (surge.root / "catalog").rename(surge.root / "new")
+        assert surge("embed", "new", *self.EMBED[2:], "--catalog-name", "shop")[0] == 0
+        code, _, error = surge("embed", "new", *self.EMBED[2:], "--catalog-name", "docs")
+        assert code == 2 and "'shop'" in error and "'docs'" in error
+
+    def test_is_not_known_of_an_older_output_until_its_next_run(self, surge: Command) -> None:
+        record = json.loads(surge.space_json().read_text())
+        del record["catalog"]
+        surge.space_json().write_text(json.dumps(record))
+        assert surge(*self.EMBED)[1].count("1 fresh") == 1
+        assert json.loads(surge.space_json().read_text())["catalog"]["place"] == str(surge.root / "catalog")
+
+
+def test_verify_fails_where_partitions_have_no_file(surge: Command) -> None:
+    for key in "abc":
+        write_partition(surge.root / "catalog", key, 3)
+    write_partition(surge.root / "catalog", "d", 3, text=["x", None, "y"])
+    assert surge("embed", "catalog", "out", "--model", "hash://16")[0] == 1
+    (surge.space_json().parent / "a.parquet").unlink()
+    code, out, _ = surge("verify", "catalog", "out")
+    assert code == 1 and "4 partitions, 2 without a file" in out and "2 violations" in out
+    code, out, error = surge("verify", "catalog", "out", "--partial")
+    assert code == 0 and "no violation, 2 warnings" in out and "'a'" in error and "'d'" in error
+    write_partition(surge.root / "catalog", "b", 4)
+    assert surge("verify", "catalog", "out", "--partial")[0] == 1, "a stale file is no missing one"
