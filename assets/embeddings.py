@@ -92,7 +92,9 @@ def embeddings(names: CatalogNames, policy: CheckPolicy, file_format: FileFormat
                     f"One {file_format.capitalize()} file per partition with id, text and embedding. A run skips "
                     "partitions that are up to date, unless its config says `force: true`."
                 ),
-            )
+            ).with_io_manager_key(
+                names.input_resource
+            )  # it loads inputs that name no input manager, and writes nothing
         ],
         check_specs=run_checks(names, policy),
         partitions_def=names.partitions,

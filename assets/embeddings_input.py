@@ -1,10 +1,11 @@
 """Embeddings as the input of other assets.
 
-An asset that reads vectors names `embeddings_input` as the input manager of its argument, and gets the vectors of its
-run's partitions; an asset without partitions gets all of them:
+An asset with the argument `embeddings` gets the vectors of its run's partitions; one without partitions gets all:
 
-    @dg.asset(ins={"embeddings": dg.AssetIn(input_manager_key="embeddings_input")})
+    @dg.asset
     def near_duplicates(embeddings: pl.LazyFrame) -> None: ...
+
+The asset `embeddings` names `embeddings_input` as its IO manager, so the argument need not.
 
 The argument's type is one of `polars.LazyFrame`, `pyarrow.dataset.Dataset` and `Embeddings`, which gives both. Only
 footers are read before the asset reads rows.

@@ -33,7 +33,7 @@ class _Scaffolder(dg.Scaffolder):
 
     def scaffold(self, request: dg.ScaffoldRequest) -> None:
         name = re.sub(r"\W", "_", request.target_path.name, flags=re.ASCII)
-        folder = f"data/{name}"
+        folder = f"{{{{ context.project_root }}}}/data/{name}"  # runs begin in any working folder
         attributes = {"name": name, "source": f"{folder}/catalog", "output": f"{folder}/embeddings"}
         dg.scaffold_component(request, attributes)
 

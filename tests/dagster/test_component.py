@@ -11,6 +11,7 @@ from typing import Any
 import dagster as dg
 import pytest
 import yaml
+from dagster.components.scaffold.scaffold import get_scaffolder
 from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
@@ -127,6 +128,29 @@ def test_dg_names_the_lines_of_wrong_attributes(project: Path) -> None:
     assert "All component YAML validated" in run_dg(project, "check", "yaml")
 
 
+def test_scaffolded_catalog_lies_in_the_project_whatever_the_working_folder(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = project / "src" / "my_project" / "defs" / "shop"
+    folder.mkdir()
+    scaffolder = get_scaffolder(EmbeddingCatalog)
+    assert isinstance(scaffolder, dg.Scaffolder)
+    scaffolder.scaffold(
+        dg.ScaffoldRequest(
+            type_name="surge_dagster.EmbeddingCatalog",
+            target_path=folder,
+            scaffold_format="yaml",
+            project_root=project,
+            params=None,  # pyright: ignore[reportArgumentType]
+        )
+    )
+    monkeypatch.syspath_prepend(project / "src")
+    monkeypatch.chdir(project / "src")
+    resources = dg.load_from_defs_folder(path_within_project=project).resources or {}
+    places = [resources[key].url for key in ("shop_catalog", "shop_output")]
+    assert places == [f"{project}/data/shop/catalog", f"{project}/data/shop/embeddings"]
+
+
 @pytest.mark.soak
 def test_dg_launches_the_asset_of_a_scaffolded_catalog(project: Path, bench: Workbench) -> None:
     """The project's executor runs each step in a process that ends before the run; the run's process signs it."""
@@ -138,12 +162,14 @@ def test_dg_launches_the_asset_of_a_scaffolded_catalog(project: Path, bench: Wor
     names = CatalogNames(document["attributes"]["name"])
     assert names.name == "shop"
 
-    write_partition(project / document["attributes"]["source"], "a", numbered_rows("a", 3))
+    root = "{{ context.project_root }}/"
+    source, output_folder = (project / document["attributes"][name].removeprefix(root) for name in ("source", "output"))
+    write_partition(source, "a", numbered_rows("a", 3))
     bench.instance.add_dynamic_partitions(names.partitions_name, ["a"])
-    run_dg(project, "launch", "--assets", "shop/embeddings", "--partition", "a")
+    run_dg(project / "src", "launch", "--assets", "shop/embeddings", "--partition", "a")
     [run] = bench.instance.get_runs()
     assert run.is_success and "a" in Ran(bench.instance, run.run_id, True).materialized(names.embeddings)
-    assert len(list((project / document["attributes"]["output"]).glob("*/a.parquet"))) == 1
+    assert len(list(output_folder.glob("*/a.parquet"))) == 1
     output = bench.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT)
     pids = [entry.dagster_event.engine_event_data.metadata.get("pid") for entry in output if entry.dagster_event]
     assert run.tags[".dagster/surge/process"].split()[-1].partition("@")[0] == next(

@@ -18,6 +18,7 @@ from tests.dagster.conftest import NAMES, Ran, Workbench
 from tests.spaces import Spaces
 
 INS = {"embeddings": dg.AssetIn(key=NAMES.embeddings, input_manager_key="embeddings_input")}
+NO_MANAGER = {"embeddings": dg.AssetIn(key=NAMES.embeddings)}
 
 
 class Downstream:
@@ -29,6 +30,7 @@ class Downstream:
         annotation: Any = pl.LazyFrame,
         *,
         partitioned: bool = False,
+        ins: dict[str, dg.AssetIn] = INS,
         seen: Callable[[Any], Any] | None = None,
     ) -> None:
         self.given: list[Any] = []
@@ -40,7 +42,7 @@ class Downstream:
 
         near_duplicates.__annotations__["embeddings"] = annotation
         self.asset = dg.asset(
-            ins=INS,
+            ins=ins,
             partitions_def=NAMES.partitions if partitioned else None,
             backfill_policy=dg.BackfillPolicy.single_run() if partitioned else None,
         )(near_duplicates)
@@ -92,6 +94,14 @@ def test_an_asset_without_partitions_gets_everything_as_the_type_it_names(embedd
         downstream = Downstream(embedded, annotation)
         assert downstream.run().success
         assert [sorted(rows) for rows in downstream.given] == [EVERYTHING]
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_input_that_names_no_manager_is_loaded_too(embedded: Workbench, partitioned: bool) -> None:
+    downstream = Downstream(embedded, partitioned=partitioned, ins=NO_MANAGER)
+    ran = downstream.run({"dagster/partition": "a"} if partitioned else None)
+    assert ran.success
+    assert [sorted(rows) for rows in downstream.given] == [EVERYTHING[:2] if partitioned else EVERYTHING]
 
 
 def test_an_asset_with_the_catalogs_partitions_gets_those_of_its_run(embedded: Workbench) -> None:
