@@ -31,7 +31,7 @@ from surge_dagster.engine.output.current_space import named_space, read_current,
 from surge_dagster.engine.output.spaces import find_space, list_spaces, recorded_catalog, unsupported_spaces
 from surge_dagster.engine.output.staging import sweep_orphan_files
 from surge_dagster.engine.reading import report_when_fresh
-from surge_dagster.engine.report import Failure, Receipt, RunReport
+from surge_dagster.engine.report import Failure, Receipt, RunReport, SuperBatchReport
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.search import search as search_space
 from surge_dagster.engine.sources import release
@@ -45,6 +45,7 @@ from surge_dagster.settings import Settings, load_settings, require_text
 from surge_dagster.terminal import (
     TERMINATED_CODE,
     Json,
+    Quiet,
     Terminated,
     complain,
     messages,
@@ -139,6 +140,7 @@ def _help(name: str) -> str:
 def embed(
     settings: Settings,
     force: Annotated[bool, typer.Option("--force", help="Encode fresh partitions again.")] = False,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Embed what is missing or stale, without Dagster. After a crash, run it again: it continues."""
@@ -148,7 +150,7 @@ def embed(
     if not force and (report := report_when_fresh(catalog, store, spec, settings.format, record)):
         sweep_orphan_files(store)
         release(catalog)
-        _print_report(report, store, as_json)
+        _print_report(report, store, quiet, as_json)
         return
     with terminable(), _pool(settings) as pool:
         run = EmbeddingRun(
@@ -164,12 +166,12 @@ def embed(
             grace_seconds=settings.grace_seconds,
         )
         try:
-            _follow(run, total)
+            _follow(run, total, quiet)
         except (KeyboardInterrupt, Terminated) as stopped:
             complain("stopped; what was published stays, run the command again to continue")
             raise typer.Exit(TERMINATED_CODE if isinstance(stopped, Terminated) else 130) from None
     release(catalog)
-    _print_report(run.report, store, as_json)
+    _print_report(run.report, store, quiet, as_json)
     raise typer.Exit(1 if run.failed else 0)
 
 
@@ -184,6 +186,7 @@ def verify(
         bool, typer.Option("--partial", help="Accept partitions without a file; only count them.")
     ] = False,
     yes: Yes = False,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Prove that every partition has a file with its rows, in order, each with its own vector. Changes nothing.
@@ -197,7 +200,7 @@ def verify(
     pool = _pool(settings, spec) if rows != 0 else None
     partitions, texts, violations, warnings = 0, 0, list[Violation](), list[Violation]()
     try:
-        with progress_bar("partitions") as show:
+        with progress_bar("partitions", quiet=quiet) as show:
             total = sum(1 for _ in catalog)
             for event in verify_output(catalog, store, space, pool=pool, reencode=rows):
                 if isinstance(event, Verified):
@@ -219,7 +222,8 @@ def verify(
         verdict += f", {counted(len(warnings), 'warning')}"
     encoded_again = "all rows" if rows is None else f"{counted(rows, 'row')} of each partition"
     read = f"{counted(partitions, 'partition')}, {without_file:,} without a file, {counted(texts, 'text')} read"
-    print(f"{space.name}: {read}, {encoded_again} encoded again: {verdict}")
+    if not quiet:
+        print(f"{space.name}: {read}, {encoded_again} encoded again: {verdict}")
     if as_json:
         listed = [asdict(violation) | {"reason": violation.reason} for violation in found]
         counts = {"partitions": partitions, "partitions_without_file": without_file, "texts": texts}
@@ -438,18 +442,23 @@ def _rows_to_reencode(value: str) -> int | None:
     raise ConfigError(f"--reencode takes a number of rows or `all`; {value!r} was given.")
 
 
-def _follow(run: EmbeddingRun, total: int) -> None:
+def _follow(run: EmbeddingRun, total: int, quiet: bool) -> None:
     done = 0
-    with progress_bar("texts", total) as show, closing(run.events()) as events:
+    with progress_bar("texts", total, quiet=quiet) as show, closing(run.events()) as events:
         for event in events:
-            if isinstance(event, Receipt):
-                done += event.rows + event.skipped_rows
-                show(done, total)
-            elif isinstance(event, Failure):
-                complain(f"refused: {event.reason}")
+            match event:
+                case SuperBatchReport():
+                    done += event.texts
+                case Receipt(action="encoded"):
+                    done += event.texts_reused + event.skipped_rows
+                case Receipt():
+                    done += event.rows + event.skipped_rows
+                case Failure():
+                    complain(f"refused: {event.reason}")
+            show(min(done, total) if total else done, total)  # a text whose worker died is encoded, and counted, twice
 
 
-def _print_report(report: RunReport, store: Store, as_json: bool) -> None:
+def _print_report(report: RunReport, store: Store, quiet: bool, as_json: bool) -> None:
     done = (
         f"{counted(report.texts_encoded, 'text')} encoded in {report.wall_seconds:.1f} s "
         f"({report.texts_per_second:,.0f} texts/s) on {report.device} in {report.precision}, "
@@ -457,9 +466,10 @@ def _print_report(report: RunReport, store: Store, as_json: bool) -> None:
         if report.device
         else "there was nothing to encode"
     )
-    print(
-        f"{counted(report.partitions_written, 'partition')} written, {report.partitions_skipped:,} fresh, "
-        f"{len(report.partitions_failed):,} failed; {done}\nfiles are in {store.location(report.space)}"
-    )
+    if not quiet:
+        print(
+            f"{counted(report.partitions_written, 'partition')} written, {report.partitions_skipped:,} fresh, "
+            f"{len(report.partitions_failed):,} failed; {done}\nfiles are in {store.location(report.space)}"
+        )
     if as_json:
         print_json(report.as_dict())

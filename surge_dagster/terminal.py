@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -17,7 +18,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from surge_dagster.engine.support.unreadable import visible
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document as the last line.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors alone: no progress and no summary.")]
 messages = Console(stderr=True, highlight=False, soft_wrap=True)
+LINE_SECONDS = 10.0
 TERMINATED_CODE = 128 + signal.SIGTERM
 
 
@@ -48,12 +51,35 @@ def terminable() -> Iterator[None]:
 
 
 @contextmanager
-def progress_bar(unit: str, total: int | None = None) -> Iterator[Callable[[int, int | None], None]]:
-    """Show a bar if standard error is a terminal; yields a function that takes the amount done and the total."""
+def progress_bar(
+    unit: str, total: int | None = None, *, quiet: bool = False
+) -> Iterator[Callable[[int, int | None], None]]:
+    """Show progress on standard error: a bar on a terminal, else a line every ten seconds at most.
+
+    Yields:
+        A function that takes the amount done and the total, if that is known.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=messages, disable=not messages.is_terminal) as bar:
-        task = bar.add_task(unit, total=total)
-        yield lambda done, of: bar.update(task, completed=done, total=of)
+    with Progress(*columns, console=messages, disable=quiet or not messages.is_terminal) as bar:
+        if quiet or messages.is_terminal:
+            task = bar.add_task(unit, total=total)
+            yield lambda done, of: bar.update(task, completed=done, total=of)
+        else:
+            yield _lines(unit)
+
+
+def _lines(unit: str) -> Callable[[int, int | None], None]:
+    begun = said = time.monotonic()
+
+    def show(done: int, of: int | None) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if now - said >= LINE_SECONDS:
+            said = now
+            known = f" of {of:,}" if of else ""
+            messages.print(f"{done:,}{known} {unit}, {done / (now - begun):,.0f} per second", markup=False)
+
+    return show
 
 
 def complain(text: str) -> None:

@@ -15,6 +15,7 @@ FOLDERS = {ROOT / PACKAGE: PACKAGE, ROOT / "assets": f"{PACKAGE}.assets", ROOT /
 # Top to bottom. A room (a package or a module, without the leading `surge_dagster.`) may import itself, the rooms of
 # its own line and those of the lines below it.
 LAYERS = (
+    "__main__",
     "component cli demo",
     "definitions catalog_commands terminal catalogs",
     "automation",
