@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 
 import pyarrow as pa
 
 from surge_dagster.engine.sources.listing import FIRST_BYTES, SourceFile
-from surge_dagster.engine.support.waiting import TURN_SECONDS
+from surge_dagster.engine.support.waiting import in_background, result_of
 
 AHEAD_BYTES = 4 * FIRST_BYTES  # what the first requests of the files bring that are opened ahead
 _MOST_AHEAD = 16
@@ -43,11 +43,7 @@ class FilesAhead:
             opening = self._opening.pop(place, None)
             self._opening = {each: opened for each, opened in self._opening.items() if each > place}
             self._open_next(place + 1)
-        if opening is None:
-            return file.open()
-        while not wait([opening], TURN_SECONDS).done:  # in turns, so that a signal to any thread interrupts it
-            pass
-        return opening.result()
+        return file.open() if opening is None else result_of(opening)
 
     def _open_next(self, first: int) -> None:
         held = 0
@@ -57,13 +53,4 @@ class FilesAhead:
             if held > AHEAD_BYTES:
                 return
             if place not in self._opening and not file.refusal:
-                answer = self._opening[place] = Future()
-                # A daemon, because Python waits for its other threads when it exits.
-                threading.Thread(target=_open, args=(file, answer), name="surge-source", daemon=True).start()
-
-
-def _open(file: SourceFile, answer: Future[pa.NativeFile]) -> None:
-    try:
-        answer.set_result(file.open())
-    except BaseException as error:
-        answer.set_exception(error)
+                self._opening[place] = in_background(file.open, "surge-source")

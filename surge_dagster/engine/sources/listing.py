@@ -343,7 +343,7 @@ class _BucketFiles(SourceFiles):
         yield from found
 
     def _open(self, stored: StoredObject) -> pa.NativeFile:
-        return self._store.open(stored.name, stored, tail_bytes=FIRST_BYTES)
+        return self._store.open(stored.name, stored, tail_bytes=FIRST_BYTES, ahead=True)
 
 
 def local_names(

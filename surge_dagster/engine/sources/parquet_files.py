@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import errno
 import hashlib
 import os
 import re
@@ -23,6 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from surge_dagster.engine.sources.listing import NOT_REGULAR, local_names, refused_link
 from surge_dagster.engine.sources.partition import KEY_METADATA, SOURCE_VERSION_METADATA
 from surge_dagster.engine.sources.rows import without_dictionary
 from surge_dagster.engine.sources.selection import Selection
@@ -44,7 +44,6 @@ _VERSION_BYTES = 250  # a database index has room for little
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # some databases refuse NUL
 _SETTLED_NS = 2_000_000_000  # longer than the grain of any disk's clock: a younger file may change unnoticed
 _KNOWN_FOOTERS = 1 << 17
-_MAX_DEPTH = 50  # of folders below a partition's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +106,15 @@ def partition_files(root: str, folder: str) -> list[PartitionFile]:
     """
     path = f"{root}/{folder}"
     # A Path for each folder costs more.
-    if os.path.islink(path) and (refusal := _refused_link(root, path)):  # noqa: PTH114
+    if os.path.islink(path) and (refusal := refused_link(root, path)):  # noqa: PTH114
         return [_refused(folder, path, refusal)]
-    found = sorted(_parquet_names(root, path), key=lambda name_and_refusal: os.fsencode(name_and_refusal[0]))
-    return [
-        _refused(name, f"{path}/{name}", refusal) if refusal else _partition_file(name, f"{path}/{name}")
-        for name, refusal in found
-    ]
+    found: list[PartitionFile] = []
+    for name, refusal in local_names(root, path, _is_parquet):
+        if isinstance(refusal, OSError):
+            raise refusal
+        full = f"{path}/{name}"
+        found.append(_refused(name, full, refusal) if refusal else _partition_file(name, full))
+    return sorted(found, key=lambda file: os.fsencode(file.relative))
 
 
 def source_version(tokens: Sequence[tuple[str, str]], suffix: str) -> str:
@@ -155,45 +156,8 @@ def read_columns(key: str, file: PartitionFile, selection: Selection) -> Iterato
         yield from _gathered(reader.iter_batches(rows, columns=columns, use_threads=False), columns)
 
 
-def _parquet_names(root: str, folder: str, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, str | None]]:
-    """Relative names with the reason to refuse them; links to folders inside the catalog are ignored."""
-    try:
-        entries = list(os.scandir(folder))
-    except FileNotFoundError:
-        return  # a folder without files is refused when it is read
-    except NotADirectoryError:
-        yield os.path.basename(folder), "is not a folder"  # noqa: PTH119
-        return
-    for entry in entries:
-        name = entry.name
-        if name.startswith(("_", ".")):
-            continue
-        relative, may_be_file = prefix + name, name.endswith(".parquet")
-        if entry.is_dir(follow_symlinks=False):
-            if depth < _MAX_DEPTH:
-                yield from _parquet_names(root, entry.path, f"{relative}/", depth + 1)
-            else:
-                yield relative, f"lies below {_MAX_DEPTH} nested folders; no more are allowed"
-        elif entry.is_symlink() and (refusal := _refused_link(root, entry.path)):
-            if may_be_file or os.path.isdir(entry.path):  # noqa: PTH112
-                yield relative, refusal
-        elif may_be_file and not entry.is_dir():
-            yield relative, None
-
-
-def _refused_link(root: str, link: str) -> str | None:
-    """Why a link is not followed; None for one that leads into the catalog."""
-    try:
-        catalog, target = os.path.realpath(root), os.path.realpath(link, strict=True)
-    except (FileNotFoundError, NotADirectoryError):
-        return "is a link to nothing"
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        return "is one of several links that lead to each other"
-    if target == catalog:
-        return "is a link to the catalog itself"
-    return None if os.path.commonpath((catalog, target)) == catalog else "is a link out of the catalog"
+def _is_parquet(name: str) -> bool:
+    return name.endswith(".parquet")
 
 
 def _refused(relative: str, path: str, refusal: str) -> PartitionFile:
@@ -204,7 +168,7 @@ def _partition_file(relative: str, path: str) -> PartitionFile:
     try:
         status = os.stat(path)  # noqa: PTH116, a Path for each file costs more than looking at it
         if not stat.S_ISREG(status.st_mode):  # opening a pipe may never return
-            return _refused(relative, path, "is a pipe, a socket or a device, not a regular file")
+            return _refused(relative, path, NOT_REGULAR)
         token = f"{status.st_size}-{status.st_mtime_ns}"
         try:
             footer = _footer_of(path, status)

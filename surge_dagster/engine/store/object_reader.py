@@ -6,6 +6,9 @@ obstore's own reader asks for the size first and may mix two versions of an obje
 from __future__ import annotations
 
 import io
+from collections import deque
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import obstore
@@ -14,9 +17,11 @@ from obstore.exceptions import PreconditionError
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.store.request_errors import NOT_PARTIAL, UNSUPPORTED, RequestFailed, request_errors
 from surge_dagster.engine.store.retries import Retrier
+from surge_dagster.engine.support.waiting import in_background, result_of
 
 TAIL_BYTES = 64 * 1024
 READ_AHEAD_BYTES = 1024 * 1024
+_STREAMS = 2  # places of an object that are read in turns, as two columns of a Parquet file are
 
 
 class ObjectReader(io.RawIOBase):
@@ -26,13 +31,16 @@ class ObjectReader(io.RawIOBase):
         store: an obstore store.
         key: within it.
         tail_bytes: of the object's end, which the first request brings and which are kept.
+        ahead: whether the next piece is requested while one is read, where pieces follow each other.
 
     Raises:
         FileNotFoundError: there is no such object.
         TransientError: the store does not answer, or the object was replaced while it was read.
     """
 
-    def __init__(self, store: Any, key: str, retrier: Retrier, tail_bytes: int = TAIL_BYTES) -> None:
+    def __init__(
+        self, store: Any, key: str, retrier: Retrier, tail_bytes: int = TAIL_BYTES, *, ahead: bool = False
+    ) -> None:
         super().__init__()
         self._store = store
         self._key = key
@@ -40,6 +48,8 @@ class ObjectReader(io.RawIOBase):
         self._position = 0
         self._size, self._etag, self._tail = fetch_end(store, key, retrier, tail_bytes)
         self._start, self._buffer = 0, b""
+        self._ends: deque[int] | None = deque(maxlen=_STREAMS) if ahead else None  # of the last pieces
+        self._next: dict[int, Future[bytes]] = {}  # pieces that were requested ahead, by their starts
 
     @property
     def etag(self) -> str | None:
@@ -72,7 +82,7 @@ class ObjectReader(io.RawIOBase):
         if begin < 0:
             begin, held = self._position - self._start, self._buffer
             if not (begin >= 0 and begin + wanted <= len(self._buffer)):
-                held = self._buffer = self._fetch(self._position, min(max(wanted, READ_AHEAD_BYTES), left))
+                held = self._buffer = self._piece(self._position, min(max(wanted, READ_AHEAD_BYTES), left))
                 self._start, begin = self._position, 0
         self._position += wanted
         return held[begin : begin + wanted]
@@ -81,6 +91,22 @@ class ObjectReader(io.RawIOBase):
         content = self.read(len(buffer))
         buffer[: len(content)] = content
         return len(content)
+
+    def _piece(self, start: int, length: int) -> bytes:
+        """The bytes from `start`, this many or more; a column of a Parquet file is read piece by piece."""
+        answer = self._next.pop(start, None)
+        piece = b"" if answer is None else result_of(answer)
+        if len(piece) < length:
+            piece = self._fetch(start, length)
+        if self._ends is not None:
+            end = start + len(piece)
+            if start in self._ends and end < self._size:
+                while len(self._next) >= _STREAMS:
+                    self._next.pop(next(iter(self._next)))
+                size = min(READ_AHEAD_BYTES, self._size - end)
+                self._next[end] = in_background(partial(self._fetch, end, size), "surge-source")
+            self._ends.append(end)
+        return piece
 
     def _fetch(self, start: int, length: int) -> bytes:
         try:

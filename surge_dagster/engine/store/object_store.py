@@ -89,9 +89,16 @@ class ObjectStore(Store):
         names = [path.rstrip("/").rpartition("/")[2] for path in found]
         return sorted(name for name in names if not name.startswith(_HIDDEN))
 
-    def open(self, name: str, listed: StoredObject | None = None, *, tail_bytes: int = TAIL_BYTES) -> pa.NativeFile:
-        """See `Store`; the object's end, which holds its footer, comes with the first request."""
-        reader = ObjectReader(self._store, self._key(name), self._retrier, tail_bytes)
+    def open(
+        self,
+        name: str,
+        listed: StoredObject | None = None,
+        *,
+        tail_bytes: int = TAIL_BYTES,
+        ahead: bool = False,
+    ) -> pa.NativeFile:
+        """See `Store` and `ObjectReader`; the object's end, which holds its footer, comes with the first request."""
+        reader = ObjectReader(self._store, self._key(name), self._retrier, tail_bytes, ahead=ahead)
         if listed is not None:
             # Azure's listings leave out the quotes.
             same = not listed.etag or not reader.etag or reader.etag.strip('"') == listed.etag.strip('"')

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from obstore.exceptions import (
     BaseError,
+    InvalidPathError,
     NotFoundError,
     NotSupportedError,
     PermissionDeniedError,
@@ -48,6 +49,7 @@ _REMEDIES = {
     "InvalidToken": _CREDENTIALS,
     "TokenRefreshRequired": _CREDENTIALS,
     "credentials": "Check the program or service that provides the credentials, and run again.",
+    "name": "Rename or remove that object, or give a folder without it, and run again.",
     "RequestTimeTooSkewed": "This machine's clock is wrong: set it, and run again.",
     "507": _ROOM,
     "QuotaExceeded": _ROOM,
@@ -105,6 +107,8 @@ def classified(error: Exception) -> RequestFailed:
         return RequestFailed("401", code or "not allowed", retryable=False)
     if isinstance(error, NotSupportedError | UnknownConfigurationKeyError):
         return RequestFailed(UNSUPPORTED, "the store does not support this request", retryable=False)
+    if isinstance(error, InvalidPathError):
+        return RequestFailed("name", "an object's name has an empty or dotted part, such as a//b", retryable=False)
     if "source: NotPartial" in text:
         return RequestFailed(NOT_PARTIAL, "the whole object came instead of a range", retryable=False)
     if status := _STATUS.search(text):

@@ -17,13 +17,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from surge_dagster.engine.errors import Cancelled, StoreUnavailable, TransientError
 from surge_dagster.engine.store.request_errors import RequestFailed
-from surge_dagster.engine.support.waiting import TURN_SECONDS, wait_in_turns
+from surge_dagster.engine.support.waiting import TURN_SECONDS, in_background, wait_in_turns
 
 log = logging.getLogger(__name__)
 
@@ -101,15 +101,7 @@ class Retrier:
 
     def _result(self, attempt: Callable[[], T]) -> T:
         self._raise_if_over()
-        answer: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                answer.set_result(attempt())
-            except BaseException as error:
-                answer.set_exception(error)
-
-        threading.Thread(target=run, name="surge-request", daemon=True).start()
+        answer = in_background(attempt, "surge-request")
         while not wait([answer], TURN_SECONDS).done:
             self._raise_if_over()
         return answer.result()

@@ -11,6 +11,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import wait as futures_wait
 from typing import TypeVar
 
 from surge_dagster.engine.errors import Cancelled
@@ -41,6 +43,31 @@ def next_item(items: queue.Queue[T] | queue.SimpleQueue[T]) -> T:
             return items.get(timeout=TURN_SECONDS)
         except queue.Empty:
             continue
+
+
+def in_background(call: Callable[[], T], name: str) -> Future[T]:
+    """Call it in a daemon thread, because Python waits for its other threads when it exits.
+
+    Args:
+        name: of the thread.
+    """
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return answer
+
+
+def result_of(answer: Future[T]) -> T:
+    """The result of a call in the background, or what it raised; waits until there is one."""
+    while not futures_wait([answer], TURN_SECONDS).done:
+        pass
+    return answer.result()
 
 
 def wait_for_thread(thread: threading.Thread, seconds: float | None = None) -> bool:

@@ -11,7 +11,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.sources import FolderCatalog, Source, footers, open_source
 from surge_dagster.engine.sources.ahead import AHEAD_BYTES
-from surge_dagster.engine.sources.listing import FIRST_BYTES
+from surge_dagster.engine.sources.listing import FIRST_BYTES, open_files
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store, retries
 from surge_dagster.engine.store.object_client import StorageOptions
@@ -182,10 +182,22 @@ class TestReadingAhead:
         for number in range(12):
             bucket.write(f"category={number:02d}/0.parquet", large_rows())
         partitions = list(bucket.open())
-        assert all(partition.page_bytes >= 2 * FIRST_BYTES + AHEAD_BYTES for partition in partitions)
+        assert all(partition.page_bytes >= 4 * FIRST_BYTES + AHEAD_BYTES for partition in partitions)
         bucket.server.log.clear()
         for partition in partitions[:6]:
             next(iter(partition.read()))
         bucket.server.settle()
         touched = set(bucket.server.requests("GET"))
         assert len(touched) <= 6 + AHEAD_BYTES // FIRST_BYTES
+
+    def test_next_piece_of_a_large_object_is_requested_while_one_is_read(self, bucket: Bucket) -> None:
+        bucket.server.put("cat/a.csv", b"id,text\n" + b"".join(b"%d,%01000d\n" % (row, row) for row in range(6_000)))
+        [file] = open_files(f"s3://{BUCKET}/cat/a.csv", bucket.options).list()
+        begun = threading.Semaphore(0)
+        with file.open() as opened:
+            bucket.server.before = lambda *_: begun.release()
+            content = opened.read(FIRST_BYTES) + opened.read(FIRST_BYTES)
+            for _ in range(3):  # the third piece was not asked for
+                assert begun.acquire(timeout=30)
+            content += opened.read()
+        assert content == bucket.server.content("cat/a.csv")

@@ -192,6 +192,13 @@ class TestBuckets:
         with pytest.raises(TransientError, match=r"s3://nowhere.*NoSuchBucket.*Is there such a bucket\?"):
             self.open(object_server, "s3://nowhere/cat").list()
 
+    def test_name_that_no_listing_can_show_is_refused_with_what_to_do(self, object_server: ObjectServer) -> None:
+        object_server.put("cat/a//0.parquet", b"x")
+        with pytest.raises(
+            TransientError, match=r"LIST cat/ failed \(name: .*a//b\) after one attempt.*Rename or remove"
+        ):
+            self.open(object_server, f"s3://{BUCKET}/cat").list()
+
     def test_interrupted_listing_is_attempted_again(self, object_server: ObjectServer) -> None:
         object_server.put("cat/0.parquet", b"x")
         object_server.plan = on("GET", "list-type", Fault("truncate_down"), Fault("status", 503))

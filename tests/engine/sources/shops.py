@@ -1,0 +1,46 @@
+"""A catalog of any layout that tests fill, on a disk or in a bucket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from surge_dagster.engine.sources import Source, open_source
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.store.object_client import StorageOptions
+from tests.engine.sources.reading import ROWS
+from tests.engine.store.object_server import BUCKET, ObjectServer
+from tests.small_catalogs import Rows, write_rows
+
+
+class Shop:
+    """A folder, or a prefix of a bucket, that tests fill with files of rows."""
+
+    def __init__(self, folder: Path, server: ObjectServer | None) -> None:
+        self._folder = folder
+        self._server = server
+        self.url = str(folder) if server is None else f"s3://{BUCKET}/shop"
+        self.options = server and StorageOptions(endpoint=server.url, access_key_id="a", secret_access_key="b")
+
+    def write(self, name: str, rows: Rows = ROWS, **options: Any) -> None:
+        path = write_rows(self._folder / name, rows, **options)
+        if self._server is not None:
+            self._server.put(f"shop/{name}", path.read_bytes())
+
+    def open(self, below: str = "") -> Source:
+        return open_source(self.url + below, storage_options=self.options)
+
+    def partitions(self, below: str = "") -> dict[str, Partition]:
+        return {partition.key: partition for partition in self.open(below)}
+
+    def remove(self, name: str) -> None:
+        (self._folder / name).unlink()
+        if self._server is not None:
+            self._server.delete(f"shop/{name}")
+
+    def put(self, name: str, content: bytes) -> None:
+        path = self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        if self._server is not None:
+            self._server.put(f"shop/{name}", content)

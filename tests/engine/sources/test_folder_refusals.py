@@ -1,0 +1,121 @@
+"""Catalogs of any layout: what is refused by name, and what the disk does not give, hides no other partition."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from surge_dagster.engine.errors import ConfigError, DataError, TransientError
+from surge_dagster.engine.sources import open_source
+from tests.engine.sources.reading import ROWS, refusal, rows_of
+from tests.engine.sources.shops import Shop
+from tests.small_catalogs import write_rows
+
+
+class TestRefusals:
+    def test_keys_that_collide_are_refused_by_name_and_hide_no_other(self, shop: Shop) -> None:
+        for name in ("category=a b/0", "category=a%20b/0", "category=c/0"):
+            shop.write(f"{name}.parquet")
+        found = shop.partitions()
+        assert "category=a b, category=a%20b all stand for this key" in str(refusal(found["a b"]))
+        assert rows_of(found["c"]) == ROWS
+
+    def test_file_names_that_collide_are_refused(self, shop: Shop) -> None:
+        for name in ("a b.parquet", "a%20b.parquet", "c.parquet", "c.pq"):
+            shop.write(name)
+        found = shop.partitions()
+        assert "a b.parquet, a%20b.parquet all stand for this key" in str(refusal(found["a b"]))
+        assert "c.parquet, c.pq all stand for this key" in str(refusal(found["c"]))
+
+    def test_file_outside_the_usual_folders_is_refused_by_name(self, shop: Shop) -> None:
+        for name in ("lang=de/category=a/0", "lang=de/category=b/0", "lang=de/0", "loose"):
+            shop.write(f"{name}.parquet")
+        found = shop.partitions()
+        assert [rows_of(found[f"lang=de/category={name}"]) for name in "ab"] == [ROWS, ROWS]
+        assert "lies in folders lang=…, and the others of this source in lang=…/category=…" in str(
+            refusal(found["lang=de/0.parquet"])
+        )
+        assert "lies in folders none of them" in str(refusal(found["loose.parquet"]))
+
+    def test_name_that_does_not_decode_is_refused(self, shop: Shop) -> None:
+        shop.write("category=%FF/0.parquet")
+        assert "does not decode" in str(refusal(shop.partitions()["%FF"]))
+
+    def test_file_of_another_partition_is_refused(self, shop: Shop) -> None:
+        shop.write("category=a/0.parquet", key="b")
+        assert "declares that it belongs to partition 'b'" in str(refusal(shop.partitions()["a"]))
+
+    def test_damaged_file_hides_no_other_partition(self, shop: Shop) -> None:
+        shop.write("category=a/0.parquet")
+        shop.put("category=b/0.parquet", b"PAR1 this is none")
+        found = shop.partitions()
+        assert rows_of(found["a"]) == ROWS
+        assert "0.parquet" in str(refusal(found["b"])) and found["b"].rows is None
+
+    def test_folders_that_say_nothing_get_the_pattern_that_works(self, shop: Shop) -> None:
+        shop.write("shoes/0.parquet")
+        with pytest.raises(ConfigError, match="If each folder is a partition, give ") as refused:
+            list(shop.open())
+        assert f"'{shop.url}/{{name}}/*.parquet' as source" in str(refused.value)
+        assert f"`surge-dagster embed {shop.url} OUTPUT --partition-by COLUMN`" in str(refused.value)
+        assert list(shop.partitions("/{name}/*.parquet")) == ["shoes"]
+
+    def test_one_file_gets_the_command_that_works(self, shop: Shop) -> None:
+        shop.write("products.parquet")
+        with pytest.raises(ConfigError, match=r"is one file.*--partition-by COLUMN") as refused:
+            list(shop.open("/products.parquet"))
+        assert "catalog demo" not in str(refused.value)
+
+    def test_pattern_without_files_is_refused(self, shop: Shop) -> None:
+        shop.write("a.parquet")
+        with pytest.raises(ConfigError, match="is empty"):
+            list(shop.open("/*.csv"))
+
+
+class TestDisks:
+    def test_unreadable_folder_is_its_partitions_own_transient_error(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("lang=de/category=a/0.parquet", "lang=de/category=b/0.parquet", "lang=en/category=c/0.parquet"):
+            write_rows(tmp_path / name, ROWS)
+        honest = os.scandir
+
+        def refuse(suffix: str) -> None:
+            def scan(path: str) -> object:
+                if str(path).endswith(suffix):
+                    raise OSError(5, "Input/output error")
+                return honest(path)
+
+            monkeypatch.setattr(os, "scandir", scan)
+
+        refuse("category=a")
+        a, b, c = open_source(tmp_path)
+        with pytest.raises(TransientError, match=r"partition 'lang=de/category=a'.*Input/output error"):
+            list(a.read())
+        assert rows_of(b) == rows_of(c) == ROWS
+        refuse("lang=de")  # nothing is known of its partitions: they must not count as removed
+        with pytest.raises(ConfigError, match="its folder lang=de/ could not be read"):
+            list(open_source(tmp_path))
+
+    def test_file_replaced_during_reading_is_a_transient_error(self, tmp_path: Path) -> None:
+        write_rows(tmp_path / "a.parquet", ROWS)
+        (a,) = open_source(tmp_path)
+        write_rows(tmp_path / "a.parquet", [*ROWS, ("9", "nine")])
+        with pytest.raises(TransientError, match=r"partition 'a'.*Run again"):
+            list(a.read())
+
+    def test_link_and_pipe_are_refused_in_their_own_partitions(self, tmp_path: Path) -> None:
+        write_rows(tmp_path / "out" / "0.parquet", ROWS)
+        root = tmp_path / "shop"
+        write_rows(root / "category=a" / "0.parquet", ROWS)
+        (root / "category=b").symlink_to(tmp_path / "out")
+        (root / "category=c").mkdir()
+        os.mkfifo(root / "category=c" / "0.parquet")
+        found = {partition.key: partition for partition in open_source(root)}
+        assert rows_of(found["a"]) == ROWS
+        assert "is a link out of the catalog" in str(refusal(found["b"]))
+        assert "is a pipe, a socket or a device" in str(refusal(found["c"]))
+        with pytest.raises(DataError):
+            list(found["b"].read())
