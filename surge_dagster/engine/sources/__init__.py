@@ -67,11 +67,13 @@ def release(source: Source) -> None:
 
 def _has_own_folders(root: Path) -> bool:
     """Whether this is a folder of `partition=…` folders, or one that says when it is listed why it is none yet."""
+    does = "open"
     try:
+        if not root.is_dir():
+            return False
+        does = "list"
         with os.scandir(root) as entries:
             first = next(entries, None)
             return first is None or first.name.startswith(PREFIX) or any(e.name.startswith(PREFIX) for e in entries)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
     except OSError as error:
-        raise ConfigError(f"cannot open the source {str(root)!r}: {error.strerror}.") from error
+        raise ConfigError(f"cannot {does} the catalog {str(root)!r}: {error.strerror}.") from error
