@@ -425,7 +425,7 @@ def _space_to_read(settings: Settings, store: Store, described: bool, yes: bool)
 
 def _require_trust(settings: Settings, store: Store, space: Space) -> None:
     model = space.loadable.model
-    if model.startswith(HASH_SCHEME) or space.requested.model == settings.model:
+    if model.startswith(HASH_SCHEME) or model == settings.model:
         return
     named = f"the output {store.url!r} names the model {model!r}, which the settings do not"
     if not sys.stdin.isatty():

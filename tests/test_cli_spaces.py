@@ -75,6 +75,22 @@ def test_model_in_a_relative_folder_is_found_from_any_working_folder(surge: Comm
     assert code == 2 and "models/tiny" in error and "check the path" in error
 
 
+def test_folder_that_only_the_output_names_is_not_loaded_for_a_model_of_the_settings(
+    surge: Command, three_spaces: Spaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = three_spaces.copy_to(surge.root, ("hash://16",))
+    described = surge.space_json("output")
+    record = json.loads(described.read_text())
+    record["requested"]["model"] = "owner/model"
+    described.write_text(json.dumps(record | {"model_folder": "/somewhere"}))
+    write_current(made.store, record["name"], seen=None)
+    # The same model, in a request that the output does not know.
+    monkeypatch.setenv("SURGE_MODEL", "owner/model")
+    monkeypatch.setenv("SURGE_MAX_LENGTH", "9")
+    code, _, error = surge("search", "output", "b/7")
+    assert code == 2 and "names the model '/somewhere'" in error
+
+
 def test_several_spaces_need_a_name_or_a_current_one(surge: Command, three_spaces: Spaces) -> None:
     made = three_spaces.copy_to(surge.root)
     for command in (("search", "output", "b/7"), ("verify", "catalog", "output")):
