@@ -18,7 +18,7 @@ from surge_dagster.engine.sources.frames import FrameCatalog, FrameTable
 from surge_dagster.engine.sources.rows import is_blank
 from tests.engine.sources.reading import only, refusal, rows_of
 from tests.engine.sources.tables import table_of
-from tests.small_catalogs import write_partition
+from tests.small_catalogs import write_partition, write_rows
 
 BLANKS = ["", " ", "\t\r\n", "\u00a0", "\u3000 ", "\u2028"]
 ROWS = [("1", "one"), ("2", None), ("3", " "), ("4", "four"), ("5", "")]
@@ -68,6 +68,8 @@ def test_second_file_follows_the_skipped_rows_of_the_first(tmp_path: Path) -> No
     assert partition.rows == 10, "as the files announce them"
     assert rows_of(partition) == [("1", "one"), ("4", "four")] * 2
     assert sum(batch.skipped for batch in partition.read()) == 6
+    write_rows(path.with_name("part-2.parquet"), [("6", "six"), (None, "text without id")], key="k", version="v1")
+    assert refusal(only(open_source(tmp_path, selection=Selection(missing_text="skip")))).row == 11
 
 
 @pytest.mark.parametrize("kind", ["folder", "frame", "divided frame", "table"])
