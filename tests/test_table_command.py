@@ -16,16 +16,17 @@ from tests.test_cli import last_json, surge
 
 ROWS = shuffled_rows(600, 12)
 HEADER = ("id", "text", "category", "size", "remark")
-# The process is killed when it publishes its fourth file.
+# The process is killed when its fourth file, of which one describes the space, is published.
 KILLED = """
 import itertools, os, signal
 from surge_dagster.cli import main
 from surge_dagster.engine.store import local_upload
 published, publish = itertools.count(1), local_upload.LocalUpload.publish
 def mortal(*arguments, **options):
+    stored = publish(*arguments, **options)
     if next(published) == 4:
         os.kill(os.getpid(), signal.SIGKILL)
-    return publish(*arguments, **options)
+    return stored
 local_upload.LocalUpload.publish = mortal
 main()
 """

@@ -19,9 +19,9 @@ import shutil
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +33,8 @@ _FILE_BYTES = 32 * 1024 * 1024  # of a spill file that is grouped in memory; thr
 _WORKERS = 2  # files that are grouped concurrently
 _PIECE_BYTES = 2 * 1024 * 1024  # of a batch in a file of groups
 _WRITE_BUFFER = 64 * 1024
-_LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
+_LZ4 = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)  # batches are small
+_READ = pa.ipc.IpcReadOptions(use_threads=False)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _HEAD = [pa.field(".code", pa.int32()), pa.field(".row", pa.int64())]
 
@@ -57,8 +58,7 @@ class Block:
     places: np.ndarray
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """What is known of the rows of one key.
 
     Attributes:
@@ -161,7 +161,7 @@ def grouped(blocks: Callable[[], Iterable[Block]], folder: Path) -> list[Group]:
 
 def open_groups(folder: Path, file: int) -> pa.ipc.RecordBatchFileReader:
     """Open a file of groups of a folder in which `grouped` has returned; its batches go to `rows_of`."""
-    return pa.ipc.open_file(pa.OSFile(str(folder / f"groups-{file}.arrow")))
+    return pa.ipc.open_file(pa.OSFile(str(folder / f"groups-{file}.arrow")), options=_READ)
 
 
 def rows_of(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array]:
@@ -215,7 +215,7 @@ def _group_file(folder: Path, file: int, keys: list[str]) -> list[Group]:
             sink = opened.enter_context(pa.output_stream(str(place), buffer_size=_WRITE_BUFFER))
             writer = _GroupWriter(sink, opened, file, keys)
             groups = writer.group(folder / f"spill-{file}.arrow", range(file, len(keys), _FILES), _FILES)
-        _write_json(done, {"groups": [astuple(group) for group in groups]})
+        _write_json(done, {"groups": groups})
     else:
         groups = [Group(*values) for values in found["groups"]]
     (folder / f"spill-{file}.arrow").unlink(missing_ok=True)
@@ -286,7 +286,7 @@ class _GroupWriter:
 
 
 def _batches(path: Path) -> Generator[pa.RecordBatch]:
-    with pa.OSFile(str(path)) as source, pa.ipc.open_stream(source) as reader:
+    with pa.OSFile(str(path)) as source, pa.ipc.open_stream(source, options=_READ) as reader:
         yield from reader
 
 

@@ -24,7 +24,7 @@ import time
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -144,27 +144,33 @@ class TableSource:
             if spill is not None:
                 spill.remove()
 
-    def _listed(self) -> tuple[list[SourceFile], str]:
-        files = self._files.list()
+    def _require_files(self) -> tuple[list[SourceFile], str]:
+        files, version = self._listed()
         if not files:
             raise ConfigError(
                 f"the table {self.url!r} has no file: expected .parquet, .arrow, .csv or .jsonl, the last two also "
                 "with .gz or .zst. Give the path of one, of a folder, or a pattern such as 'tables/*.parquet'."
             )
+        return files, version
+
+    def _listed(self) -> tuple[list[SourceFile], str]:
+        files = self._files.list()
         lines = "".join(f"{file.relative}\0{file.size}\0{file.token}\n" for file in files)
         version = hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()[:24]
-        self._looked = (self._clock(), version)
+        self._looked = (self._clock(), version if files else "")
         return files, version
 
     def _current_version(self, index: _Index, version: str) -> str | None:
-        looked, found = self._looked
-        if self._clock() - looked > _LOOKED_SECONDS:
-            _, found = self._listed()
+        if self._clock() - self._looked[0] > _LOOKED_SECONDS:
+            self._listed()
+        found = self._looked[1]
+        if not found:
+            return None
         return version if found == index.version else f"unknown, since files of the table changed ({found})"
 
     def _index(self) -> _Index:
         with self._lock:
-            files, version = self._listed()
+            files, version = self._require_files()
             if self._known is None or self._known.version != version:
                 self._known = self._cached(version) or self._made(files, version)
             return self._known
@@ -199,7 +205,7 @@ class TableSource:
                 raise TransientError(f"the files of the table {self.url!r} changed while they were read. Run again.")
             groups.sort(key=lambda group: encode_key(group.key or _NO_KEY_NAME))
             index = _Index(version, groups, [file.shown for file in files], file_rows)
-            document = {"groups": [astuple(group) for group in groups], "files": index.files, "file_rows": file_rows}
+            document = {"groups": groups, "files": index.files, "file_rows": file_rows}
             disk_cache.write_json(f"{self._name}/index.json", {"version": version, **document})
             spill.remove_others()
         self._spill = spill
