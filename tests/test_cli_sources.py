@@ -35,7 +35,7 @@ def test_catalog_in_a_bucket_is_embedded_planned_and_verified(in_bucket: str, ou
     planned = CliRunner().invoke(app, ["plan", in_bucket, "--texts-per-second", "100"])
     assert planned.exit_code == 0 and "3 partitions, 15 texts, the largest has 6" in planned.output
     verified = CliRunner().invoke(app, ["verify", in_bucket, output, *MODEL, "--reencode", "all"])
-    assert verified.exit_code == 0 and "3 partitions, 15 texts read" in verified.output, verified.output
+    assert verified.exit_code == 0 and "15 texts read" in verified.output, verified.output
 
 
 def test_pattern_is_embedded_and_one_table_gets_the_command_that_works(
