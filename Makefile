@@ -32,7 +32,7 @@ help: ## show this list
 	@echo
 	@echo "  PYTHON=python3.12  interpreter for the environment    VENV=.venv      where the environment is"
 	@echo "  TORCH=cpu|cuda     torch's build, when it is made     PORT=3000       of make ui"
-	@echo "  EXTRAS=$(EXTRAS)  extras of pyproject.toml that venv installs; integrations,postgres,slack run every test"
+	@echo "  EXTRAS=$(EXTRAS)  extras of pyproject.toml that venv installs; bigquery,integrations,postgres,slack run every test"
 	@echo "  DEMO_LIMIT=6000    texts of make demo                 ARGS='-k name'  handed to demo, test, bench"
 
 venv: $(STAMP) ## make the virtual environment and install into it

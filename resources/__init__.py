@@ -6,6 +6,7 @@ is called: a resource that Dagster starts with the run would load a model even w
 Dagster finds dependencies by looking at annotations while the class is created, so they must not be strings here.
 """
 
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from surge_dagster.engine.encoder.devices import choose_devices, choose_precisio
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.sources import Source
+from surge_dagster.engine.sources.bigquery import BIGQUERY_SCHEME, BigQueryCatalog
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
@@ -36,12 +38,24 @@ class GivesStorageClient(Protocol):
         ...
 
 
+class GivesBigQueryClient(Protocol):
+    """The part of `dagster_gcp.BigQueryResource` that is used."""
+
+    def get_client(self) -> AbstractContextManager[Any]:
+        """A `google.cloud.bigquery.Client`."""
+        ...
+
+
 class CatalogSource(CatalogSettings, dg.ConfigurableResource):
-    """Where partitions come from; `storage` and `gcs` are as in `OutputStore`."""
+    """Where partitions come from; `storage` and `gcs` are as in `OutputStore`.
+
+    With `bigquery`, a `dagster_gcp.BigQueryResource`, a table of BigQuery is read with its project and credentials.
+    """
 
     url: str = Field(description="path or URL of a folder, or a pattern such as data/{category}.parquet")
     storage: dg.ResourceDependency[StorageOptions] = StorageOptions()  # pyright: ignore[reportAssignmentType]
     gcs: dg.ResourceDependency[GivesStorageClient] = None  # pyright: ignore[reportAssignmentType]
+    bigquery: dg.ResourceDependency[GivesBigQueryClient] = None  # pyright: ignore[reportAssignmentType]
 
     _context: Any = PrivateAttr(None)
 
@@ -55,6 +69,9 @@ class CatalogSource(CatalogSettings, dg.ConfigurableResource):
         """Open the catalog; `ConfigError` when there is none."""
         if asset_key(self.url) is not None:
             return open_asset(self.url, self._context, self.selection(), self.partition_by)
+        if self.bigquery is not None and self.url.startswith(BIGQUERY_SCHEME):
+            with self.bigquery.get_client() as client:
+                return BigQueryCatalog(client, self.url, self.partition_by, self.selection())
         return self.open_catalog(self.url, _options(self.storage, self.gcs))
 
     def catalog_record(self) -> CatalogRecord:

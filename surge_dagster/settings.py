@@ -52,6 +52,7 @@ from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, FileForma
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.output.spaces import SPACE_FILE
 from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, Selection, Source, open_source
+from surge_dagster.engine.sources.bigquery import BIGQUERY_SCHEME
 from surge_dagster.engine.sources.selection import MissingText
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.object_client import NO_ENDPOINT
@@ -306,6 +307,10 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         if what == "source" and value.startswith(ASSET_SCHEME):
             if not all(value.removeprefix(ASSET_SCHEME).split("/")):
                 raise ValueError("expected the key of an asset, as in asset://products or asset://shop/products")
+            return value
+        if what == "source" and value.startswith(BIGQUERY_SCHEME):
+            if value.count(".") < 2:
+                raise ValueError("expected bigquery://project.dataset.table")
             return value
         if not is_object_store(value):
             try:

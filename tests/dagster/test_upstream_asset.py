@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,12 @@ CATALOG: dict[str, Rows] = {"a": numbered_rows("a", 5), "b": numbered_rows("b", 
 
 
 class Location:
-    """The code location of `upstream_catalog.py`, loaded anew for each run as a run's process does."""
+    """The code location of `upstream_catalog.py`, loaded as a run's process does."""
 
     def __init__(self, bench: Workbench) -> None:
         self.root, self.instance = bench.root, bench.instance
-        self._file = Path(__file__).with_name("upstream_catalog.py")
+        # A copy for each test: Dagster loads a file once in a process.
+        self._file = shutil.copy(Path(__file__).with_name("upstream_catalog.py"), bench.root)
 
     @property
     def repository(self) -> dg.RepositoryDefinition:
@@ -37,7 +39,7 @@ class Location:
 
     @property
     def _loaded(self) -> ReconstructableRepository:
-        return ReconstructableRepository.for_file(str(self._file), "defs", str(self._file.parent))
+        return ReconstructableRepository.for_file(str(self._file), "defs", str(self.root))
 
     def write(self, catalog: Mapping[str, Rows]) -> None:
         rows = [(key, *row, place) for key, found in catalog.items() for place, row in enumerate(found)]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.sources.bigquery import BIGQUERY_SCHEME, BigQueryCatalog, default_client
 from surge_dagster.engine.sources.folders import FolderCatalog
 from surge_dagster.engine.sources.formats import is_source_file
 from surge_dagster.engine.sources.listing import open_files
@@ -40,7 +41,8 @@ def open_source(
     """Open a catalog: folders named by columns, a pattern such as `products/{category}.parquet`, single files, a table.
 
     Args:
-        url: a local path, a `file://` URL or the URL of a bucket (`s3://`, `gs://`, `az://`).
+        url: a local path, a `file://` URL, the URL of a bucket (`s3://`, `gs://`, `az://`), or a table as
+            `bigquery://project.dataset.table`.
         selection: the columns that become ids and texts; by default those of these names.
         partition_by: columns whose values are the key of a row; then the file, or all files of the folder or pattern
             together, are one table, whose rows stand in any order.
@@ -50,6 +52,8 @@ def open_source(
         ConfigError: there is no such local place, the pattern cannot be used, or there are no credentials.
     """
     selection = selection or Selection()
+    if str(url).startswith(BIGQUERY_SCHEME):
+        return BigQueryCatalog(default_client(), str(url), partition_by, selection)
     if partition_by:
         return TableSource(open_files(url, storage_options, is_source_file), partition_by, selection)
     if not is_object_store(url):

@@ -1,27 +1,32 @@
 """Frames as partitions: polars, pyarrow, pandas, Hugging Face datasets, Delta tables, whatever gives Arrow batches.
 
 A mapping of keys to frames has one partition for each, which a function may open when it is read; one frame is divided
-by the values of its columns. A frame that lies in memory is not copied: a partition of it is a list of row numbers,
-eight bytes each. The version of a partition is the digest of its rows, so that a frame that was made anew makes stale
-only what differs; finding it reads every row once.
+by the values of its columns. In a frame that lies in memory a partition is a list of row numbers, eight bytes each; the
+rows of a lazy one are grouped on the disk. The version of a partition is the digest of its rows, as in a table of
+files, so that a frame that was made anew makes stale only what differs; finding it reads every row once.
 """
 
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from surge_dagster.engine.errors import ConfigError, DataError
-from surge_dagster.engine.sources.content import ContentDigest
+from surge_dagster.engine.sources.column_digest import ColumnDigest
+from surge_dagster.engine.sources.grouping import Block, Group, grouped, open_groups, rows_of
 from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.sources.rows import without_dictionary
 from surge_dagster.engine.sources.selection import Selection
-from surge_dagster.engine.support.keys import joined_key
+from surge_dagster.engine.sources.table_rows import NO_KEY, NO_KEY_NAME, canonical_type, keys_of
+from surge_dagster.engine.support import disk_cache
+from surge_dagster.engine.support.unreadable import first_line
 
 # A polars or pandas DataFrame or LazyFrame, a pyarrow Table or Dataset, a Hugging Face dataset, a Delta table, or any
 # other object with `__arrow_c_stream__` that can be read again.
@@ -62,9 +67,10 @@ class FrameCatalog:
         """Yield a partition for each frame, in the order of the mapping."""
         suffix = self.selection.version_suffix
         for key, frame in self._frames.items():
-            read = partial(_read, key, frame, self.selection)
+            batches = partial(_batches, key, frame, self.selection.columns)
+            read = partial(_selected, key, batches, self.selection)
             if self._versions is None:
-                yield _digested(key, read, suffix)
+                yield _listed(key, batches, read, suffix)
                 continue
             version, look = self._versions[key] + suffix, self._current_version
             yield Partition(key, version, read, partial(_current, look, key, suffix) if look else partial(str, version))
@@ -76,13 +82,14 @@ class FrameTable:
     Partitions come in the order of their keys, and the rows of each in the frame's order.
 
     Args:
-        frame: lies in memory; a lazy one is read into it, the needed columns alone.
+        frame: one that lies in memory is indexed there; the rows of any other are grouped in a folder of the cache,
+            which is removed with the last of its partitions.
         partition_by: the columns that give the key of a row.
         selection: the columns that become ids and texts.
         url: the frame for people, in messages.
 
     Raises:
-        ConfigError: a column is missing, or a row has no key.
+        ConfigError: a column is missing or cannot be a key, or the folder cannot be written.
     """
 
     def __init__(
@@ -90,89 +97,127 @@ class FrameTable:
     ) -> None:
         self.url = url
         self.selection = selection or Selection()
-        columns = list(dict.fromkeys((*partition_by, *self.selection.columns)))
+        self._partition_by = tuple(partition_by)
         try:
-            read = list(_batches(url, frame, columns))
+            self._partitions = self._in_memory(frame) if _lies_in_memory(frame) else self._on_disk(frame)
         except DataError as error:
             raise ConfigError(f"{url}: {error.reason}. {error.remedy}") from error
-        self._table = pa.Table.from_batches(read).unify_dictionaries()
-        self._keys, self._groups = _grouped(url, self._table, partition_by)
+        except OSError as error:
+            raise ConfigError(f"{url}: its rows cannot be grouped on the disk ({first_line(error)}).") from error
 
     def __iter__(self) -> Iterator[Partition]:
-        for key, rows in zip(self._keys, self._groups, strict=True):
-            yield _digested(key, partial(self._read, key, rows), self.selection.version_suffix)
+        return iter(self._partitions)
 
-    def _read(self, key: str, rows: np.ndarray) -> Iterator[RowBatch]:
-        wanted = self._table.select(self.selection.columns)
-        for start in range(0, len(rows), _BATCH_ROWS):
-            place = rows[start : start + _BATCH_ROWS]
-            together = int(place[-1]) - int(place[0]) == len(place) - 1
-            taken = wanted.slice(int(place[0]), len(place)) if together else wanted.take(pa.array(place))
-            first_row = start
-            for batch in taken.combine_chunks().to_batches():
-                for piece in _pieces(batch):
-                    yield from self.selection.row_batches(key, piece, first_row)
-                    first_row += len(piece)
+    def _in_memory(self, frame: Frame) -> list[Partition]:
+        blocks = list(self._blocks(frame))
+        rows = pa.Table.from_batches([block.rows for block in blocks]) if blocks else pa.table({})
+        names: dict[str, int] = {}
+        numbers = [np.array([names.setdefault(key, len(names)) for key in block.keys], np.int64) for block in blocks]
+        codes = [known[block.places] for known, block in zip(numbers, blocks, strict=True) if len(block.places)]
+        if not codes:
+            return []
+        of_rows = np.concatenate(codes)
+        groups = np.split(np.argsort(of_rows, kind="stable"), np.cumsum(np.bincount(of_rows))[:-1])
+        return [
+            self._partition(key, _digested(key, partial(_taken, rows, group)), partial(_taken, rows, group))
+            for key, group in sorted(zip(names, groups, strict=True), key=lambda each: each[0].encode())
+        ]
+
+    def _on_disk(self, frame: Frame) -> list[Partition]:
+        place = disk_cache.place("frames/rows")
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(dir=place.parent)
+        groups = sorted(grouped(lambda: self._blocks(frame), _rows_in(folder)), key=lambda group: group.key.encode())
+        return [self._partition(group.key, group, partial(_stored, folder, group)) for group in groups]
+
+    def _partition(self, key: str, group: Group, batches: Callable[[], Iterator[pa.RecordBatch]]) -> Partition:
+        version = group.digest + self.selection.version_suffix
+        name, read = key, partial(_selected, key, batches, self.selection)
+        if key == NO_KEY:
+            name, read = NO_KEY_NAME, partial(self._refuse, group)
+        return Partition(name, version, read, partial(str, version), group.rows, group.value_bytes)
+
+    def _refuse(self, group: Group) -> Iterator[RowBatch]:
+        columns = " or ".join(map(repr, self._partition_by))
+        raise DataError(
+            NO_KEY_NAME,
+            f"{group.rows:,} rows of {self.url} have no key, since {columns} is null or empty",
+            "Give those rows a value, or remove them.",
+        )
+
+    def _blocks(self, frame: Frame) -> Iterator[Block]:
+        """All rows with their keys; what is kept of them is what is selected."""
+        columns, first_row = list(dict.fromkeys((*self._partition_by, *self.selection.columns))), 0
+        for batch in _batches(self.url, frame, columns):
+            labels = [(name, _labels(self.url, name, batch.column(name))) for name in self._partition_by]
+            yield Block(first_row, batch.select(self.selection.columns), *keys_of(labels))
+            first_row += len(batch)
 
 
-def _grouped(url: str, table: pa.Table, partition_by: Sequence[str]) -> tuple[list[str], list[np.ndarray]]:
-    """The keys in order, and for each the numbers of its rows, ascending."""
-    labels: dict[str, pa.Array] = {}
-    codes, examples = np.zeros(len(table), np.int64), np.empty(0, np.int64)
-    for name in partition_by:
-        labels[name] = _labels(url, name, table.column(name))
-        encoded = labels[name].dictionary_encode()
-        codes = codes * max(1, len(encoded.dictionary)) + encoded.indices.to_numpy(zero_copy_only=False)
-        # Numbered anew each time: of a thousand values in each column few pairs occur.
-        _, examples, codes = np.unique(codes, return_index=True, return_inverse=True)
-    keys = [joined_key({name: column[row].as_py() for name, column in labels.items()}) for row in examples.tolist()]
-    groups = np.split(np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))[:-1]) if keys else []
-    order = sorted(range(len(keys)), key=lambda number: keys[number].encode())
-    return [keys[number] for number in order], [groups[number] for number in order]
-
-
-def _labels(url: str, name: str, column: pa.ChunkedArray) -> pa.Array:
+def _labels(url: str, name: str, column: pa.Array) -> pa.Array:
     """The values of a key column as strings."""
     try:
-        labels = pc.cast(column, pa.string())
+        return column.cast(pa.string())
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
         raise ConfigError(
             f"{url}: the column {name!r} has type {column.type}; the values of partition_by must be strings, numbers, "
             "booleans or dates. Cast it, or name another column."
         ) from error
-    if labels.null_count:
-        row = int(np.argmax(labels.is_null().to_numpy()))
-        raise ConfigError(
-            f"{url}: row {row} has no {name!r}, which gives its partition; so have {labels.null_count:,} rows in all. "
-            "Fill it, or drop the rows."
-        )
-    return labels.combine_chunks()
 
 
-def _digested(key: str, read: Callable[[], Iterator[RowBatch]], suffix: str) -> Partition:
-    """A partition whose version is the digest of its rows, or of what is wrong with them."""
-    digest, rows, size = ContentDigest(), 0, 0
+def _taken(table: pa.Table, rows: np.ndarray) -> Iterator[pa.RecordBatch]:
+    """Rows of a table, by ascending numbers."""
+    for start in range(0, len(rows), _BATCH_ROWS):
+        place = rows[start : start + _BATCH_ROWS]
+        together = int(place[-1]) - int(place[0]) == len(place) - 1
+        taken = table.slice(int(place[0]), len(place)) if together else table.take(pa.array(place))
+        for batch in taken.combine_chunks().to_batches():
+            yield from _pieces(batch)
+
+
+def _rows_in(folder: tempfile.TemporaryDirectory[str]) -> Path:
+    return Path(folder.name) / "rows"
+
+
+def _stored(folder: tempfile.TemporaryDirectory[str], group: Group) -> Iterator[pa.RecordBatch]:
+    """Rows of a group on the disk; the folder lives as long as one of its partitions."""
+    with open_groups(_rows_in(folder), group.file) as reader:
+        for place in range(group.first_batch, group.first_batch + group.batches):
+            yield rows_of(reader.get_batch(place))[0]
+
+
+def _selected(key: str, batches: Callable[[], Iterator[pa.RecordBatch]], selection: Selection) -> Iterator[RowBatch]:
+    first_row = 0
+    for batch in batches():
+        yield from selection.row_batches(key, batch, first_row)
+        first_row += len(batch)
+
+
+def _digested(key: str, batches: Callable[[], Iterator[pa.RecordBatch]]) -> Group:
+    """What is known of the rows of one key, once all of them were read."""
+    digest, rows, size = ColumnDigest(), 0, 0
+    for batch in batches():
+        digest.update(batch)
+        rows, size = rows + len(batch), size + batch.nbytes
+    return Group(key, 0, rows, size, digest.hexdigest())
+
+
+def _listed(
+    key: str, batches: Callable[[], Iterator[pa.RecordBatch]], read: Callable[[], Iterator[RowBatch]], suffix: str
+) -> Partition:
+    """A partition whose version is the digest of its rows, or of why they cannot be read, which reading says again."""
     try:
-        for batch in read():
-            digest.update(batch)
-            rows, size = rows + len(batch) + batch.skipped, size + len(batch.text_values)
-        version = digest.hexdigest() + suffix
-    except DataError as error:  # raised again where the partition is read
-        refused = hashlib.sha256(f"{digest.hexdigest()} {error}".encode("utf-8", "surrogatepass"))
-        return Partition(key, f"refused-{refused.hexdigest()[:24]}{suffix}", read, lambda: None)
-    return Partition(key, version, read, partial(str, version), rows, size)
+        found = _digested(key, batches)
+    except DataError as error:
+        reason = hashlib.sha256(str(error).encode("utf-8", "surrogatepass")).hexdigest()
+        return Partition(key, f"refused-{reason[:24]}{suffix}", read, lambda: None)
+    version = found.digest + suffix
+    return Partition(key, version, read, partial(str, version), found.rows, found.value_bytes)
 
 
 def _current(look: Callable[[str], str | None], key: str, suffix: str) -> str | None:
     version = look(key)
     return None if version is None else version + suffix
-
-
-def _read(key: str, frame: Frame | Callable[[], Frame], selection: Selection) -> Iterator[RowBatch]:
-    first_row = 0
-    for batch in _batches(key, frame, selection.columns):
-        yield from selection.row_batches(key, batch, first_row)
-        first_row += len(batch)
 
 
 def _batches(key: str, frame: Frame | Callable[[], Frame], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -201,7 +246,8 @@ def _batches(key: str, frame: Frame | Callable[[], Frame], columns: Sequence[str
             yield piece
             empty = False
     if empty:
-        yield pa.RecordBatch.from_pylist([], schema=pa.schema([schema.field(name) for name in columns]))
+        none = [_canonical(without_dictionary(pa.array([], schema.field(name).type))) for name in columns]
+        yield pa.RecordBatch.from_arrays(none, columns)
 
 
 def _is_frame(frame: Any) -> bool:
@@ -240,18 +286,22 @@ def _kind(frame: Any) -> str:
     return f"{type(frame).__module__.partition('.')[0]} {type(frame).__name__}"
 
 
+def _lies_in_memory(frame: Any) -> bool:
+    """Whether the rows of a frame lie in memory already; those of a Hugging Face dataset may be a mapped file."""
+    return hasattr(frame, "__arrow_c_stream__")
+
+
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """A batch in pieces of a few megabytes, without string views: a piece of those would count as all their bytes."""
+    """A batch in pieces of a few megabytes, whose types do not depend on who made the frame."""
     for start in range(0, len(batch), _BATCH_ROWS):
         rows = batch.slice(start, _BATCH_ROWS)
-        columns = [_without_view(column) for column in rows.columns]
+        columns = [_canonical(without_dictionary(column)) for column in rows.columns]
         yield from _halves(pa.RecordBatch.from_arrays(columns, rows.schema.names))
 
 
-def _without_view(column: pa.Array) -> pa.Array:
-    if pa.types.is_string_view(column.type):
-        return column.cast(pa.large_string())
-    return column.cast(pa.large_binary()) if pa.types.is_binary_view(column.type) else column
+def _canonical(column: pa.Array) -> pa.Array:
+    kind = canonical_type(column.type)
+    return column if column.type == kind else column.cast(kind)
 
 
 def _halves(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -37,7 +37,7 @@ from surge_dagster.engine.sources.grouping import Group, grouped, groups_in_orde
 from surge_dagster.engine.sources.listing import SourceFile, SourceFiles
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.sources.selection import Selection
-from surge_dagster.engine.sources.table_rows import NO_KEY, TableRows
+from surge_dagster.engine.sources.table_rows import NO_KEY, NO_KEY_NAME, TableRows
 from surge_dagster.engine.support import disk_cache
 from surge_dagster.engine.support.keys import encode_key
 
@@ -46,7 +46,6 @@ log = logging.getLogger(__name__)
 _FORMAT = 1  # of what is cached
 _COMPLETE = "complete"
 _LOOKED_SECONDS = 1.0  # in which the files are not listed again: thousands of partitions are published one by one
-_NO_KEY_NAME = "__HIVE_DEFAULT_PARTITION__"  # what hive writers call the partition of rows without a key
 _Rows = tuple[pa.RecordBatch, Callable[[int], int]]  # columns, and what says which row of the table each of them is
 _READ_BYTES = 8 * 1024 * 1024  # that reading a partition may take beside its rows
 
@@ -124,7 +123,7 @@ class TableSource:
         for group in index.groups:
             version = f"{group.digest}{suffix}"
             yield Partition(
-                key=group.key or _NO_KEY_NAME,
+                key=group.key or NO_KEY_NAME,
                 source_version=version,
                 read=partial(self._read if group.key != NO_KEY else self._refuse, index, group),
                 current_source_version=partial(self._current_version, index, version),
@@ -203,7 +202,7 @@ class TableSource:
             file_rows = rows.file_rows
             if self._listed()[1] != version:
                 raise TransientError(f"the files of the table {self.url!r} changed while they were read. Run again.")
-            groups.sort(key=lambda group: encode_key(group.key or _NO_KEY_NAME))
+            groups.sort(key=lambda group: encode_key(group.key or NO_KEY_NAME))
             index = _Index(version, groups, [file.shown for file in files], file_rows)
             document = {"groups": groups, "files": index.files, "file_rows": file_rows}
             disk_cache.write_json(f"{self._name}/index.json", {"version": version, **document})
@@ -287,7 +286,7 @@ class TableSource:
         columns = " or ".join(map(repr, self._partition_by))
         rows = "row has" if group.rows == 1 else "rows have"
         raise DataError(
-            _NO_KEY_NAME,
+            NO_KEY_NAME,
             f"{group.rows:,} {rows} no key, since {columns} is null, empty or not UTF-8; the first is "
             f"{index.shown(group.first_row)}",
             "Give those rows a value, or remove them.",

@@ -17,6 +17,7 @@ from surge_dagster.engine.sources.rows import without_dictionary
 from surge_dagster.engine.support.keys import joined_key
 
 NO_KEY = ""  # stands for every value that cannot be a key
+NO_KEY_NAME = "__HIVE_DEFAULT_PARTITION__"  # what hive writers call the partition of rows without a key
 _BLOCK_BYTES = 16 * 1024 * 1024
 _BLOCK_ROWS = 256 * 1024
 
@@ -78,7 +79,7 @@ class TableRows:
 
     def _block(self, first_row: int, held: Sequence[pa.RecordBatch]) -> Block:
         rows = pa.concat_batches(held)
-        keys, places = _keys([(name, rows.column(f"\0{name}")) for name in self._partition_by])
+        keys, places = keys_of([(name, rows.column(f"\0{name}")) for name in self._partition_by])
         return Block(first_row, rows.select(list(self._columns)), keys, places)
 
     def _uniform(self, file: SourceFile, raw: pa.RecordBatch) -> pa.RecordBatch:
@@ -90,7 +91,7 @@ class TableRows:
         return pa.RecordBatch.from_arrays(list(found.values()), names=list(found))
 
     def _in_type(self, file: SourceFile, name: str, column: pa.Array) -> pa.Array:
-        wanted = _canonical(column.type)
+        wanted = canonical_type(column.type)
         kind, first = self._types.setdefault(name, (wanted, file))
         if wanted != kind and not pa.types.is_null(wanted):
             raise ConfigError(
@@ -100,7 +101,7 @@ class TableRows:
         return column if column.type == kind else column.cast(kind)
 
 
-def _canonical(kind: pa.DataType) -> pa.DataType:
+def canonical_type(kind: pa.DataType) -> pa.DataType:
     """One type for all that differ in their layout alone; a column of nothing but nulls counts as strings."""
     if pa.types.is_null(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return pa.string()
@@ -121,7 +122,7 @@ def _key_strings(file: SourceFile, name: str, column: pa.Array) -> pa.Array:
     return column if pa.types.is_string(kind) else column.cast(pa.string())
 
 
-def _keys(columns: Sequence[tuple[str, pa.Array]]) -> tuple[list[str], np.ndarray]:
+def keys_of(columns: Sequence[tuple[str, pa.Array]]) -> tuple[list[str], np.ndarray]:
     """The different keys of the rows in the order of their first rows, and for each row the place of its key."""
     encoded: list[Any] = [column.dictionary_encode(null_encoding="encode") for _, column in columns]
     values = [_texts(each.dictionary) for each in encoded]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.errors import ConfigError, DataError
@@ -165,15 +167,44 @@ def test_one_bad_frame_is_refused_by_name_and_the_others_go_on() -> None:
     assert len({each.source_version for each in found.values()}) == len(found)
 
 
-def test_a_frame_without_usable_keys_is_refused_as_a_whole() -> None:
-    frame = pl.DataFrame({"key": ["a", None], "nested": [[1], [2]], "id": [1, 2], "text": ["x", "y"]})
-    for column, words in (
-        ("key", "products: row 1 has no 'key'"),
-        ("nested", "column 'nested' has type"),
-        ("kye", "no column 'kye'; its columns are 'key', 'nested', 'id', 'text'"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            FrameTable(frame, [column], url="products")
+def test_a_frame_without_usable_key_columns_is_refused_as_a_whole() -> None:
+    frame = pl.DataFrame({"nested": [[1], [2]], "id": [1, 2], "text": ["x", "y"]})
+    for given in (frame, frame.lazy()):
+        with pytest.raises(ConfigError, match="products: the column 'nested' has type"):
+            FrameTable(given, ["nested"], url="products")
+        with pytest.raises(ConfigError, match=r"products: .* no column 'kye'; its columns are 'nested', 'id', 'text'"):
+            FrameTable(given, ["kye"], url="products")
+
+
+def test_rows_without_a_key_are_refused_together_and_the_others_are_read() -> None:
+    frame = pl.DataFrame({"key": ["a", None, ""], "id": [1, 2, 3], "text": ["x", "y", "z"]})
+    for given in (frame, frame.lazy()):
+        bad, good = FrameTable(given, ["key"], url="products")
+        assert "2 rows of products have no key, since 'key' is null or empty" in str(refusal(bad))
+        assert bad.key == "__HIVE_DEFAULT_PARTITION__" and rows_of(good) == [(1, "x")]
+
+
+def test_rows_of_a_lazy_frame_are_grouped_on_the_disk_and_removed_with_it(tmp_path: Path) -> None:
+    frame = pl.DataFrame(shuffled())
+    folder = Path(os.environ["SURGE_CACHE_DIR"]) / "frames"
+    before = set(folder.glob("*"))
+    source = FrameTable(frame.lazy(), ["category"])
+    assert len(set(folder.glob("*")) - before) == 1
+    in_memory = FrameTable(frame, ["category"])
+    expected = [(each.key, each.source_version, each.rows) for each in in_memory]
+    assert [(each.key, each.source_version, each.rows) for each in source] == expected
+    partitions = list(source)
+    del source
+    assert [rows_of(each) for each in partitions] == [rows_of(each) for each in in_memory]
+    partitions.clear()
+    assert set(folder.glob("*")) == before
+
+
+def test_version_is_that_of_the_same_rows_in_a_table_of_files(tmp_path: Path) -> None:
+    pq.write_table(shuffled(), tmp_path / "products.parquet")
+    files = open_source(tmp_path / "products.parquet", partition_by=["category"])
+    frame = FrameTable(pl.DataFrame(shuffled()), ["category"])
+    assert {p.key: p.source_version for p in frame} == {p.key: p.source_version for p in files}
 
 
 def test_a_row_that_is_refused_leaves_the_other_partitions_of_its_frame() -> None:
