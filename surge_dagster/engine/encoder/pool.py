@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +31,7 @@ from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics, copy_o
 from surge_dagster.engine.encoder.devices import (
     choose_devices,
     choose_precision,
+    fallback_precision,
     hardware,
     worker_environment,
     worker_threads,
@@ -57,7 +59,7 @@ class EncoderPool:
         task: "document" for the texts of a catalog, "query" for those of a search: models may have other prompts and
             modules for each.
         devices: "auto", "cpu", "cuda", "cuda:0,cuda:1", or a list; a device named twice gets two workers.
-        precision: "auto" (fp32 on the CPU, fp16 on GPUs), "fp32", "fp16" or "bf16".
+        precision: "auto" (fp32 on the CPU; on GPUs fp16, or bf16 where fp16 overflows), "fp32", "fp16" or "bf16".
         backend: "auto", "torch", "openvino", or "module:Class" for your own.
         token_budget: tokens of one forward pass; None is the backend's choice.
         check_parity: compare with sentence-transformers at the start, and refuse vectors below the promised cosine.
@@ -95,7 +97,12 @@ class EncoderPool:
         self.device = ",".join(dict.fromkeys(choice.devices))
         self.hardware = hardware(choice)
         self.precision = choose_precision(precision, choice)
-        settings = {"precision": self.precision, "threads": worker_threads(choice), "token_budget": token_budget}
+        settings = {
+            "precision": self.precision,
+            "threads": worker_threads(choice),
+            "token_budget": token_budget,
+            "fallback_precision": fallback_precision(precision, choice),
+        }
         message = {
             "op": "load",
             "space": asdict(self.space),
@@ -119,6 +126,7 @@ class EncoderPool:
             ready = list(self._dispatcher.ready_messages.values())
             self.backend: str = ready[0]["backend"]
             self.backend_detail: str = ready[0]["detail"]
+            self.precision = _common_precision(ready)
             cosines = [message["lowest_cosine"] for message in ready if message["lowest_cosine"] is not None]
             self.lowest_cosine: float | None = min(cosines) if cosines else None
             self.notes: list[str] = list(dict.fromkeys(note for message in ready for note in message["notes"]))
@@ -252,6 +260,17 @@ class EncoderPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _common_precision(ready: Sequence[Mapping[str, Any]]) -> str:
+    """The precision of all workers, which each chose for its own device."""
+    found = sorted({message["precision"] for message in ready})
+    if len(found) > 1:
+        raise ConfigError(
+            f"this model's vectors reach the promised cosine in {' on some devices and in '.join(found)} on others; "
+            "set precision to bf16 or fp32"
+        )
+    return found[0]
 
 
 def _with_folder(spec: EncodingSpec | Space) -> Space:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from surge_dagster.engine.encoder import devices
-from surge_dagster.engine.encoder.devices import choose_devices, choose_precision, hardware
-from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.devices import choose_devices, choose_precision, fallback_precision, hardware
+from surge_dagster.engine.encoder.pool import EncoderPool, _common_precision
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec
 
@@ -63,6 +63,18 @@ def test_explicit_lists_are_kept(two_gpus: None, requested: str | list[str], exp
 def test_missing_devices_and_mixed_kinds_are_refused(two_gpus: None, requested: str) -> None:
     with pytest.raises(ConfigError, match="devices"):
         choose_devices(requested)
+
+
+def test_bf16_may_take_the_place_of_fp16_on_gpus_where_no_precision_was_requested(two_gpus: None) -> None:
+    gpus, cpu = choose_devices("cuda"), choose_devices("cpu")
+    assert (choose_precision("auto", gpus), fallback_precision("auto", gpus)) == ("fp16", "bf16")
+    assert [fallback_precision("fp16", gpus), fallback_precision("auto", cpu)] == [None, None]
+
+
+def test_workers_of_two_precisions_are_refused() -> None:
+    assert _common_precision([{"precision": "bf16"}, {"precision": "bf16"}]) == "bf16"
+    with pytest.raises(ConfigError, match="in bf16 on some devices and in fp16 on others; set precision"):
+        _common_precision([{"precision": "fp16"}, {"precision": "bf16"}])
 
 
 @pytest.mark.parametrize("setting", [{"precision": "int4"}, {"precision": "fp16"}, {"backend": "tensorflow"}])

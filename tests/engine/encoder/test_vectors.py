@@ -176,7 +176,9 @@ def test_pool_below_the_promised_cosine_does_not_start_unless_the_check_is_off(
     cached = list((tmp_path / "cache" / "calibration").glob("*.json"))
     assert cached
     for file in cached:
-        disk_cache.write_json(f"calibration/{file.name}", {"lowest_cosine": 0.98, "folder": str(demo_folder)})
+        disk_cache.write_json(
+            f"calibration/{file.name}", {"lowest_cosine": 0.98, "length": 1.0, "folder": str(demo_folder)}
+        )
     pytest.importorskip("openvino", reason="not installed: the extra 'cpu'")
     spec = EncodingSpec(str(demo_folder))
     assert spec.resolve().model_path == str(demo_folder)

@@ -1,7 +1,8 @@
 """The start of a worker: loads the model into a backend, checks its vectors and sets its token budget.
 
 "auto" means the fastest installed backend that passes its checks: OpenVINO on a CPU, otherwise torch. The reason why a
-backend was not used travels to the pool, in one line, with the worker's first message.
+backend was not used travels to the pool, in one line, with the worker's first message. In the same way the settings'
+fallback precision takes the place of one whose vectors are below the promise: activations of some models overflow fp16.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from surge_dagster.engine.encoder.calibration import Calibration, calibration_name
@@ -32,12 +33,14 @@ class Loaded:
 
     Attributes:
         backend: computes vectors.
+        precision: in which it computes.
         calibration: its cached measurements.
         lowest_cosine: against sentence-transformers; None where it was not requested or there is no model.
         notes: one line for each thing that an operator should know.
     """
 
     backend: Backend
+    precision: str
     calibration: Calibration
     lowest_cosine: float | None = None
     notes: tuple[str, ...] = ()
@@ -53,32 +56,37 @@ def load_backend(space: Space, settings: BackendSettings, backend: str, check_pa
         module, _, attribute = backend.partition(":")
         made = getattr(importlib.import_module(module), attribute)(space, settings)
         _probe(made, space)
-        return Loaded(made, _calibration(space, made, settings))
+        return Loaded(made, settings.precision, _calibration(space, made, settings))
     if space.is_hash:
         from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
 
         made = HashBackend(prompt=space.prompt, max_length=space.max_length)
         _probe(made, space)
-        return Loaded(made, _calibration(space, made, settings))
+        return Loaded(made, settings.precision, _calibration(space, made, settings))
     notes = _unused_prompts(_check_files(space), space)
-    candidates = _candidates(settings) if backend == "auto" else [backend]
-    for candidate in candidates:
+    names = _candidates(settings) if backend == "auto" else [backend]
+    attempts = [(name, settings) for name in names]
+    if settings.fallback_precision is not None:
+        attempts.append((names[-1], replace(settings, precision=settings.fallback_precision)))
+    for (name, chosen), following in zip(attempts, [*attempts[1:], None], strict=True):
         try:
-            made = _LOADERS[candidate](space, settings)
-            _probe(made, space)
-            calibration = _calibration(space, made, settings)
-            lowest = parity.check_parity(space, made, settings, calibration) if check_parity else None
-            set_token_budget(space, made, settings, calibration)
-            if not check_parity:
-                notes.append(_NOT_COMPARED)
-            return Loaded(made, calibration, lowest, tuple(notes))
+            return _attempt(space, name, chosen, check_parity, tuple(notes))
         except Exception as error:
-            if candidate == candidates[-1]:
+            if following is None or (following[0] == name and not isinstance(error, parity.BelowPromise)):
                 raise
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            next_one = candidates[candidates.index(candidate) + 1]
-            notes.append(f"{next_one} is used instead of {candidate}: {reason[0][:_LONGEST_REASON]}")
-    raise AssertionError("there is always a last candidate")
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:_LONGEST_REASON]
+        was, instead = (chosen.precision, following[1].precision) if following[0] == name else (name, following[0])
+        notes.append(f"{instead} is used instead of {was}: {reason}")
+    raise AssertionError("there is always a last attempt")
+
+
+def _attempt(space: Space, name: str, settings: BackendSettings, check_parity: bool, notes: tuple[str, ...]) -> Loaded:
+    made = _LOADERS[name](space, settings)
+    _probe(made, space)
+    calibration = _calibration(space, made, settings)
+    lowest = parity.check_parity(space, made, settings, calibration) if check_parity else None
+    set_token_budget(space, made, settings, calibration)
+    return Loaded(made, settings.precision, calibration, lowest, notes if check_parity else (*notes, _NOT_COMPARED))
 
 
 def _probe(backend: Backend, space: Space) -> None:

@@ -94,6 +94,7 @@ class Worker:
             "op": "ready",
             "backend": loaded.backend.name,
             "detail": loaded.backend.detail,
+            "precision": loaded.precision,
             "lowest_cosine": loaded.lowest_cosine,
             "notes": loaded.notes,
             "calibration": loaded.calibration.name,

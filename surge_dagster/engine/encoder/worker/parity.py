@@ -1,8 +1,9 @@
 """The parity check: compares a backend's vectors with those of sentence-transformers, once, and caches the answer.
 
 A few texts that often break an implementation (the empty text, one word, other scripts, a text that is cut, many
-lengths, the name of a special token) are encoded by the backend and by sentence-transformers' `encode` in fp32; the
-lowest cosine between the two must reach the promise of the precision. The answer is cached, because loading the
+lengths, the name of a special token) are encoded by the backend and by sentence-transformers' `encode_document` (or
+`encode_query`) in fp32; the lowest cosine between the two must reach the promise of the precision, and vectors must be
+as long: a cosine does not show a normalization too few or too many. The answer is cached, because loading the
 reference costs as much as loading the model a second time. A refusal counts for the model's folder only.
 """
 
@@ -16,6 +17,9 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import Space
 
 FLOORS = {"fp32": 0.99999, "fp16": 0.999, "bf16": 0.999}
+
+# Half precision moves a length by less than one percent.
+_LENGTH_TOLERANCE = 0.05
 
 _SENTENCE = "The quick brown fox jumps over the lazy dog while seven wizards quietly mix 42 strange potions. "
 PARITY_TEXTS = [
@@ -37,26 +41,37 @@ PARITY_TEXTS = [
 ]
 
 
+class BelowPromise(ConfigError):
+    """Vectors differ from those of sentence-transformers by more than the precision promises."""
+
+
 def check_parity(space: Space, backend: Backend, settings: BackendSettings, calibration: Calibration) -> float:
     """The lowest cosine between the backend's vectors and those of sentence-transformers, cached or measured.
 
     Raises:
-        ConfigError: it is below the promise of the precision.
+        BelowPromise: it is below the promise of the precision, or vectors have other lengths.
     """
     floor = FLOORS[settings.precision]
-    lowest = calibration.read("lowest_cosine")
-    is_known = isinstance(lowest, int | float) and (lowest >= floor or calibration.read("folder") == space.model_path)
+    lowest, length = calibration.read("lowest_cosine"), calibration.read("length")
+    is_known = isinstance(lowest, int | float) and isinstance(length, int | float)
+    is_known = is_known and (lowest >= floor or calibration.read("folder") == space.model_path)
     if not is_known:
         from surge_dagster.engine.encoder.worker.sentence_model import load_reference, reference_vectors
 
         vectors, _ = encode_texts(backend, PARITY_TEXTS, space.dimension, space.dtype)
         reference = reference_vectors(load_reference(space, settings.device), space, PARITY_TEXTS)
-        lowest = lowest_cosine(vectors, reference)
-        calibration.write(lowest_cosine=lowest, space=space.name, backend=backend.detail, folder=space.model_path)
+        lowest, length = lowest_cosine(vectors, reference), _length(vectors, reference)
+        facts = {"space": space.name, "backend": backend.detail, "folder": space.model_path}
+        calibration.write(lowest_cosine=lowest, length=length, **facts)
     if lowest < floor:
-        raise ConfigError(
+        raise BelowPromise(
             f"{backend.detail} in {settings.precision} differs from sentence-transformers (lowest cosine {lowest:.7f}, "
             f"promised {floor:.5f}); use another backend or precision, or check_parity=False if you accept it"
+        )
+    if abs(length - 1) > _LENGTH_TOLERANCE:
+        raise BelowPromise(
+            f"{backend.detail} in {settings.precision} differs from sentence-transformers: a vector is {length:.3g} "
+            "times as long; use another backend or precision, or check_parity=False if you accept it"
         )
     return lowest
 
@@ -67,8 +82,17 @@ def lowest_cosine(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def cosines(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Cosine of each row of one matrix to the same row of the other; 1 for two rows of zeros."""
-    ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
+    """Cosine of each row of one matrix to the same row of the other; 1 for two rows of zeros, -1 where not finite."""
+    finite = np.asarray(np.isfinite(np.hstack([ours, theirs])).all(axis=1))
+    ours, theirs = (np.where(finite[:, None], one, 0).astype(np.float64) for one in (ours, theirs))
     lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
     products = np.einsum("ij,ij->i", ours, theirs)
-    return np.where(lengths > 0, products / np.where(lengths > 0, lengths, 1), ours.any(1) == theirs.any(1))
+    found = np.where(lengths > 0, products / np.where(lengths > 0, lengths, 1), ours.any(1) == theirs.any(1))
+    return np.where(finite, found, -1.0)
+
+
+def _length(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """The length of a row relative to the same row of the other matrix: of all rows that farthest from 1."""
+    one, other = (np.linalg.norm(matrix.astype(np.float64), axis=1) for matrix in (ours, theirs))
+    ratios = (one / np.where(other > 0, other, 1))[other > 0]
+    return float(ratios[np.abs(ratios - 1).argmax()]) if len(ratios) else 1.0

@@ -24,12 +24,14 @@ class BackendSettings:
         precision: "fp32", "fp16" or "bf16".
         threads: CPU threads this worker may use.
         token_budget: tokens of one forward pass, None for the backend's own choice.
+        fallback_precision: takes the place of `precision` where that does not reach the promised cosine; None refuses.
     """
 
     device: str
     precision: str
     threads: int
     token_budget: int | None = None
+    fallback_precision: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

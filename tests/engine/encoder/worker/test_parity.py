@@ -1,0 +1,49 @@
+"""What the parity check compares, on a few vectors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from surge_dagster.engine.encoder.calibration import Calibration
+from surge_dagster.engine.encoder.worker import parity, sentence_model
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings
+from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend, hash_vectors
+from surge_dagster.engine.model.spec import EncodingSpec
+
+_SETTINGS = BackendSettings(device="cpu", precision="fp32", threads=1)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_vectors_that_are_not_finite_agree_with_none(wrong: float) -> None:
+    good = np.ones((3, 4), np.float32)
+    bad = good.copy()
+    bad[1, 2] = wrong
+    assert parity.cosines(bad, good).tolist() == pytest.approx([1, -1, 1])
+    assert parity.cosines(good, bad).tolist() == pytest.approx([1, -1, 1])
+    assert parity.lowest_cosine(bad, bad) == -1
+
+
+def test_rows_of_zeros_agree_with_each_other_alone() -> None:
+    zeros, ones = np.zeros((1, 4)), np.ones((1, 4))
+    assert parity.cosines(np.vstack([zeros, zeros, ones]), np.vstack([zeros, ones, zeros])).tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5, 3.0])
+def test_vectors_of_another_length_are_refused_though_their_cosine_is_one(
+    factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space, backend = EncodingSpec("hash://8").resolve(), HashBackend(prompt="", max_length=256)
+    theirs = hash_vectors(parity.PARITY_TEXTS, 8) / factor
+    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(sentence_model, "load_reference", lambda *_: None)
+    monkeypatch.setattr(sentence_model, "reference_vectors", lambda *_: theirs)
+    calibration = Calibration(f"calibration/test-{factor}.json")
+    if factor == 1:
+        assert parity.check_parity(space, backend, _SETTINGS, calibration) == pytest.approx(1)
+        return
+    for _ in range(2):  # measured, then cached
+        with pytest.raises(parity.BelowPromise, match=f"a vector is {factor:.3g} times as long"):
+            parity.check_parity(space, backend, _SETTINGS, calibration)
