@@ -82,15 +82,16 @@ def _saved(
     config: transformers.PretrainedConfig,
     make: Callable[[Any], transformers.PreTrainedModel],
     rest: list[torch.nn.Module],
+    std: float = 0.3,
     **settings: Any,
 ) -> Path:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     model = make(config)
-    # Default weights are so small that every text would get nearly the same vector.
+    # Default weights are so small that every text would get nearly the same vector; larger ones make more of rounding.
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                torch.nn.init.normal_(parameter, std=0.3)
+                torch.nn.init.normal_(parameter, std=std)
     model.save_pretrained(folder / "transformer")
     tokenizer.save_pretrained(folder / "transformer")
     first = modules.Transformer(str(folder / "transformer"))
@@ -111,13 +112,54 @@ def bert_cls(folder: Path) -> Path:
     return _bert(folder, [_pooling("cls"), modules.Normalize()])
 
 
+def bert_truncated_on_the_left(folder: Path) -> Path:
+    config = transformers.BertConfig(vocab_size=220, max_position_embeddings=64, **_ENCODER)
+    tokenizer = _word_piece()
+    tokenizer.truncation_side = "left"
+    return _saved(folder, tokenizer, config, transformers.BertModel, [_pooling("mean"), modules.Normalize()])
+
+
+def bert_matryoshka(folder: Path) -> Path:
+    """Keeps the first 12 dimensions, which are not scaled to length 1 again."""
+    return _bert(folder, [_pooling("mean"), modules.Normalize()], truncate_dim=12)
+
+
+def mpnet_mean(folder: Path) -> Path:
+    config = transformers.MPNetConfig(vocab_size=220, max_position_embeddings=66, pad_token_id=1, **_ENCODER)
+    tokenizer = _unigram("<s> $A </s>", ["<s>", "<pad>", "</s>", "<unk>"], "<pad>")
+    rest = [_pooling("mean"), modules.Normalize()]
+    return _saved(folder, tokenizer, config, transformers.MPNetModel, rest)
+
+
+def modernbert_cls(folder: Path) -> Path:
+    """Rotary positions, and every other layer sees its neighbourhood only."""
+    layers: dict[str, Any] = _ENCODER | {"num_hidden_layers": 4}
+    config = transformers.ModernBertConfig(
+        vocab_size=220,
+        max_position_embeddings=64,
+        local_attention=8,
+        layer_types=["full_attention", "sliding_attention"] * 2,
+        pad_token_id=0,
+        **layers,
+    )
+    rest = [_pooling("cls"), modules.Normalize()]
+    return _saved(folder, _word_piece(), config, transformers.ModernBertModel, rest, std=0.1)
+
+
+def distilbert_mean(folder: Path) -> Path:
+    config = transformers.DistilBertConfig(
+        vocab_size=220, max_position_embeddings=64, dim=HIDDEN, n_layers=2, n_heads=2, hidden_dim=64
+    )
+    return _saved(folder, _word_piece(), config, transformers.DistilBertModel, [_pooling("mean"), modules.Normalize()])
+
+
 def bert_several_poolings(folder: Path) -> Path:
     return _bert(folder, [_pooling(("max", "mean_sqrt_len_tokens"))])
 
 
 def bert_prompt_left_out_of_the_mean(folder: Path) -> Path:
     rest = [_pooling("mean", include_prompt=False), modules.Normalize()]
-    return _bert(folder, rest, prompts={"passage": "for the index: "}, default_prompt_name="passage")
+    return _bert(folder, rest, prompts={"document": "for the index: "})
 
 
 def xlm_roberta_with_dense(folder: Path) -> Path:
@@ -143,6 +185,36 @@ def qwen2_last_token(folder: Path) -> Path:
     config = _decoder_config(transformers.Qwen2Config)
     rest = [_pooling("lasttoken"), modules.Normalize()]
     return _saved(folder, _byte_level("left"), config, transformers.Qwen2Model, rest)
+
+
+def qwen3_last_token(folder: Path) -> Path:
+    """Prompts as Qwen3's embedding models state them: an instruction before queries, nothing before documents."""
+    config = transformers.Qwen3Config(
+        vocab_size=400, max_position_embeddings=64, num_key_value_heads=1, head_dim=16, pad_token_id=0, **_ENCODER
+    )
+    prompts = {"query": "Instruct: find rows\nQuery:", "document": ""}
+    rest = [_pooling("lasttoken"), modules.Normalize()]
+    return _saved(folder, _byte_level("left"), config, transformers.Qwen3Model, rest, std=0.1, prompts=prompts)
+
+
+def gemma3_overflowing_fp16(folder: Path) -> Path:
+    """Two Dense heads behind the mean, as EmbeddingGemma has them, and activations beyond 65,504."""
+    config = transformers.Gemma3TextConfig(
+        vocab_size=400,
+        max_position_embeddings=64,
+        num_key_value_heads=1,
+        head_dim=16,
+        pad_token_id=0,
+        use_bidirectional_attention=True,
+        **_ENCODER,
+    )
+    heads = [modules.Dense(HIDDEN, 64, bias=False, activation_function=torch.nn.Identity())]
+    heads.append(modules.Dense(64, HIDDEN, bias=False, activation_function=torch.nn.Identity()))
+    with torch.no_grad():
+        heads[0].linear.weight.mul_(1e6)
+    rest = [_pooling("mean"), *heads, modules.Normalize()]
+    prompts = {"query": "task: search result | query: ", "document": "title: none | text: "}
+    return _saved(folder, _byte_level("right"), config, transformers.Gemma3TextModel, rest, prompts=prompts)
 
 
 def llama_weighted_mean(folder: Path) -> Path:

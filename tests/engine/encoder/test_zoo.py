@@ -1,0 +1,82 @@
+"""A zoo of models: each gives sentence-transformers' vectors, alone and in company, in every precision of this CPU.
+
+The weights are random and the hidden sizes tiny; modules, tokenizers and configurations are real ones. All go through
+torch here, which takes some two seconds each; `test_architectures.py` converts some of them for OpenVINO.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from surge_dagster.engine.encoder.worker import parity
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, encode_texts
+from surge_dagster.engine.encoder.worker.loading import load_backend
+from surge_dagster.engine.model.spec import EncodingSpec, Space
+from tests.engine.encoder.conftest import tiny_model
+
+pytestmark = pytest.mark.timeout(400)
+
+ZOO = (
+    "bert_cls",
+    "bert_truncated_on_the_left",
+    "bert_matryoshka",
+    "mpnet_mean",
+    "xlm_roberta_with_dense",
+    "modernbert_cls",
+    "distilbert_mean",
+    "qwen3_last_token",
+    "gemma3_overflowing_fp16",
+    "static_embedding",
+    "router",
+)
+# Their parts are in others as well.
+_ALSO_ELSEWHERE = (
+    "bert_several_poolings",
+    "bert_prompt_left_out_of_the_mean",
+    "bert_with_prompts",
+    "t5_with_dense",
+    "qwen2_last_token",
+    "llama_weighted_mean",
+)
+_WORDS = ["steel", "Größe", "東京", "don't", "naïve", "3.14", "🚀", "bottle,", "(a)", "__init__", "[SEP]"]
+
+
+def texts() -> list[str]:
+    rng = np.random.default_rng(7)
+    return ["", " ", "a", "word " * 80, *(" ".join(rng.choice(_WORDS, int(n))) for n in rng.integers(1, 40, 40))]
+
+
+@pytest.mark.parametrize("name", [*ZOO, *(pytest.param(name, marks=pytest.mark.soak) for name in _ALSO_ELSEWHERE)])
+def test_model_gives_the_vectors_of_sentence_transformers_alone_and_in_company(name: str, tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    folder = tiny_model(name, tmp_path)
+    model = SentenceTransformer(str(folder), device="cpu")
+    spec = EncodingSpec(str(folder))
+    _compare(spec.resolve(), model.encode_document, ("fp32", "bf16"))
+    queries = replace(spec.resolve(), task="query")
+    if queries.side == "query":
+        _compare(queries, model.encode_query, ("fp32",))
+
+
+def _compare(space: Space, encode: Callable[..., Any], precisions: tuple[str, ...]) -> None:
+    # In one batch: sentence-transformers itself fails on a batch of one text without tokens.
+    expected = encode(texts(), batch_size=99, normalize_embeddings=space.normalize, show_progress_bar=False)
+    assert expected.shape == (len(texts()), space.dimension)
+    for precision in precisions:
+        # So small that texts of neighbouring lengths share passes with padding, and long ones have their own.
+        settings = BackendSettings(device="cpu", precision=precision, threads=2, token_budget=200)
+        backend = load_backend(space, settings, "torch", check_parity=precision == "fp32").backend
+        floor = parity.FLOORS[precision]
+        found, _ = encode_texts(backend, texts(), space.dimension, space.dtype)
+        assert parity.lowest_cosine(found, expected) >= floor
+        assert np.allclose(np.linalg.norm(found, axis=1), np.linalg.norm(expected, axis=1), rtol=0.02, atol=1e-4)
+        for row in (1, 3, 20):
+            alone, _ = encode_texts(backend, texts()[row : row + 1], space.dimension, space.dtype)
+            assert parity.lowest_cosine(alone, expected[row : row + 1]) >= floor
