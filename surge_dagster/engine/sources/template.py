@@ -22,7 +22,6 @@ from surge_dagster.engine.sources.rows import is_blank, null_where, overlong, wi
 from surge_dagster.engine.support.columns import value_lengths
 
 _JOINED_BYTES = 2 * 1024 * 1024
-_EMPTY = pa.scalar("", pa.large_string())
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,8 @@ class Template:
         for literal, name in self.parts:
             pieces += [pa.scalar(literal, pa.large_string())] if literal else []
             pieces += [strings[name]] if name is not None else []
-        joined = pc.binary_join_element_wise(*pieces, _EMPTY)  # pyright: ignore[reportAttributeAccessIssue]
+        nothing = pa.scalar("", pa.large_string())  # made here: it imports pandas, which takes a second
+        joined = pc.binary_join_element_wise(*pieces, nothing)  # pyright: ignore[reportAttributeAccessIssue]
         return null_where(is_null, joined)
 
 
