@@ -201,7 +201,7 @@ def test_verify_names_the_partition_and_exits_with_1(catalog: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("embed", "nowhere", "out", *MODEL), "does not exist"),
+        (("embed", "nowhere", "out", *MODEL), "there is no such file or folder"),
         (("embed", "empty", "out", *MODEL), "is empty"),
         (("embed", "catalog", "a-file", *MODEL), "is a file"),
         (("embed", "catalog", "a-file/below", *MODEL), "cannot write"),

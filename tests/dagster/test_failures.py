@@ -53,7 +53,7 @@ def test_a_bad_partition_fails_the_run_once_and_stops_no_other(bench: Workbench,
     assert not check.passed
     assert str(check.metadata["failed"].value).splitlines()[2:] == [
         "| `bad` | row 1: the text is null; every row needs one. "
-        "| Fill or drop the text in the source, then run again. |"
+        "| Fill or drop the text in the source, then run again, or say with missing_text what becomes of such rows. |"
     ]
     assert [failed["key"] for failed in ran.metrics()["partitions_failed"]] == ["bad"]
     assert shown(bench) == ({"a", "b", "z"}, {"bad"})

@@ -91,7 +91,10 @@ def test_surge_config_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("bmin: 1", "setting bmin in surge.yaml is unknown; there are alert_webhook, b_max, b_min, check_cron,"),
+        (
+            "bmin: 1",
+            "setting bmin in surge.yaml is unknown; there are alert_webhook, b_max, b_min, catalog_name, check_cron,",
+        ),
         ("text_column: title", "setting text_column in surge.yaml is unknown; it is called text now"),
         ("prompt: 'passage: '", "setting prompt in surge.yaml is unknown; it is called document_prompt now"),
         ("b_min: many", "setting b_min in surge.yaml is 'many'"),

@@ -157,7 +157,7 @@ def test_every_precision_has_its_own_promise(precision: str, promised: float) ->
     settings = BackendSettings("cpu", precision, 1, None)
     space = EncodingSpec("hash://8").resolve()
     for lowest in (promised, promised - 1e-6):
-        answer = {"lowest_cosine": lowest, "folder": space.model_path}
+        answer = {"lowest_cosine": lowest, "length": 1.0, "folder": space.model_path}
         known = mock.Mock(read=answer.get)
         if lowest >= promised:
             assert parity.check_parity(space, mock.Mock(), settings, known) == lowest
