@@ -11,7 +11,8 @@ from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.current_space import CURRENT_FILE
 from surge_dagster.engine.output.spaces import find_space
 from surge_dagster.engine.run import EmbeddingRun
-from surge_dagster.engine.sources import ParquetCatalog, open_source
+from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.thresholds import Thresholds
@@ -29,7 +30,7 @@ class Spaces:
     root: Path
 
     @property
-    def source(self) -> ParquetCatalog:
+    def source(self) -> Source:
         return open_source(self.root / "catalog")
 
     @property

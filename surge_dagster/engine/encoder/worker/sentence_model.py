@@ -51,7 +51,7 @@ def load_reference(space: Space, device: str) -> SentenceTransformer:
     model.eval()
     # Without the empty prompts that the library fills in, its own rule chooses among the prompts that the model states.
     own = read_document(Path(space.model_path) / CONFIG_FILE) or {}
-    model.prompts = stated_prompts(own, Path(space.model_path))
+    model.prompts = dict[str, str | None](stated_prompts(own, Path(space.model_path)))
     # max_length is that of documents: a Router's route for queries keeps its own.
     if space.side == "document" or space.requested.max_length is not None:
         for first in (chain[0] for chain in _chains(model)):
