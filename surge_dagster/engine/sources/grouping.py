@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -32,6 +33,7 @@ _FILES = 128
 _FILE_BYTES = 32 * 1024 * 1024  # of a spill file that is grouped in memory; three copies are alive while it is
 _WORKERS = 2  # files that are grouped concurrently
 _PIECE_BYTES = 2 * 1024 * 1024  # of a batch in a file of groups
+_CHECKED_BYTES = 1024 * 1024  # read at a time
 _WRITE_BUFFER = 64 * 1024
 _LZ4 = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)  # batches are small
 _READ = pa.ipc.IpcReadOptions(use_threads=False)
@@ -148,15 +150,38 @@ def grouped(blocks: Callable[[], Iterable[Block]], folder: Path) -> list[Group]:
         OSError: the folder cannot be written.
     """
     spilled = _read_json(folder / "spilled.json")
-    if spilled is None or spilled["boot"] != _boot_id():
+    if spilled is None or spilled["boot"] != _boot_id() or not _is_whole(folder, spilled["checksums"]):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700, parents=True)
-        spilled = {"boot": _boot_id(), "keys": _spill(blocks(), folder)}
+        keys = _spill(blocks(), folder)
+        checksums = [_checksum(_spill_file(folder, file)) for file in range(min(_FILES, len(keys)))]
+        spilled = {"boot": _boot_id(), "keys": keys, "checksums": checksums}
         _write_json(folder / "spilled.json", spilled)
-    keys: list[str] = spilled["keys"]
+    keys = spilled["keys"]
     with ThreadPoolExecutor(_WORKERS) as pool:
         files = range(min(_FILES, len(keys)))
         return [group for found in pool.map(lambda file: _group_file(folder, file, keys), files) for group in found]
+
+
+def _is_whole(folder: Path, checksums: Sequence[int]) -> bool:
+    """Whether the spill files that an earlier process has left to be grouped are as it wrote them."""
+    left = (file for file in range(len(checksums)) if not (folder / f"groups-{file}.json").exists())
+    try:
+        return all(_checksum(_spill_file(folder, file)) == checksums[file] for file in left)
+    except OSError:
+        return False
+
+
+def _spill_file(folder: Path, file: int) -> Path:
+    return folder / f"spill-{file}.arrow"
+
+
+def _checksum(path: Path) -> int:
+    found = 0
+    with path.open("rb") as file:
+        while piece := file.read(_CHECKED_BYTES):
+            found = zlib.crc32(piece, found)
+    return found
 
 
 def open_groups(folder: Path, file: int) -> pa.ipc.RecordBatchFileReader:
@@ -214,11 +239,11 @@ def _group_file(folder: Path, file: int, keys: list[str]) -> list[Group]:
             place = folder / f"groups-{file}.arrow"
             sink = opened.enter_context(pa.output_stream(str(place), buffer_size=_WRITE_BUFFER))
             writer = _GroupWriter(sink, opened, file, keys)
-            groups = writer.group(folder / f"spill-{file}.arrow", range(file, len(keys), _FILES), _FILES)
+            groups = writer.group(_spill_file(folder, file), range(file, len(keys), _FILES), _FILES)
         _write_json(done, {"groups": groups})
     else:
         groups = [Group(*values) for values in found["groups"]]
-    (folder / f"spill-{file}.arrow").unlink(missing_ok=True)
+    (_spill_file(folder, file)).unlink(missing_ok=True)
     return groups
 
 

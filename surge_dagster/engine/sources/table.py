@@ -40,13 +40,15 @@ from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.sources.table_rows import NO_KEY, NO_KEY_NAME, TableRows
 from surge_dagster.engine.support import disk_cache
 from surge_dagster.engine.support.keys import encode_key
+from surge_dagster.engine.support.waiting import rest
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 1  # of what is cached
+_FORMAT = 2  # of what is cached
 _COMPLETE = "complete"
 _LOOKED_SECONDS = 1.0  # in which the files are not listed again: thousands of partitions are published one by one
 _Rows = tuple[pa.RecordBatch, Callable[[int], int]]  # columns, and what says which row of the table each of them is
+_WAIT_SECONDS = 0.1  # between two looks for what another process makes
 _READ_BYTES = 8 * 1024 * 1024  # that reading a partition may take beside its rows
 
 
@@ -78,7 +80,7 @@ class _Index:
 
 
 class TableSource:
-    """A table as a `Source`: a partition per key, in the order of the encoded keys.
+    """A table as a `Source`: a partition per key, in the order of the encoded keys, or as they stand in the table.
 
     Args:
         files: where its files lie; their order is that of the rows.
@@ -98,7 +100,7 @@ class TableSource:
         self._partition_by = tuple(partition_by)
         self._selection = selection
         self._clock = clock
-        described = json.dumps([_FORMAT, files.url, self._partition_by, selection.columns])
+        described = json.dumps([_FORMAT, files.identity, self._partition_by, selection.columns])
         self._name = f"tables/{hashlib.sha256(described.encode('utf-8', 'surrogatepass')).hexdigest()[:24]}"
         self._known: _Index | None = None
         self._looked: tuple[float, str] = (float("-inf"), "")
@@ -176,10 +178,13 @@ class TableSource:
 
     def _cached(self, version: str) -> _Index | None:
         document = disk_cache.read_json(f"{self._name}/index.json")
-        if document is None or document["version"] != version:
+        try:
+            if document is None or document["version"] != version:
+                return None
+            groups = [Group(*values) for values in document["groups"]]
+            return _Index(version, groups, document["files"], document["file_rows"])
+        except (KeyError, TypeError):  # damaged
             return None
-        groups = [Group(*values) for values in document["groups"]]
-        return _Index(version, groups, document["files"], document["file_rows"])
 
     def _made(self, files: Sequence[SourceFile], version: str) -> _Index:
         """Read the table, and cache what was found.
@@ -190,9 +195,8 @@ class TableSource:
         self._readers.clear()
         self._spill = self._cursor = None
         spill = _SharedFolder(self._name, version)
-        with spill.alone():
-            if (index := self._cached(version)) is not None:  # another process was first
-                self._spill = spill
+        with spill.alone(lambda: self._cached(version)) as index:
+            if index is not None:  # another process was first
                 return index
             rows = TableRows(files, self._partition_by, self._selection.columns)
             groups = groups_in_order(rows.blocks())
@@ -202,12 +206,13 @@ class TableSource:
             file_rows = rows.file_rows
             if self._listed()[1] != version:
                 raise TransientError(f"the files of the table {self.url!r} changed while they were read. Run again.")
-            groups.sort(key=lambda group: encode_key(group.key or NO_KEY_NAME))
+            if groups[:1] and groups[0].file >= 0:  # others are read in the order in which they stand in the table
+                groups.sort(key=lambda group: encode_key(group.key or NO_KEY_NAME))
             index = _Index(version, groups, [file.shown for file in files], file_rows)
             document = {"groups": groups, "files": index.files, "file_rows": file_rows}
             disk_cache.write_json(f"{self._name}/index.json", {"version": version, **document})
             spill.remove_others()
-        self._spill = spill
+        self._spill = None if index.is_in_order else spill
         return index
 
     def _grouped(self, index: _Index) -> Path:
@@ -249,6 +254,9 @@ class TableSource:
     def _require(self, group: Group, digest: ColumnDigest) -> None:
         if digest.hexdigest() != group.digest:
             self.close()  # what is damaged is made again
+            if group.file < 0:  # the table has other rows than its index says
+                self._known = None
+                disk_cache.write_json(f"{self._name}/index.json", {"version": ""})
             raise TransientError(
                 f"partition {group.key!r}: its rows are not those that were listed. The table {self.url!r} changed "
                 "while it was read; run again.",
@@ -334,19 +342,35 @@ class _SharedFolder:
         return (self.path / _COMPLETE).exists()
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """No other process uses the folder in here; afterwards this one goes on using it, beside others."""
+    def alone(self, found: Callable[[], _Index | None]) -> Iterator[_Index | None]:
+        """No other process uses the folder in here; afterwards this one goes on using it, beside others.
+
+        Args:
+            found: looks for the index; as soon as another process has made it, it is yielded, and the folder is not
+                waited for.
+        """
+        is_waiting = False
+        while not self._is_locked():
+            if (index := found()) is not None:
+                yield index
+                return
+            if not is_waiting:
+                log.warning("waiting for another process that groups the same table in %s", self.path)
+                is_waiting = True
+            rest(_WAIT_SECONDS)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.warning("waiting for another process that groups the same table in %s", self.path)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
-        try:
-            yield
+            yield found()
         except BaseException:
             self._close()
             raise
         fcntl.flock(self._lock, fcntl.LOCK_SH)
+
+    def _is_locked(self) -> bool:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
     def fill(self, make: Callable[[], list[Group]]) -> list[Group]:
         """Make the grouped rows; within `alone`."""
@@ -356,11 +380,16 @@ class _SharedFolder:
 
     def use(self, make: Callable[[], list[Group]]) -> None:
         """Use the grouped rows beside other processes; make them where they are missing."""
-        fcntl.flock(self._lock, fcntl.LOCK_SH)  # waits while another process makes them
+        while True:
+            fcntl.flock(self._lock, fcntl.LOCK_SH)  # waits while another process makes them
+            if self._is_complete:
+                return
+            if self._is_locked():
+                break
+            rest(_WAIT_SECONDS)
         if not self._is_complete:
-            with self.alone():
-                if not self._is_complete:
-                    self.fill(make)
+            self.fill(make)
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
 
     def remove(self) -> None:
         """Stop using the folder, and remove it where no other process uses it."""

@@ -70,12 +70,22 @@ class TableRows:
         Args:
             file_rows: rows of each file.
         """
+        self._take_types(first_row, file_rows)
         for file, end, rows in zip(self._files, accumulate(file_rows), file_rows, strict=True):
             if first_row < end:
                 skipped = max(0, first_row - (end - rows))
                 for raw in batches(file, self._columns, first_row=skipped):
                     if len(raw):
-                        yield self._uniform(file, raw)
+                        yield self._uniform(file, raw).select(list(self._columns))
+
+    def _take_types(self, first_row: int, file_rows: Sequence[int]) -> None:
+        """Give the columns the types of the first file, where reading begins with a later one."""
+        if self._types or not file_rows or first_row < file_rows[0]:
+            return
+        for file in self._files:
+            for raw in batches(file, self._columns):
+                self._uniform(file, raw)
+                return
 
     def _block(self, first_row: int, held: Sequence[pa.RecordBatch]) -> Block:
         rows = pa.concat_batches(held)
@@ -93,7 +103,7 @@ class TableRows:
     def _in_type(self, file: SourceFile, name: str, column: pa.Array) -> pa.Array:
         wanted = canonical_type(column.type)
         kind, first = self._types.setdefault(name, (wanted, file))
-        if wanted != kind and not pa.types.is_null(wanted):
+        if wanted != kind and not pa.types.is_null(column.type):
             raise ConfigError(
                 f"the column {name!r} has type {kind} in {first.shown} and {wanted} in {file.shown}; a table has one "
                 "type for each column. Write the files again with the same types."
@@ -127,24 +137,22 @@ def keys_of(columns: Sequence[tuple[str, pa.Array]]) -> tuple[list[str], np.ndar
     encoded: list[Any] = [column.dictionary_encode(null_encoding="encode") for _, column in columns]
     values = [_texts(each.dictionary) for each in encoded]
     if len(columns) == 1:
-        return [value or NO_KEY for value in values[0]], encoded[0].indices.to_numpy()
-    combined = np.zeros(len(columns[0][1]), np.int64)
-    for each in encoded:
-        combined = combined * len(each.dictionary) + each.indices.to_numpy()
-    both: Any = pa.array(combined).dictionary_encode()
+        # The name of the partition of rows without a key is no key of another one.
+        keys = [value if value and value != NO_KEY_NAME else NO_KEY for value in values[0]]
+        return keys, encoded[0].indices.to_numpy()
+    combined, found = encoded[0].indices.to_numpy(), [(value,) for value in values[0]]
+    for each, column in zip(encoded[1:], values[1:], strict=True):
+        # Numbered again after each column: numbers of all possible combinations may not fit.
+        both: Any = pa.array(combined.astype(np.int64) * len(column) + each.indices.to_numpy()).dictionary_encode()
+        pairs = (divmod(number, len(column)) for number in both.dictionary.to_pylist())
+        combined, found = both.indices.to_numpy(), [(*found[first], column[second]) for first, second in pairs]
     names = [name for name, _ in columns]
-    return [_joined(names, values, place) for place in both.dictionary.to_pylist()], both.indices.to_numpy()
+    return [_joined(names, key) for key in found], combined
 
 
-def _joined(names: Sequence[str], values: Sequence[Sequence[str | None]], place: int) -> str:
-    pairs: dict[str, str] = {}
-    for name, column in zip(reversed(names), reversed(values), strict=True):
-        place, rest = divmod(place, len(column))
-        value = column[rest]
-        if value is None:
-            return NO_KEY
-        pairs[name] = value
-    return joined_key({name: pairs[name] for name in names})
+def _joined(names: Sequence[str], values: Sequence[str | None]) -> str:
+    given = {name: value for name, value in zip(names, values, strict=True) if value}
+    return joined_key(given) if len(given) == len(names) else NO_KEY
 
 
 def _texts(values: pa.Array) -> list[str | None]:

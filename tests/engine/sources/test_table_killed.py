@@ -60,3 +60,11 @@ def test_rows_spilled_before_the_machine_was_started_again_are_not_used(
     (tmp_path / "boot_id").write_text("another")
     monkeypatch.setattr(grouping, "_BOOT_ID", tmp_path / "boot_id")
     assert contents(table_of(interrupted)) == by_key(shuffled_rows(1_500, 20))
+
+
+def test_spill_files_that_were_damaged_after_a_kill_are_written_again(interrupted: Path, tmp_path: Path) -> None:
+    for spilled in (tmp_path / "cache").glob("tables/*/rows-*/spill-*"):
+        content = bytearray(spilled.read_bytes())
+        content[len(content) // 2] ^= 1
+        spilled.write_bytes(content)
+    assert contents(table_of(interrupted)) == by_key(shuffled_rows(1_500, 20))
