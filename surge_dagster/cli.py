@@ -319,6 +319,11 @@ def search(
     if not described and _describes_space(settings) and find_space(store, settings.encoding_spec()) != space:
         complain(f"searching the current space {space.name}, which differs from the one that the settings describe")
     with _pool(settings, spec, task="query") as pool:
+        if pool.space.spec_sha256 != space.spec_sha256:
+            raise ConfigError(
+                f"the model {spec.model!r} encodes into {pool.space.name}, not into {space.name}: its content has "
+                "changed since. Restore it, or name the settings of the other space."
+            )
         hits = search_space(store, pool, [text], k)[0]
     for hit in hits:
         print(f"{hit.score:.3f}  {one_line(hit.key)}  {one_line(hit.id)}\n       {one_line(hit.text)}")
@@ -390,6 +395,9 @@ def _existing_space(settings: Settings, store: Store) -> Space:
     for space in known:
         if space.spec_sha256 == expected.spec_sha256:
             return space
+    before = find_space(store, expected.requested)  # made with other prompts of the same model in a folder
+    if before is not None and before.model_digest == expected.model_digest:
+        return before
     names = [*(space.name for space in known), *unsupported_spaces(store)]
     held = f"it holds {', '.join(names)}" if names else "it holds none"
     raise ConfigError(
@@ -412,12 +420,13 @@ def _space_to_read(settings: Settings, store: Store, described: bool, yes: bool)
     """
     spec = settings.encoding_spec()
     if described:
-        return _existing_space(settings, store), spec
+        space = _existing_space(settings, store)
+        return space, space.loadable_from(spec)
     if read_current(store) is None and (space := find_space(store, spec)):
-        return space, spec
+        return space, space.loadable_from(spec)
     space = space_of_readers(store)
     if find_space(store, spec) == space:
-        return space, spec
+        return space, space.loadable_from(spec)
     if not yes:
         _require_trust(settings, store, space)
     return space, space.loadable

@@ -75,6 +75,36 @@ def test_model_in_a_relative_folder_is_found_from_any_working_folder(surge: Comm
     assert code == 2 and "models/tiny" in error and "check the path" in error
 
 
+def test_space_made_before_the_models_prompts_were_used_is_searched_and_verified_with_its_own(surge: Command) -> None:
+    """Takes seconds: pools load a model."""
+    model = bert_cls(surge.root / "models").rename(surge.root / "models" / "tiny")
+    write_partition(surge.root / "catalog", "a", 3)
+    name = surge.json("embed", "catalog", "out", "--model", model)["space"]
+    settings = model / "config_sentence_transformers.json"
+    prompts = {"prompts": {"query": "q: ", "passage": "p: "}, "default_prompt_name": None}
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | prompts))  # it resolves to others from now on
+    for given in (("--model", model), ("--yes",)):
+        assert surge.json("search", "out", "a number 2", *given)["hits"][0]["score"] == pytest.approx(1, abs=1e-5)
+        assert surge.json("verify", "catalog", "out", *given)["violations"] == []
+    assert surge.json("embed", "catalog", "out", "--model", model)["space"] != name, "begun, and not current"
+    found = surge.json("search", "out", "a number 2", "--yes")
+    assert (found["space"], found["hits"][0]["score"]) == (name, pytest.approx(1, abs=1e-5))
+    weights = next(model.rglob("*.safetensors"))
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    code, _, error = surge("search", "out", "a number 2", "--yes")
+    assert code == 2 and f"not into {name}" in error and "has changed" in error
+
+
+def test_space_is_searched_with_its_model_in_a_renamed_folder(surge: Command) -> None:
+    model = bert_cls(surge.root / "models")
+    write_partition(surge.root / "catalog", "a", 3)
+    name = surge.json("embed", "catalog", "out", "--model", model)["space"]
+    found = surge.json("search", "out", "a number 2", "--model", model.rename(model.with_name("renamed")))
+    assert (found["space"], found["hits"][0]["id"]) == (name, "a-2")
+
+
 def test_folder_that_only_the_output_names_is_not_loaded_for_a_model_of_the_settings(
     surge: Command, three_spaces: Spaces, monkeypatch: pytest.MonkeyPatch
 ) -> None:

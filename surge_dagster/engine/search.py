@@ -15,6 +15,7 @@ from surge_dagster.engine.files.formats import PublishedFile, open_output_file
 from surge_dagster.engine.files.rows import matrix_of
 from surge_dagster.engine.output.current_space import named_space
 from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line
 
@@ -46,7 +47,9 @@ def search(store: Store, pool: EncoderPool, queries: Sequence[str], k: int = 5) 
     """
     if pool.space.side != replace(pool.space, task="query").side:
         raise ConfigError('this model encodes queries in another way than documents; start the pool with task="query"')
-    space = named_space(store, pool.space.name)
+    # The same space may have another slug: that of a model folder with another name.
+    same = [space.name for space in list_spaces(store) if space.spec_sha256 == pool.space.spec_sha256]
+    space = named_space(store, (same or [pool.space.name])[0])
     files = OutputState(store, space.name, space.file_format).files()
     if not files:
         raise ConfigError(f"{store.url!r} holds no embeddings of the space {space.name}. Run `surge-dagster embed`.")

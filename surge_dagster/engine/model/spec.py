@@ -27,6 +27,9 @@ FileFormat = Literal["parquet", "arrow"]
 FILE_FORMATS: tuple[FileFormat, ...] = get_args(FileFormat)
 # Versions that know only Parquet refuse this format; otherwise they would write Parquet files into an Arrow space.
 _ARROW_SPACE_FORMAT = 2
+# Versions that do not know a prompt for queries refuse this one; otherwise they would find another checksum.
+_QUERY_PROMPT_SPACE_FORMAT = 3
+_SPACE_FORMATS = (SPACE_FORMAT, _ARROW_SPACE_FORMAT, _QUERY_PROMPT_SPACE_FORMAT)
 _RESOLVED = ("model_digest", "max_length", "normalize", "dimension", "dtype")
 _HASH_MAX_LENGTH = 256
 
@@ -182,8 +185,12 @@ class Space:
 
     @property
     def loadable(self) -> EncodingSpec:
-        """The request that finds the model from any working folder: with its folder, where it was given as one."""
-        return replace(self.requested, model=self.model_folder) if self.model_folder else self.requested
+        """The request that gives this space in any working folder: with its model's folder, where it was given so."""
+        return self.loadable_from(replace(self.requested, model=self.model_folder or self.requested.model))
+
+    def loadable_from(self, request: EncodingSpec) -> EncodingSpec:
+        """The request with the prompts of this space, where it leaves them to a model that has others today."""
+        return replace(request, document_prompt=self.document_prompt, query_prompt=self.query_prompt)
 
     @property
     def is_hash(self) -> bool:
@@ -203,13 +210,19 @@ class Space:
     def to_json(self) -> dict[str, Any]:
         """The content of `<output>/<space>/space.json`, the same on every machine."""
         return {
-            "format": SPACE_FORMAT if self.file_format == "parquet" else _ARROW_SPACE_FORMAT,
+            "format": self._format,
             "name": self.name,
             "requested": self.requested.as_dict(),
             "file_format": self.file_format,
             **self._resolved(),
             "spec_sha256": self.spec_sha256,
         }
+
+    @property
+    def _format(self) -> int:
+        if self.query_prompt:
+            return _QUERY_PROMPT_SPACE_FORMAT
+        return SPACE_FORMAT if self.file_format == "parquet" else _ARROW_SPACE_FORMAT
 
     def _resolved(self) -> dict[str, Any]:
         # Format 1 calls the documents' prompt `prompt`. Without a prompt for queries a space is what it always was.
@@ -224,10 +237,10 @@ def space_from_json(document: dict[str, Any]) -> Space:
         UnsupportedSpace: an earlier version computed the vectors in an arithmetic that this one does not have.
         ConfigError: the document is incomplete, was changed by hand, or needs another version.
     """
-    if document.get("format") not in (SPACE_FORMAT, _ARROW_SPACE_FORMAT):
+    if document.get("format") not in _SPACE_FORMATS:
         raise ConfigError(
-            f"space.json has format {document.get('format')!r}; this version reads {SPACE_FORMAT} and "
-            f"{_ARROW_SPACE_FORMAT}: use the version that wrote it, or another output"
+            f"space.json has format {document.get('format')!r}; this version reads "
+            f"{', '.join(map(str, _SPACE_FORMATS))}: use the version that wrote it, or another output"
         )
     if "arithmetic" in document:
         raise UnsupportedSpace(
@@ -252,8 +265,8 @@ def space_from_json(document: dict[str, Any]) -> Space:
         )
     if document["format"] != space.to_json()["format"]:
         raise ConfigError(
-            f"space.json of {space.name} was changed by hand: a space of {space.file_format} files has format "
-            f"{space.to_json()['format']}, not format {document['format']}; restore it or use another output"
+            f"space.json of {space.name} was changed by hand: with its {space.file_format} files and prompts it has "
+            f"format {space.to_json()['format']}, not format {document['format']}; restore it or use another output"
         )
     if space.spec_sha256 != document.get("spec_sha256") or not space.name.endswith(space.spec_sha256[:12]):
         raise ConfigError(f"space.json of {space.name} was changed by hand: its checksum differs; restore it")

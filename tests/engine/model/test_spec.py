@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,14 @@ from surge_dagster.engine.encoder.worker.backends.base import BackendSettings
 from surge_dagster.engine.encoder.worker.loading import load_backend
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model import locating
-from surge_dagster.engine.model.spec import DEFAULT_MODEL, EncodingSpec, UnsupportedSpace, space_from_json
+from surge_dagster.engine.model.spec import (
+    DEFAULT_MODEL,
+    FILE_FORMATS,
+    EncodingSpec,
+    FileFormat,
+    UnsupportedSpace,
+    space_from_json,
+)
 
 
 @pytest.fixture
@@ -215,6 +223,14 @@ def test_space_json_describes_the_space_without_paths_of_this_machine(small_mode
         space_from_json(document | {"format": 3})
     with pytest.raises(ConfigError, match="incomplete"):
         space_from_json({"format": 1, "name": "x"})
+
+
+@pytest.mark.parametrize("file_format", FILE_FORMATS)
+def test_space_with_a_prompt_for_queries_has_a_format_that_older_versions_refuse(file_format: FileFormat) -> None:
+    space = replace(EncodingSpec("hash://8", query_prompt="q: ").resolve(), file_format=file_format)
+    document = space.to_json()
+    assert document["format"] == 3
+    assert space_from_json(document) == space
 
 
 def test_model_without_safetensors_is_refused(small_model: Path) -> None:
