@@ -35,6 +35,7 @@ from surge_dagster.engine.report import Failure, Receipt, RunReport, SuperBatchR
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.search import search as search_space
 from surge_dagster.engine.sources import release
+from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.unreadable import visible
@@ -196,7 +197,7 @@ def verify(
     rows = _rows_to_reencode(reencode)
     store = settings.open_store()
     space, spec = _space_to_read(settings, store, _describes_space(settings), yes or rows == 0)
-    catalog = settings.as_recorded(recorded_catalog(store, space)).open_source()
+    catalog = _recorded_source(settings, store, space)
     pool = _pool(settings, spec) if rows != 0 else None
     partitions, texts, violations, warnings = 0, 0, list[Violation](), list[Violation]()
     try:
@@ -241,8 +242,9 @@ def switch(
     as_json: Json = False,
 ) -> None:
     """Make another space the one that readers use, if it is complete and every file in it is valid."""
-    catalog, store = settings.open_source(), settings.open_store()
+    store = settings.open_store()
     space = named_space(store, space_name) if space_name else _existing_space(settings, store)
+    catalog = _recorded_source(settings, store, space)
     switched = switch_space(catalog, store, space)
     release(catalog)
     before = f"; before it, {switched.current.previous}" if switched.current.previous else ""
@@ -404,6 +406,14 @@ def _existing_space(settings: Settings, store: Store) -> Space:
         f"the output {store.url!r} has no embeddings of the space {expected.name}: {held}. "
         "Name the model they were made with (--model), or run `surge-dagster embed` first."
     )
+
+
+def _recorded_source(settings: Settings, store: Store, space: Space) -> Source:
+    """Open the source as the last run of the space read it; says so where that run read another catalog."""
+    recorded, given = recorded_catalog(store, space), settings.catalog_record().for_output(store)
+    if recorded is not None and not given.is_same(recorded):
+        complain(f"the space {space.name} holds the catalog {recorded.shown!r}, and {given.shown!r} is read")
+    return settings.as_recorded(recorded).open_source()
 
 
 def _describes_space(settings: Settings) -> bool:

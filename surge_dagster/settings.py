@@ -381,7 +381,8 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         try:
             taken = CatalogSettings.model_validate(recorded).model_dump(include=set(recorded))
         except ValidationError as error:
-            raise ConfigError(f"the settings of the catalog in {SPACE_FILE} cannot be used: {error}") from None
+            wrong = "; ".join(f"{'.'.join(map(str, one['loc'])) or '?'}: {one['msg']}" for one in error.errors())
+            raise ConfigError(f"the settings of the catalog in {SPACE_FILE} cannot be used: {wrong}") from None
         return self.model_copy(update=taken)
 
     def open_store(self) -> Store:

@@ -51,6 +51,8 @@ def test_search_and_verify_use_the_only_space_with_the_prompt_and_columns_of_its
     assert (verified["texts"], verified["violations"]) == (3, [])
     [hit] = surge.json("search", "out", "green", "-k", 1)["hits"]
     assert (hit["id"], hit["score"]) == ("y", pytest.approx(1, abs=1e-5)), "with the prompts of the space"
+    switched = surge.json("switch", "catalog", "out", "--space", verified["space"])
+    assert switched["current"]["space"] == verified["space"]
     code, _, error = surge("verify", "catalog", "out", "--text", "text", "--reencode", 0)
     assert code == 1 and "text" in error, "a setting that somebody gives counts"
 
@@ -191,6 +193,33 @@ class TestAnotherCatalog:
         assert surge("embed", "new", *self.EMBED[2:], "--catalog-name", "shop")[0] == 0
         code, _, error = surge("embed", "new", *self.EMBED[2:], "--catalog-name", "docs")
         assert code == 2 and "'shop'" in error and "'docs'" in error
+
+    def test_keeps_its_name_in_a_run_that_does_not_give_it(self, surge: Command) -> None:
+        assert surge(*self.EMBED, "--catalog-name", "shop")[0] == 0
+        assert surge(*self.EMBED)[0] == 0
+        assert json.loads(surge.space_json().read_text())["catalog"]["name"] == "shop"
+        code, _, error = surge("embed", surge.root / "catalog", *self.EMBED[2:], "--catalog-name", "docs")
+        assert code == 2 and f"'docs' at '{surge.root}/catalog'" in error
+
+    def test_is_one_that_stands_at_the_same_place_beside_a_copy_of_the_output(self, surge: Command) -> None:
+        (surge.root / "copy").mkdir()
+        shutil.copytree(surge.root / "out", surge.root / "copy" / "out")
+        write_partition(surge.root / "copy" / "catalog", "a", 5)
+        assert surge("embed", "copy/catalog", "copy/out", *self.EMBED[3:])[0] == 2
+
+    def test_is_named_where_a_verification_reads_another_one(self, surge: Command) -> None:
+        write_partition(surge.root / "other", "a", 5)
+        code, _, error = surge("verify", "other", "out", "--reencode", 0)
+        assert code == 1 and f"holds the catalog '{surge.root}/catalog', and '{surge.root}/other' is read" in error
+
+    def test_with_damaged_settings_in_its_space_is_refused_in_one_line(
+        self, surge: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        record = json.loads(surge.space_json().read_text())
+        record["catalog"]["settings"] = {"max_text_bytes": "many", "id": 3}
+        surge.space_json().write_text(json.dumps(record))
+        code, _, error = in_process(capsys, monkeypatch, surge.root, "verify", "catalog", "out", "--reencode", 0)
+        assert code == 2 and "max_text_bytes: " in error and error.count("\n") == 1 and "pydantic" not in error
 
     def test_is_not_known_of_an_older_output_until_its_next_run(self, surge: Command) -> None:
         record = json.loads(surge.space_json().read_text())

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from surge_dagster.engine.errors import ConfigError
@@ -39,6 +40,11 @@ class CatalogRecord:
         return self.name or self.place
 
     @property
+    def shown_with_place(self) -> str:
+        """The catalog in messages that tell two apart."""
+        return f"{self.name!r} at {self.place!r}" if self.name else repr(self.place)
+
+    @property
     def is_local(self) -> bool:
         return self.place.startswith("/")
 
@@ -47,15 +53,17 @@ class CatalogRecord:
         both_local = self.is_local and not store.is_remote
         return replace(self, beside_output=os.path.relpath(self.place, store.url) if both_local else None)
 
-    def is_same(self, other: CatalogRecord) -> bool:
-        """Whether both are records of one catalog."""
-        if self.name and other.name:
-            return self.name == other.name
-        return (
-            self.place == other.place
-            or (self.beside_output is not None and self.beside_output == other.beside_output)
-            or (self.is_local and other.is_local and os.path.realpath(self.place) == os.path.realpath(other.place))
-        )
+    def is_same(self, recorded: CatalogRecord) -> bool:
+        """Whether this is the recorded catalog; moved together with its output, it is gone from the recorded place."""
+        if self.name and recorded.name:
+            return self.name == recorded.name
+        if self.place == recorded.place:
+            return True
+        if not (self.is_local and recorded.is_local):
+            return False
+        beside = self.beside_output is not None and self.beside_output == recorded.beside_output
+        moved = beside and not Path(recorded.place).exists()
+        return moved or os.path.realpath(self.place) == os.path.realpath(recorded.place)
 
     def require_same(self, recorded: CatalogRecord | None, space: str, store: Store) -> CatalogRecord:
         """Refuse a run over another catalog than the recorded one; returns what is to be recorded now.
@@ -64,13 +72,14 @@ class CatalogRecord:
             ConfigError: the space holds another catalog.
         """
         if recorded is None or self.is_same(recorded):
-            return self
+            return replace(self, name=self.name or (recorded.name if recorded else None))
         if self.name == recorded.place:  # it was moved: its name stands for the place where it was
-            return replace(self, name=None)
+            return replace(self, name=recorded.name)
         raise ConfigError(
             f"the space {space} in {store.url!r} holds embeddings of the catalog {recorded.shown!r}, and this run "
-            f"reads {self.shown!r}. Two catalogs would replace each other's files: give each its own output. If it is "
-            f"the same one, moved or reached another way, say so once with the setting catalog_name: {recorded.shown}"
+            f"reads {self.shown_with_place}. Two catalogs would replace each other's files: give each its own output. "
+            "If it is the same one, moved or reached another way, say so once with the setting catalog_name: "
+            f"{recorded.shown}"
         )
 
     def to_json(self) -> dict[str, Any]:
