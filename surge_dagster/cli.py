@@ -145,6 +145,7 @@ def embed(
     as_json: Json = False,
 ) -> None:
     """Embed what is missing or stale, without Dagster. After a crash, run it again: it continues."""
+    settings.require_apart()
     catalog, store = settings.open_source(), settings.open_store()
     total = sum(partition.rows or 0 for partition in catalog)
     spec, record = settings.encoding_spec(), settings.catalog_record()

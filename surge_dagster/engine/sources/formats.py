@@ -44,6 +44,7 @@ _BATCH_ROWS = 8192
 _BODY_BYTES = 256 * 1024 * 1024  # of an Arrow record batch, which is read as a whole
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 _MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+_FLATTEN = "Flatten it in the source."
 _IN_ROW = re.compile(r" in row (\d+)$")
 
 
@@ -346,10 +347,14 @@ def _json_schema(block: bytes, columns: Sequence[str] | None, problem: _Problem)
     """The types of the first values that are not null; a column of nulls has strings, if it has any."""
     types: dict[str, pa.DataType | None] = dict.fromkeys(columns or ())
     names: set[str] = set()
-    for line in block.splitlines():
+    for number, line in enumerate(block.splitlines()):
         row: Any = None
-        with contextlib.suppress(ValueError):  # the reader that follows says what is wrong with a line
+        try:
             row = json.loads(line)
+        except ValueError:
+            continue  # the reader that follows says what is wrong with it
+        except RecursionError as error:
+            raise problem(f"cannot be read at row {number:,} (its values are nested too deep)", _FLATTEN) from error
         if not isinstance(row, dict):
             continue
         names.update(row)
@@ -364,7 +369,7 @@ def _json_schema(block: bytes, columns: Sequence[str] | None, problem: _Problem)
         problem.require(missing, sorted(names))
     nested = next((name for name, kind in types.items() if kind == pa.null()), None)
     if nested is not None:
-        raise problem(f"has lists or objects in column {nested!r}; expected plain values", "Flatten it in the source.")
+        raise problem(f"has lists or objects in column {nested!r}; expected plain values", _FLATTEN)
     return pa.schema([(name, kind or pa.string()) for name, kind in types.items()])
 
 

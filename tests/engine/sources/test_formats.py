@@ -157,6 +157,10 @@ class TestRefusedFiles:
         [
             ('[{"id": "1"}]', "JSON array"),
             ('{"id": "1", "text": "a"}\n{"id": "2", "te', "row 1"),
+            (
+                f'{{"id": "1", "text": "a", "x": {"[" * 5_000}{"]" * 5_000}}}\n',
+                "row 0 (its values are nested too deep)",
+            ),
             ('{"id": "1", "text": ["a"]}\n', "lists or objects in column 'text'"),
         ],
     )
