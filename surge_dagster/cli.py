@@ -7,42 +7,39 @@ that set a setting are made from `Settings`.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
-from functools import wraps
-from typing import Annotated, Any, get_args
+from typing import Annotated
 
 import typer
 
 from surge_dagster import __version__
 from surge_dagster.catalog_commands import catalog_app
+from surge_dagster.command_settings import CATALOG, RUN, SPACE, takes_settings
+from surge_dagster.command_spaces import describes_space, existing_space, recorded_source, space_to_read
 from surge_dagster.engine.cost_model import CALL_SECONDS, CostConstants
 from surge_dagster.engine.cost_model import plan as make_plan
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.model.prompts import Task
-from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, Space
-from surge_dagster.engine.output.current_space import named_space, read_current, space_of_readers
-from surge_dagster.engine.output.spaces import find_space, list_spaces, recorded_catalog, unsupported_spaces
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.output.current_space import named_space, read_current
+from surge_dagster.engine.output.spaces import find_space
 from surge_dagster.engine.output.staging import sweep_orphan_files
 from surge_dagster.engine.reading import report_when_fresh
 from surge_dagster.engine.report import Failure, Receipt, RunReport, SuperBatchReport
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.search import search as search_space
 from surge_dagster.engine.sources import release
-from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
-from surge_dagster.engine.support.unreadable import visible
 from surge_dagster.engine.switching import switch_space
 from surge_dagster.engine.verify import Verified, Violation
 from surge_dagster.engine.verify import verify as verify_output
-from surge_dagster.settings import Settings, load_settings, require_text
+from surge_dagster.settings import Settings, require_text
 from surge_dagster.terminal import (
     TERMINATED_CODE,
     Json,
@@ -67,77 +64,9 @@ app.add_typer(catalog_app, name="catalog")
 
 Yes = Annotated[bool, typer.Option("--yes", help="Load the model that the output names without asking.")]
 
-# Settings that commands take, in the order in which their help lists them.
-_CATALOG = ("source", "partition_by", "id", "text", "missing_text", "max_text_bytes", "catalog_name")
-_SPACE = (
-    *("model", "document_prompt", "query_prompt"),
-    *("max_length", "normalize", "dimension", "dtype", "precision"),
-)
-_RUN = (
-    "devices",
-    "b_min",
-    "b_max",
-    "memory_limit_bytes",
-    "grace_seconds",
-    "hang_timeout_seconds",
-    "include_text",
-    "format",
-)
-_ARGUMENTS = ("source", "output")
-
-
-def takes_settings(*names: str, leading: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command an option (or argument) for each of these settings.
-
-    The command's first parameter is the `Settings` that result; an option that is not given is left to the environment
-    and the file.
-
-    Args:
-        leading: an argument that may be left out before the command's own arguments.
-    """
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        @wraps(command)
-        def run(**given: Any) -> None:
-            chosen = {name: given.pop(name) for name in names}
-            if leading is not None:
-                before = given.pop(leading) or [None]
-                if len(before) > 1:
-                    raise ConfigError(f"too many arguments: {', '.join(map(repr, before))} were given as {leading}.")
-                [chosen[leading]] = before
-            command(load_settings(**chosen), **given)
-
-        _, *own = inspect.signature(command, eval_str=True).parameters.values()
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        made = [inspect.Parameter(name, keyword, default=None, annotation=_option(name)) for name in names]
-        if leading is not None:  # an argument of any number of values leaves one for each argument after it
-            several = Annotated[list[str] | None, typer.Argument(metavar=leading.upper(), help=_help(leading))]
-            made.insert(0, inspect.Parameter(leading, keyword, default=None, annotation=several))
-        signature = inspect.Signature([*made, *(parameter.replace(kind=keyword) for parameter in own)])
-        run.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]
-        return run
-
-    return decorate
-
-
-def _option(name: str) -> Any:
-    """The annotation from which typer makes the option of a setting; `Settings` validates the value."""
-    field = Settings.model_fields[name]
-    kinds = {field.annotation, *get_args(field.annotation)}
-    kind = next((kind for kind in (bool, int, float) if kind in kinds), str)
-    info = typer.Argument(help=_help(name)) if name in _ARGUMENTS else typer.Option(help=_help(name))
-    return Annotated[kind | None, info]
-
-
-def _help(name: str) -> str:
-    field = Settings.model_fields[name]
-    described = field.description or name
-    default = "" if field.default in (None, []) else f" Default: {field.default}."
-    return f"{described[0].upper()}{described[1:]}.{default}"
-
 
 @app.command()
-@takes_settings("source", "output", *_SPACE, *_RUN, *_CATALOG[1:])
+@takes_settings("source", "output", *SPACE, *RUN, *CATALOG[1:])
 def embed(
     settings: Settings,
     force: Annotated[bool, typer.Option("--force", help="Encode fresh partitions again.")] = False,
@@ -178,7 +107,7 @@ def embed(
 
 
 @app.command()
-@takes_settings("source", "output", *_SPACE, "devices", *_CATALOG[1:])
+@takes_settings("source", "output", *SPACE, "devices", *CATALOG[1:])
 def verify(
     settings: Settings,
     reencode: Annotated[
@@ -197,8 +126,8 @@ def verify(
     """
     rows = _rows_to_reencode(reencode)
     store = settings.open_store()
-    space, spec = _space_to_read(settings, store, _describes_space(settings), yes or rows == 0)
-    catalog = _recorded_source(settings, store, space)
+    space, spec = space_to_read(settings, store, describes_space(settings), yes or rows == 0)
+    catalog = recorded_source(settings, store, space)
     pool = _pool(settings, spec) if rows != 0 else None
     partitions, texts, violations, warnings = 0, 0, list[Violation](), list[Violation]()
     try:
@@ -234,7 +163,7 @@ def verify(
 
 
 @app.command()
-@takes_settings("source", "output", *_SPACE, *_CATALOG[1:])
+@takes_settings("source", "output", *SPACE, *CATALOG[1:])
 def switch(
     settings: Settings,
     space_name: Annotated[
@@ -244,8 +173,8 @@ def switch(
 ) -> None:
     """Make another space the one that readers use, if it is complete and every file in it is valid."""
     store = settings.open_store()
-    space = named_space(store, space_name) if space_name else _existing_space(settings, store)
-    catalog = _recorded_source(settings, store, space)
+    space = named_space(store, space_name) if space_name else existing_space(settings, store)
+    catalog = recorded_source(settings, store, space)
     switched = switch_space(catalog, store, space)
     release(catalog)
     before = f"; before it, {switched.current.previous}" if switched.current.previous else ""
@@ -255,7 +184,7 @@ def switch(
 
 
 @app.command()
-@takes_settings("source", "model", "devices", "precision", "dimension", "b_min", "b_max", *_CATALOG[1:])
+@takes_settings("source", "model", "devices", "precision", "dimension", "b_min", "b_max", *CATALOG[1:])
 def plan(
     settings: Settings,
     texts_per_second: Annotated[
@@ -301,7 +230,7 @@ def plan(
 
 
 @app.command()
-@takes_settings(*_SPACE, "devices", leading="output")
+@takes_settings(*SPACE, "devices", leading="output")
 def search(
     settings: Settings,
     context: typer.Context,
@@ -316,10 +245,10 @@ def search(
     """
     require_text("the text to search for", text)
     store = settings.open_store()
-    given = any(context.params[name] is not None for name in _SPACE)
-    described = given or (_describes_space(settings) and read_current(store) is None)
-    space, spec = _space_to_read(settings, store, described, yes)
-    if not described and _describes_space(settings) and find_space(store, settings.encoding_spec()) != space:
+    given = any(context.params[name] is not None for name in SPACE)
+    described = given or (describes_space(settings) and read_current(store) is None)
+    space, spec = space_to_read(settings, store, described, yes)
+    if not described and describes_space(settings) and find_space(store, settings.encoding_spec()) != space:
         complain(f"searching the current space {space.name}, which differs from the one that the settings describe")
     with _pool(settings, spec, task="query") as pool:
         if pool.space.spec_sha256 != space.spec_sha256:
@@ -387,71 +316,6 @@ def _pool(settings: Settings, spec: EncodingSpec | None = None, task: Task = "do
     spec = spec or settings.encoding_spec()
     with messages.status(f"starting the encoder for {spec.model}"):
         return settings.start_pool(spec, task)
-
-
-def _existing_space(settings: Settings, store: Store) -> Space:
-    spec = settings.encoding_spec()
-    space = find_space(store, spec)
-    if space is not None:
-        return space
-    expected, known = spec.resolve(), list_spaces(store)
-    for space in known:
-        if space.spec_sha256 == expected.spec_sha256:
-            return space
-    before = find_space(store, expected.requested)  # made with other prompts of the same model in a folder
-    if before is not None and before.model_digest == expected.model_digest:
-        return before
-    names = [*(space.name for space in known), *unsupported_spaces(store)]
-    held = f"it holds {', '.join(names)}" if names else "it holds none"
-    raise ConfigError(
-        f"the output {store.url!r} has no embeddings of the space {expected.name}: {held}. "
-        "Name the model they were made with (--model), or run `surge-dagster embed` first."
-    )
-
-
-def _recorded_source(settings: Settings, store: Store, space: Space) -> Source:
-    """Open the source as the last run of the space read it; says so where that run read another catalog."""
-    recorded, given = recorded_catalog(store, space), settings.catalog_record().for_output(store)
-    if recorded is not None and not given.is_same(recorded):
-        complain(f"the space {space.name} holds the catalog {recorded.shown!r}, and {given.shown!r} is read")
-    return settings.as_recorded(recorded).open_source()
-
-
-def _describes_space(settings: Settings) -> bool:
-    """Whether anyone has chosen a model or another setting of the vectors."""
-    return not settings.model_fields_set.isdisjoint(_SPACE)
-
-
-def _space_to_read(settings: Settings, store: Store, described: bool, yes: bool) -> tuple[Space, EncodingSpec]:
-    """The space that the settings describe; where they describe none, the current one, else the only one.
-
-    Returns:
-        The space, and the request that loads its model. Before a model that only the output names is loaded, the user
-        is asked: somebody else may have written it.
-    """
-    spec = settings.encoding_spec()
-    if described:
-        space = _existing_space(settings, store)
-        return space, space.loadable_from(spec)
-    if read_current(store) is None and (space := find_space(store, spec)):
-        return space, space.loadable_from(spec)
-    space = space_of_readers(store)
-    if find_space(store, spec) == space:
-        return space, space.loadable_from(spec)
-    if not yes:
-        _require_trust(settings, store, space)
-    return space, space.loadable
-
-
-def _require_trust(settings: Settings, store: Store, space: Space) -> None:
-    model = space.loadable.model
-    if model.startswith(HASH_SCHEME) or model == settings.model:
-        return
-    named = f"the output {store.url!r} names the model {model!r}, which the settings do not"
-    if not sys.stdin.isatty():
-        raise ConfigError(f"{named}. If you trust the output, load it with --yes.")
-    if not typer.confirm(visible(f"{named}. Load it?"), err=True):
-        raise typer.Exit(1)
 
 
 def _rows_to_reencode(value: str) -> int | None:

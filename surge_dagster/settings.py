@@ -7,9 +7,7 @@ names. Reading settings opens nothing and loads no model, so that definitions lo
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -33,10 +31,9 @@ from pydantic_settings import (
     SettingsError,
     YamlConfigSettingsSource,
 )
-from yaml import MarkedYAMLError, YAMLError
+from yaml import YAMLError
 
 from surge_dagster.check_policy import (
-    CHECK_NAMES,
     MAX_TRUNCATED_SHARE,
     RUN_CHECK,
     AnyCheckName,
@@ -59,17 +56,11 @@ from surge_dagster.engine.store.object_client import NO_ENDPOINT
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.urls import is_bare, is_object_store, local_path
 from surge_dagster.engine.thresholds import Thresholds
-
-log = logging.getLogger(__name__)
+from surge_dagster.settings_input import check_variables, config_file, problem, require_text, without_quotes
 
 VanishedPolicy = Literal["report", "delete"]
 
-CONFIG_VARIABLE = "SURGE_CONFIG"
-CONFIG_FILE = "surge.yaml"
 ASSET_SCHEME = "asset://"
-# Values that no error message quotes: secrets, and URLs that may contain one.
-_NOT_SHOWN = ("alert_webhook", "source", "output")
-_RENAMED = {"id_column": "id", "text_column": "text", "prompt": "document_prompt"}
 
 
 def _unquoted_off(value: Any) -> Any:
@@ -352,7 +343,7 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Arguments over environment over file; there is no other source."""
-        return init_settings, env_settings, YamlConfigSettingsSource(settings_cls, yaml_file=_config_file())
+        return init_settings, env_settings, YamlConfigSettingsSource(settings_cls, yaml_file=config_file())
 
     def thresholds(self) -> Thresholds:
         """The bounds of a SuperBatch as far as they are set."""
@@ -419,87 +410,13 @@ def load_settings(**arguments: Any) -> Settings:
     for name, value in given.items():
         if isinstance(value, str):
             require_text(name, value)
-    _check_variables()
+    check_variables(Settings.model_fields)
     try:
         return Settings(**given)
     except ValidationError as error:
         # Without its cause, which quotes every value, secrets too.
-        raise ConfigError("\n".join(_problem(detail, given) for detail in error.errors())) from None
+        known = Settings.model_fields, StorageSettings.model_fields
+        raise ConfigError("\n".join(problem(detail, given, *known) for detail in error.errors())) from None
     except (SettingsError, YAMLError, OSError, TypeError, ValueError) as error:  # the last two: not a mapping
-        where = _config_file() or "the SURGE_… environment variables"
-        raise ConfigError(f"the settings in {where} cannot be read: {_without_quotes(error)}") from None
-
-
-def require_text(name: str, value: str) -> None:
-    """Refuse an argument that is not text: the shell hands over bytes, and Python keeps those that are not UTF-8.
-
-    Raises:
-        ConfigError: the value cannot be written as UTF-8.
-    """
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"{name} is not valid UTF-8 text: {value!r}. Give it in UTF-8.") from error
-
-
-def _check_variables() -> None:
-    """Refuse variables of former names, since other rows would be read; warn of unknown ones, which others may need."""
-    for former, name in _RENAMED.items():
-        if (variable := f"SURGE_{former.upper()}") in os.environ:
-            raise ConfigError(f"the environment variable {variable} is unknown; it is called SURGE_{name.upper()} now")
-    known = {f"SURGE_{name.upper()}" for name in Settings.model_fields} | {CONFIG_VARIABLE, "SURGE_CACHE_DIR"}
-    for name in sorted(os.environ):
-        if name.startswith("SURGE_") and name.upper() not in known:
-            log.warning("the environment variable %s names no setting and is ignored", name)
-
-
-def _config_file() -> Path | None:
-    named = os.environ.get(CONFIG_VARIABLE)
-    if named:
-        path = Path(named).expanduser()
-        if not path.is_file():
-            raise ConfigError(f"{CONFIG_VARIABLE} names {named!r}, which is not a file")
-        return path
-    path = Path(CONFIG_FILE)
-    return path if path.is_file() else None
-
-
-def _problem(detail: Any, given: Mapping[str, Any]) -> str:
-    """One validation error as a sentence that says which source it came from."""
-    place: Sequence[Any] = detail["loc"]
-    name = str(place[0]) if place else "?"
-    if name in given:
-        origin = name
-    elif f"SURGE_{name.upper()}" in os.environ:
-        origin = f"SURGE_{name.upper()}"
-    else:
-        origin = f"{name} in {_config_file()}"
-    message = detail["msg"].removeprefix("Value error, ")
-    message = f"{message[0].lower()}{message[1:]}"
-    if name == "storage_options":
-        inner = ".".join(map(str, place[1:]))
-        known = ", ".join(StorageSettings.model_fields)
-        if detail["type"] == "extra_forbidden":
-            return f"setting {origin} names {inner!r}, which is unknown; there are {known}"
-        return f"setting {origin}{'.' if inner else ''}{inner}: {message}"  # the value may be a secret
-    if name == "checks" and len(place) > 1:
-        if place[-1] == "[key]":
-            known = ", ".join((*CHECK_NAMES, RUN_CHECK))
-            return f"setting {origin} names {place[1]!r}, which is no check that can be set; there are {known}"
-        return f"setting {origin}.{place[1]} is {detail['input']!r}: {message}"
-    if detail["type"] == "extra_forbidden":
-        if name in _RENAMED:
-            return f"setting {origin} is unknown; it is called {_RENAMED[name]} now"
-        known = ", ".join(sorted(Settings.model_fields))
-        return f"setting {origin} is unknown; there are {known}"
-    if name in _NOT_SHOWN:  # a secret, or a URL that one was written into
-        return f"setting {origin}: {message}"
-    return f"setting {origin} is {detail['input']!r}: {message}"
-
-
-def _without_quotes(error: Exception) -> str:
-    """What went wrong and where; YAML's messages also quote the line, which may hold a secret."""
-    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
-        mark = error.problem_mark
-        return f"{error.problem or 'it is not YAML'} (line {mark.line + 1}, column {mark.column + 1})"
-    return str(error)
+        where = config_file() or "the SURGE_… environment variables"
+        raise ConfigError(f"the settings in {where} cannot be read: {without_quotes(error)}") from None

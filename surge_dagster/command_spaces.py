@@ -1,0 +1,83 @@
+"""The space and the source that a command reads: those that the settings describe, else those on record."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from surge_dagster.command_settings import SPACE
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, Space
+from surge_dagster.engine.output.current_space import read_current, space_of_readers
+from surge_dagster.engine.output.spaces import find_space, list_spaces, recorded_catalog, unsupported_spaces
+from surge_dagster.engine.sources.partition import Source
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.unreadable import visible
+from surge_dagster.settings import Settings
+from surge_dagster.terminal import complain
+
+
+def existing_space(settings: Settings, store: Store) -> Space:
+    spec = settings.encoding_spec()
+    space = find_space(store, spec)
+    if space is not None:
+        return space
+    expected, known = spec.resolve(), list_spaces(store)
+    for space in known:
+        if space.spec_sha256 == expected.spec_sha256:
+            return space
+    before = find_space(store, expected.requested)  # made with other prompts of the same model in a folder
+    if before is not None and before.model_digest == expected.model_digest:
+        return before
+    names = [*(space.name for space in known), *unsupported_spaces(store)]
+    held = f"it holds {', '.join(names)}" if names else "it holds none"
+    raise ConfigError(
+        f"the output {store.url!r} has no embeddings of the space {expected.name}: {held}. "
+        "Name the model they were made with (--model), or run `surge-dagster embed` first."
+    )
+
+
+def recorded_source(settings: Settings, store: Store, space: Space) -> Source:
+    """Open the source as the last run of the space read it; says so where that run read another catalog."""
+    recorded, given = recorded_catalog(store, space), settings.catalog_record().for_output(store)
+    if recorded is not None and not given.is_same(recorded):
+        complain(f"the space {space.name} holds the catalog {recorded.shown!r}, and {given.shown!r} is read")
+    return settings.as_recorded(recorded).open_source()
+
+
+def describes_space(settings: Settings) -> bool:
+    """Whether anyone has chosen a model or another setting of the vectors."""
+    return not settings.model_fields_set.isdisjoint(SPACE)
+
+
+def space_to_read(settings: Settings, store: Store, described: bool, yes: bool) -> tuple[Space, EncodingSpec]:
+    """The space that the settings describe; where they describe none, the current one, else the only one.
+
+    Returns:
+        The space, and the request that loads its model. Before a model that only the output names is loaded, the user
+        is asked: somebody else may have written it.
+    """
+    spec = settings.encoding_spec()
+    if described:
+        space = existing_space(settings, store)
+        return space, space.loadable_from(spec)
+    if read_current(store) is None and (space := find_space(store, spec)):
+        return space, space.loadable_from(spec)
+    space = space_of_readers(store)
+    if find_space(store, spec) == space:
+        return space, space.loadable_from(spec)
+    if not yes:
+        _require_trust(settings, store, space)
+    return space, space.loadable
+
+
+def _require_trust(settings: Settings, store: Store, space: Space) -> None:
+    model = space.loadable.model
+    if model.startswith(HASH_SCHEME) or model == settings.model:
+        return
+    named = f"the output {store.url!r} names the model {model!r}, which the settings do not"
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{named}. If you trust the output, load it with --yes.")
+    if not typer.confirm(visible(f"{named}. Load it?"), err=True):
+        raise typer.Exit(1)
