@@ -62,6 +62,27 @@ class MissingTexts:
         self.blank_texts += int(np.count_nonzero(is_blank(batch.texts)))
 
 
+UNCHANGED, ADDED, CHANGED = 0, 1, 2  # the operations of `RowChanges`
+
+
+@dataclass(frozen=True, slots=True)
+class RowChanges:
+    """How a partition's rows differ from those of the file that it replaces, compared by id.
+
+    Attributes:
+        operations: one per row, in the partition's order, int8 [rows]: UNCHANGED where the old file has the id with the
+            same text, the same carried columns and the same vector, bit for bit; ADDED where it does not have the id;
+            CHANGED otherwise.
+        deleted: ids of the old file that the partition no longer has, in the old file's order; of the old file's id
+            type.
+        previous_rows_version: of the old file.
+    """
+
+    operations: np.ndarray
+    deleted: pa.Array
+    previous_rows_version: str
+
+
 @dataclass(slots=True, eq=False)
 class OpenPartition:
     """A partition on its way through a run; written by the reader alone until it is closed.
@@ -78,6 +99,9 @@ class OpenPartition:
         previous: the old file as it was listed, None where there was none.
         cosines: of new vectors to those of the old file, as far as they were compared.
         superbatch, texts_per_second: of the SuperBatch in which it ends, once that was written.
+        changes: since the old file, known with the content digest and final when the partition's last segment was
+            encoded; None where no change feed is wanted, where there is no old file with a `rows_version`, or where it
+            could not be compared (damaged, ids of another type, no memory): consumers then need a snapshot.
     """
 
     source: Partition
@@ -93,6 +117,7 @@ class OpenPartition:
     cosines: list[float] = field(default_factory=list)
     superbatch: int | None = None
     texts_per_second: float | None = None
+    changes: RowChanges | None = None
 
     @property
     def key(self) -> str:
