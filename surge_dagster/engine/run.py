@@ -21,6 +21,7 @@ from surge_dagster.engine.events import EventStream
 from surge_dagster.engine.memory import SLOTS, fit_memory
 from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.output.catalog_record import CatalogRecord
+from surge_dagster.engine.output.change_files import DEFAULT_KEEP_DAYS, wanted_feed
 from surge_dagster.engine.output.current_space import keep_current
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.publisher import Publisher
@@ -57,6 +58,8 @@ class EmbeddingRun:
         memory_limit: bytes of data that may be resident at any time; None is half of the memory that the process may
             use, of which three SuperBatches take what they need.
         grace_seconds: how long a run that is stopped may take to publish what is encoded.
+        changes: write which rows of each partition change, even if no consumer is registered in the output.
+        keep_changes_days: how long change files are kept for consumers that do not come.
         publish_threads: files serialized and published concurrently; None follows from the store
             (`publishing_threads`).
 
@@ -83,6 +86,8 @@ class EmbeddingRun:
         file_format: FileFormat = "parquet",
         memory_limit: int | None = None,
         grace_seconds: float = 20.0,
+        changes: bool = False,
+        keep_changes_days: float = DEFAULT_KEEP_DAYS,
         publish_threads: int | None = None,
     ) -> None:
         pool.require_documents()
@@ -118,6 +123,8 @@ class EmbeddingRun:
         self._force = force
         self._outputs = outputs
         self._include_text = include_text
+        self._changes = changes
+        self._keep_changes_days = keep_changes_days
         self._stop = StopSignal(grace_seconds)
         self._store = store.until(self._stop.over)
         self._exposed_io = ExposedIo()
@@ -198,6 +205,7 @@ class EmbeddingRun:
             stop=self._stop,
             events=self._events,
             begun=begun,
+            feed=wanted_feed(self._store, self.space.name, always=self._changes),
         )
 
     def _join_stages(self, context: RunContext) -> None:
@@ -216,6 +224,8 @@ class EmbeddingRun:
             except BaseException as caught:
                 error = caught
             publisher.close()
+            if context.feed is not None and error is None and not self._stop.stopping.is_set():
+                context.feed.remove_passed(keep_days=self._keep_changes_days, keep_all=self._changes)
         except BaseException as caught:
             error = error or caught
         finally:

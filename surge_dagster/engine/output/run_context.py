@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from surge_dagster.engine.encoder.arena import Arena, Slot
 from surge_dagster.engine.events import EventStream
 from surge_dagster.engine.memory import MemoryPlan
+from surge_dagster.engine.output.change_files import ChangeFeed
 from surge_dagster.engine.output.space_target import SpaceTarget
 from surge_dagster.engine.output.staging import Staging
 from surge_dagster.engine.report import ExposedIo, InFlight
@@ -32,6 +33,7 @@ class RunContext:
         stop: ends the run early.
         events: takes what the stages report.
         begun: `time.perf_counter()` at the beginning of the run.
+        feed: writes how the rows of partitions change; None where nobody wants to know.
     """
 
     target: SpaceTarget
@@ -45,6 +47,7 @@ class RunContext:
     stop: StopSignal
     events: EventStream
     begun: float
+    feed: ChangeFeed | None = None
 
     def acquire(self) -> Slot:
         """An empty slot; waits until storage has released one.

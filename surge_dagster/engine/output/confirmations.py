@@ -1,0 +1,108 @@
+"""Confirmations: which version of each partition's rows a named consumer has applied.
+
+    .changes/<space>/consumers/<encoded name>.parquet
+
+A consumer is registered by its first confirmation. To forget one, remove its file. One that is damaged counts as empty,
+so that the consumer gets everything again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from surge_dagster.engine.files.facts import WRITER, InvalidFile, guarded_metadata, invalid_when_damaged
+from surge_dagster.engine.files.parquet import read_guarded
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.keys import encode_key
+
+log = logging.getLogger(__name__)
+
+CHANGES = ".changes"
+FORMAT = "consumer 1"
+_COLUMNS = pa.schema([pa.field("partition", pa.string(), False), pa.field("version", pa.string(), False)])
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerFacts:
+    """The facts in the footer of a consumer's confirmations; `rows` are partitions."""
+
+    consumer: str
+    space: str
+    rows: int
+    writer: str = WRITER
+
+
+def consumers(store: Store, space: str) -> list[str]:
+    """Files of the registered consumers of a space, as their encoded names.
+
+    Raises:
+        TransientError, ConfigError: the store does not answer.
+    """
+    folder = _folder(space)
+    return sorted(stored.name.removeprefix(f"{folder}/").removesuffix(".parquet") for stored in store.list(folder))
+
+
+def confirmed_versions(store: Store, space: str, consumer: str) -> dict[str, str] | None:
+    """The version of each partition's rows that a consumer has applied; None where it is not registered.
+
+    Args:
+        consumer: its encoded name.
+
+    Raises:
+        TransientError, OSError: they cannot be read now.
+    """
+    name = f"{_folder(space)}/{consumer}.parquet"
+    try:
+        with store.open(name) as source, invalid_when_damaged("content"):
+            reader = pq.ParquetFile(source, page_checksum_verification=True)
+            facts = read_guarded(reader.metadata, ConsumerFacts, FORMAT)
+            if facts.space != space or encode_key(facts.consumer) != consumer:
+                raise InvalidFile(f"it is that of the consumer {facts.consumer!r} and the space {facts.space!r}")
+            table = reader.read(use_threads=False)
+            return dict(zip(table["partition"].to_pylist(), table["version"].to_pylist(), strict=True))
+    except FileNotFoundError:
+        return None
+    except InvalidFile as error:
+        log.warning("%s counts as empty, so that the consumer gets everything: %s", store.location(name), error)
+        return None
+
+
+def confirm_versions(store: Store, space: str, consumer: str, versions: Mapping[str, str]) -> None:
+    """Replace the confirmations of a consumer; they are durable when this returns.
+
+    Args:
+        consumer: its name.
+
+    Raises:
+        TransientError, OSError: the store does not take them.
+    """
+    facts = ConsumerFacts(consumer, space, len(versions))
+    table = pa.Table.from_arrays(
+        [pa.array(list(versions), pa.string()), pa.array(list(versions.values()), pa.string())], schema=_COLUMNS
+    )
+    name = f"{_folder(space)}/{encode_key(consumer)}.parquet"
+    write_table(store, name, table, guarded_metadata(facts, FORMAT))
+    store.sync(_folder(space))
+
+
+def write_table(store: Store, name: str, table: pa.Table, metadata: Mapping[bytes, bytes]) -> None:
+    """Write a small Parquet file whose pages have checksums.
+
+    Raises:
+        TransientError, OSError: the store does not take it.
+    """
+    with store.create(name) as upload:
+        options = {"compression": "zstd", "write_statistics": False, "store_schema": False}
+        with pq.ParquetWriter(upload.sink, table.schema, write_page_checksum=True, **options) as writer:
+            writer.add_key_value_metadata(metadata)  # pyright: ignore[reportArgumentType]
+            writer.write_table(table)
+        upload.publish(lambda: None)
+
+
+def _folder(space: str) -> str:
+    return f"{CHANGES}/{space}/consumers"
