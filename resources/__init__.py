@@ -20,7 +20,7 @@ from surge_dagster.engine.encoder.devices import choose_devices, choose_precisio
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.sources import Source
-from surge_dagster.engine.sources.bigquery import BIGQUERY_SCHEME, BigQueryCatalog
+from surge_dagster.engine.sources.bigquery import BIGQUERY_SCHEME
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
@@ -49,7 +49,8 @@ class GivesBigQueryClient(Protocol):
 class CatalogSource(CatalogSettings, dg.ConfigurableResource):
     """Where partitions come from; `storage` and `gcs` are as in `OutputStore`.
 
-    With `bigquery`, a `dagster_gcp.BigQueryResource`, a table of BigQuery is read with its project and credentials.
+    With `bigquery`, a `dagster_gcp.BigQueryResource`, a table or query of BigQuery is read with its project
+    and credentials.
     """
 
     url: str = Field(description="path or URL of a folder, or a pattern such as data/{category}.parquet")
@@ -68,10 +69,11 @@ class CatalogSource(CatalogSettings, dg.ConfigurableResource):
     def open(self) -> Source:
         """Open the catalog; `ConfigError` when there is none."""
         if asset_key(self.url) is not None:
+            self.require_no_bigquery(self.url)
             return open_asset(self.url, self._context, self.selection(), self.partition_by)
         if self.bigquery is not None and self.url.startswith(BIGQUERY_SCHEME):
             with self.bigquery.get_client() as client:
-                return BigQueryCatalog(client, self.url, self.partition_by, self.selection())
+                return self.open_bigquery(self.url, client)
         return self.open_catalog(self.url, _options(self.storage, self.gcs))
 
     def catalog_record(self) -> CatalogRecord:

@@ -13,7 +13,17 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.settings import Settings, load_settings
 
 # Settings that commands take, in the order in which their help lists them.
-CATALOG = ("source", "partition_by", "id", "text", "missing_text", "max_text_bytes", "catalog_name")
+CATALOG = (
+    "source",
+    "partition_by",
+    "query",
+    "updated_at",
+    "id",
+    "text",
+    "missing_text",
+    "max_text_bytes",
+    "catalog_name",
+)
 SPACE = (
     *("model", "document_prompt", "query_prompt"),
     *("max_length", "normalize", "dimension", "dtype", "precision"),

@@ -40,10 +40,12 @@ def existing_space(settings: Settings, store: Store) -> Space:
 
 def recorded_source(settings: Settings, store: Store, space: Space) -> Source:
     """Open the source as the last run of the space read it; says so where that run read another catalog."""
-    recorded, given = recorded_catalog(store, space), settings.catalog_record().for_output(store)
+    recorded = recorded_catalog(store, space)
+    settings = settings.as_recorded(recorded)
+    given = settings.catalog_record().for_output(store)
     if recorded is not None and not given.is_same(recorded):
         complain(f"the space {space.name} holds the catalog {recorded.shown!r}, and {given.shown!r} is read")
-    return settings.as_recorded(recorded).open_source()
+    return settings.open_source()
 
 
 def describes_space(settings: Settings) -> bool:

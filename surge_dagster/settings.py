@@ -7,6 +7,7 @@ names. Reading settings opens nothing and loads no model, so that definitions lo
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -49,7 +50,7 @@ from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, FileForma
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.output.spaces import SPACE_FILE
 from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, Selection, Source, open_source
-from surge_dagster.engine.sources.bigquery import BIGQUERY_SCHEME
+from surge_dagster.engine.sources.bigquery import BIGQUERY_SCHEME, BigQueryCatalog, default_client
 from surge_dagster.engine.sources.selection import MissingText
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.object_client import NO_ENDPOINT
@@ -92,6 +93,17 @@ class CatalogSettings(BaseModel):
         description="columns of a table whose values are the key of a row, such as country,category (none: the source "
         "is divided into partitions by its folders or files)",
     )
+    query: str | None = Field(
+        None,
+        min_length=1,
+        description="query of BigQuery whose rows are the catalog; source is then bigquery://PROJECT, which runs it",
+    )
+    updated_at: str | None = Field(
+        None,
+        min_length=1,
+        description="column of a BigQuery source that grows when a row changes (unset: versions are fingerprints of "
+        "the rows, for which BigQuery reads and bills the columns)",
+    )
     id: str = Field("id", description="column that identifies a row within its partition")
     text: str = Field("text", description='column that is embedded, or a template such as "{title}. {description}"')
     missing_text: MissingText = Field(
@@ -124,6 +136,8 @@ class CatalogSettings(BaseModel):
         """The catalog at a path or URL as a space records it."""
         local = "://" not in place or place.startswith("file:")
         found = os.path.normpath(local_path(place, what="catalog")) if local else place.rstrip("/")
+        if self.query:  # two queries of one project are two catalogs
+            found += f"?query={hashlib.sha256(self.query.encode()).hexdigest()[:16]}"
         chosen = CatalogSettings.model_validate(self.model_dump(include=set(CatalogSettings.model_fields)))
         settings = chosen.model_dump(mode="json", exclude_defaults=True, exclude={"catalog_name"})
         return CatalogRecord(found, self.catalog_name, settings=settings)
@@ -132,12 +146,34 @@ class CatalogSettings(BaseModel):
         """Open the catalog at a path or URL; `ConfigError` when there is none."""
         if place.startswith(ASSET_SCHEME):
             raise ConfigError(f"{place} is an asset, which Dagster alone can load: run `dagster dev` and its jobs.")
+        if place.startswith(BIGQUERY_SCHEME):
+            return self.open_bigquery(place, default_client(place, self.query))
+        self.require_no_bigquery(place)
         return open_source(
             place,
             selection=self.selection(),
             partition_by=self.partition_by,
             storage_options=storage_options,
         )
+
+    def open_bigquery(self, place: str, client: Any) -> BigQueryCatalog:
+        """Open a table of BigQuery, or the query, through a `google.cloud.bigquery.Client`.
+
+        Raises:
+            ConfigError: there is neither a complete name of a table nor a query, or both.
+        """
+        return BigQueryCatalog(
+            client, place, self.partition_by, self.selection(), query=self.query, updated_at=self.updated_at
+        )
+
+    def require_no_bigquery(self, place: str) -> None:
+        """Raise `ConfigError` where settings of BigQuery are given for another source."""
+        for name in ("query", "updated_at"):
+            if getattr(self, name) is not None:
+                raise ConfigError(
+                    f"the setting {name} is for sources of BigQuery (bigquery://…), and the source is {place!r}. "
+                    f"Leave {name} out."
+                )
 
 
 class EncoderSettings(BaseModel):
@@ -300,8 +336,8 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
                 raise ValueError("expected the key of an asset, as in asset://products or asset://shop/products")
             return value
         if what == "source" and value.startswith(BIGQUERY_SCHEME):
-            if value.count(".") < 2:
-                raise ValueError("expected bigquery://project.dataset.table")
+            if value.count(".") == 1 or value == BIGQUERY_SCHEME:
+                raise ValueError("expected bigquery://project.dataset.table, or bigquery://project with a query")
             return value
         if not is_object_store(value):
             try:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from unittest import mock
-
 import dagster as dg
 import pytest
 
 pytest.importorskip("google.cloud.bigquery_storage_v1", reason="not installed: the extra 'bigquery'")
 
-from google.auth.credentials import AnonymousCredentials
-
 from surge_dagster import embedding_catalog
-from surge_dagster.engine.sources.bigquery import BigQueryCatalog
 from surge_dagster.resources import CatalogSource
 from tests.dagster.conftest import Workbench
 from tests.engine.sources.bigquery_fake import TABLE, FakeBigQuery
@@ -20,10 +15,7 @@ from tests.engine.sources.test_bigquery import CATALOG, SOURCE, table_of
 from tests.small_catalogs import assert_embedded
 
 
-def test_a_run_embeds_a_table_with_the_resource_of_dagster_gcp(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Google's client finds the fake through its own variable for an emulator."""
+def test_a_run_embeds_a_table_with_the_resource_of_dagster_gcp(bench: Workbench) -> None:
     gcp = pytest.importorskip("dagster_gcp")
     fake = FakeBigQuery(table_of(CATALOG))
     fake.breaks = 1
@@ -32,12 +24,7 @@ def test_a_run_embeds_a_table_with_the_resource_of_dagster_gcp(
         url=SOURCE, partition_by=["category"], bigquery=gcp.BigQueryResource(project="p")
     )
     definitions = dg.Definitions(jobs=made.jobs, resources={**(made.resources or {}), "catalog": catalog})
-    with (
-        fake.serve() as (client, storage),
-        mock.patch("google.auth.default", return_value=(AnonymousCredentials(), "p")),
-    ):
-        monkeypatch.setenv("BIGQUERY_EMULATOR_HOST", str(client._connection.API_BASE_URL))
-        monkeypatch.setattr(BigQueryCatalog, "_storage", lambda self: storage)
+    with fake.serve_by_default():
         ran = definitions.resolve_job_def("catalog_refresh").execute_in_process(
             instance=bench.instance, raise_on_error=False
         )

@@ -42,7 +42,7 @@ def open_source(
 
     Args:
         url: a local path, a `file://` URL, the URL of a bucket (`s3://`, `gs://`, `az://`), or a table as
-            `bigquery://project.dataset.table`.
+            `bigquery://project.dataset.table`; see `BigQueryCatalog` for a query.
         selection: the columns that become ids and texts; by default those of these names.
         partition_by: columns whose values are the key of a row; then the file, or all files of the folder or pattern
             together, are one table, whose rows stand in any order.
@@ -53,7 +53,7 @@ def open_source(
     """
     selection = selection or Selection()
     if str(url).startswith(BIGQUERY_SCHEME):
-        return BigQueryCatalog(default_client(), str(url), partition_by, selection)
+        return BigQueryCatalog(default_client(str(url)), str(url), partition_by, selection)
     if partition_by:
         return TableSource(open_files(url, storage_options, is_source_file), partition_by, selection)
     if not is_object_store(url):

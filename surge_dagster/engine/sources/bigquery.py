@@ -61,16 +61,18 @@ class BigQueryCatalog:
 
     Args:
         client: runs the queries; the project and location of its jobs are its own.
-        source: `project.dataset.table`, or a query.
+        source: `project.dataset.table`, with or without `bigquery://`; `bigquery://project` beside a query.
         partition_by: the columns whose values are the key of a row.
         selection: the columns that become ids and texts.
+        query: whose rows are the catalog, in the place of a table.
         updated_at: a column that grows when a row changes: its maximum and the number of rows are a partition's
             version. Without it, the version is a fingerprint of the rows, for which BigQuery reads the texts.
         storage_client: for the Storage Read API; by default one with the credentials of `client`.
         clock: monotonic seconds.
 
     Raises:
-        ConfigError: there is no column to partition by, or the name of a table is not complete.
+        ConfigError: there is no column to partition by, the name of a table is not complete, or there is a query
+            beside it.
     """
 
     def __init__(
@@ -80,17 +82,24 @@ class BigQueryCatalog:
         partition_by: Sequence[str],
         selection: Selection | None = None,
         *,
+        query: str | None = None,
         updated_at: str | None = None,
         storage_client: BigQueryReadClient | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         table = source.removeprefix(BIGQUERY_SCHEME)
-        self._is_query = any(mark.isspace() for mark in table)
-        if not self._is_query and not _TABLE.fullmatch(table):
+        if query is None and not _TABLE.fullmatch(table):
             raise ConfigError(
-                f"the source {source!r} is no table of BigQuery; expected bigquery://project.dataset.table"
+                f"the source {source!r} is no table of BigQuery; expected bigquery://project.dataset.table, or "
+                "bigquery://project and the setting query."
             )
-        self.url = "a query of BigQuery" if self._is_query else f"{BIGQUERY_SCHEME}{table}"
+        if query is not None and "." in table:
+            raise ConfigError(
+                f"the source {source!r} names a table, and the setting query gives the rows: name the project alone, "
+                f"as in {BIGQUERY_SCHEME}{table.partition('.')[0]}, or leave the query out."
+            )
+        self._is_query = query is not None
+        self.url = "the query of BigQuery" if self._is_query else f"{BIGQUERY_SCHEME}{table}"
         if not partition_by:
             raise ConfigError(f"{self.url} needs the setting partition_by: the column whose values are the partitions.")
         self.selection = selection or Selection()
@@ -99,8 +108,8 @@ class BigQueryCatalog:
         self._partition_by = tuple(partition_by)
         self._updated_at = updated_at
         self._table = table
-        self._from = f"(\n{table.rstrip().rstrip(';')}\n)" if self._is_query else _quoted(table)
-        self._keys = ", ".join(f"CAST({_quoted(name)} AS STRING) AS surge_k{n}" for n, name in enumerate(partition_by))
+        self._from = _quoted(table) if query is None else f"(\n{query.rstrip().rstrip(';')}\n)"
+        self._keys = ", ".join(f"{_key_value(name)} AS surge_k{n}" for n, name in enumerate(partition_by))
         self._columns = ", ".join(map(_quoted, self.selection.columns))
         self._listed: list[_Listed] = []
         self._places: dict[str, int] = {}
@@ -224,8 +233,8 @@ class BigQueryCatalog:
         return self._storage_client
 
 
-def default_client() -> Client:
-    """A client with the credentials and the project of the environment.
+def default_client(source: str, query: str | None = None) -> Client:
+    """A client with the credentials of the environment, and its project; that of the source for a query.
 
     Raises:
         ConfigError: Google's packages are not installed, or there are no credentials or no project.
@@ -239,7 +248,7 @@ def default_client() -> Client:
         ) from error
     with _errors("BigQuery"):
         try:
-            return bigquery.Client()
+            return bigquery.Client(project=source.removeprefix(BIGQUERY_SCHEME) if query else None)
         except OSError as error:
             raise ConfigError(f"{first_line(error)}. Set GOOGLE_CLOUD_PROJECT.") from error
 
@@ -348,6 +357,11 @@ def _literal(value: str | None) -> str:
     return f"'{escaped}'"
 
 
+def _key_value(column: str) -> str:
+    """A value of a key as a string; null where it is empty, too, or is the name that stands for rows without a key."""
+    return f"NULLIF(NULLIF(CAST({_quoted(column)} AS STRING), ''), '{NO_KEY_NAME}')"
+
+
 def _quoted(name: str) -> str:
     return "`" + name.replace("\\", "\\\\").replace("`", "\\`") + "`"
 
@@ -369,9 +383,9 @@ def _errors(url: str, key: str | None = None) -> Iterator[None]:
                 f"{where}: the read session ended ({reason}); one lives for six hours. Run again.", key
             ) from error
         raise ConfigError(
-            f"{where} cannot be read ({reason}). The table and its columns must exist, as the settings source, "
-            "partition_by, id and text name them; the account needs the roles BigQuery Job User, Data Viewer and Read "
-            "Session User."
+            f"{where} cannot be read ({reason}). The table and its columns must exist, as the settings source or "
+            "query, partition_by, updated_at, id and text name them; the account needs the roles BigQuery Job User, "
+            "Data Viewer and Read Session User."
         ) from error
     except (google.GoogleAPIError, RequestException, TransportError) as error:
         raise TransientError(f"{where}: BigQuery does not answer ({first_line(error)}). Run again.", key) from error

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.errors import ConfigError, DataError
+from surge_dagster.engine.errors import ConfigError, DataError, SurgeError, TransientError
 from surge_dagster.engine.sources.column_digest import ColumnDigest
 from surge_dagster.engine.sources.grouping import Block, Group, grouped, open_groups, rows_of
 from surge_dagster.engine.sources.partition import Partition, RowBatch
@@ -46,6 +46,9 @@ class FrameCatalog:
         versions: source versions by key. Without, the digest of each frame's rows, for which a listing reads all.
         current_version: looks the version of a key up again; None where the key is no longer there.
         url: the frames for people, in messages.
+
+    Raises:
+        ConfigError: a key is empty or no string.
     """
 
     def __init__(
@@ -58,6 +61,8 @@ class FrameCatalog:
         url: str = "frames",
     ) -> None:
         self.url = url
+        if wrong := [key for key in frames if not (isinstance(key, str) and key)]:
+            raise ConfigError(f"{url}: the key of a partition is a string that is not empty, not {wrong[0]!r}.")
         self.selection = selection or Selection()
         self._frames = frames
         self._versions = versions
@@ -89,7 +94,9 @@ class FrameTable:
         url: the frame for people, in messages.
 
     Raises:
-        ConfigError: a column is missing or cannot be a key, or the folder cannot be written.
+        ConfigError: a column is missing or cannot be a key, the frame cannot be computed, or the folder cannot be
+            written.
+        TransientError: what the frame is read from does not answer.
     """
 
     def __init__(
@@ -208,7 +215,7 @@ def _listed(
     """A partition whose version is the digest of its rows, or of why they cannot be read, which reading says again."""
     try:
         found = _digested(key, batches)
-    except DataError as error:
+    except (DataError, TransientError) as error:
         reason = hashlib.sha256(str(error).encode("utf-8", "surrogatepass")).hexdigest()
         return Partition(key, f"refused-{reason[:24]}{suffix}", read, lambda: None)
     version = found.digest + suffix
@@ -224,8 +231,26 @@ def _batches(key: str, frame: Frame | Callable[[], Frame], columns: Sequence[str
     """The rows of a frame in its order, these columns alone, in pieces of a few megabytes.
 
     Raises:
-        DataError: a column is missing or there twice, or it is no frame.
+        DataError: a column is missing or there twice, it is no frame, or it cannot be computed.
+        TransientError: what it is read from does not answer, or is not there any more.
     """
+    try:
+        yield from _batches_of(key, frame, columns)
+    except (SurgeError, MemoryError):
+        raise
+    except OSError as error:
+        raise TransientError(
+            f"partition {key!r}: its frame could not be read ({first_line(error)}). Open it anew, then run again.", key
+        ) from error
+    except Exception as error:  # whatever a library or the user's function raises
+        raise DataError(
+            key,
+            f"its frame could not be computed ({type(error).__name__}: {first_line(error)})",
+            "Correct the function or the expressions that make it, then run again.",
+        ) from error
+
+
+def _batches_of(key: str, frame: Frame | Callable[[], Frame], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     given: Any = frame() if not _is_frame(frame) and callable(frame) else frame
     # A Delta table's other reader gives rows in any order.
     frame = given.to_pyarrow_dataset() if hasattr(given, "to_pyarrow_dataset") else given
@@ -252,7 +277,7 @@ def _batches(key: str, frame: Frame | Callable[[], Frame], columns: Sequence[str
 
 def _is_frame(frame: Any) -> bool:
     ways = ("__arrow_c_stream__", "collect_batches", "to_batches", "with_format", "to_pyarrow_dataset")
-    return any(hasattr(frame, way) for way in ways)
+    return not isinstance(frame, dict) and any(hasattr(frame, way) for way in ways)  # a DatasetDict has such a way
 
 
 def _schema(key: str, frame: Any) -> pa.Schema:
@@ -274,6 +299,8 @@ def _open(frame: Any, columns: list[str]) -> Iterator[pa.RecordBatch]:
         frames = frame.select(columns).collect_batches(chunk_size=_BATCH_ROWS, maintain_order=True, lazy=True)
         return (batch for each in frames for batch in pa.RecordBatchReader.from_stream(each))
     if hasattr(frame, "with_format"):  # Hugging Face
+        if (getattr(frame, "format", None) or {}).get("type") == "custom":
+            raise ValueError("it has a transform, which is not applied to rows in Arrow's format: use map() instead")
         tables = frame.select_columns(columns).with_format("arrow").iter(_BATCH_ROWS)
         return (batch for table in tables for batch in table.to_batches())
     if not hasattr(frame, "__arrow_c_stream__"):  # a dataset of pyarrow

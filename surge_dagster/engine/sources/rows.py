@@ -75,7 +75,11 @@ def overlong(key: str, text_bytes: int, max_text_bytes: int, row: int) -> DataEr
 
 def without_dictionary(column: pa.Array) -> pa.Array:
     """The column, decoded where it is dictionary-encoded."""
-    return column.dictionary_decode() if isinstance(column, pa.DictionaryArray) else column
+    if not isinstance(column, pa.DictionaryArray):
+        return column
+    if pa.types.is_string_view(column.dictionary.type):  # of polars; pyarrow has no kernel that takes from a view
+        column = pa.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(pa.large_string()))
+    return column.dictionary_decode()
 
 
 def is_blank(texts: pa.LargeStringArray) -> np.ndarray:

@@ -16,6 +16,7 @@ from concurrent import futures
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from unittest import mock
 
 import grpc
 import pyarrow as pa
@@ -86,6 +87,20 @@ class FakeBigQuery:
             http.shutdown()
             http.server_close()
 
+    @contextmanager
+    def serve_by_default(self) -> Iterator[None]:
+        """Serve all sources of the process that open BigQuery with the environment's credentials."""
+        from surge_dagster.engine.sources.bigquery import BigQueryCatalog
+
+        with self.serve() as (client, storage):
+            emulator = {"BIGQUERY_EMULATOR_HOST": str(client._connection.API_BASE_URL)}  # Google's own variable
+            with (
+                mock.patch.dict("os.environ", emulator),
+                mock.patch("google.auth.default", return_value=(AnonymousCredentials(), PROJECT)),
+                mock.patch.object(BigQueryCatalog, "_storage", lambda _: storage),
+            ):
+                yield
+
     def query(self, sql: str) -> tuple[str, pa.Table]:
         """Answer a query; its result table is kept under the name that is returned."""
         with self._lock:
@@ -136,10 +151,14 @@ class FakeBigQuery:
             yield types.ReadRowsResponse(row_count=len(batch), arrow_schema=schema, arrow_record_batch=message)
 
     def _keyed(self, sql: str) -> pa.Table:
-        names = re.findall(r"CAST\(`([^`]+)` AS STRING\) AS surge_k\d", sql)
+        names = re.findall(r"CAST\(`([^`]+)` AS STRING\), ''\), '__HIVE_DEFAULT_PARTITION__'\) AS surge_k\d", sql)
         table = self.table
         for number, name in enumerate(names):
-            table = table.append_column(f"surge_k{number}", pc.cast(self.table[name], pa.string()))
+            values = [
+                None if value in ("", "__HIVE_DEFAULT_PARTITION__") else value
+                for value in pc.cast(self.table[name], pa.string()).to_pylist()
+            ]
+            table = table.append_column(f"surge_k{number}", pa.array(values, pa.string()))
         return table
 
     def _listing(self, sql: str) -> pa.Table:

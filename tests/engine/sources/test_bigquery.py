@@ -61,12 +61,14 @@ def versions(source: BigQueryCatalog) -> dict[str, str]:
     return {each.key: each.source_version for each in source}
 
 
-@pytest.mark.parametrize("source", [SOURCE, f"SELECT * FROM `{TABLE}`;\n"])
+@pytest.mark.parametrize(
+    ("source", "query"), [(SOURCE, None), ("bigquery://p", f"SELECT * FROM `{TABLE}`;\n")], ids=["table", "query"]
+)
 def test_a_table_and_a_query_give_what_the_same_rows_in_folders_give(
-    service: Service, source: str, tmp_path: Path
+    service: Service, source: str, query: str | None, tmp_path: Path
 ) -> None:
     folders = open_source(write_catalog(tmp_path / "catalog", CATALOG))
-    found = service.open(source)
+    found = service.open(source, query=query)
     assert content(found) == content(folders)
     assert {each.key: each.rows for each in found} == {key: len(rows) for key, rows in CATALOG.items()}
 
@@ -113,7 +115,7 @@ def test_a_changed_schema_is_named_with_a_remedy(service: Service) -> None:
     [first, *_] = service.open()
     service.fake.replace(service.fake.table.rename_columns(["category", "id", "title", "changed"]))
     with pytest.raises(
-        ConfigError, match=r"partition 'a'.*Unrecognized name: text.*as the settings source, partition_by"
+        ConfigError, match=r"partition 'a'.*Unrecognized name: text.*as the settings source or query, partition_by"
     ):
         rows_of(first)
     with pytest.raises(ConfigError, match="Unrecognized name: text"):
@@ -165,13 +167,22 @@ def test_several_columns_make_one_key_and_other_columns_are_part_of_the_version(
 
 
 def test_rows_without_a_key_are_refused_and_the_others_are_read(service: Service) -> None:
-    rows = service.fake.table.set_column(
-        0, "category", [[None if key == "b" else key for key in service.fake.table["category"].to_pylist()]]
-    )
-    service.fake.replace(rows)
+    none = {"b": None, "c0": "", "c1": "__HIVE_DEFAULT_PARTITION__"}
+    keys = [none.get(key, key) for key in service.fake.table["category"].to_pylist()]
+    service.fake.replace(service.fake.table.set_column(0, "category", [keys]))
     [bad, *good] = sorted(service.open(), key=lambda each: not each.key.startswith("__"))
-    assert "2 rows have no 'category'" in str(refusal(bad))
-    assert {each.key: rows_of(each) for each in good} == {key: CATALOG[key] for key in CATALOG if key != "b"}
+    assert "8 rows have no 'category'" in str(refusal(bad))
+    assert {each.key: rows_of(each) for each in good} == {key: CATALOG[key] for key in CATALOG if key not in none}
+
+
+def test_rows_without_an_id_and_an_empty_table(service: Service) -> None:
+    keys, ids = (service.fake.table[name].to_pylist() for name in ("category", "id"))
+    ids = [None if key == "b" else each for key, each in zip(keys, ids, strict=True)]
+    service.fake.replace(service.fake.table.set_column(1, "id", [ids]))
+    found = {each.key: each for each in service.open()}
+    assert refusal(found["b"]).row == 0 and rows_of(found["a"]) == CATALOG["a"]
+    service.fake.replace(service.fake.table.slice(0, 0))
+    assert list(service.open()) == []
 
 
 def test_an_incomplete_name_and_missing_columns_are_refused_before_anything_is_asked(service: Service) -> None:
@@ -179,4 +190,6 @@ def test_an_incomplete_name_and_missing_columns_are_refused_before_anything_is_a
         service.open("bigquery://shop.products")
     with pytest.raises(ConfigError, match="needs the setting partition_by"):
         service.open(partition_by=())
+    with pytest.raises(ConfigError, match="name the project alone, as in bigquery://p, or leave the query out"):
+        service.open(query="SELECT 1")
     assert service.fake.queries == []

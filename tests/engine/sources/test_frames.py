@@ -13,7 +13,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from surge_dagster.engine.errors import ConfigError, DataError
+from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources import Selection, open_source
 from surge_dagster.engine.sources.content import ContentDigest
 from surge_dagster.engine.sources.frames import FrameCatalog, FrameTable
@@ -146,44 +146,6 @@ def test_long_texts_come_in_pieces_of_a_few_megabytes() -> None:
         assert partition.rows == 64
 
 
-def test_one_bad_frame_is_refused_by_name_and_the_others_go_on() -> None:
-    good = pa.table({"id": [1], "text": ["x"]})
-    frames = {
-        "missing": good.drop_columns("text"),
-        "twice": pa.Table.from_arrays([*good.columns, good["text"]], ["id", "text", "text"]),
-        "null": pa.table({"id": [1, 2], "text": ["x", None]}),
-        "once": pa.RecordBatchReader.from_batches(good.schema, good.to_batches()),
-        "list": [{"id": 1}],
-        "good": good,
-    }
-    found = {each.key: each for each in FrameCatalog(frames)}
-    assert rows_of(found.pop("good")) == [(1, "x")]
-    reasons = {key: str(refusal(each)) for key, each in found.items()}
-    assert "the pyarrow Table has no column 'text'; its columns are 'id'. Name the right" in reasons["missing"]
-    assert "has two columns 'text'" in reasons["twice"]
-    assert "partition 'null', row 1" in reasons["null"]
-    assert "a pyarrow RecordBatchReader, which can be read only once. Give a polars" in reasons["once"]
-    assert "a builtins list, which is no frame" in reasons["list"]
-    assert len({each.source_version for each in found.values()}) == len(found)
-
-
-def test_a_frame_without_usable_key_columns_is_refused_as_a_whole() -> None:
-    frame = pl.DataFrame({"nested": [[1], [2]], "id": [1, 2], "text": ["x", "y"]})
-    for given in (frame, frame.lazy()):
-        with pytest.raises(ConfigError, match="products: the column 'nested' has type"):
-            FrameTable(given, ["nested"], url="products")
-        with pytest.raises(ConfigError, match=r"products: .* no column 'kye'; its columns are 'nested', 'id', 'text'"):
-            FrameTable(given, ["kye"], url="products")
-
-
-def test_rows_without_a_key_are_refused_together_and_the_others_are_read() -> None:
-    frame = pl.DataFrame({"key": ["a", None, ""], "id": [1, 2, 3], "text": ["x", "y", "z"]})
-    for given in (frame, frame.lazy()):
-        bad, good = FrameTable(given, ["key"], url="products")
-        assert "2 rows of products have no key, since 'key' is null or empty" in str(refusal(bad))
-        assert bad.key == "__HIVE_DEFAULT_PARTITION__" and rows_of(good) == [(1, "x")]
-
-
 def test_rows_of_a_lazy_frame_are_grouped_on_the_disk_and_removed_with_it(tmp_path: Path) -> None:
     frame = pl.DataFrame(shuffled())
     folder = Path(os.environ["SURGE_CACHE_DIR"]) / "frames"
@@ -213,3 +175,13 @@ def test_a_row_that_is_refused_leaves_the_other_partitions_of_its_frame() -> Non
     assert refusal(bad).row == 1 and rows_of(good) == [(2, "y")]
     with pytest.raises(DataError, match="Fill or drop the text"):
         list(bad.read())
+
+
+def test_key_of_the_categories_of_polars_is_read() -> None:
+    for kind in (pl.Categorical(), pl.Enum(["a", "b"])):
+        frame = pl.DataFrame({"key": pl.Series(["b", "a"], dtype=kind), "id": [1, 2], "text": ["x", "y"]})
+        for given in (frame, frame.lazy()):
+            assert {each.key: rows_of(each) for each in FrameTable(given, ["key"])} == {
+                "a": [(2, "y")],
+                "b": [(1, "x")],
+            }
