@@ -27,6 +27,7 @@ from surge_dagster.engine.files.formats import new_writer
 from surge_dagster.engine.files.rows import schema
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.engine.support.text_hash import text_hashes
 
 TEXTS = 10
 THREADS = 4  # of the publisher on a local disk
@@ -130,7 +131,7 @@ def _write(path: Path, ids: pa.Array, texts: pa.Array, matrix: np.ndarray) -> No
         pa.OSFile(str(path), "wb") as sink,
         new_writer("parquet", sink, columns, facts) as writer,
     ):
-        writer.append(ids, texts, matrix)
+        writer.append(ids, texts, text_hashes(texts), matrix)
         writer.close()
 
 

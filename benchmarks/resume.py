@@ -29,6 +29,7 @@ from surge_dagster.engine.files.rows import schema
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store
+from surge_dagster.engine.support.text_hash import text_hashes
 
 TARGET_OUTPUTS, TARGET_SECONDS = 40_000, 5.0
 _SECONDS = ("seconds", "cpu_seconds", "list_seconds")
@@ -102,7 +103,7 @@ def write_outputs(folder: Path, outputs: int, seed: int) -> None:
             pa.OSFile(str(folder / file_name(SPACE, key)), "wb") as sink,
             new_writer("parquet", sink, columns, facts) as writer,
         ):
-            writer.append(ids[:count], texts[:count], matrix[:count])  # pyright: ignore[reportArgumentType]
+            writer.append(ids[:count], texts[:count], text_hashes(texts[:count]), matrix[:count])  # pyright: ignore[reportArgumentType]
             writer.close()
 
 

@@ -7,6 +7,7 @@ import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,7 @@ class Embedded:
     facts: FileFacts
     ids: list[Any]
     texts: list[str] | None
+    text_hashes: list[bytes]
     matrix: np.ndarray
 
 
@@ -125,7 +127,7 @@ def read_embedded(output: Path, space: str, key: str) -> Embedded:
     whole = table.combine_chunks().to_batches() if table.num_rows else []
     matrix = matrix_of(whole[0]) if whole else np.empty((0, facts.dimension), np.float32)
     texts = table["text"].to_pylist() if "text" in table.column_names else None
-    return Embedded(facts, table["id"].to_pylist(), texts, matrix)
+    return Embedded(facts, table["id"].to_pylist(), texts, table["text_hash"].to_pylist(), matrix)
 
 
 def assert_embedded(output: Path, space: str, key: str, rows: Rows) -> FileFacts:
@@ -133,6 +135,7 @@ def assert_embedded(output: Path, space: str, key: str, rows: Rows) -> FileFacts
     found = read_embedded(output, space, key)
     assert found.ids == [row[0] for row in rows]
     assert found.texts == [row[1] for row in rows]
+    assert found.text_hashes == [blake2b(row[1].encode(), digest_size=16).digest() for row in rows]
     np.testing.assert_array_equal(found.matrix, hash_vectors([row[1] for row in rows], DIMENSION))
     assert (found.facts.partition_key, found.facts.rows, found.facts.space) == (key, len(rows), space)
     return found.facts

@@ -26,6 +26,7 @@ from surge_dagster.engine.output.tables import as_dataset, as_lazy_frame
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.keys import decode_key
+from surge_dagster.engine.support.text_hash import TEXT_HASH
 
 if TYPE_CHECKING:
     import polars as pl
@@ -69,7 +70,7 @@ class Embeddings:
         """
         return self._chosen([partition])[0].facts
 
-    def lazy(self, partitions: Iterable[str] | None = None) -> pl.LazyFrame:
+    def lazy(self, partitions: Iterable[str] | None = None, *, text_hash: bool = False) -> pl.LazyFrame:
         """The rows as a LazyFrame with the columns partition, id, text and embedding (`pl.Array` of the dimension).
 
         Only the columns that a query needs are read, and only the files that match a filter on `partition` alone.
@@ -77,6 +78,8 @@ class Embeddings:
 
         Args:
             partitions: keys, in the requested order; None is every partition.
+            text_hash: also give the column text_hash, 16 bytes of BLAKE2b of each text; null from files of before
+                they had it.
 
         Raises:
             ConfigError: a requested partition has no file.
@@ -85,13 +88,13 @@ class Embeddings:
             TransientError: a file among them was replaced or removed since it was listed, or cannot be read now.
         """
         files = self._chosen(partitions)
-        return as_lazy_frame(self.store, files, self._schema(files))
+        return as_lazy_frame(self.store, files, self._schema(files, text_hash))
 
-    def dataset(self, partitions: Iterable[str] | None = None) -> ds.Dataset:
+    def dataset(self, partitions: Iterable[str] | None = None, *, text_hash: bool = False) -> ds.Dataset:
         """The rows as a pyarrow dataset of the same columns; a filter on `partition` reads only these files.
 
         Args:
-            partitions: keys, in the requested order; None is every partition.
+            partitions, text_hash: see `lazy`.
 
         Raises:
             ConfigError, DataError, TransientError: see `lazy`. A damaged page raises an `OSError` when it is read. A
@@ -99,7 +102,7 @@ class Embeddings:
                 together: pyarrow counts no rows, and `lazy` does.
         """
         files = self._chosen(partitions)
-        return as_dataset(self.store, files, self._schema(files), self.space.file_format)
+        return as_dataset(self.store, files, self._schema(files, text_hash), self.space.file_format)
 
     def _loadable(self) -> list[PublishedFile]:
         """All files that can be loaded, sorted by name."""
@@ -161,8 +164,8 @@ class Embeddings:
         except ValueError:
             return encoded
 
-    def _schema(self, files: list[PublishedFile]) -> pa.Schema:
-        """Of the rows of several files: partition, id, text where a file has it, embedding."""
+    def _schema(self, files: list[PublishedFile], text_hash: bool) -> pa.Schema:
+        """Of the rows of several files: partition, id, text where a file has it, text_hash on request, embedding."""
         first: dict[pa.DataType, str] = {}
         found = {file.facts.partition_key: file.columns for file in files}
         for key, columns in found.items():
@@ -174,14 +177,15 @@ class Embeddings:
                 f"its ids are of type {other} and those of {key!r} of type {one}; one table cannot hold both",
                 "Load them apart.",
             )
-        empty = pa.schema([pa.field("id", pa.string(), nullable=False)])
-        columns = max(found.values(), key=len, default=empty)
+        id_type = next(iter(first), pa.string())
+        has_text = any("text" in columns.names for columns in found.values())
         vectors = pa.list_(pa.field("item", pa.from_numpy_dtype(self.space.dtype), nullable=False), self.dimension)
         return pa.schema(
             [
                 pa.field("partition", pa.string()),
-                columns.field("id"),
-                *([pa.field("text", pa.large_string())] if "text" in columns.names else []),
+                pa.field("id", id_type, nullable=False),
+                *([pa.field("text", pa.large_string())] if has_text else []),
+                *([pa.field("text_hash", TEXT_HASH)] if text_hash else []),
                 pa.field("embedding", vectors, nullable=False),
             ]
         )

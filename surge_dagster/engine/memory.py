@@ -32,6 +32,7 @@ import numpy as np
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.files.parquet import STRING_COPIES, levels_bytes, piece_bytes
 from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.support.text_hash import HASH_BYTES
 from surge_dagster.engine.thresholds import PARTITION_OVERHEAD_BYTES, Bounds, Thresholds
 
 SLOTS = 3  # one filling, one encoding, one whose slices storage still holds
@@ -66,7 +67,7 @@ class ResultMemory:
             rows: of the SuperBatch.
             string_bytes: of its ids and texts.
         """
-        row = self.dimension * self.itemsize + 1 + 8  # the embedding, the truncation flag and the text's offset
+        row = self.dimension * self.itemsize + 1 + 8 + HASH_BYTES  # and the truncation flag and the text's offset
         each = piece_bytes(rows, self.dimension, self.itemsize)
         all_values = rows * self.dimension * (levels_bytes(self.itemsize) + 2 * self.itemsize)
         books = self.threads * piece_bytes(0, self.dimension, self.itemsize)

@@ -61,7 +61,8 @@ def search(store: Store, pool: EncoderPool, queries: Sequence[str], k: int = 5) 
             if not isinstance(file, PublishedFile):
                 raise file
             with store.open(name) as opened, open_output_file(opened, space.file_format) as reader:
-                for batch in reader.read():
+                shown = [name for name in reader.columns.names if name != "text_hash"]
+                for batch in reader.read(columns=shown):
                     for nearest, scores in zip(found, _cosines(vectors, batch), strict=True):
                         nearest.add(scores, batch, reader.facts.partition_key)
         except (InvalidFile, *UNREADABLE) as error:

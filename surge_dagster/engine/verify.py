@@ -35,6 +35,7 @@ from surge_dagster.engine.reencoding import LOWEST_COSINE, SampledRows
 from surge_dagster.engine.sources.content import ContentDigest, IdSet, refuse_repeated_id
 from surge_dagster.engine.sources.partition import Partition, RowBatch, Source
 from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.text_hash import text_hashes
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given
 
 Kind = Literal[
@@ -389,6 +390,8 @@ def _compare_rows(partition: Partition, file: OutputFile, space: Space, samples:
         _require_equal("ids", "id", row, stored.column("id"), expected.ids)
         if "text" in stored.schema.names:
             _require_equal("texts", "text", row, stored.column("text"), expected.texts)
+        if "text_hash" in stored.schema.names:
+            _require_equal("texts", "text_hash", row, stored.column("text_hash"), text_hashes(expected.texts))
         matrix = matrix_of(stored)
         invalid = invalid_row(matrix, normalized=space.normalize)
         if invalid is not None:

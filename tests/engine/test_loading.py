@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from surge_dagster.engine.store import object_reader, open_store
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.object_store import ObjectStore
 from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.text_hash import text_hashes
 from tests.engine.store.object_server import ObjectServer, open_bucket
 
 LONG = "shoes/" + "x" * 300
@@ -71,7 +73,7 @@ class Output:
         d = dimension or self.space.dimension
         matrix = self.random.standard_normal((rows, d)).astype(self.space.dtype)
         ids = pa.array([str(row) for row in range(rows)], pa.string()).cast(id_type or pa.string())
-        texts = pa.array([f"{key} {row}" for row in range(rows)], pa.large_string()) if include_text else None
+        texts = pa.array([f"{key} {row}" for row in range(rows)], pa.large_string())
         named = space or self.space.name
         version = desired_version(content, named)
         columns = schema(ids.type, d, self.space.dtype, include_text=include_text)
@@ -80,7 +82,8 @@ class Output:
             self.store.create(self.name(key)) as upload,
             new_writer(self.space.file_format, upload.sink, columns, facts) as writer,
         ):
-            writer.append_table(embedding_table(columns, ids, texts, matrix))
+            kept = texts if include_text else None
+            writer.append_table(embedding_table(columns, ids, kept, text_hashes(texts), matrix))
             writer.close()
             upload.publish(lambda: None)
         return matrix
@@ -171,6 +174,18 @@ def test_missing_texts_are_null_and_without_any_texts_there_is_no_column(output:
     assert load(opened)["text"].to_pylist() == ["a 0", "a 1", None, None]
     assert load(opened, ["b", "a"])["text"].to_pylist() == [None, None, "a 0", "a 1"]
     assert load(opened, ["b"]).column_names == ["partition", "id", "embedding"]
+
+
+def test_text_hash_is_there_only_on_request(output: Output) -> None:
+    output.put("a", 2)
+    output.put("b", 1, include_text=False)
+    opened = open_embeddings(output.root)
+    expected = [blake2b(text.encode(), digest_size=16).digest() for text in ("a 0", "a 1", "b 0")]
+    for table in (opened.lazy(text_hash=True).collect().to_arrow(), opened.dataset(text_hash=True).to_table()):
+        assert table.column_names == ["partition", "id", "text", "text_hash", "embedding"]
+        assert table["text_hash"].to_pylist() == expected
+    assert opened.lazy(["b"], text_hash=True).select("text_hash").collect()["text_hash"].to_list() == expected[2:]
+    assert "text_hash" not in opened.lazy().collect_schema().names() + opened.dataset().schema.names
 
 
 def test_queries_give_the_same_result_as_on_a_table_in_memory(output: Output, vectors: dict[str, np.ndarray]) -> None:
@@ -393,7 +408,7 @@ class TestDamage:
         output.put("a", 200)
         output.put("b", 200)
         damaged = bytearray(output.path("b").read_bytes())
-        damaged[5_000] ^= 1
+        damaged[10_000] ^= 1
         output.path("b").write_bytes(damaged)
         opened = open_embeddings(output.root)
         for engine in ("in-memory", "streaming"):

@@ -20,6 +20,7 @@ from surge_dagster.engine.report import Receipt
 from surge_dagster.engine.sources import open_source, parquet_files
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.support.keys import encode_key
+from surge_dagster.engine.support.text_hash import text_hashes
 from surge_dagster.engine.thresholds import Thresholds
 from tests.engine.runs import failures, finish, in_memory, make_run, receipts, smallest_limit
 from tests.small_catalogs import (
@@ -272,7 +273,8 @@ def rewrite_as_other_space(path: Path, space: str) -> None:
     columns = schema(pa.string(), 16, "float32", include_text=True)
     sink = pa.OSFile(str(path), "wb")
     with new_writer("parquet", sink, columns, replace(found.facts, space="somebody-else")) as writer:
-        writer.append(pa.array(found.ids), pa.array(found.texts, pa.large_string()), np.ascontiguousarray(found.matrix))
+        texts = pa.array(found.texts, pa.large_string())
+        writer.append(pa.array(found.ids), texts, text_hashes(texts), np.ascontiguousarray(found.matrix))
         writer.close()
 
 

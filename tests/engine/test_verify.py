@@ -156,6 +156,12 @@ def test_swapped_texts_are_found(copy: Path, pool: EncoderPool) -> None:
     assert [(one.key, one.kind) for one in violations(copy, pool)] == [("a", "texts")]
 
 
+def test_swapped_text_hash_is_found(copy: Path, pool: EncoderPool) -> None:
+    rewrite(output_file(copy, pool), lambda table: swap(table, "text_hash", 3, 4))
+    [found] = violations(copy, pool)
+    assert (found.key, found.kind) == ("a", "texts") and "row 3: the file has the text_hash" in found.reason
+
+
 def test_swapped_vectors_are_found_when_all_rows_are_encoded_again(copy: Path, pool: EncoderPool) -> None:
     rewrite(output_file(copy, pool), lambda table: swap(table, "embedding", 3, 4))
     assert violations(copy, pool) == [], "only encoding again can find it"

@@ -21,11 +21,13 @@ from surge_dagster.engine.files.facts import FileFacts, InvalidFile, facts_of, i
 from surge_dagster.engine.files.parquet import WRITE_BATCH_ROWS
 from surge_dagster.engine.files.rows import FileWriter, OutputFile, check_schema, row_group_rows_of
 from surge_dagster.engine.support.columns import value_parts
+from surge_dagster.engine.support.text_hash import HASH_BYTES, TEXT_HASH
 from surge_dagster.engine.support.unreadable import first_line
 
-FORMAT = "arrow-2"
+FORMAT = "arrow-3"
+FORMER_FORMAT = "arrow-2"  # without text hashes
 MAGIC = b"ARROW1"
-_FORMER_FORMAT = b"1"
+_UNREADABLE_FORMAT = b"1"
 _CHECKSUMS = b"surge.crc32"
 _TYPES = {pa.string(): "string", pa.binary(): "binary", pa.int64(): "int64", pa.large_string(): "large_string"}
 # Smaller files are read, not mapped: Linux gives a process 65,530 maps by default.
@@ -78,7 +80,7 @@ class ArrowFile(OutputFile):
     def reading_bytes(self, widest_row: int) -> int:
         """A whole batch is read, however few of its rows are requested."""
         vectors = self.columns.field("embedding").type
-        row = widest_row + vectors.list_size * vectors.value_type.bit_width // 8 + 2 * 8
+        row = widest_row + vectors.list_size * vectors.value_type.bit_width // 8 + 2 * 8 + HASH_BYTES
         return min(self._file_bytes, WRITE_BATCH_ROWS * row)
 
     def _batches(
@@ -129,11 +131,11 @@ def _open(source: pa.NativeFile, columns: list[str] | None = None) -> pa.RecordB
 
 def _facts(reader: pa.RecordBatchFileReader) -> FileFacts:
     metadata = dict(reader.metadata or {})
-    if metadata.get(b"surge.format") == _FORMER_FORMAT:
+    if metadata.get(b"surge.format") == _UNREADABLE_FORMAT:
         raise InvalidFile(
             f"it has the Arrow format of an earlier version; this one reads and writes {FORMAT!r}. Embed again"
         )
-    facts = facts_of(metadata, FileFacts, FORMAT)
+    facts = facts_of(metadata, FileFacts, FORMAT, FORMER_FORMAT)
     check_schema(reader.schema, dimension=facts.dimension)  # checksums of values do not cover nullability
     return facts
 
@@ -170,6 +172,9 @@ def _checksum(column: pa.Array, number: int) -> int:
         kind, parts = f"{column.type.list_size} x {values.type.bit_width}", [_raw(values)]
     elif column.type == pa.int64():
         kind, parts = _TYPES[column.type], [_raw(column)]
+    elif column.type == TEXT_HASH:
+        start = column.offset * HASH_BYTES
+        kind, parts = "text_hash", [memoryview(column.buffers()[1])[start : start + len(column) * HASH_BYTES]]
     else:
         offsets, strings = value_parts(column)
         kind, parts = _TYPES[column.type], [np.diff(offsets).astype("<i8").data, strings]

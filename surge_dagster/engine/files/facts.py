@@ -48,6 +48,11 @@ class FileFacts:
         truncated: texts of which the model saw only the first tokens.
         skipped_rows: rows of the source that were left out, because they have no text.
         blank_texts: texts that are empty or nothing but white space.
+        rows_version: random, new whenever rows are written; the file keeps it when it is merely republished. "" in
+            files of before there were any.
+        rows_reused: rows whose vectors were taken from the file that this one replaced.
+        rows_encoded: rows whose vectors were made for this file.
+        oldest_encoded_at: when the oldest of the vectors was made, in UTC, ISO 8601 with seconds.
     """
 
     partition_key: str
@@ -63,6 +68,10 @@ class FileFacts:
     writer: str = WRITER
     skipped_rows: int = 0
     blank_texts: int = 0
+    rows_version: str = ""
+    rows_reused: int = 0
+    rows_encoded: int = 0
+    oldest_encoded_at: str = ""
 
 
 def desired_version(content: str, space: str) -> str:
@@ -88,7 +97,7 @@ def invalid_when_damaged(part: str) -> Iterator[None]:
 def guarded_metadata(facts: Facts, file_format: str) -> dict[bytes, bytes]:
     """The metadata entries of a file with these facts: its format, the facts, and the digest over all of them.
 
-    Counts that have a default are entries only where they are not zero.
+    What is zero or empty by default is an entry only where it is not.
     """
     optional = optional_names(type(facts))
     values = {name: getattr(facts, fact) for name, (fact, _) in _readers(type(facts)).items()}
@@ -98,8 +107,8 @@ def guarded_metadata(facts: Facts, file_format: str) -> dict[bytes, bytes]:
     return {**entries, _METADATA_DIGEST: _digest(entries)}
 
 
-def facts_of(metadata: Mapping[bytes, bytes] | None, kind: type[AnyFacts], file_format: str) -> AnyFacts:
-    """The facts in a file's metadata.
+def facts_of(metadata: Mapping[bytes, bytes] | None, kind: type[AnyFacts], *formats: str) -> AnyFacts:
+    """The facts in the metadata of a file that has one of these formats.
 
     Raises:
         InvalidFile: the file has another format, or its metadata were changed after it was written.
@@ -108,9 +117,9 @@ def facts_of(metadata: Mapping[bytes, bytes] | None, kind: type[AnyFacts], file_
     *names, last = entry_names(kind)
     entries = {name: found.get(name, b"") for name in names}
     entries |= {name: found[name] for name in optional_names(kind) if name in found}
-    if entries[_FORMAT] != file_format.encode():
+    if entries[_FORMAT].decode("utf-8", "replace") not in formats:
         came = entries[_FORMAT].decode("utf-8", "replace") or None
-        raise InvalidFile(f"its metadata name the format {came!r}; expected {file_format!r}")
+        raise InvalidFile(f"its metadata name the format {came!r}; expected {' or '.join(map(repr, formats))}")
     if found.get(last) != _digest(entries):
         raise InvalidFile("its metadata do not match their own digest: they were changed after the file was written")
     try:
@@ -128,7 +137,7 @@ def entry_names(kind: type[Facts]) -> tuple[bytes, ...]:
 @cache
 def optional_names(kind: type[Facts]) -> frozenset[bytes]:
     """Names of the entries that a file with facts of this kind may have beside those."""
-    return frozenset(_entry_name(fact) for fact in fields(kind) if fact.default == 0)
+    return frozenset(_entry_name(fact) for fact in fields(kind) if fact.default in (0, ""))
 
 
 @cache

@@ -57,12 +57,14 @@ def new_writer(
 
     Args:
         sink: an open Arrow output stream or file-like object; the caller closes it.
-        columns: of the rows (`schema`).
+        columns: of the rows (`schema`); a file without text hashes is one of the former format.
         compress: whether ids and texts are compressed in Parquet; in Arrow they never are.
     """
+    form = arrow if file_format == "arrow" else parquet
+    metadata = guarded_metadata(facts, form.FORMAT if "text_hash" in columns.names else form.FORMER_FORMAT)
     if file_format == "arrow":
-        return ArrowWriter(sink, columns, guarded_metadata(facts, arrow.FORMAT))
-    return ParquetWriter(sink, columns, guarded_metadata(facts, parquet.FORMAT), compress=compress)
+        return ArrowWriter(sink, columns, metadata)
+    return ParquetWriter(sink, columns, metadata, compress=compress)
 
 
 def write_file(file_format: FileFormat, upload: Upload, rows: FileRows, facts: FileFacts) -> None:
@@ -74,7 +76,7 @@ def write_file(file_format: FileFormat, upload: Upload, rows: FileRows, facts: F
     held = pa.BufferOutputStream() if is_small else None
     compress = texts is None or text_bytes >= LEAST_COMPRESSED_BYTES
     with new_writer(file_format, held or upload.sink, columns, facts, compress=compress) as writer:
-        writer.append(pa.chunked_array(list(rows.ids), type=rows.id_type), texts, matrix)
+        writer.append(pa.chunked_array(list(rows.ids), type=rows.id_type), texts, rows.text_hashes, matrix)
         writer.close()
     if held is not None:
         upload.sink.write(held.getvalue())

@@ -1,4 +1,4 @@
-"""Output files in Parquet, format 1: id, text and embedding, with the file's facts in the footer.
+"""Output files in Parquet, format 2: id, text, text_hash and embedding, with the file's facts in the footer.
 
 Embeddings go from the result matrix to pyarrow's writer without becoming Python objects: a contiguous slice becomes a
 fixed-size list by reference, stored plain (vectors do not compress) and without statistics. Texts are compressed with
@@ -8,6 +8,8 @@ vector is a wrong vector.
 Parquet stores repetition and definition levels of a list, and pyarrow builds them for a whole row group. A row group
 has at most 1 MiB of embeddings, which bounds the memory that writing takes: 4 MiB are neither written nor read faster
 and take three times the memory.
+
+Files of format 1 have no text_hash. They are read, and republished as they are.
 """
 
 from __future__ import annotations
@@ -22,14 +24,17 @@ import pyarrow.parquet as pq
 
 from surge_dagster.engine.files.facts import AnyFacts, FileFacts, InvalidFile, facts_of, invalid_when_damaged
 from surge_dagster.engine.files.rows import FileWriter, OutputFile, row_group_rows, row_group_rows_of
+from surge_dagster.engine.support.text_hash import HASH_BYTES
 
-FORMAT = "1"
+FORMAT = "2"
+FORMER_FORMAT = "1"  # without text hashes
 MAGIC = b"PAR1"
 STRING_COPIES = 3
 WRITE_BATCH_ROWS = 1024
 PAGE_BYTES = 256 * 1024
 _PIECE_BYTES = 64 * 1024
-_COMPRESSED = {"id": "zstd", "text": "zstd", "embedding.list.item": "none"}
+_VECTORS = "embedding.list.item"
+_COMPRESSED = {"id": "zstd", "text": "zstd", "text_hash": "none", _VECTORS: "none"}
 
 
 class ParquetWriter(FileWriter):
@@ -109,18 +114,18 @@ class ParquetFile(OutputFile):
 
 def read_facts(footer: pq.FileMetaData) -> FileFacts:
     """The facts in the footer of an output file; see `read_guarded`."""
-    return read_guarded(footer, FileFacts, FORMAT)
+    return read_guarded(footer, FileFacts, FORMAT, FORMER_FORMAT)
 
 
-def read_guarded(footer: pq.FileMetaData, kind: type[AnyFacts], file_format: str) -> AnyFacts:
-    """The facts in the footer of a file of some format, compared with the rows that the footer counts.
+def read_guarded(footer: pq.FileMetaData, kind: type[AnyFacts], *formats: str) -> AnyFacts:
+    """The facts in the footer of a file of one of these formats, compared with the rows that the footer counts.
 
     Readers give as many rows as the row groups state, whatever the file as a whole does.
 
     Raises:
         InvalidFile: the footer was not written by this format, or was changed since.
     """
-    facts = facts_of(footer.metadata, kind, file_format)
+    facts = facts_of(footer.metadata, kind, *formats)
     groups = (footer.row_group(group).num_rows for group in range(footer.num_row_groups))
     for rows in (footer.num_rows, sum(groups)):
         if rows != facts.rows:
@@ -191,12 +196,12 @@ def page_bytes(footer: pq.FileMetaData, widest_row: int) -> int:
     Args:
         widest_row: most bytes of id and text that a row has.
     """
-    window = PAGE_BYTES + WRITE_BATCH_ROWS * widest_row
+    window = PAGE_BYTES + WRITE_BATCH_ROWS * (widest_row + HASH_BYTES)
     most = 0
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)
         chunks = [group.column(place) for place in range(group.num_columns)]
-        strings = [chunk for chunk in chunks if chunk.path_in_schema in ("id", "text")]
-        pages = [(chunk.total_uncompressed_size, chunk.total_compressed_size) for chunk in strings]
+        others = [chunk for chunk in chunks if chunk.path_in_schema != _VECTORS]
+        pages = [(chunk.total_uncompressed_size, chunk.total_compressed_size) for chunk in others]
         most = max(most, sum(min(plain, window) + min(stored, window) for plain, stored in pages))
     return most

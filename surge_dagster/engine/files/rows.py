@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile
+from surge_dagster.engine.support.text_hash import TEXT_HASH
 
 MAX_ROW_GROUP_ROWS = 65_536
 READ_BYTES = 1024 * 1024
@@ -29,12 +30,14 @@ class FileRows:
         ids: in one piece or in several.
         id_type: string, int64 or binary.
         texts: None leaves the column out.
+        text_hashes: of all texts, those included that the file leaves out.
         matrix: [rows, dimension], contiguous.
     """
 
     ids: Sequence[pa.Array]
     id_type: pa.DataType
     texts: pa.Array | None
+    text_hashes: pa.Array
     matrix: np.ndarray
 
 
@@ -60,9 +63,19 @@ class FileWriter(ABC):
     ) -> None:
         """Write no footer: the caller discards a file that was not closed."""
 
-    def append(self, ids: pa.Array | pa.ChunkedArray, texts: pa.Array | None, matrix: np.ndarray) -> None:
-        """Write rows; `matrix` has shape [rows, dimension], is contiguous and is referred to, not copied."""
-        self.append_table(embedding_table(self.columns, ids, texts, matrix))
+    def append(
+        self,
+        ids: pa.Array | pa.ChunkedArray,
+        texts: pa.Array | None,
+        text_hashes: pa.Array | None,
+        matrix: np.ndarray,
+    ) -> None:
+        """Write rows; `matrix` has shape [rows, dimension], is contiguous and is referred to, not copied.
+
+        Args:
+            texts, text_hashes: None where the file has no such column.
+        """
+        self.append_table(embedding_table(self.columns, ids, texts, text_hashes, matrix))
 
     def append_table(self, table: pa.Table) -> None:
         """Write rows that have the file's columns already."""
@@ -145,11 +158,15 @@ class OutputFile(ABC):
 
 
 @lru_cache(maxsize=64)
-def schema(id_type: pa.DataType, dimension: int, dtype: str, *, include_text: bool) -> pa.Schema:
-    """The columns of an output file."""
+def schema(
+    id_type: pa.DataType, dimension: int, dtype: str, *, include_text: bool, text_hash: bool = True
+) -> pa.Schema:
+    """The columns of an output file; those of a file of format 1 where it has no `text_hash`."""
     columns = [pa.field("id", id_type, nullable=False)]
     if include_text:
         columns.append(pa.field("text", pa.large_string(), nullable=False))
+    if text_hash:
+        columns.append(pa.field("text_hash", TEXT_HASH, nullable=False))
     item = pa.field("item", _DTYPES[np.dtype(dtype)], nullable=False)
     columns.append(pa.field("embedding", pa.list_(item, dimension), nullable=False))
     return pa.schema(columns)
@@ -167,10 +184,17 @@ def check_schema(found: pa.Schema, *, dimension: int, dtype: str | None = None) 
     id_type = found.field("id").type if "id" in found.names else None
     if id_type not in (pa.string(), pa.int64(), pa.binary()):
         raise InvalidFile(f"its id column has type {id_type}; expected string, int64 or binary")
-    include_text, allowed = "text" in found.names, [str(known) for known in _DTYPES] if dtype is None else [dtype]
-    expected = [_in_words(schema(id_type, dimension, one, include_text=include_text)) for one in allowed]
+    allowed = [str(known) for known in _DTYPES] if dtype is None else [dtype]
+    expected = [_in_words(_same_columns(found, dimension, one)) for one in allowed]
     if _in_words(found) not in expected:
         raise InvalidFile(f"its columns are {_in_words(found)}; expected {' or '.join(expected)}")
+
+
+def _same_columns(found: pa.Schema, dimension: int, dtype: str) -> pa.Schema:
+    """The columns that a file has to have, given which of those it has that it need not have."""
+    names = found.names
+    optional = {"include_text": "text" in names, "text_hash": "text_hash" in names}
+    return schema(found.field("id").type, dimension, dtype, **optional)
 
 
 def row_group_rows(dimension: int, itemsize: int) -> int:
@@ -190,12 +214,16 @@ def rows_at_a_time(widest_row: int, dimension: int, itemsize: int) -> int:
 
 
 def embedding_table(
-    columns: pa.Schema, ids: pa.Array | pa.ChunkedArray, texts: pa.Array | None, matrix: np.ndarray
+    columns: pa.Schema,
+    ids: pa.Array | pa.ChunkedArray,
+    texts: pa.Array | None,
+    text_hashes: pa.Array | None,
+    matrix: np.ndarray,
 ) -> pa.Table:
-    """Rows as a table; `matrix` has shape [rows, dimension], is contiguous and is referred to, not copied."""
+    """Rows as a table; the arguments are those of `FileWriter.append`."""
     values = pa.Array.from_buffers(_DTYPES[matrix.dtype], matrix.size, [None, pa.py_buffer(matrix)])
     embeddings = pa.FixedSizeListArray.from_arrays(values, type=columns.field("embedding").type)
-    arrays = [ids, embeddings] if texts is None else [ids, texts, embeddings]
+    arrays = [column for column in (ids, texts, text_hashes, embeddings) if column is not None]
     return pa.Table.from_arrays(arrays, schema=columns)
 
 

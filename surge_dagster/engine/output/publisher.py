@@ -44,6 +44,8 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Errors of a local disk that the next file would meet too; a file that is too large is no reason to end the run.
 _DISK_UNUSABLE = (*_DISK_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.EIO, errno.ESTALE)
 _DOWN_AFTER = 4  # refused writes in a row, as with operations on a bucket
+# Facts in which files of two runs with the same rows may differ.
+_OF_THE_RUN = ("precision", "writer", "rows_version", "rows_reused", "rows_encoded", "oldest_encoded_at")
 
 
 class Publisher:
@@ -224,7 +226,7 @@ class Publisher:
         except (InvalidFile, FileNotFoundError):
             return None
         own = target.facts(partition, rows=partition.rows, truncated=file.facts.truncated)
-        has_same_rows = replace(file.facts, precision=own.precision, writer=own.writer) == own
+        has_same_rows = replace(file.facts, **{name: getattr(own, name) for name in _OF_THE_RUN}) == own
         if not has_same_rows or file.stored == partition.previous:
             return None
         log.warning("partition %r: another run has published the same rows meanwhile", partition.key)

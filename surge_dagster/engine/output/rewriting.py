@@ -17,7 +17,7 @@ from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.files.facts import WRITER, FileFacts, InvalidFile
 from surge_dagster.engine.files.formats import PublishedFile, new_writer, open_output_file
 from surge_dagster.engine.files.parquet import STRING_COPIES, levels_bytes
-from surge_dagster.engine.files.rows import READ_BYTES, FileWriter, check_schema, rows_at_a_time, schema
+from surge_dagster.engine.files.rows import READ_BYTES, FileWriter, check_schema, rows_at_a_time
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.space_target import SpaceTarget, require_unchanged
 from surge_dagster.engine.output.staging import Staging
@@ -68,6 +68,8 @@ def republish(
 ) -> PublishedFile:
     """Copy a file's rows to a new file that names the partition's present source version; nothing is encoded.
 
+    The new file has the columns, and so the format, of the old one.
+
     Args:
         published: the file as it was listed. It may have been replaced since: the new file has the facts of the one
             that is read.
@@ -92,8 +94,7 @@ def republish(
                 raise InvalidFile("it was replaced by a file with other content since it was listed")
             facts = replace(reader.facts, source_version=partition.source_version, writer=WRITER, **asdict(missing))
             check_schema(reader.columns, dimension=space.dimension, dtype=space.dtype)
-            id_type, include_text = reader.columns.field("id").type, "text" in reader.columns.names
-            columns = schema(id_type, space.dimension, space.dtype, include_text=include_text)
+            columns = reader.columns
             rows = rows_at_a_time(widest_row, space.dimension, np.dtype(space.dtype).itemsize)
             _write(space, upload, columns, facts, reader.read(batch_rows=rows))
             stored = upload.publish(lambda: require_unchanged(partition))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store, Upload
 from surge_dagster.engine.superbatch import OpenPartition, Segment, SuperBatch
+from surge_dagster.engine.support.text_hash import text_hashes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +43,14 @@ class SpaceTarget:
         self.store.sync(self.space.name)
 
     def rows(self, batch: SuperBatch, segment: Segment, matrix: np.ndarray) -> FileRows:
-        """A segment of a SuperBatch as rows of a file, without a copy; `matrix` has its vectors, [rows, dimension]."""
-        texts = batch.slot.texts(segment.start, segment.stop) if self.include_text else None
-        return FileRows(segment.ids, segment.partition.id_type or pa.string(), texts, matrix)
+        """A segment of a SuperBatch as rows of a file; only the hashes of its texts are new.
+
+        Args:
+            matrix: its vectors, [rows, dimension].
+        """
+        texts = batch.slot.texts(segment.start, segment.stop)
+        id_type, kept = segment.partition.id_type or pa.string(), texts if self.include_text else None
+        return FileRows(segment.ids, id_type, kept, text_hashes(texts), matrix)
 
     def columns(self, partition: OpenPartition) -> pa.Schema:
         """The columns of a partition's file."""
@@ -65,6 +72,7 @@ class SpaceTarget:
             rows=rows,
             dimension=self.space.dimension,
             truncated=truncated,
+            rows_version=secrets.token_hex(16),
             **asdict(partition.missing),
         )
 

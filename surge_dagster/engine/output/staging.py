@@ -36,12 +36,13 @@ from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.superbatch import Segment, StagedRows, row_bytes
 from surge_dagster.engine.support.keys import encode_key
+from surge_dagster.engine.support.text_hash import text_hashes
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line
 
 log = logging.getLogger(__name__)
 
 STAGING = ".staging"
-SEGMENT_FORMAT = "segment 1"
+SEGMENT_FORMAT = "segment 2"
 _NAME = re.compile(r"(?P<start>\d{1,18})-(?P<stop>\d{1,18})\.parquet")
 _GROUP_STRING_BYTES = 4 * 1024 * 1024
 
@@ -156,7 +157,9 @@ class Staging:
             column, begun = pa.chunked_array(list(segment.ids), type=columns.field("id").type), 0
             for end in _borders(np.concatenate(sizes)):
                 part = slice(begun, end)
-                writer.append(column[part], texts[part] if self._target.include_text else None, matrix[part])  # pyright: ignore[reportArgumentType]
+                piece = texts[part]
+                kept = piece if self._target.include_text else None
+                writer.append(column[part], kept, text_hashes(piece), matrix[part])  # pyright: ignore[reportArgumentType]
                 begun = end
             writer.close()
             upload.publish(lambda: None)
@@ -186,7 +189,7 @@ class Staging:
             facts = read_guarded(reader.metadata, SegmentFacts, SEGMENT_FORMAT)
             self._require(facts, partition, start, stop)
             check_schema(columns, dimension=self._space.dimension, dtype=self._space.dtype)
-            if ("text" in columns.names) != self._target.include_text:
+            if "text_hash" not in columns.names or ("text" in columns.names) != self._target.include_text:
                 raise InvalidFile(f"its columns are {columns.names}, which are not those of the files of this run")
             rows = rows_at_a_time(facts.widest_row, self._space.dimension, np.dtype(self._space.dtype).itemsize)
             yield facts, read_rows(reader, batch_rows=rows)

@@ -20,6 +20,7 @@ from surge_dagster.engine.files.rows import FileRows, check_schema, row_group_ro
 from surge_dagster.engine.output.tables import filesystem_of
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.local_upload import LocalUpload
+from surge_dagster.engine.support.text_hash import text_hashes
 
 FACTS = FileFacts("Köln", "hash-16-abc", "hash://16", "fp32", "v1", "0" * 32, "1" * 32, 200, 16, 2)
 ID_TYPES = [pa.string(), pa.int64(), pa.binary()]
@@ -47,7 +48,7 @@ def content_of(matrix: np.ndarray, facts: FileFacts | None = None, *, pieces: in
         for part in np.array_split(np.arange(rows), pieces):
             if len(part):
                 cut = slice(int(part[0]), int(part[-1]) + 1)
-                writer.append(ids[cut], texts[cut], matrix[cut])
+                writer.append(ids[cut], texts[cut], text_hashes(texts[cut]), matrix[cut])
         writer.close()
     return sink.getvalue().to_pybytes()
 
@@ -69,7 +70,7 @@ class TestFormat:
         upload = LocalUpload(tmp_path, "f")
         with upload:
             texts = texts_of(50) if include_text else None
-            rows = FileRows([ids[:7], ids[7:]], id_type, texts, matrix)
+            rows = FileRows([ids[:7], ids[7:]], id_type, texts, text_hashes(texts_of(50)), matrix)
             write_file("arrow", upload, rows, replace(FACTS, rows=50, dimension=3))
             upload.publish(lambda: None)
         table = pa.ipc.open_file(tmp_path / "f").read_all()
@@ -123,7 +124,8 @@ class TestFormat:
         with pa.OSFile(str(tmp_path / "f"), "wb") as sink:
             writer = ArrowWriter(sink, columns, guarded_metadata(replace(FACTS, rows=50), FORMAT))
             for words in (*[1] * 24, 10_000, *[1] * 25):
-                writer.append(ids_of(1), texts_of(1, words), vectors(1))
+                texts = texts_of(1, words)
+                writer.append(ids_of(1), texts, text_hashes(texts), vectors(1))
             writer.close()
         with ArrowFile(pa.OSFile(str(tmp_path / "f"))) as file:
             [batch] = file.read(groups=[24])
@@ -237,7 +239,7 @@ class TestDamage:
 
     def test_arrow_file_of_another_program_is_refused(self, tmp_path: Path) -> None:
         pl.DataFrame({"id": ["1"]}).write_ipc(tmp_path / "f.arrow")
-        with pytest.raises(InvalidFile, match="name the format None; expected 'arrow-2'"):
+        with pytest.raises(InvalidFile, match="name the format None; expected 'arrow-3' or 'arrow-2'"):
             read_published_file(LocalStore(tmp_path), "f.arrow")
 
 
@@ -275,8 +277,10 @@ def test_writer_refers_to_the_matrix_without_a_copy(monkeypatch: pytest.MonkeyPa
     handed_over: list[Any] = []
     monkeypatch.setattr(ArrowWriter, "append_table", lambda self, table: handed_over.append(table))
     matrix = vectors(1000)
-    writer = ArrowWriter(pa.BufferOutputStream(), schema(pa.string(), 16, "float32", include_text=False), {})
-    writer.append(ids_of(300), None, matrix[100:400])
+    writer = ArrowWriter(
+        pa.BufferOutputStream(), schema(pa.string(), 16, "float32", include_text=False, text_hash=False), {}
+    )
+    writer.append(ids_of(300), None, None, matrix[100:400])
     [chunk] = handed_over[0]["embedding"].chunks
     values = chunk.flatten()
     assert values.buffers()[1].address + values.offset * 4 == matrix[100:].ctypes.data

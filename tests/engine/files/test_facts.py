@@ -60,18 +60,28 @@ def test_missing_entry_is_refused(name: bytes) -> None:
         facts_of(entries, FileFacts, "1")
 
 
-class TestCountsThatAreMostlyZero:
-    """They are entries only where they are not, so that files of before they were counted stay valid."""
+class TestFactsThatAreMostlyEmpty:
+    """They are entries only where they are not, so that files of before there were any stay valid."""
 
-    COUNTED = replace(FACTS, skipped_rows=3, blank_texts=1)
+    COUNTED = replace(
+        FACTS,
+        skipped_rows=3,
+        blank_texts=1,
+        rows_version="2" * 32,
+        rows_reused=5,
+        rows_encoded=6,
+        oldest_encoded_at="2026-01-02T03:04:05Z",
+    )
+    ADDED = ("skipped_rows", "blank_texts", "rows_version", "rows_reused", "rows_encoded", "oldest_encoded_at")
 
     def test_they_are_read_back(self) -> None:
         entries = guarded_metadata(self.COUNTED, "1")
-        assert set(entries) - set(entry_names(FileFacts)) == {b"surge.skipped_rows", b"surge.blank_texts"}
+        assert set(entries) - set(entry_names(FileFacts)) == {f"surge.{name}".encode() for name in self.ADDED}
         assert facts_of(entries, FileFacts, "1") == self.COUNTED
 
-    @pytest.mark.parametrize("name", [b"surge.skipped_rows", b"surge.blank_texts"])
-    def test_one_that_is_added_changed_or_removed_is_refused(self, name: bytes) -> None:
+    @pytest.mark.parametrize("fact", ADDED)
+    def test_one_that_is_added_changed_or_removed_is_refused(self, fact: str) -> None:
+        name = f"surge.{fact}".encode()
         entries, plain = guarded_metadata(self.COUNTED, "1"), guarded_metadata(FACTS, "1")
         without = {other: value for other, value in entries.items() if other != name}
         for changed in (plain | {name: b"0"}, entries | {name: b"4"}, without):

@@ -36,11 +36,16 @@ from surge_dagster.engine.files.parquet import (
     read_facts,
 )
 from surge_dagster.engine.files.rows import matrix_of, schema
+from surge_dagster.engine.loading import open_embeddings
 from surge_dagster.engine.model.spec import FILE_FORMATS, EncodingSpec, FileFormat
 from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.output.spaces import claim_space
+from surge_dagster.engine.search import search
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.engine.support.text_hash import text_hashes
 from surge_dagster.engine.verify import Verified, Violation, verify
+from tests.engine.runs import finish_receipts, make_run
 from tests.small_catalogs import partition_of
 
 FACTS = FileFacts("Köln", "hash-16-abc", "hash://16", "fp32", "v1", "0" * 32, "1" * 32, 3, 16, 2)
@@ -57,7 +62,7 @@ def file_of(facts: FileFacts, groups: int = 1) -> bytes:
         for _ in range(groups):
             rows = facts.rows // groups
             texts = pa.array(["text"] * rows, pa.large_string())
-            writer.append(pa.array(["id"] * rows), texts, np.zeros((rows, 16), np.float32))
+            writer.append(pa.array(["id"] * rows), texts, text_hashes(texts), np.zeros((rows, 16), np.float32))
         writer.close()
     return sink.getvalue().to_pybytes()
 
@@ -164,8 +169,14 @@ def test_file_of_another_program_is_refused_with_the_reason(tmp_path: Path) -> N
         read_published_file(LocalStore(tmp_path), "g")
 
 
+WITHOUT_HASHES = [("former_format_1.parquet", "parquet"), ("former_format_2.arrow", "arrow")]
+
+
 class TestFilesOfEarlierVersions:
-    """`former_format_1.parquet` and `former_format.arrow` were written by version 0.1.0 with its own writers."""
+    """`former_format_1.parquet` and `former_format.arrow` were written by version 0.1.0 with its own writers.
+
+    `former_format_2.arrow` was written by the last version whose files have no text hashes.
+    """
 
     SPACE = "hash-16-9adc75c4bbaf"
     TEXTS = ("red shoe", "blue boot", "green sandal")
@@ -180,30 +191,63 @@ class TestFilesOfEarlierVersions:
         rows = [(f"s-{number}", text) for number, text in enumerate(self.TEXTS, 1)]
         return cast(Source, [partition_of("shoes", rows, version="v1")])
 
-    def test_parquet_file_of_format_1_is_fresh_and_its_rows_are_read(self, tmp_path: Path) -> None:
-        store = self.store(tmp_path, "former_format_1.parquet", ".parquet")
-        state = OutputState(store, self.SPACE)
+    @pytest.mark.parametrize(("name", "file_format"), WITHOUT_HASHES)
+    def test_file_without_text_hashes_is_fresh_and_its_rows_are_read(
+        self, tmp_path: Path, name: str, file_format: FileFormat
+    ) -> None:
+        store = self.store(tmp_path, name, f".{file_format}")
+        state = OutputState(store, self.SPACE, file_format)
         assert state.status(partition_of("shoes", [], version="v1")) == "fresh"
         found = state.file("shoes")
         facts = found.facts if found else None
         assert facts is not None
         assert (facts.rows, facts.dimension, facts.precision, facts.writer) == (3, 16, "fp32", "surge-dagster 0.1.0")
         assert facts.desired_version == desired_version(facts.content_digest, self.SPACE)
-        with open_output_file(store.open(f"{self.SPACE}/shoes.parquet"), "parquet") as file:
+        assert facts.rows_version == ""
+        with open_output_file(store.open(f"{self.SPACE}/shoes.{file_format}"), file_format) as file:
             [batch] = file.read()
             assert file.facts == facts
-        assert batch.schema == COLUMNS
+        assert batch.schema == schema(pa.string(), 16, "float32", include_text=True, text_hash=False)
         assert batch.column("id").to_pylist() == ["s-1", "s-2", "s-3"]
         assert batch.column("text").to_pylist() == [*self.TEXTS]
         np.testing.assert_array_equal(matrix_of(batch), hash_vectors([*self.TEXTS], 16))
 
-    def test_parquet_file_of_format_1_is_verified_with_every_vector(
-        self, tmp_path: Path, hash_pool: EncoderPool
+    @pytest.mark.parametrize(("name", "file_format"), WITHOUT_HASHES)
+    def test_file_without_text_hashes_is_verified_with_every_vector(
+        self, tmp_path: Path, hash_pool: EncoderPool, name: str, file_format: FileFormat
     ) -> None:
-        store = self.store(tmp_path, "former_format_1.parquet", ".parquet")
-        assert hash_pool.space.name == self.SPACE
-        found = list(verify(self.source(), store, hash_pool.space, pool=hash_pool, reencode=None))
+        store = self.store(tmp_path, name, f".{file_format}")
+        space = replace(hash_pool.space, file_format=file_format)
+        assert space.name == self.SPACE
+        found = list(verify(self.source(), store, space, pool=hash_pool, reencode=None))
         assert found == [Verified("shoes", 3)]
+
+    @pytest.mark.parametrize(("name", "file_format"), WITHOUT_HASHES)
+    def test_file_without_text_hashes_is_searched_and_loaded_and_its_hashes_are_null(
+        self, tmp_path: Path, hash_pool: EncoderPool, name: str, file_format: FileFormat
+    ) -> None:
+        store = self.store(tmp_path, name, f".{file_format}")
+        claim_space(store, hash_pool.space, file_format)
+        [[hit]] = search(store, hash_pool, ["blue boot"], 1)
+        assert (hit.key, hit.id, hit.text) == ("shoes", "s-2", "blue boot")
+        loaded = open_embeddings(store)
+        for table in (loaded.lazy(text_hash=True).collect().to_arrow(), loaded.dataset(text_hash=True).to_table()):
+            assert table["text"].to_pylist() == [*self.TEXTS]
+            assert table["text_hash"].to_pylist() == [None] * 3
+
+    @pytest.mark.parametrize(("name", "file_format"), WITHOUT_HASHES)
+    def test_file_without_text_hashes_stays_one_when_it_is_republished(
+        self, tmp_path: Path, hash_pool: EncoderPool, name: str, file_format: FileFormat
+    ) -> None:
+        store = self.store(tmp_path, name, f".{file_format}")
+        rows = [(f"s-{number}", text) for number, text in enumerate(self.TEXTS, 1)]
+        again = partition_of("shoes", rows, version="v2")
+        run = make_run(hash_pool, [again], store, file_format=file_format)
+        [receipt] = finish_receipts(run, "republished")
+        assert receipt.rows == 3
+        file = read_published_file(store, f"{self.SPACE}/shoes.{file_format}")
+        assert (file.facts.source_version, file.facts.rows_version) == ("v2", "")
+        assert "text_hash" not in file.columns.names
 
     def test_arrow_file_of_the_former_format_is_missing_and_must_be_embedded_again(self, tmp_path: Path) -> None:
         store = self.store(tmp_path, "former_format.arrow", ".arrow")
@@ -226,6 +270,7 @@ import numpy as np, pyarrow as pa
 from surge_dagster.engine.files.facts import FileFacts
 from surge_dagster.engine.files.formats import write_file
 from surge_dagster.engine.files.rows import FileRows
+from surge_dagster.engine.support.text_hash import text_hashes
 
 class Upload:
     # Drops what is written, and counts the copy that is written with one call.
@@ -241,7 +286,7 @@ watched = pa.proxy_memory_pool(pa.default_memory_pool())
 pa.set_memory_pool(watched)
 upload = Upload()
 facts = FileFacts("k", "s-1", "m", "fp32", "v1", "0" * 32, "1" * 32, rows, dimension, 0)
-write_file(sys.argv[5], upload, FileRows([ids], pa.string(), texts, matrix), facts)
+write_file(sys.argv[5], upload, FileRows([ids], pa.string(), texts, text_hashes(texts), matrix), facts)
 print(watched.max_memory() + upload.copied, flush=True)
 os._exit(0)  # the pool must outlive its buffers
 """

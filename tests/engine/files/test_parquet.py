@@ -1,4 +1,4 @@
-"""Parquet output files: exactly format 1, written by reference without a copy, and no damage passes unnoticed."""
+"""Parquet output files: exactly format 2, written by reference without a copy, and no damage passes unnoticed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ import pytest
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile, guarded_metadata
 from surge_dagster.engine.files.parquet import FORMAT, ParquetFile, ParquetWriter, read_facts, read_rows
 from surge_dagster.engine.files.rows import MAX_ROW_GROUP_ROWS, check_schema, matrix_of, row_group_rows, schema
+from surge_dagster.engine.support.text_hash import text_hashes
 
 FACTS = FileFacts("Köln", "hash-16-abc", "hash://16", "fp32", "v1", "0" * 32, "1" * 32, 5, 16, 2)
+
+
+HASHED = schema(pa.string(), 16, "float32", include_text=True)
 
 
 def facts_of(rows: int, dimension: int = 16) -> FileFacts:
@@ -47,7 +51,8 @@ def write(
         for part in np.array_split(np.arange(rows), pieces):
             if len(part):
                 cut = slice(int(part[0]), int(part[-1]) + 1)
-                writer.append(column[cut], texts[cut] if include_text else None, matrix[cut])
+                kept = texts[cut] if include_text else None
+                writer.append(column[cut], kept, text_hashes(texts[cut]), matrix[cut])
         writer.close()
     return columns
 
@@ -56,7 +61,7 @@ class TestFormat:
     @pytest.mark.parametrize("dtype", ["float32", "float16"])
     @pytest.mark.parametrize("id_type", [pa.string(), pa.int64(), pa.binary()])
     @pytest.mark.parametrize("include_text", [True, False])
-    def test_columns_are_those_of_format_1(
+    def test_columns_are_those_of_format_2(
         self, tmp_path: Path, dtype: str, id_type: pa.DataType, include_text: bool
     ) -> None:
         values: list[Any] = {pa.string(): ["a", "b"], pa.int64(): [1, 2], pa.binary(): [b"a", b"b"]}[id_type]
@@ -66,6 +71,7 @@ class TestFormat:
         expected = [
             pa.field("id", id_type, nullable=False),
             *([pa.field("text", pa.large_string(), nullable=False)] if include_text else []),
+            pa.field("text_hash", pa.binary(16), nullable=False),
             pa.field("embedding", pa.list_(item, 3), nullable=False),
         ]
         table = pq.read_table(tmp_path / "f")
@@ -83,6 +89,7 @@ class TestFormat:
         }
         embedding = columns["embedding.list.item"]
         assert (embedding.compression, columns["text"].compression) == ("UNCOMPRESSED", "ZSTD")
+        assert columns["text_hash"].compression == "UNCOMPRESSED"
         assert not any("DICTIONARY" in encoding for column in columns.values() for encoding in column.encodings)
         assert not any(column.is_stats_set for column in columns.values())
 
@@ -125,9 +132,9 @@ class TestZeroCopy:
         handed_over: list[pa.Table] = []
         monkeypatch.setattr(ParquetWriter, "append_table", lambda self, table: handed_over.append(table))
         matrix = unit_vectors(1000, 16)
-        columns = schema(pa.string(), 16, "float32", include_text=False)
+        columns = schema(pa.string(), 16, "float32", include_text=False, text_hash=False)
         writer = ParquetWriter(pa.BufferOutputStream(), columns, {})
-        writer.append(pa.array([str(row) for row in range(300)]), None, matrix[100:400])
+        writer.append(pa.array([str(row) for row in range(300)]), None, None, matrix[100:400])
         [chunk] = handed_over[0]["embedding"].chunks
         values = chunk.flatten()
         assert values.buffers()[1].address + values.offset * 4 == matrix[100:].ctypes.data
@@ -216,13 +223,18 @@ class TestSchemaCheck:
         [
             (schema(pa.string(), 16, "float32", include_text=True), 17, "float32"),
             (schema(pa.string(), 16, "float32", include_text=True), 16, "float16"),
-            (schema(pa.string(), 16, "float32", include_text=True).remove(2), 16, "float32"),
+            (schema(pa.string(), 16, "float32", include_text=True).remove(3), 16, "float32"),
             (schema(pa.string(), 16, "float32", include_text=True).remove(0), 16, "float32"),
+            (
+                schema(pa.string(), 16, "float32", include_text=True).set(2, pa.field("text_hash", pa.binary(16))),
+                16,
+                None,
+            ),
             (schema(pa.float64(), 16, "float32", include_text=True), 16, "float32"),
             (schema(pa.string(), 16, "float32", include_text=True).append(pa.field("x", pa.int8())), 16, "float32"),
             (pa.schema([("id", pa.string()), ("embedding", pa.list_(pa.float32(), 16))]), 16, "float32"),
         ],
     )
-    def test_other_columns_are_refused(self, found: pa.Schema, dimension: int, dtype: str) -> None:
+    def test_other_columns_are_refused(self, found: pa.Schema, dimension: int, dtype: str | None) -> None:
         with pytest.raises(InvalidFile):
             check_schema(found, dimension=dimension, dtype=dtype)

@@ -29,6 +29,7 @@ from surge_dagster.engine.store.object_client import ClientLimits, StorageOption
 from surge_dagster.engine.store.object_store import ObjectStore, open_object_store
 from surge_dagster.engine.store.retries import Retrier
 from surge_dagster.engine.store.store import Store, StoredObject
+from surge_dagster.engine.support.text_hash import text_hashes
 from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, always
 from tests.small_catalogs import partition_of
 
@@ -83,7 +84,7 @@ def publish(store: Store, key: str, version: str = "v1") -> StoredObject:
         store.create(file_name("s", key)) as upload,
         new_writer("parquet", upload.sink, COLUMNS, facts_of(key, version)) as writer,
     ):
-        writer.append(pa.array(["a", "b"]), None, np.zeros((2, 4), np.float32))
+        writer.append(pa.array(["a", "b"]), None, text_hashes(pa.array(["", ""])), np.zeros((2, 4), np.float32))
         writer.close()
         return upload.publish(lambda: None)
 

@@ -19,6 +19,7 @@ from surge_dagster.engine.files.rows import schema
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.text_hash import text_hashes
 from tests.small_catalogs import partition_of
 
 COLUMNS = schema(pa.string(), 4, "float32", include_text=False)
@@ -38,7 +39,7 @@ def publish(store: LocalStore, key: str, *, version: str = "v1", space: str = "s
         store.create(name) as upload,
         new_writer("parquet", upload.sink, COLUMNS, facts) as writer,
     ):
-        writer.append(pa.array(["a", "b"]), None, np.zeros((2, 4), np.float32))
+        writer.append(pa.array(["a", "b"]), None, text_hashes(pa.array(["", ""])), np.zeros((2, 4), np.float32))
         writer.close()
         upload.publish(lambda: None)
     return store.root / name

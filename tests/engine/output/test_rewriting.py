@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -122,6 +123,22 @@ def test_republished_file_keeps_the_facts_of_the_file_that_was_read(hash_pool: E
     assert (receipt.source_version, receipt.rows) == ("v2", 3)
     facts = assert_embedded(tmp_path, run.space.name, "wide", rows)
     assert (facts.precision, facts.source_version) == ("bf16", "v2")
+
+
+def test_rows_version_is_kept_by_republishing_and_new_when_rows_are_written(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    rows = wide_rows(3, 100)
+
+    def version_of(version: str, action: str, **options: Any) -> str:
+        run = make_run(hash_pool, [partition_of("wide", rows, version=version)], tmp_path, **options)
+        assert receipts(finish(run), action)
+        return assert_embedded(tmp_path, run.space.name, "wide", rows).rows_version
+
+    first = version_of("v1", "encoded")
+    assert version_of("v2", "republished") == first
+    again = version_of("v2", "encoded", force=True)
+    assert len(first) == len(again) == 32 and first != again
 
 
 def test_file_whose_content_was_replaced_meanwhile_is_encoded_again(

@@ -118,7 +118,7 @@ class TestSegments:
         store, opened = LocalStore(tmp_path), opened_of(self.ROWS)
         stage(staging_of(store, self.SPACE), opened, self.ROWS, 0, vectors(20, self.SPACE))
         [path] = (tmp_path / STAGING).rglob("*.parquet")
-        with pytest.raises(InvalidFile, match="its metadata name the format 'segment 1'"):
+        with pytest.raises(InvalidFile, match="its metadata name the format 'segment 2'"):
             read_facts(pq.read_metadata(path))
 
     def test_temp_files_of_a_dead_writer_are_removed_when_the_next_run_begins(self, tmp_path: Path) -> None:
