@@ -1,17 +1,16 @@
 """Promise 9: of two concurrent runs that listed different versions of a partition, the one with the newer source wins.
 
 Each is a whole run in a thread, with its own pool, over the same catalog on disk. The run with the old version is held
-at its last check of the source version: before it, or just after it, when the version that it read is out of date.
+at its last check of the source version: before it, or just after it, when the version that it read is out of date. A
+writer puts, completes or renames a file only if the one that it replaces has not changed since its last check.
 Takes seconds: two runs in each case.
 """
 
 from __future__ import annotations
 
-import fcntl
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,9 +22,7 @@ from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.sources.partition import Partition
-from surge_dagster.engine.store import local_upload, open_store
-from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.engine.store.local_upload import LocalUpload, folder_lock
+from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.thresholds import Thresholds
 from tests.engine.runs import failures, make_run, receipts
@@ -68,27 +65,6 @@ class Door:
 
 def no_door() -> None:
     pass
-
-
-class HeldStore(LocalStore):
-    """A disk on which the complete file of one partition waits at a door before its writer takes the folder's lock."""
-
-    def __init__(self, root: Path, door: Callable[[], None]) -> None:
-        super().__init__(root)
-        self._door = door
-
-    def create(self, name: str) -> LocalUpload:
-        upload = HeldUpload(self.root, name)
-        upload.door = self._door if name.endswith(f"/{KEY}.parquet") else no_door
-        return upload
-
-
-class HeldUpload(LocalUpload):
-    door: Callable[[], None]
-
-    def flush(self) -> None:
-        super().flush()
-        self.door()
 
 
 class TwoRuns:
@@ -165,83 +141,56 @@ def assert_new_source_won(two: TwoRuns, output: Path) -> None:
     assert assert_embedded(output, two.space, "stays", STAYS).source_version == "v1"
 
 
-def copied(server: ObjectServer, folder: Path) -> Path:
-    """A folder with a copy of the bucket's objects."""
-    for key in server.objects():
-        path = folder / key
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(server.content(key))
-    return folder / "out"
+class Output:
+    """A folder of the disk or of a bucket."""
+
+    def __init__(self, folder: Path, server: ObjectServer | None) -> None:
+        self._folder = folder
+        self._server = server
+
+    def open(self) -> Store:
+        return open_store(self._folder / "out") if self._server is None else open_bucket(self._server)
+
+    def copied(self) -> Path:
+        """A folder of the disk with its files."""
+        for key in self._server.objects() if self._server else ():
+            path = self._folder / key
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(self._server.content(key) if self._server else b"")
+        return self._folder / "out"
 
 
-class TestOnADisk:
-    """A writer holds the folder's lock while it checks the source version for the last time and renames its file."""
-
-    def test_run_with_the_old_source_that_publishes_second_discards_its_result(
-        self, two: TwoRuns, tmp_path: Path
-    ) -> None:
-        output, door = tmp_path / "out", Door()
-        lost = two.begin(two.prepare(HeldStore(output, door)))
-        assert door.reached.wait(SECONDS)
-        two.change_source()
-        assert published(two.begin(two.prepare(open_store(output))).result(SECONDS))
-        door.open()
-        assert_refused(lost.result(SECONDS))
-        assert_new_source_won(two, output)
-
-    def test_run_with_the_new_source_waits_for_the_lock_and_replaces_the_older_file(
-        self, two: TwoRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        output, checked, waits = tmp_path / "out", Door(), threading.Event()
-
-        def watched(folder: Path) -> AbstractContextManager[None]:
-            if checked.reached.is_set():
-                waits.set()
-            return folder_lock(folder)
-
-        monkeypatch.setattr(local_upload, "folder_lock", watched)
-        old, new = two.prepare(open_store(output), after=checked), two.prepare(open_store(output))
-        first = two.begin(old)
-        assert checked.reached.wait(SECONDS)
-        two.change_source()
-        second = two.begin(new)
-        assert waits.wait(SECONDS)
-        with (output / two.space / ".lock").open() as lock, pytest.raises(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # so the run with the new source cannot publish in between
-        checked.open()
-        assert published(first.result(SECONDS)), "its source version was current when it checked"
-        assert published(second.result(SECONDS))
-        assert_new_source_won(two, output)
+@pytest.fixture(params=["disk", "bucket"])
+def output(request: pytest.FixtureRequest, tmp_path: Path) -> Output:
+    return Output(tmp_path, request.getfixturevalue("object_server") if request.param == "bucket" else None)
 
 
-class TestInABucket:
-    """A writer puts or completes an object only if the one that it replaces has not changed since its last check."""
+@pytest.mark.parametrize("has_checked", [False, True])
+def test_run_with_the_old_source_that_publishes_second_discards_its_result(
+    two: TwoRuns, output: Output, has_checked: bool
+) -> None:
+    door = Door()
+    doors = {"after" if has_checked else "before": door}
+    lost = two.begin(two.prepare(output.open(), **doors))
+    assert door.reached.wait(SECONDS)
+    two.change_source()
+    assert published(two.begin(two.prepare(output.open())).result(SECONDS))
+    door.open()
+    assert_refused(lost.result(SECONDS))
+    assert_new_source_won(two, output.copied())
 
-    @pytest.mark.parametrize("has_checked", [False, True])
-    def test_run_with_the_old_source_that_publishes_second_discards_its_result(
-        self, two: TwoRuns, object_server: ObjectServer, tmp_path: Path, has_checked: bool
-    ) -> None:
-        door = Door()
-        doors = {"after" if has_checked else "before": door}
-        lost = two.begin(two.prepare(open_bucket(object_server), **doors))
-        assert door.reached.wait(SECONDS)
-        two.change_source()
-        assert published(two.begin(two.prepare(open_bucket(object_server))).result(SECONDS))
-        door.open()
-        assert_refused(lost.result(SECONDS))
-        assert_new_source_won(two, copied(object_server, tmp_path))
 
-    def test_run_with_the_new_source_replaces_an_object_put_after_both_runs_checked(
-        self, two: TwoRuns, object_server: ObjectServer, tmp_path: Path
-    ) -> None:
-        old_checked, new_checked = Door(), Door()
-        first = two.begin(two.prepare(open_bucket(object_server), after=old_checked))
-        assert old_checked.reached.wait(SECONDS)
-        two.change_source()
-        second = two.begin(two.prepare(open_bucket(object_server), after=new_checked))
-        assert new_checked.reached.wait(SECONDS)
-        old_checked.open()
-        assert published(first.result(SECONDS)), "its source version was current when it checked"
-        new_checked.open()
-        assert published(second.result(SECONDS))
-        assert_new_source_won(two, copied(object_server, tmp_path))
+def test_run_with_the_new_source_replaces_a_file_published_after_both_runs_checked(
+    two: TwoRuns, output: Output
+) -> None:
+    old_checked, new_checked = Door(), Door()
+    first = two.begin(two.prepare(output.open(), after=old_checked))
+    assert old_checked.reached.wait(SECONDS)
+    two.change_source()
+    second = two.begin(two.prepare(output.open(), after=new_checked))
+    assert new_checked.reached.wait(SECONDS)
+    old_checked.open()
+    assert published(first.result(SECONDS)), "its source version was current when it checked"
+    new_checked.open()
+    assert published(second.result(SECONDS))
+    assert_new_source_won(two, output.copied())

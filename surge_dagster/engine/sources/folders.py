@@ -7,6 +7,7 @@ its own error, raised when it is read, so that it hides no other one.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -31,7 +32,6 @@ from surge_dagster.engine.support.unreadable import not_given
 # opened ahead.
 _BUCKET_BYTES = 4 * FIRST_BYTES + AHEAD_BYTES
 _BLOCKS_BYTES = 48 * 1024 * 1024  # of a file without a footer: the blocks that its reader holds
-_CHUNK = 1024  # partitions whose files' ends are read together
 
 
 class FolderCatalog:
@@ -68,10 +68,9 @@ class FolderCatalog:
         groups = grouped(found, self._files.pattern, self.url)
         ahead = FilesAhead([file for group in groups for file in group.files]) if self._files.is_remote else None
         try:
-            for start in range(0, len(groups), _CHUNK):
-                chunk = groups[start : start + _CHUNK]
-                ends = self._footers.of([file for group in chunk for file in group.files])
-                for group in chunk:
+            with contextlib.closing(self._footers.each([file for group in groups for file in group.files])) as each:
+                for group in groups:
+                    ends = {file.relative: next(each) for file in group.files}
                     self._name_by_declaration(group, ends)
                     yield self._partition(group, ends, ahead)
         finally:

@@ -6,11 +6,12 @@ source, which can be deleted at any time. An entry counts only for the token tha
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import astuple
 
 from surge_dagster.engine.errors import TransientError
@@ -47,26 +48,40 @@ class SourceFooters:
         Raises:
             StoreUnavailable: the bucket does not answer at all.
         """
-        ends: dict[str, End] = {}
+        return {file.relative: end for file, end in zip(files, self.each(files), strict=True)}
+
+    def each(self, files: Sequence[SourceFile]) -> Generator[End]:
+        """The footers of listed files, in their order; in a bucket, those of the next files are read meanwhile.
+
+        Raises:
+            StoreUnavailable: the bucket does not answer at all.
+        """
         known = _known.setdefault(self._place, {})
         if not self._is_loaded and any(self._is_unread(file) for file in files):
             self._is_loaded = True
             for name, entry in self._load().items():
                 known.setdefault(name, entry)
         unread = [file for file in files if self._is_unread(file)]
-        for file, end in zip(unread, self._files.ends(unread, read_footer), strict=True):
-            if isinstance(end, FileNotFoundError):  # it was replaced since; reading it says so
-                ends[file.relative] = None
-            elif isinstance(end, TransientError) or (not isinstance(end, Footer) and is_systems(end)):
-                ends[file.relative] = end
-            else:
-                footer = ends[file.relative] = end if isinstance(end, Footer) else None
-                if self._files.is_settled(file):
-                    known[file.relative] = (file.token, footer)
-                    self._has_new = True
-        for file in files:
-            ends.setdefault(file.relative, known.get(file.relative, ("", None))[1] if _has_footer(file) else None)
-        return ends
+        with contextlib.closing(self._files.ends(unread, read_footer)) as ends:
+            for file, entry in [(file, None if self._is_unread(file) else known.get(file.relative)) for file in files]:
+                if not _has_footer(file):
+                    yield None
+                elif entry is not None:
+                    yield entry[1]
+                else:
+                    yield self._read(file, next(ends))
+
+    def _read(self, file: SourceFile, end: Footer | Exception) -> End:
+        """What was read of a file; it is remembered, unless another reading may give something else."""
+        if isinstance(end, FileNotFoundError):  # it was replaced since; reading it says so
+            return None
+        if isinstance(end, TransientError) or (not isinstance(end, Footer) and is_systems(end)):
+            return end
+        footer = end if isinstance(end, Footer) else None
+        if self._files.is_settled(file):
+            _known[self._place][file.relative] = (file.token, footer)
+            self._has_new = True
+        return footer
 
     def save(self, files: Sequence[SourceFile]) -> None:
         """Keep the footers of a bucket's listed files on the disk, if any is new there."""

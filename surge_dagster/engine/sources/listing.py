@@ -17,7 +17,7 @@ import re
 import stat
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, TypeVar
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, StoreUnavailable, TransientError
-from surge_dagster.engine.store.concurrent_reads import read_concurrently
+from surge_dagster.engine.store.concurrent_reads import reads_ahead
 from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.store.store import Store, StoredObject
 from surge_dagster.engine.support.keys import is_text, printable
@@ -141,8 +141,8 @@ class SourceFiles(ABC):
     def is_settled(self, file: SourceFile) -> bool:
         """Whether the file's next version is sure to have another token."""
 
-    def ends(self, files: Sequence[SourceFile], read: Callable[[pa.NativeFile], T]) -> Iterator[T | Exception]:
-        """What `read` finds at the end of each file, or its error; in a bucket many are read concurrently.
+    def ends(self, files: Sequence[SourceFile], read: Callable[[pa.NativeFile], T]) -> Generator[T | Exception]:
+        """What `read` finds at the end of each file, or its error; in a bucket the next ones are read ahead.
 
         Raises:
             StoreUnavailable: the bucket does not answer at all.
@@ -330,17 +330,15 @@ class _BucketFiles(SourceFiles):
     def is_settled(self, file: SourceFile) -> bool:
         return bool(_etag(file))
 
-    def ends(self, files: Sequence[SourceFile], read: Callable[[pa.NativeFile], T]) -> Iterator[T | Exception]:
+    def ends(self, files: Sequence[SourceFile], read: Callable[[pa.NativeFile], T]) -> Generator[T | Exception]:
         above = f"{self._name}/" if self._name else ""
         listed = {above + file.relative: file for file in files}
-        found: list[T | Exception] = []
 
         def read_one(store: Store, name: str) -> T | Exception:
             file = listed[name]
             return _read_end(partial(store.open, name, StoredObject(name, file.size, _etag(file))), read)
 
-        read_concurrently(self._store, list(listed), read_one, lambda _, end: found.append(end))
-        yield from found
+        yield from reads_ahead(self._store, list(listed), read_one)
 
     def _open(self, stored: StoredObject) -> pa.NativeFile:
         return self._store.open(stored.name, stored, tail_bytes=FIRST_BYTES, ahead=True)

@@ -4,48 +4,50 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import TypeVar
 
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.support.waiting import TURN_SECONDS
+from surge_dagster.engine.support.waiting import in_background, result_of
 
 CONCURRENT_READS = 32
 T = TypeVar("T")
 
 
-def read_concurrently(
-    store: Store, names: Sequence[str], read: Callable[[Store, str], T], keep: Callable[[str, T], None]
-) -> None:
-    """Read each name in one of `CONCURRENT_READS` threads; keep the results in this thread, in the order of the names.
+def reads_ahead(store: Store, names: Sequence[str], read: Callable[[Store, str], T]) -> Generator[T]:
+    """What is read of each name, in their order, while the next `CONCURRENT_READS` are being read.
 
-    After an error or an interrupt nothing more is kept, and reads under way are not waited for.
+    Where the generator ends early, reads under way are not waited for.
 
     Args:
         read: called in any thread, with a store whose waits end when the results are no longer needed.
 
     Raises:
-        BaseException: the first error of a read, in the order of the names; of the names behind it at most
-            `2 * CONCURRENT_READS` have been read.
+        BaseException: the first error of a read, in the order of the names.
     """
     over = threading.Event()
     view = store.until(over)
-    pool = ThreadPoolExecutor(CONCURRENT_READS, thread_name_prefix="surge-footer")
-
-    def answers() -> Iterator[tuple[str, Future[T]]]:
-        ahead: deque[tuple[str, Future[T]]] = deque()
-        for name in names:
-            ahead.append((name, pool.submit(read, view, name)))
-            if len(ahead) == 2 * CONCURRENT_READS:
-                yield ahead.popleft()
-        yield from ahead
-
+    ahead: deque[Future[T]] = deque()
     try:
-        for name, answer in answers():
-            while not wait([answer], TURN_SECONDS).done:  # in turns, so that a signal to any thread interrupts it
-                pass
-            keep(name, answer.result())
+        for name in names:
+            ahead.append(in_background(partial(read, view, name), "surge-footer"))
+            if len(ahead) == CONCURRENT_READS:
+                yield result_of(ahead.popleft())
+        while ahead:
+            yield result_of(ahead.popleft())
     finally:
         over.set()
-        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def read_concurrently(
+    store: Store, names: Sequence[str], read: Callable[[Store, str], T], keep: Callable[[str, T], None]
+) -> None:
+    """Read each name as `reads_ahead` does, and keep the results in this thread; after an error nothing more is kept.
+
+    Raises:
+        BaseException: the first error of a read, in the order of the names.
+    """
+    for name, answer in zip(names, reads_ahead(store, names, read), strict=True):
+        keep(name, answer)

@@ -47,17 +47,30 @@ class LocalUpload(Upload):
         self.sink = self._file
 
     def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
-        """See `Upload`; the last check and the renaming happen under the folder's lock.
+        """See `Upload`; `still_wanted` is called again whenever another writer has replaced the file meanwhile.
 
-        Hidden folders have no lock: the names of their files contain the version of the source.
+        Only the renaming needs the folder's lock. A check of a source in a bucket is a request, and under the lock all
+        writers of the folder would wait for it. Hidden folders have no lock: the names of their files contain the
+        version of the source.
         """
-        lock = contextlib.nullcontext() if self._is_hidden else folder_lock(self._final.parent)
         self.flush()
-        with storage_errors(self._final), lock:
-            still_wanted()
-            self._temp.rename(self._final)
-            self._published = True
-            return stored_object(self._name, os.fstat(self._file.fileno()))
+        with storage_errors(self._final):
+            while True:
+                before = self._found()
+                still_wanted()
+                with contextlib.nullcontext() if self._is_hidden else folder_lock(self._final.parent):
+                    if self._is_hidden or self._found() == before:
+                        self._temp.rename(self._final)
+                        self._published = True
+                        return stored_object(self._name, os.fstat(self._file.fileno()))
+
+    def _found(self) -> tuple[int, int, int] | None:
+        """Which file stands at the name."""
+        try:
+            status = self._final.stat()
+        except FileNotFoundError:
+            return None
+        return status.st_ino, status.st_size, status.st_mtime_ns
 
     def flush(self) -> None:
         """Bring the content to the disk."""

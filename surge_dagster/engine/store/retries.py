@@ -6,7 +6,7 @@ instead of failing one partition after the other. Each kind is counted on its ow
 may still answer reads.
 
 obstore blocks without letting signals through, and Python waits for its threads when it exits. So each attempt runs in
-a daemon thread that the caller can give up. That costs about 60 µs per operation.
+a daemon thread that the caller can give up.
 """
 
 from __future__ import annotations

@@ -7,13 +7,14 @@ happens in an endless wait. Code that may run in a main thread therefore waits i
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import wait as futures_wait
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from surge_dagster.engine.errors import Cancelled
 
@@ -48,19 +49,56 @@ def next_item(items: queue.Queue[T] | queue.SimpleQueue[T]) -> T:
 def in_background(call: Callable[[], T], name: str) -> Future[T]:
     """Call it in a daemon thread, because Python waits for its other threads when it exits.
 
+    As many threads are kept as calls were ever under way. Whoever starts one waits until it has got a core, which takes
+    milliseconds where a CPU encoder uses them all.
+
     Args:
-        name: of the thread.
+        name: of the thread during the call.
     """
     answer: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            answer.set_result(call())
-        except BaseException as error:
-            answer.set_exception(error)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
+    _BACKGROUND.submit(call, name, answer)
     return answer
+
+
+class _Background:
+    """Threads that call what is submitted, and wait for more."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], str, Future[Any]]] = queue.SimpleQueue()
+        self._free = threading.Semaphore(0)  # threads that wait, less the calls that wait for them
+
+    def submit(self, call: Callable[[], T], name: str, answer: Future[T]) -> None:
+        """Call it in a thread that waits, or in a new one."""
+        self._calls.put((call, name, answer))
+        if not self._free.acquire(blocking=False):
+            threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        thread = threading.current_thread()
+        while True:
+            thread.name = "surge-idle"
+            call, thread.name, answer = self._calls.get()
+            try:
+                result, failed = call(), None
+            except BaseException as error:
+                result, failed = None, error
+            self._free.release()  # first, so that the next call of whoever waits for the answer finds this thread
+            if failed is None:
+                answer.set_result(result)
+            else:
+                answer.set_exception(failed)
+            del call, answer, result, failed  # nothing of it is held while the thread waits
+
+
+_BACKGROUND = _Background()
+
+
+def _forget_threads() -> None:
+    global _BACKGROUND
+    _BACKGROUND = _Background()
+
+
+os.register_at_fork(after_in_child=_forget_threads)
 
 
 def result_of(answer: Future[T]) -> T:

@@ -14,6 +14,7 @@ from surge_dagster.engine.sources.ahead import AHEAD_BYTES
 from surge_dagster.engine.sources.listing import FIRST_BYTES, open_files
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store, retries
+from surge_dagster.engine.store.concurrent_reads import CONCURRENT_READS
 from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.verify import Violation, verify
 from tests.engine.runs import failures, finish, finish_receipts, make_run
@@ -155,7 +156,28 @@ def test_bucket_that_is_down_ends_a_listing(bucket: Bucket) -> None:
         list(bucket.open())
 
 
+def test_run_sends_one_listing_and_three_small_requests_for_each_partition(
+    bucket: Bucket, hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    """Its footer, its content, and a look at its folder alone before it is published."""
+    for number in range(40):
+        bucket.write(f"category={number}/0.parquet", numbered_rows(str(number), 3))
+    assert len(finish_receipts(make_run(hash_pool, bucket.open(), tmp_path / "out"))) == 40
+    listings = [target for target in bucket.server.requests("GET") if "list-type" in target]
+    assert len([target for target in listings if "category" not in target]) == 1
+    assert len(listings) == len(set(listings)) == 41
+    assert (len(bucket.server.log), bucket.server.requests("HEAD")) == (1 + 3 * 40, [])
+
+
 class TestReadingAhead:
+    def test_first_partition_is_read_before_the_footers_of_most_others(self, bucket: Bucket) -> None:
+        for number in range(100):
+            bucket.write(f"category={number:02d}/0.parquet", numbered_rows(str(number), 3))
+        first = next(iter(bucket.open()))
+        assert rows_of(first) == numbered_rows("0", 3)
+        bucket.server.settle()
+        assert len(bucket.server.log) < 2 + 2 * CONCURRENT_READS
+
     def test_small_objects_are_read_once_and_ahead_of_their_turn(self, bucket: Bucket) -> None:
         for number in range(40):
             bucket.write(f"category={number:02d}/0.parquet", numbered_rows(str(number), 3))

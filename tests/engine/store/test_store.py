@@ -16,6 +16,7 @@ from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.local_upload import folder_lock
+from surge_dagster.engine.support.waiting import in_background
 from tests.signals import interrupted_in_another_thread
 
 
@@ -97,30 +98,31 @@ class TestAtomicity:
         assert store.open("space/a.parquet").read() == b"old"
         assert temps(store) == []
 
-    def test_last_check_and_renaming_are_one_step_for_other_writers(self, store: LocalStore) -> None:
-        looking, go_on = threading.Event(), threading.Event()
+    def test_check_of_one_writer_holds_up_no_other_one(self, store: LocalStore) -> None:
+        """A check of a source in a bucket is a request."""
 
         def look() -> None:
-            looking.set()
-            assert go_on.wait(30)
+            put(store, "space/b.parquet", b"published during the check")
 
-        with store.create("space/a.parquet") as first, store.create("space/a.parquet") as second:
-            first.sink.write(b"first")
-            second.sink.write(b"second")
-            slow = threading.Thread(target=first.publish, args=(look,))
-            slow.start()
-            assert looking.wait(30)
-            seen: list[bytes] = []
-            fast = threading.Thread(
-                target=second.publish, args=(lambda: seen.append(store.open("space/a.parquet").read()),)
-            )
-            fast.start()
-            assert visible(store) == set()
-            go_on.set()
-            slow.join(30)
-            fast.join(30)
-        assert seen == [b"first"]
-        assert store.open("space/a.parquet").read() == b"second"
+        with store.create("space/a.parquet") as upload:
+            upload.sink.write(b"x")
+            in_background(lambda: upload.publish(look), "publishing").result(30)
+        assert visible(store) == {"space/a.parquet", "space/b.parquet"}
+
+    def test_writer_whose_file_is_replaced_while_it_checks_checks_again(self, store: LocalStore) -> None:
+        seen: list[bytes] = []
+
+        def look() -> None:
+            seen.append(store.open("space/a.parquet").read())
+            if len(seen) < 3:
+                put(store, "space/a.parquet", b"by another writer" + bytes([len(seen)]))
+
+        put(store, "space/a.parquet", b"old")
+        with store.create("space/a.parquet") as upload:
+            upload.sink.write(b"new")
+            upload.publish(look)
+        assert seen == [b"old", b"by another writer\1", b"by another writer\2"]
+        assert store.open("space/a.parquet").read() == b"new"
 
 
 LEAVE_A_TEMP_FILE = """

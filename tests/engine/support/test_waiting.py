@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +16,14 @@ from surge_dagster.engine.store.concurrent_reads import read_concurrently
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.request_errors import RequestFailed
 from surge_dagster.engine.store.retries import Retrier
-from surge_dagster.engine.support.waiting import next_item, rest, wait_for_thread, wait_in_turns
+from surge_dagster.engine.support.waiting import (
+    in_background,
+    next_item,
+    rest,
+    result_of,
+    wait_for_thread,
+    wait_in_turns,
+)
 from tests.engine.runs import make_run
 from tests.signals import interrupted_in_another_thread
 
@@ -92,3 +100,26 @@ def test_wait_before_a_retry_is_interrupted() -> None:
 
     with interrupted_in_another_thread():
         Retrier("s3://b").call("PUT a", busy, attempts=9)
+
+
+def test_call_in_the_background_takes_a_thread_that_waits_instead_of_a_new_one() -> None:
+    result_of(in_background(int, "call"))
+    before = set(threading.enumerate())
+    for number in range(20):
+        name = f"call {number}"
+        assert result_of(in_background(lambda: threading.current_thread().name, name)) == name
+    assert set(threading.enumerate()) <= before
+
+
+def test_calls_in_the_background_do_not_wait_for_each_other() -> None:
+    together = threading.Barrier(40)
+    answers = [in_background(lambda: together.wait(30), "call") for _ in range(40)]
+    assert sorted(map(result_of, answers)) == list(range(40))
+
+
+def test_call_in_the_background_of_a_forked_process_has_its_own_thread() -> None:
+    result_of(in_background(int, "call"))
+    child = os.fork()
+    if child == 0:
+        os._exit(result_of(in_background(lambda: 7, "call")))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
