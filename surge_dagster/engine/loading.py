@@ -104,10 +104,21 @@ class Embeddings:
         files = self._chosen(partitions)
         return as_dataset(self.store, files, self._schema(files, text_hash), self.space.file_format)
 
+    def found(self) -> dict[str, Found]:
+        """Every file by its name in the store: those of this space that can be loaded, and what is wrong with others.
+
+        Raises:
+            TransientError: one cannot be read now.
+        """
+        return {name: self._usable(name, file) for name, file in self._files.files().items()}
+
+    def refusal_of(self, name: str, error: InvalidFile | FileNotFoundError) -> SurgeError:
+        """The error about one file that cannot be loaded, naming its partition."""
+        return self._refusal({name: error})
+
     def _loadable(self) -> list[PublishedFile]:
         """All files that can be loaded, sorted by name."""
-        usable = (self._usable(name, file) for name, file in self._files.files().items())
-        return [file for file in usable if isinstance(file, PublishedFile)]
+        return [file for file in self.found().values() if isinstance(file, PublishedFile)]
 
     def _chosen(self, partitions: Iterable[str] | None) -> list[PublishedFile]:
         """The files of these partitions in their order, or all of them sorted by key; refuses what cannot be loaded."""

@@ -11,6 +11,7 @@ import numpy as np
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.files.formats import write_file
 from surge_dagster.engine.files.validation import invalid_row
+from surge_dagster.engine.output.change_files import changed_ids
 from surge_dagster.engine.output.drift import compare_with_previous
 from surge_dagster.engine.output.run_context import RunContext
 from surge_dagster.engine.output.space_target import require_unchanged
@@ -60,6 +61,9 @@ class Publication:
         with target.create(partition.key) as upload:
             write_file(target.space.file_format, upload, rows, facts)
             serialized = time.perf_counter()
+            if self.context.feed is not None and partition.changes is not None:
+                changed = changed_ids(partition.changes.operations, segment.ids)
+                self.context.feed.write(partition, facts.rows_version, changed)
             stored = upload.publish(lambda: require_unchanged(partition.source))
         receipt = Receipt.of(
             facts,

@@ -196,7 +196,7 @@ class Publisher:
         size = context.memory.reader + target.store.upload_bytes
         ledger.reserve(size, self._is_memory_final)
         try:
-            published = assemble(target, context.staging, partition, context.stop.require_not_over)
+            published = assemble(target, context.staging, partition, context.stop.require_not_over, context.feed)
             target.sync()
         except TransientError as error:
             receipt = self._receipt_of_other_run(partition) if isinstance(error.__cause__, FileNotFoundError) else None

@@ -19,6 +19,7 @@ from surge_dagster.engine.files.formats import PublishedFile, new_writer, open_o
 from surge_dagster.engine.files.parquet import STRING_COPIES, levels_bytes
 from surge_dagster.engine.files.rows import READ_BYTES, FileWriter, check_schema, rows_at_a_time
 from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.output.change_files import ChangeFeed, changed_ids
 from surge_dagster.engine.output.space_target import SpaceTarget, require_unchanged
 from surge_dagster.engine.output.staging import Staging
 from surge_dagster.engine.sources.partition import Partition
@@ -31,13 +32,18 @@ _GROUP_BYTES = 24 * 1024 * 1024
 
 
 def assemble(
-    target: SpaceTarget, staging: Staging, partition: OpenPartition, require_not_over: Callable[[], None]
+    target: SpaceTarget,
+    staging: Staging,
+    partition: OpenPartition,
+    require_not_over: Callable[[], None],
+    feed: ChangeFeed | None = None,
 ) -> PublishedFile:
     """Write a partition's file from its staged segments.
 
     Args:
         partition: complete, its content digest known.
         require_not_over: called before each batch of rows; what it raises ends the work.
+        feed: writes how the rows change.
 
     Raises:
         TransientError: a segment is not what it was when it was staged, the file cannot be written, or the source has
@@ -48,12 +54,16 @@ def assemble(
     truncated = sum(segment.truncated for segment in partition.staged)
     facts = target.facts(partition, rows=partition.rows, truncated=truncated)
     columns = target.columns(partition)
+    changed: list[pa.Array] = []
     with target.create(partition.key) as upload:
         try:
-            _write(target.space, upload, columns, facts, _staged_rows(staging, partition, require_not_over))
+            rows = _noting_changes(_staged_rows(staging, partition, require_not_over), partition, changed)
+            _write(target.space, upload, columns, facts, rows)
         except InvalidFile as error:
             reason = f"partition {partition.key!r}: its staged rows cannot be used: {error}. Run again."
             raise TransientError(reason, partition.key) from error
+        if feed is not None:
+            feed.write(partition, facts.rows_version, changed)
         return PublishedFile(upload.publish(lambda: require_unchanged(source)), facts, columns)
 
 
@@ -126,6 +136,19 @@ def _staged_rows(
                 f"{reason}. Run again.",
                 partition.key,
             ) from error
+
+
+def _noting_changes(
+    batches: Iterable[pa.RecordBatch], partition: OpenPartition, changed: list[pa.Array]
+) -> Iterator[pa.RecordBatch]:
+    """The same batches; ids of rows that were added or changed are appended to `changed`."""
+    row = 0
+    for batch in batches:
+        if partition.changes is not None:
+            operations = partition.changes.operations[row : row + len(batch)]
+            changed += changed_ids(operations, [batch.column("id")])
+            row += len(batch)
+        yield batch
 
 
 def _write(

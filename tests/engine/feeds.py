@@ -1,0 +1,120 @@
+"""Outputs whose change feed is known, and a consumer that applies it to a dict."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from surge_dagster.engine.changes import Changes, changes
+from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
+from surge_dagster.engine.files.facts import FileFacts, desired_version
+from surge_dagster.engine.files.formats import file_name, new_writer
+from surge_dagster.engine.files.rows import schema
+from surge_dagster.engine.model.spec import EncodingSpec, FileFormat
+from surge_dagster.engine.output.change_files import ChangeFeed, changed_ids
+from surge_dagster.engine.output.spaces import claim_space
+from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.engine.superbatch import ADDED, CHANGED, UNCHANGED, OpenPartition, RowChanges
+from surge_dagster.engine.support.text_hash import text_hashes
+from tests.small_catalogs import partition_of
+
+DIMENSION = 8
+Texts = Mapping[str, str]  # of a partition, by id, in order
+Applied = dict[str, dict[str, tuple[str, bytes]]]  # text and vector by partition and id
+
+
+class Output:
+    """An output whose files are written by hand, with or without the change files that lead to them."""
+
+    def __init__(self, root: Path, file_format: FileFormat = "parquet") -> None:
+        self.store = LocalStore(root)
+        self.space = claim_space(self.store, EncodingSpec(f"hash://{DIMENSION}").resolve(), file_format)
+        self.rows: dict[str, dict[str, str]] = {}
+        self.versions: dict[str, str] = {}
+
+    def write(self, key: str, texts: Texts, *, with_changes: bool = True) -> None:
+        """Replace a partition's file."""
+        before, version = self.rows.get(key), secrets.token_hex(16)
+        ids = pa.array(list(texts), pa.string())
+        if before is not None and with_changes:
+            operations = [
+                ADDED if row not in before else UNCHANGED if before[row] == text else CHANGED
+                for row, text in texts.items()
+            ]
+            deleted = pa.array([row for row in before if row not in texts], pa.string())
+            found = RowChanges(np.array(operations, np.int8), deleted, self.versions[key])
+            opened = OpenPartition(partition_of(key, []), changes=found)
+            ChangeFeed(self.store, self.space.name).write(opened, version, changed_ids(found.operations, [ids]))
+        write_file(self.store.root / self.name(key), key, self.space.name, texts, version, self.space.file_format)
+        self.rows[key], self.versions[key] = dict(texts), version
+
+    def remove(self, key: str) -> None:
+        """Remove a partition."""
+        self.store.delete(self.name(key))
+        del self.rows[key]
+
+    def name(self, key: str) -> str:
+        return file_name(self.space.name, key, self.space.file_format)
+
+    def feed(self, consumer: str | None = "shop", **options: Any) -> Changes:
+        return changes(self.store, consumer, **options)
+
+    def expected(self) -> Applied:
+        """The rows of all files."""
+        return {
+            key: {row: (text, hash_vectors([text], DIMENSION)[0].tobytes()) for row, text in texts.items()}
+            for key, texts in self.rows.items()
+            if texts
+        }
+
+
+def write_file(path: Path, key: str, space: str, texts: Texts, version: str, file_format: FileFormat) -> None:
+    """Write an output file of the format of this version, in several row groups."""
+    columns = schema(pa.string(), DIMENSION, "float32", include_text=True)
+    facts = FileFacts(
+        partition_key=key,
+        space=space,
+        model="hash",
+        precision="fp32",
+        source_version=version,
+        content_digest=version,
+        desired_version=desired_version(version, space),
+        rows=len(texts),
+        dimension=DIMENSION,
+        truncated=0,
+        rows_version=version,
+    )
+    with pa.OSFile(str(path), "wb") as sink, new_writer(file_format, sink, columns, facts) as writer:
+        items = list(texts.items())
+        for start in range(0, len(items), 3):
+            ids, strings = (pa.array(column) for column in zip(*items[start : start + 3], strict=True))
+            vectors = hash_vectors(strings.to_pylist(), DIMENSION)
+            writer.append(ids, strings.cast(pa.large_string()), text_hashes(strings), vectors)
+        writer.close()
+
+
+def apply(feed: Changes, target: Applied) -> list[tuple[str, str, str | None]]:
+    """Apply a feed to a dict; gives op, partition and id of everything that came."""
+    came = []
+    if feed.is_new:
+        target.clear()
+    for partition in feed:
+        for batch in partition:
+            for row in batch.to_pylist():
+                came.append((row["op"], row["partition"], row["id"]))
+                rows = target.setdefault(row["partition"], {})
+                match row["op"]:
+                    case "clear":
+                        rows.clear()
+                    case "delete":
+                        rows.pop(row["id"], None)
+                    case _:
+                        rows[row["id"]] = (row["text"], np.array(row["embedding"], np.float32).tobytes())
+    for key in [key for key, rows in target.items() if not rows]:
+        del target[key]
+    return came

@@ -1,0 +1,268 @@
+"""A consumer that applies the change feed has the rows of the files, whatever it missed and wherever it died."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from surge_dagster.engine.errors import ConfigError, DataError, TransientError
+from surge_dagster.engine.files.formats import FileFormat
+from tests.engine.feeds import Applied, Output, apply
+
+TEXTS = {f"id-{row}": f"text {row}" for row in range(10)}
+
+
+@pytest.fixture(params=["parquet", "arrow"])
+def output(request: pytest.FixtureRequest, tmp_path: Path) -> Output:
+    return Output(tmp_path / "out", request.param)
+
+
+def change_files(output: Output) -> list[Path]:
+    return sorted(output.store.root.glob(".changes/*/rows/*.parquet"))
+
+
+def test_new_consumer_gets_everything_and_then_only_what_changed(output: Output) -> None:
+    output.write("a", TEXTS)
+    output.write("b", {"1": "one"})
+    output.write("empty", {})
+    target: Applied = {}
+    feed = output.feed()
+    assert feed.is_new
+    came = apply(feed, target)
+    assert [op for op, partition, _ in came if partition == "a"] == ["clear"] + ["add"] * 10
+    assert target == output.expected()
+    feed.confirm()
+
+    edited = {**TEXTS, "id-3": "edited", "new": "added"}
+    del edited["id-7"]
+    output.write("a", edited)
+    feed = output.feed()
+    assert not feed.is_new
+    assert sorted(apply(feed, target)) == [("add", "a", "new"), ("change", "a", "id-3"), ("delete", "a", "id-7")]
+    assert target == output.expected()
+    feed.confirm()
+    assert apply(output.feed(), target) == []
+
+
+def test_last_state_of_an_id_counts_over_several_versions(output: Output) -> None:
+    output.write("a", {"1": "one", "2": "two", "3": "three"})
+    target: Applied = {}
+    feed = output.feed()
+    apply(feed, target)
+    feed.confirm()
+    output.write("a", {"1": "edited", "3": "three", "4": "four", "5": "five"})
+    output.write("a", {"1": "one", "3": "three", "2": "again", "5": "edited"})
+    came = apply(output.feed(), target)
+    # "4" came and went; it is deleted all the same, because the consumer may have applied the version between.
+    expected = [("add", "a", "5"), ("change", "a", "1"), ("change", "a", "2"), ("delete", "a", "4")]
+    assert sorted(came) == expected
+    assert target == output.expected()
+
+
+def test_moved_rows_are_not_sent(output: Output) -> None:
+    output.write("a", TEXTS)
+    feed = output.feed()
+    apply(feed, {})
+    feed.confirm()
+    output.write("a", dict(reversed(TEXTS.items())))
+    feed = output.feed()
+    assert apply(feed, {}) == [] and [partition.partition for partition in feed] == ["a"]
+    feed.confirm()
+    assert list(output.feed()) == []
+
+
+@pytest.mark.parametrize("fault", ["removed", "damaged", "never written"])
+def test_gap_in_the_change_files_gives_the_whole_partition(output: Output, fault: str) -> None:
+    output.write("a", TEXTS)
+    output.write("b", TEXTS)
+    target: Applied = {}
+    feed = output.feed()
+    apply(feed, target)
+    feed.confirm()
+    output.write("a", {"id-0": "edited"}, with_changes=fault != "never written")
+    for path in change_files(output):
+        path.write_bytes(path.read_bytes()[:-9]) if fault == "damaged" else path.unlink()
+    output.write("a", {"id-0": "edited", "last": "added"})
+    came = apply(output.feed(), target)
+    assert came == [("clear", "a", None), ("add", "a", "id-0"), ("add", "a", "last")]
+    assert target == output.expected()
+
+
+def test_partition_that_was_removed_is_cleared_once(output: Output) -> None:
+    output.write("a", TEXTS)
+    output.write("b", TEXTS)
+    target: Applied = {}
+    feed = output.feed()
+    apply(feed, target)
+    feed.confirm()
+    output.remove("a")
+    feed = output.feed()
+    assert apply(feed, target) == [("clear", "a", None)]
+    assert target == output.expected()
+    feed.confirm()
+    assert apply(output.feed(), target) == []
+
+
+def test_consumers_at_different_versions_each_get_what_they_miss(output: Output) -> None:
+    targets: dict[str, Applied] = {"quick": {}, "slow": {}}
+    output.write("a", TEXTS)
+    for name, target in targets.items():
+        feed = output.feed(name)
+        apply(feed, target)
+        feed.confirm()
+    output.write("a", {**TEXTS, "id-1": "first edit"})
+    feed = output.feed("quick")
+    assert len(apply(feed, targets["quick"])) == 1
+    feed.confirm()
+    output.write("a", {**TEXTS, "id-1": "first edit", "id-2": "second edit"})
+    assert len(apply(output.feed("quick"), targets["quick"])) == 1
+    assert len(apply(output.feed("slow"), targets["slow"])) == 2
+    assert targets["quick"] == targets["slow"] == output.expected()
+
+
+def test_what_was_not_read_to_its_end_is_not_confirmed(output: Output) -> None:
+    output.write("a", TEXTS)
+    output.write("b", TEXTS)
+    feed = output.feed()
+    first, second = feed
+    list(first)
+    next(iter(second))
+    feed.confirm()
+    assert [partition.partition for partition in output.feed()] == [second.partition]
+
+
+def test_consumer_that_keeps_its_own_versions_needs_no_name(output: Output) -> None:
+    output.write("a", TEXTS)
+    feed = output.feed(None, since={})
+    target: Applied = {}
+    apply(feed, target)
+    with pytest.raises(ConfigError, match="only a named consumer can confirm"):
+        feed.confirm()
+    output.write("a", {**TEXTS, "id-1": "edited"})
+    again = output.feed(None, since=feed.versions)
+    assert apply(again, target) == [("change", "a", "id-1")] and again.versions == output.versions
+    with pytest.raises(ConfigError, match="whose changes"):
+        output.feed(None)
+
+
+def test_damaged_file_is_refused_by_name_and_the_others_are_given(output: Output) -> None:
+    output.write("a", TEXTS)
+    output.write("b", TEXTS)
+    feed = output.feed()
+    apply(feed, {})
+    feed.confirm()
+    (output.store.root / output.name("a")).write_bytes(b"x")
+    output.write("b", {"1": "one"})
+    damaged, whole = output.feed()
+    with pytest.raises(DataError, match="partition 'a'"):
+        list(damaged)
+    assert sum(map(len, whole)) == 11
+
+
+def test_file_that_was_replaced_since_the_look_is_left_to_the_next_one(output: Output) -> None:
+    output.write("a", TEXTS)
+    feed = output.feed()
+    output.write("a", {"1": "one"})
+    [partition] = feed
+    with pytest.raises(TransientError, match="Open them again"):
+        list(partition)
+    assert feed.versions == {"a": ""}
+
+
+def test_flipped_byte_is_an_error_and_never_a_wrong_row(output: Output) -> None:
+    output.write("a", TEXTS)
+    path = output.store.root / output.name("a")
+    content, chance, wrong = path.read_bytes(), Random(7), 0
+    for _ in range(60):
+        flipped = bytearray(content)
+        flipped[chance.randrange(len(flipped))] ^= 1 << chance.randrange(8)
+        path.write_bytes(flipped)
+        target: Applied = {}
+        try:
+            apply(output.feed(), target)
+        except (DataError, TransientError):
+            wrong += 1
+        else:
+            assert target == output.expected()
+    assert wrong > 20
+
+
+def test_sample_has_rows_of_the_files_that_the_consumer_has(output: Output) -> None:
+    for key in ("a", "b", "c"):
+        output.write(key, TEXTS)
+    output.write("empty", {})
+    feed = output.feed()
+    first, *_ = feed
+    list(first)
+    assert set(feed.files()) == {"a"}
+    apply(feed, {})
+    expected = output.expected()
+    batches = list(feed.sample(partitions=2, rows=2, seed=3))
+    assert [len(batch) for batch in batches] == [2, 2]
+    for batch in batches:
+        key = (batch.schema.metadata or {})[b"partition"].decode()
+        for row in batch.to_pylist():
+            assert row["embedding"] == list(memoryview(expected[key][row["id"]][1]).cast("f"))
+
+
+IDS = st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=8)
+FORMATS = st.sampled_from(("parquet", "arrow"))
+STEP = st.one_of(
+    st.tuples(st.just("write"), st.sampled_from("pq"), IDS, st.integers(0, 2)),
+    st.tuples(st.just("remove"), st.sampled_from("pq")),
+    st.tuples(st.just("lose a change file"), st.integers(0, 9)),
+    st.tuples(st.just("hand over"), st.sampled_from(("one", "two")), st.booleans()),
+)
+STEPS = st.lists(STEP, max_size=20)
+
+
+def apply_random_feeds(folder: Path, steps: list[tuple], file_format: FileFormat) -> None:
+    """Consumers look after any number of versions, and some die before they confirm; change files get lost."""
+    output = Output(folder, file_format)
+    targets: dict[str, Applied] = {"one": {}, "two": {}}
+    for step in [*steps, ("hand over", "one", True), ("hand over", "two", True)]:
+        match step:
+            case ("write", key, ids, edition):
+                output.write(key, {row: f"{row} {edition * (place % 2)}" for place, row in enumerate(ids)})
+            case ("remove", key) if key in output.rows:
+                output.remove(key)
+            case ("lose a change file", number):
+                for path in change_files(output)[number : number + 1]:
+                    path.unlink()
+            case ("hand over", consumer, confirms):
+                feed = output.feed(consumer)
+                apply(feed, targets[consumer])
+                assert targets[consumer] == output.expected()
+                if confirms:
+                    feed.confirm()
+
+
+@pytest.fixture(scope="module")
+def unflushed() -> Iterator[None]:
+    """Without waiting for the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@settings(max_examples=30)
+@given(STEPS, FORMATS)
+def test_applied_feeds_give_the_rows_of_the_files(
+    tmp_path_factory: pytest.TempPathFactory, unflushed: None, steps: list[tuple], file_format: FileFormat
+) -> None:
+    apply_random_feeds(tmp_path_factory.mktemp("feed"), steps, file_format)
+
+
+@pytest.mark.soak
+@settings(max_examples=1000)
+@given(STEPS, FORMATS)
+def test_a_thousand_applied_feeds_give_the_rows_of_the_files(
+    tmp_path_factory: pytest.TempPathFactory, unflushed: None, steps: list[tuple], file_format: FileFormat
+) -> None:
+    apply_random_feeds(tmp_path_factory.mktemp("feed"), steps, file_format)
