@@ -8,13 +8,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from surge_dagster.component import EmbeddingCatalog
     from surge_dagster.definitions import embedding_catalog
+    from surge_dagster.engine.changes import Changes, changes
     from surge_dagster.engine.loading import Embeddings, open_embeddings
 
 __version__ = "0.1.0"
-__all__ = ["EmbeddingCatalog", "Embeddings", "__version__", "embedding_catalog", "open_embeddings"]
+__all__ = [
+    "Changes",
+    "EmbeddingCatalog",
+    "Embeddings",
+    "__version__",
+    "changes",
+    "embedding_catalog",
+    "open_embeddings",
+]
 
 # Imported on first use: every process of a pool imports this package, and the engine runs where there is no Dagster.
 _HOME = {
+    "Changes": "surge_dagster.engine.changes",
+    "changes": "surge_dagster.engine.changes",
     "EmbeddingCatalog": "surge_dagster.component",
     "Embeddings": "surge_dagster.engine.loading",
     "embedding_catalog": "surge_dagster.definitions",

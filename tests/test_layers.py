@@ -25,7 +25,7 @@ LAYERS = (
     "orchestration event_storage",
     "resources",
     "settings settings_input check_policy",
-    "engine.run engine.verify engine.loading engine.search engine.switching engine.cost_model",
+    "engine.run engine.verify engine.loading engine.changes engine.search engine.switching engine.cost_model",
     "engine.reencoding",
     "engine.reading engine.encoding engine.output",
     "engine.superbatch engine.thresholds engine.memory engine.events engine.report",

@@ -227,7 +227,7 @@ class PartitionChanges:
             places = None
             if known is not None:
                 batches = list(reader.read(columns=["id"], groups=[group]))
-                found = [pc.index_in(batch.column("id"), value_set=known.ids) for batch in batches]
+                found = [pc.index_in(batch.column("id"), value_set=known.ids) for batch in batches]  # pyright: ignore[reportAttributeAccessIssue]
                 places = pa.chunked_array(found, pa.int32()).combine_chunks()
                 there[places.drop_null().to_numpy()] = True
                 if places.null_count == len(places):
@@ -253,7 +253,7 @@ class PartitionChanges:
                 yield _batch(reader.columns, self.partition, pa.repeat("delete", len(ids)), {"id": ids})
 
     def _given(self, batch: pa.RecordBatch, is_added: np.ndarray) -> pa.RecordBatch:
-        operations = pc.if_else(pa.array(is_added), "add", "change")
+        operations = pa.array(np.where(is_added, "add", "change"), pa.string())
         values = {name: batch.column(name) for name in batch.schema.names}
         return _batch(batch.schema, self.partition, operations, values)
 
