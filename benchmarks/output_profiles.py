@@ -110,10 +110,10 @@ class OneAtATime:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pool, name)
 
-    def submit(self, slot: Slot, borders: np.ndarray | None = None) -> EncodeCall:
+    def submit(self, slot: Slot, borders: np.ndarray | None = None, rows: np.ndarray | None = None) -> EncodeCall:
         """Wait until the previous SuperBatch is published, then encode; the returned call has ended."""
         self._may_encode.acquire()
-        call = self._pool.submit(slot, borders)
+        call = self._pool.submit(slot, borders, rows)
         call.result()
         return call
 

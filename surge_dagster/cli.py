@@ -342,11 +342,16 @@ def _follow(run: EmbeddingRun, total: int, quiet: bool) -> None:
             show(min(done, total) if total else done, total)  # a text whose worker died is encoded, and counted, twice
 
 
+def _not_encoded(report: RunReport) -> tuple[tuple[int, str], ...]:
+    return (report.rows_reused, "kept their vectors"), (report.texts_deduplicated, "equal to another text")
+
+
 def _print_report(report: RunReport, store: Store, quiet: bool, as_json: bool) -> None:
     done = (
         f"{counted(report.texts_encoded, 'text')} encoded in {report.wall_seconds:.1f} s "
         f"({report.texts_per_second:,.0f} texts/s) on {report.device} in {report.precision}, "
-        f"{report.truncated:,} truncated"
+        + "".join(f"{count:,} {what}, " for count, what in _not_encoded(report) if count)
+        + f"{report.truncated:,} truncated"
         if report.device
         else "there was nothing to encode"
     )

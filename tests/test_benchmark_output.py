@@ -87,8 +87,8 @@ class TestRuns:
         order: list[str] = []
 
         class Watched(OneAtATime):
-            def submit(self, slot: Any, borders: np.ndarray | None = None) -> Any:
-                call = super().submit(slot, borders)
+            def submit(self, slot: Any, borders: Any = None, rows: Any = None) -> Any:
+                call = super().submit(slot, borders, rows)
                 order.append("encoded")
                 return call
 

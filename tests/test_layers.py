@@ -27,7 +27,7 @@ LAYERS = (
     "settings settings_input check_policy",
     "engine.run engine.verify engine.loading engine.changes engine.search engine.switching engine.cost_model",
     "engine.reencoding",
-    "engine.reading engine.encoding engine.output",
+    "engine.reading engine.encoding engine.superbatch_call engine.output",
     "engine.superbatch engine.thresholds engine.memory engine.events engine.report",
     "engine.encoder engine.sources",
     "engine.files engine.model",

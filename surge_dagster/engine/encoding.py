@@ -15,15 +15,13 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
-
 from surge_dagster.engine.encoder.arena import ArenaClosed
-from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import Cancelled, EncoderError
 from surge_dagster.engine.output.run_context import RunContext
 from surge_dagster.engine.report import Failure, Pace, Receipt, is_slow
 from surge_dagster.engine.superbatch import EncodedSuperBatch, SuperBatch
+from surge_dagster.engine.superbatch_call import SuperBatchCall
 from surge_dagster.engine.support.timeline import Span
 
 log = logging.getLogger(__name__)
@@ -106,7 +104,7 @@ def encoded_superbatches(batches: ReadAhead, pool: EncoderPool, context: RunCont
         EncoderError: the pool failed for good.
         BaseException: what ended the reader.
     """
-    calls: deque[tuple[SuperBatch, EncodeCall | None]] = deque()
+    calls: deque[SuperBatchCall] = deque()
     measures, more, error = _Measures(context), True, None
     try:
         while (more or calls) and not context.stop.stopping.is_set():
@@ -115,13 +113,9 @@ def encoded_superbatches(batches: ReadAhead, pool: EncoderPool, context: RunCont
                     batch = batches.take(wait=not calls)
                     more = batch is not None
                     if batch is not None:
-                        calls.append((batch, _submit(pool, batch)))
-            if calls:
-                batch, call = calls[0]
-                metrics = call.result(_POLL_SECONDS) if call is not None else EncodeMetrics()
-                if metrics is not None:
-                    calls.popleft()
-                    yield measures.of(batch, metrics)
+                        calls.append(SuperBatchCall(pool, batch, context))
+            if calls and calls[0].result(_POLL_SECONDS) is not None:
+                yield measures.of(calls.popleft())
     except Exception as caught:
         error = caught
     yield from _encoded_so_far(calls, context)
@@ -129,33 +123,24 @@ def encoded_superbatches(batches: ReadAhead, pool: EncoderPool, context: RunCont
         raise error
 
 
-def _submit(pool: EncoderPool, batch: SuperBatch) -> EncodeCall | None:
-    if not batch.texts:
-        return None
-    return pool.submit(batch.slot, np.array([segment.start for segment in batch.segments]))
-
-
-def _encoded_so_far(
-    calls: deque[tuple[SuperBatch, EncodeCall | None]], context: RunContext
-) -> Iterator[EncodedSuperBatch]:
+def _encoded_so_far(calls: deque[SuperBatchCall], context: RunContext) -> Iterator[EncodedSuperBatch]:
     """The segments of unfinished calls that are encoded by now or soon; none where the store is down."""
     over = context.stop.over
     left = context.stop.seconds_left(_ENCODE_SHARE)
     patience = context.stop.grace_seconds * _ENCODE_SHARE if left is None else left
     deadline = time.monotonic() + (0.0 if over.is_set() else patience)
-    for batch, call in calls:
-        if call is None:
+    for call in calls:
+        if not call.batch.texts:
             continue
         # The call that failed first has raised its error; what the pool encoded before is valid.
         with contextlib.suppress(EncoderError):
-            if call.result(max(0.0, deadline - time.monotonic())) is None:
-                call.abandon()
+            call.result(max(0.0, deadline - time.monotonic()))
+        call.end()
         if over.is_set():
             continue
-        ranges = call.encoded
-        whole = tuple(segment for segment in batch.segments if _covers(ranges, segment.start, segment.stop))
+        whole = tuple(segment for segment in call.batch.segments if call.is_encoded(segment))
         if whole:
-            yield EncodedSuperBatch(replace(batch, segments=whole), call.metrics)
+            yield EncodedSuperBatch(replace(call.batch, segments=whole), call.metrics, deduplicated=call.deduplicated)
 
 
 class _Measures:
@@ -165,8 +150,9 @@ class _Measures:
         self._begun = self._last = context.begun
         self._pace = Pace()
 
-    def of(self, batch: SuperBatch, metrics: EncodeMetrics) -> EncodedSuperBatch:
+    def of(self, call: SuperBatchCall) -> EncodedSuperBatch:
         """A SuperBatch whose call ended now."""
+        metrics = call.metrics
         now, seconds = time.perf_counter(), metrics.encode_seconds
         since_last, self._last = now - self._last, now
         pace = self._pace.ratio(metrics.padded_tokens, seconds)
@@ -178,12 +164,5 @@ class _Measures:
             )
         ended = now - self._begun
         span = Span(max(0.0, ended - seconds), ended, seconds)
-        return EncodedSuperBatch(batch, metrics, min(1.0, seconds / max(since_last, 1e-9)), pace, span)
-
-
-def _covers(ranges: list[tuple[int, int]], start: int, stop: int) -> bool:
-    """Whether ascending ranges hold all rows start..stop."""
-    for first, end in ranges:
-        if first <= start < end:
-            start = end
-    return start >= stop
+        duty = min(1.0, seconds / max(since_last, 1e-9))
+        return EncodedSuperBatch(call.batch, metrics, duty, pace, span, call.deduplicated)

@@ -67,7 +67,8 @@ class ResultMemory:
             rows: of the SuperBatch.
             string_bytes: of its ids and texts.
         """
-        row = self.dimension * self.itemsize + 1 + 8 + HASH_BYTES  # and the truncation flag and the text's offset
+        # The embedding, the truncation flag, the text's offset and hash, and the row's number.
+        row = self.dimension * self.itemsize + 1 + 8 + HASH_BYTES + 4
         each = piece_bytes(rows, self.dimension, self.itemsize)
         all_values = rows * self.dimension * (levels_bytes(self.itemsize) + 2 * self.itemsize)
         books = self.threads * piece_bytes(0, self.dimension, self.itemsize)

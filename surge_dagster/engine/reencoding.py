@@ -14,9 +14,8 @@ from surge_dagster.engine.errors import SurgeError
 from surge_dagster.engine.files.facts import FileFacts
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support.columns import value_lengths
+from surge_dagster.engine.support.cosines import LOWEST_COSINE, cosines
 
-# Promise 5 of the design: lowest cosine between a stored vector and the same text encoded again.
-LOWEST_COSINE = {"fp32": 0.99999, "fp16": 0.999, "bf16": 0.999}
 _MAX_TEXTS = 4096
 _MAX_BYTES = 64 * 1024 * 1024
 
@@ -76,8 +75,8 @@ class SampledRows:
         if not waiting:
             return
         again = self._pool.vectors(pa.concat_arrays([row.text for row in waiting]))  # pyright: ignore[reportArgumentType]
-        cosines = _cosines(np.stack([row.vector for row in waiting]).astype(np.float32), again)
-        for row, cosine in zip(waiting, cosines.tolist(), strict=True):
+        found = cosines(np.stack([row.vector for row in waiting]), again)
+        for row, cosine in zip(waiting, found.tolist(), strict=True):
             if not cosine >= row.lowest and row.key not in self._reported:
                 self._reported.add(row.key)
                 self._wrong[row.key] = (
@@ -97,8 +96,3 @@ class SampledRows:
             drawn = random.Random(f"{self._seed}:{facts.partition_key}").sample(range(facts.rows), self._rows)
             self._drawn = facts.partition_key, frozenset(drawn)
         return self._drawn[1]
-
-
-def _cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    return np.einsum("ij,ij->i", a, b) / np.maximum(lengths, np.finfo(np.float32).tiny)

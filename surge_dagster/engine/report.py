@@ -45,9 +45,13 @@ class SuperBatchReport:
     """Metrics of one encode call and of publishing it.
 
     Attributes:
+        texts: all of them, those included that have their vectors from old files.
+        rows_reused: texts that have their vectors from old files.
+        texts_deduplicated: texts that got the vector of an equal text of the same SuperBatch.
         serialize_seconds, upload_seconds: summed over the publishing threads.
         publish_seconds: both together by the clock; `overlap_ratio` compares it with the encoding.
-        fill_ratio: texts / B_min.
+        fill_ratio: texts with new vectors / B_min.
+        texts_per_second: texts with new vectors, over the seconds of the encode call.
         tokenize_seconds, forward_seconds: summed over workers; `copy_seconds` is a part of the latter.
         duty_cycle: share of the time since the previous SuperBatch in which the pool was encoding.
         pace_ratio: seconds per token over the run's average so far; None for the first few.
@@ -72,6 +76,8 @@ class SuperBatchReport:
     fill_ratio: float
     overlap_ratio: float
     texts_per_second: float
+    rows_reused: int = 0
+    texts_deduplicated: int = 0
     copy_seconds: float = 0.0
     duty_cycle: float = 1.0
     worker_idle_ratio: float = 0.0
@@ -83,6 +89,11 @@ class SuperBatchReport:
     encode_span: Span | None = None
     serialize_span: Span | None = None
     upload_span: Span | None = None
+
+    @property
+    def texts_encoded(self) -> int:
+        """Texts with new vectors."""
+        return self.texts - self.rows_reused
 
     @property
     def padding_ratio(self) -> float:
@@ -190,7 +201,13 @@ Event = SuperBatchReport | Receipt | Failure
 
 @dataclass(slots=True)
 class RunReport:
-    """Metrics of one run, live while it goes on; names and meaning are those of `embed --json`."""
+    """Metrics of one run, live while it goes on; names and meaning are those of `embed --json`.
+
+    Attributes:
+        texts_encoded: texts with new vectors; `texts_deduplicated` of them got that of an equal text.
+        texts_reused: texts whose vectors an earlier run had staged.
+        rows_reused: texts that kept the vector of the file that was replaced.
+    """
 
     space: str = ""
     space_title: str = ""
@@ -206,6 +223,8 @@ class RunReport:
     partitions_failed: list[Failure] = field(default_factory=list)
     texts_encoded: int = 0
     texts_reused: int = 0
+    texts_deduplicated: int = 0
+    rows_reused: int = 0
     tokens: int = 0
     padded_tokens: int = 0
     truncated: int = 0
@@ -267,7 +286,7 @@ class RunReport:
     def count_superbatch(self, superbatch: SuperBatchReport) -> None:
         """Add one SuperBatch to the sums."""
         self.superbatches += 1
-        self.texts_encoded += superbatch.texts
+        self.texts_encoded += superbatch.texts_encoded
         for name in _OF_SUPERBATCHES:
             setattr(self, name, getattr(self, name) + getattr(superbatch, name))
 
@@ -337,6 +356,8 @@ _OF_SUPERBATCHES = (
     "serialize_seconds",
     "upload_seconds",
     "publish_seconds",
+    "rows_reused",
+    "texts_deduplicated",
 )
 _ADDED_UP = (
     *_OF_SUPERBATCHES,

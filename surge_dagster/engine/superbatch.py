@@ -4,8 +4,12 @@ How many rows a partition has is unknown while it streams in, so the rule looks 
 *pending*; the one being read is *current*. When pending and current together would exceed B_max, pending is flushed and
 current moves to an empty slot. When current alone would exceed B_max it is oversized: what is held of it is emitted as
 a segment, and so on until its tail, which is batched with what follows. At a partition's end, pending texts at or past
-B_min are flushed. So a partition that fits is never split, and no SuperBatch ever holds more than B_max. Rows that have
-vectors already are skipped (`skip`): the rows on either side are segments of their own.
+B_min are flushed. So a partition that fits is never split, and no SuperBatch ever holds more than B_max.
+
+Rows that an earlier run staged are skipped (`skip`): the rows on either side are segments of their own. Rows that take
+their vectors from the partition's old file lie in the slot like all others and are not encoded: B_min counts the rows
+to encode, B_max all rows. Where little is encoded a SuperBatch is flushed when it is full, and the first ones, whose
+B_min is a part of the later one, when they have that part of B_max.
 
 Both thresholds exist in texts and in bytes. SURGE (section 3.2 and lemma 3) counts texts alone, which bounds no memory
 when texts are long, and gathers a partition whole before it is counted.
@@ -21,6 +25,7 @@ import pyarrow as pa
 
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeMetrics
+from surge_dagster.engine.encoder.known_vectors import KnownVectors
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.sources.rows import is_blank
@@ -98,6 +103,7 @@ class OpenPartition:
         replaces: content digest of the old file, where the new vectors are to be compared with it.
         previous: the old file as it was listed, None where there was none.
         cosines: of new vectors to those of the old file, as far as they were compared.
+        distrusted: set when vectors of the old file turned out to be wrong, so that none of them is used from then on.
         superbatch, texts_per_second: of the SuperBatch in which it ends, once that was written.
         changes: since the old file, known with the content digest and final when the partition's last segment was
             encoded; None where no change feed is wanted, where there is no old file with a `rows_version`, or where it
@@ -115,6 +121,7 @@ class OpenPartition:
     replaces: str | None = None
     previous: StoredObject | None = None
     cosines: list[float] = field(default_factory=list)
+    distrusted: bool = False
     superbatch: int | None = None
     texts_per_second: float | None = None
     changes: RowChanges | None = None
@@ -161,13 +168,16 @@ class SuperBatch:
         slot: holds the texts, and the embeddings once they are encoded.
         segments: cover the slot's rows without gap, in order.
         held_bytes: booked until it is released: ids, texts and overhead, and texts that moved on to the next slot but
-            still lie in this one; then also what encoding and writing it take.
+            still lie in this one.
+        vector_bytes: booked beside these: vectors that rows had from the start, then all that encoding and writing it
+            take.
     """
 
     index: int
     slot: Slot
     segments: tuple[Segment, ...]
     held_bytes: int
+    vector_bytes: int = 0
 
     @property
     def texts(self) -> int:
@@ -180,6 +190,7 @@ class EncodedSuperBatch:
 
     Attributes:
         duty_cycle, pace_ratio, encode_span: see `SuperBatchReport`.
+        deduplicated: texts that got the vector of an equal text of the same SuperBatch.
     """
 
     batch: SuperBatch
@@ -187,6 +198,7 @@ class EncodedSuperBatch:
     duty_cycle: float = 1.0
     pace_ratio: float | None = None
     encode_span: Span | None = None
+    deduplicated: int = 0
 
     @property
     def published_texts(self) -> int:
@@ -194,10 +206,15 @@ class EncodedSuperBatch:
         return sum(segment.stop - segment.start for segment in self.batch.segments)
 
     @property
+    def rows_reused(self) -> int:
+        """Texts of its segments that kept their old vectors; known until the slot is released."""
+        return sum(self.batch.slot.reused(segment.start, segment.stop) for segment in self.batch.segments)
+
+    @property
     def texts_per_second(self) -> float | None:
-        """Of the encode call."""
-        seconds = self.metrics.encode_seconds
-        return len(self.batch.slot) / seconds if seconds > 0 else None
+        """Of the encode call: texts that have new vectors now, over its seconds; known until the slot is released."""
+        seconds, slot = self.metrics.encode_seconds, self.batch.slot
+        return (len(slot) - slot.reused(0, len(slot))) / seconds if seconds > 0 else None
 
 
 @dataclass(slots=True)
@@ -208,9 +225,16 @@ class _Held:
     start: int
     first_row: int
     bytes: int = PARTITION_OVERHEAD_BYTES  # counted once per partition, with its first rows
+    vector_bytes: int = 0  # of rows that have vectors already
     rows: int = 0
+    new_rows: int = 0  # rows to encode
     ids: list[pa.Array] = field(default_factory=list)
     last: bool = False
+
+    @property
+    def new_bytes(self) -> int:
+        """What the thresholds count of rows to encode: their part of the bytes."""
+        return self.bytes * self.new_rows // self.rows if self.rows else self.bytes
 
     def segment(self) -> Segment:
         return Segment(self.partition, self.start, self.start + self.rows, self.first_row, tuple(self.ids), self.last)
@@ -240,9 +264,10 @@ class Aggregator:
         self._pending: list[_Held] = []
         self._pending_texts = 0
         self._pending_bytes = 0
+        self._pending_new = (0, 0)  # rows to encode and their bytes
         self._current: _Held | None = None
         self._emitted = 0
-        self._b_min = bounds.b_min_of(0)  # of the SuperBatch being gathered
+        self._set_thresholds()
 
     @property
     def held_texts(self) -> int:
@@ -261,8 +286,11 @@ class Aggregator:
         self._reserve(PARTITION_OVERHEAD_BYTES)
         self._current = _Held(partition, start=self._pending_texts, first_row=0)
 
-    def add(self, batch: RowBatch) -> Iterator[SuperBatch]:
+    def add(self, batch: RowBatch, known: KnownVectors | None = None) -> Iterator[SuperBatch]:
         """Take the next rows of the open partition.
+
+        Args:
+            known: vectors that some of them have already.
 
         Raises:
             DataError: a single row is larger than B_max in bytes; raised by the call, before any row was taken.
@@ -282,13 +310,13 @@ class Aggregator:
                     f"Shorten its id or its text, or raise max_text_bytes to {largest:,}.",
                     current.partition.rows + int(costs.argmax()),
                 )
-        return self._take(current, batch)
+        return self._take(current, batch, known)
 
-    def _take(self, current: _Held, batch: RowBatch) -> Iterator[SuperBatch]:
+    def _take(self, current: _Held, batch: RowBatch, known: KnownVectors | None) -> Iterator[SuperBatch]:
         size = batch.value_bytes
         held_bytes, held_texts = self._pending_bytes + current.bytes, self._pending_texts + current.rows
         if size <= self.bounds.b_max_bytes - held_bytes and len(batch.ids) <= self.bounds.b_max - held_texts:
-            self._append(current, batch, size)
+            self._append(current, batch, known, size)
             return
         ends = np.cumsum(row_bytes(batch))
         done = 0
@@ -300,7 +328,8 @@ class Aggregator:
             take = min(fitting, self.bounds.b_max - self.held_texts, len(batch) - done)
             if take > 0:
                 rows = batch.rows(done, done + take)
-                self._append(current, rows, int(ends[done + take - 1]) - before)
+                part = None if known is None else known.between(done, done + take)
+                self._append(current, rows, part, int(ends[done + take - 1]) - before)
                 done += take
             elif self._pending:
                 yield self._flush_pending()
@@ -327,20 +356,21 @@ class Aggregator:
         current.last = True
         self._set_aside(current)
         self._current = None
-        if self._pending_texts >= self._b_min or self._pending_bytes >= self.bounds.b_min_bytes:
+        rows, size = self._pending_new
+        if rows >= self._b_min or size >= self.bounds.b_min_bytes or self._pending_texts >= self._b_max:
             yield self._flush_pending()
 
     def discard(self) -> tuple[int, int]:
         """Drop the rows of the open partition that were gathered last; its earlier segments are still emitted.
 
         Returns:
-            Texts and bytes no longer held.
+            Texts and bytes no longer held, those of vectors included.
         """
         current = self._require_open()
         self._current = None
         if self._slot is not None and current.rows:
             self._slot.truncate(current.start)
-        return current.rows, current.bytes
+        return current.rows, current.bytes + current.vector_bytes
 
     def finish(self) -> Iterator[SuperBatch]:
         """Flush what is left after the last partition."""
@@ -358,24 +388,31 @@ class Aggregator:
         self._pending.append(held)
         self._pending_texts += held.rows
         self._pending_bytes += held.bytes
+        rows, size = self._pending_new
+        self._pending_new = rows + held.new_rows, size + held.new_bytes
 
-    def _append(self, current: _Held, batch: RowBatch, size: int) -> None:
+    def _append(self, current: _Held, batch: RowBatch, known: KnownVectors | None, size: int) -> None:
         # Only what fits is booked: a reader that waited while it holds more than a SuperBatch could wait for itself.
-        self._reserve(size)
+        # Known vectors are a part of the SuperBatch's result, which is booked when it is flushed.
+        vector_bytes = 0 if known is None else known.matrix.nbytes
+        self._reserve(size + vector_bytes)
         if self._slot is None:
             self._slot = self._acquire()
-        self._slot.append(batch.texts, (batch.text_offsets, batch.text_values))
+        self._slot.append(batch.texts, (batch.text_offsets, batch.text_values), known)
         ids = batch.ids
         rows = len(ids)
         current.ids.append(ids)
         current.rows += rows
+        current.new_rows += rows if known is None else rows - int(np.count_nonzero(~known.sampled))
         current.bytes += size
+        current.vector_bytes += vector_bytes
         current.partition.rows += rows
 
     def _flush_pending(self) -> SuperBatch:
         segments, size = tuple(held.segment() for held in self._pending), self._pending_bytes
+        vector_bytes = sum(held.vector_bytes for held in self._pending)
         full = self._slot if self._slot is not None else self._acquire()
-        self._pending, self._pending_texts, self._pending_bytes = [], 0, 0
+        self._pending, self._pending_texts, self._pending_bytes, self._pending_new = [], 0, 0, (0, 0)
         self._slot = None
         current = self._current
         if current is not None:
@@ -385,7 +422,7 @@ class Aggregator:
                 self._slot = self._acquire()
                 full.move_tail(current.start, self._slot)
             current.start = 0
-        return self._emit(full, segments, size)
+        return self._emit(full, segments, size, vector_bytes)
 
     def _emit_segment(self) -> SuperBatch:
         current, full = self._require_open(), self._slot
@@ -393,12 +430,17 @@ class Aggregator:
             raise RuntimeError("a segment without rows")
         self._slot = None
         self._current = _Held(current.partition, start=0, first_row=current.first_row + current.rows, bytes=0)
-        return self._emit(full, (current.segment(),), current.bytes)
+        return self._emit(full, (current.segment(),), current.bytes, current.vector_bytes)
 
-    def _emit(self, slot: Slot, segments: tuple[Segment, ...], size: int) -> SuperBatch:
+    def _emit(self, slot: Slot, segments: tuple[Segment, ...], size: int, vector_bytes: int) -> SuperBatch:
         self._emitted += 1
+        self._set_thresholds()
+        return SuperBatch(self._emitted - 1, slot, segments, size, vector_bytes)
+
+    def _set_thresholds(self) -> None:
+        """B_min of the SuperBatch being gathered, and that part of B_max at which it is flushed."""
         self._b_min = self.bounds.b_min_of(self._emitted)
-        return SuperBatch(self._emitted - 1, slot, segments, size)
+        self._b_max = max(1, self.bounds.b_max * self._b_min // self.bounds.b_min)
 
 
 def row_bytes(batch: RowBatch) -> np.ndarray:

@@ -31,10 +31,11 @@ from surge_dagster.engine.files.rows import OutputFile, check_schema, matrix_of
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.staging import STAGING
-from surge_dagster.engine.reencoding import LOWEST_COSINE, SampledRows
+from surge_dagster.engine.reencoding import SampledRows
 from surge_dagster.engine.sources.content import ContentDigest, IdSet, refuse_repeated_id
 from surge_dagster.engine.sources.partition import Partition, RowBatch, Source
 from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.cosines import LOWEST_COSINE
 from surge_dagster.engine.support.text_hash import text_hashes
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given
 

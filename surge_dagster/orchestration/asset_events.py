@@ -178,6 +178,8 @@ def whole_run(names: CatalogNames, outcome: Outcome) -> dg.AssetMaterialization:
             "superbatches": report.superbatches,
             "partitions_written": report.partitions_written,
             "texts_encoded": report.texts_encoded,
+            "rows_reused": report.rows_reused,
+            "texts_deduplicated": report.texts_deduplicated,
             "space_title": report.space_title,
             "space": report.space,
         },

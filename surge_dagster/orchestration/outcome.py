@@ -203,7 +203,7 @@ class Outcome:
         match event:
             case SuperBatchReport():
                 spans = event.encode_span, event.serialize_span, event.upload_span
-                self.timeline.add(Entry(1, event.texts, event.encode_seconds, *spans))
+                self.timeline.add(Entry(1, event.texts_encoded, event.encode_seconds, *spans))
             case Receipt(action="fresh"):
                 self.fresh.add(event.key)
             case Receipt():

@@ -93,12 +93,12 @@ class MortalPool:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pool, name)
 
-    def submit(self, slot: Slot, borders: np.ndarray) -> EncodeCall:
+    def submit(self, slot: Slot, borders: np.ndarray, rows: np.ndarray | None = None) -> EncodeCall:
         self._reaper("encode")
-        self._reaper.say("encoded", len(slot))
+        self._reaper.say("encoded", len(slot) if rows is None else len(rows))
         if self._reaper.dies_next(ENCODING):
             self._pause.touch()
-        call = self._pool.submit(slot, borders)
+        call = self._pool.submit(slot, borders, rows)
         while self._pause.exists() and not reached(self._pause).exists():
             threading.Event().wait(0.01)
         self._reaper(ENCODING)

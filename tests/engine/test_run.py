@@ -377,8 +377,8 @@ class TestStopping:
             def __getattr__(self, name: str) -> Any:
                 return getattr(hash_pool, name)
 
-            def submit(self, slot: Slot, borders: np.ndarray) -> EncodeCall:
-                call = hash_pool.submit(slot, borders)
+            def submit(self, slot: Slot, borders: np.ndarray, rows: np.ndarray | None = None) -> EncodeCall:
+                call = hash_pool.submit(slot, borders, rows)
                 self.left -= 1
                 if self.left:
                     return call

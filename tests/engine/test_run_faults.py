@@ -262,11 +262,11 @@ class FailingPool:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pool, name)
 
-    def submit(self, slot: Slot, borders: np.ndarray) -> EncodeCall:
+    def submit(self, slot: Slot, borders: np.ndarray, rows: np.ndarray | None = None) -> EncodeCall:
         self._left -= 1
         if self._left < 0:
             raise EncoderError("worker 0 died three times in a row: out of memory")
-        return self._pool.submit(slot, borders)
+        return self._pool.submit(slot, borders, rows)
 
 
 @pytest.mark.parametrize("at", [0, 1, 3])

@@ -309,8 +309,8 @@ class SpoilingPool:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pool, name)
 
-    def submit(self, slot: Slot, borders: np.ndarray) -> EncodeCall:
-        call = self._pool.submit(slot, borders)
+    def submit(self, slot: Slot, borders: np.ndarray, rows: np.ndarray | None = None) -> EncodeCall:
+        call = self._pool.submit(slot, borders, rows)
         call.result()
         texts = slot.texts(0, len(slot)).to_pylist()
         if self._text in texts:

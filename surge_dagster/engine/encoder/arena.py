@@ -21,6 +21,7 @@ from types import TracebackType
 import numpy as np
 import pyarrow as pa
 
+from surge_dagster.engine.encoder.known_vectors import KnownVectors
 from surge_dagster.engine.encoder.protocol import SlotLayout, slot_arrays
 from surge_dagster.engine.errors import Cancelled
 from surge_dagster.engine.support.columns import value_parts
@@ -29,6 +30,8 @@ _POLL_SECONDS = 0.05
 _KEYS = itertools.count()
 # numpy releases the GIL for larger copies; with tiny partitions the reader would then wait for the GIL after each one.
 _COPIED_WITH_GIL_BYTES = 64 * 1024
+_MOVED_ROWS = 256
+_KNOWN, _SAMPLED = 1, 2  # values of `Slot._known`
 
 
 class ArenaClosed(RuntimeError):
@@ -120,7 +123,10 @@ class Arena:
 
 
 class Slot:
-    """One SuperBatch: texts first, then, after `EncoderPool.encode`, their vectors. Used by one thread at a time."""
+    """One SuperBatch: texts first, then, after `EncoderPool.encode`, their vectors. Used by one thread at a time.
+
+    A row may have its vector from the start (`KnownVectors`).
+    """
 
     def __init__(self, arena: Arena, memory: mmap.mmap, index: int) -> None:
         self.arena = arena
@@ -134,6 +140,7 @@ class Slot:
         self._pins = 0
         self._released = False
         self._keep_pages = True
+        self._known: np.ndarray | None = None  # uint8 per row; None where no row has a vector yet
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -154,12 +161,18 @@ class Slot:
         """Where each text starts, in bytes: one entry more than rows."""
         return self._arrays.offsets[: self._rows + 1]
 
-    def append(self, texts: pa.LargeStringArray, parts: tuple[np.ndarray, memoryview] | None = None) -> None:
+    def append(
+        self,
+        texts: pa.LargeStringArray,
+        parts: tuple[np.ndarray, memoryview] | None = None,
+        known: KnownVectors | None = None,
+    ) -> None:
         """Appends a copy of `texts`.
 
         Args:
             texts: the new rows.
             parts: their `value_parts`, if the caller has them already.
+            known: vectors that some of them have already.
 
         Raises:
             ValueError: they do not fit, or one of them is null.
@@ -181,8 +194,42 @@ class Slot:
         else:
             self._arrays.data[end : end + size] = np.frombuffer(values, np.uint8)
         np.add(offsets[1:], end - offsets.item(0), out=self._arrays.offsets[rows + 1 : rows + 1 + count])
+        if known is not None:
+            self._put(known, rows)
         self._rows = rows + count
         self._text_bytes = end + size
+
+    def _put(self, known: KnownVectors, first: int) -> None:
+        """Enters vectors of rows that begin at `first`."""
+        if self._known is None:
+            self._known = np.zeros(self.arena.layout.max_texts, np.uint8)
+        rows = first + known.rows
+        self._arrays.matrix[rows], self._arrays.truncated[rows] = known.matrix, known.truncated
+        self._known[rows] = np.where(known.sampled, _SAMPLED, _KNOWN)
+
+    def known(self, start: int, stop: int) -> np.ndarray | None:
+        """Which of rows start..stop had vectors before the slot was encoded, bool; None where no row of it had."""
+        self._check(start, stop)
+        return None if self._known is None else self._known[start:stop] != 0
+
+    def reused(self, start: int, stop: int) -> int:
+        """The number of rows in start..stop that have kept the vector they had before."""
+        known = self.known(start, stop)
+        return 0 if known is None else int(np.count_nonzero(known))
+
+    def sampled(self) -> np.ndarray:
+        """The rows that have a vector and are encoded all the same, ascending."""
+        return np.empty(0, np.intp) if self._known is None else np.flatnonzero(self._known[: self._rows] == _SAMPLED)
+
+    def forget(self, start: int, stop: int) -> None:
+        """Makes rows start..stop ones without a vector."""
+        self._check(start, stop)
+        if self._known is not None:
+            self._known[start:stop] = 0
+
+    def choose(self, rows: np.ndarray) -> None:
+        """Sets the rows of an encode call that is not for all of them."""
+        self._arrays.chosen[: len(rows)] = rows
 
     def texts(self, start: int, stop: int) -> pa.LargeStringArray:
         """Rows start..stop as an Arrow array over the shared memory."""
@@ -197,22 +244,49 @@ class Slot:
         self._check(start, stop)
         return self._arrays.matrix[start:stop]
 
+    def copy_vectors(self, rows: np.ndarray, to: np.ndarray) -> None:
+        """Gives rows `to` the vectors and truncation flags of `rows`, one by one."""
+        self._arrays.matrix[to], self._arrays.truncated[to] = self._arrays.matrix[rows], self._arrays.truncated[rows]
+
     def truncated(self, start: int, stop: int) -> int:
         """The number of rows in start..stop that were longer than the model reads."""
         self._check(start, stop)
         return int(np.count_nonzero(self._arrays.truncated[start:stop]))
 
     def move_tail(self, start: int, other: Slot) -> None:
-        """Moves the texts of rows start.. into the empty slot `other`; their vectors are not moved."""
+        """Moves rows start.. into the empty slot `other`, with the vectors that they have already."""
         self._check(start, self._rows)
         if len(other):
             raise ValueError(f"the other slot is not empty: it has {len(other)} rows")
         other.append(self.texts(start, self._rows))
+        if self._known is not None:
+            self._move_vectors(start, other)
         self.truncate(start)
+
+    def _move_vectors(self, start: int, other: Slot) -> None:
+        """Moves known vectors of rows start.. and frees their memory here, so that none of it is held twice."""
+        assert self._known is not None
+        moved, freed = np.flatnonzero(self._known[start : self._rows]), self._matrix_page(start, mmap.PAGESIZE - 1)
+        for places in [] if not len(moved) else np.split(moved, range(_MOVED_ROWS, len(moved), _MOVED_ROWS)):
+            rows = start + places
+            sampled = self._known[rows] == _SAMPLED
+            vectors = KnownVectors(places, self._arrays.matrix[rows], self._arrays.truncated[rows], sampled)
+            other._put(vectors, 0)
+            free_to = self._matrix_page(int(rows[-1]) + 1)
+            if free_to > freed:
+                self._memory.madvise(mmap.MADV_REMOVE, freed, free_to - freed)
+                freed = free_to
+
+    def _matrix_page(self, row: int, up: int = 0) -> int:
+        """Where the page of a row of the matrix begins in the arena's memory, or the next one, with `up` added."""
+        layout = self.arena.layout
+        place = self.index * layout.slot_bytes + layout.matrix_start + row * self._arrays.matrix.strides[0]
+        return (place + up) // mmap.PAGESIZE * mmap.PAGESIZE
 
     def truncate(self, rows: int) -> None:
         """Drops the rows from `rows` on."""
         self._check(rows, self._rows)
+        self.forget(rows, self._rows)
         self._rows = rows
         self._text_bytes = int(self._arrays.offsets[rows])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from surge_dagster.engine.encoder.quarantine import FailedRow
 from surge_dagster.engine.encoder.schedule import Job
@@ -15,7 +15,7 @@ class EncodeMetrics:
     """The costs of one encode call.
 
     Attributes:
-        texts: rows of the call.
+        texts: rows that were encoded.
         tokens: tokens of these rows, after truncation.
         padded_tokens: computed tokens, padding included.
         truncated: rows that were longer than the model reads.
@@ -42,6 +42,26 @@ class EncodeMetrics:
     failed: tuple[FailedRow, ...] = ()
     gpu_utilisation: float | None = None
     gpu_memory_bytes: int | None = None
+
+    def plus(self, later: EncodeMetrics) -> EncodeMetrics:
+        """Of two calls for one slot, one after the other."""
+        sums = {name: getattr(self, name) + getattr(later, name) for name in _ADDED_UP}
+        used = [found for found in (self.gpu_memory_bytes, later.gpu_memory_bytes) if found is not None]
+        return replace(self, **sums, gpu_memory_bytes=max(used, default=None))
+
+
+_ADDED_UP = (
+    "texts",
+    "tokens",
+    "padded_tokens",
+    "truncated",
+    "encode_seconds",
+    "tokenize_seconds",
+    "forward_seconds",
+    "copy_seconds",
+    "replays",
+    "failed",
+)
 
 
 class EncodeCall:
@@ -75,7 +95,7 @@ class EncodeCall:
 
     @property
     def encoded(self) -> list[tuple[int, int]]:
-        """Ranges of rows that have their vectors, ascending, without overlap."""
+        """Ranges of rows that have their vectors, ascending, without overlap; of a call for some rows, their places."""
         return sorted(self._job.encoded)
 
     @property
@@ -88,7 +108,7 @@ class EncodeCall:
             encode_seconds=job.encode_seconds,
             workers=self._workers,
             replays=job.replays,
-            failed=tuple(job.quarantine.failed),
+            failed=job.failed,
             gpu_utilisation=sum(rate for rate, _ in samples) / len(samples) if samples else None,
             gpu_memory_bytes=max(used for _, used in samples) if samples else None,
             **job.sums,

@@ -183,19 +183,21 @@ class EncoderPool:
         self._dispatcher.add_arena(arena)
         return arena
 
-    def submit(self, slot: Slot, borders: np.ndarray | None = None) -> EncodeCall:
+    def submit(self, slot: Slot, borders: np.ndarray | None = None, rows: np.ndarray | None = None) -> EncodeCall:
         """Starts to fill the slot's matrix with the vectors of its texts. Several threads may call it concurrently.
 
         Args:
             slot: with texts; it must not be released before the call has ended.
             borders: first rows of the groups (partitions) that fail as a whole when one of their texts cannot be
                 encoded, ascending, beginning with 0; None: each row is a group.
+            rows: the rows to encode, ascending; the others keep the vectors that they have. None: all. A slot has one
+                such call at a time.
 
         Raises:
             EncoderError: the pool failed; the message holds the last output of the failed worker.
         """
         self._raise_failure()
-        job = Job(slot, borders)
+        job = Job(slot, borders, rows)
         if job.rows:
             self._dispatcher.encode(job)
         else:

@@ -4,9 +4,10 @@ The socket keeps message borders (SOCK_SEQPACKET): one receive is one message, a
 side has closed. An arena's memory file travels as a file descriptor with its message. Messages describe rows and do
 not contain them, so they have a few hundred bytes whatever the SuperBatch; nothing is pickled.
 
-One anonymous memory file holds all slots of an arena. Each slot has four regions, in the order in which they are
-written: text offsets (int64, Arrow's large_string layout), text bytes (UTF-8), truncation flags (uint8, one per row)
-and the matrix. Regions start at multiples of 64 bytes, which Arrow and vector instructions prefer, and slots at pages.
+One anonymous memory file holds all slots of an arena. Each slot has five regions, in the order in which they are
+written: text offsets (int64, Arrow's large_string layout), text bytes (UTF-8), the rows to encode where these are not
+all (int32), truncation flags (uint8, one per row) and the matrix. Regions start at multiples of 64 bytes, which Arrow
+and vector instructions prefer, and slots at pages.
 
 This module does not import pyarrow: workers start faster without it.
 """
@@ -82,8 +83,12 @@ class SlotLayout:
         return _round_up((self.max_texts + 1) * 8, _ALIGNMENT)
 
     @property
-    def flags_start(self) -> int:
+    def chosen_start(self) -> int:
         return self.data_start + _round_up(self.max_bytes, _ALIGNMENT)
+
+    @property
+    def flags_start(self) -> int:
+        return self.chosen_start + _round_up(self.max_texts * 4, _ALIGNMENT)
 
     @property
     def matrix_start(self) -> int:
@@ -99,11 +104,13 @@ class SlotLayout:
 class SlotArrays:
     """numpy views of one slot's regions; no bytes are copied.
 
-    `offsets` has max_texts + 1 entries, `data` and `truncated` are uint8, `matrix` is [max_texts, dimension].
+    `offsets` has max_texts + 1 entries, `data` and `truncated` are uint8, `chosen` is int32 [max_texts], `matrix` is
+    [max_texts, dimension].
     """
 
     offsets: np.ndarray
     data: np.ndarray
+    chosen: np.ndarray
     truncated: np.ndarray
     matrix: np.ndarray
 
@@ -116,6 +123,7 @@ def slot_arrays(memory: mmap.mmap, layout: SlotLayout, index: int) -> SlotArrays
     return SlotArrays(
         offsets=np.frombuffer(memory, np.int64, rows + 1, base),
         data=np.frombuffer(memory, np.uint8, layout.max_bytes, base + layout.data_start),
+        chosen=np.frombuffer(memory, np.int32, rows, base + layout.chosen_start),
         truncated=np.frombuffer(memory, np.uint8, rows, base + layout.flags_start),
         matrix=matrix.reshape(rows, layout.dimension),
     )

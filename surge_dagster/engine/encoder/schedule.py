@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from surge_dagster.engine.encoder.arena import Slot
-from surge_dagster.engine.encoder.quarantine import Quarantine, QuarantinedRows
+from surge_dagster.engine.encoder.quarantine import FailedRow, Quarantine, QuarantinedRows
 
 LARGEST_CHUNK_TEXTS = 8_192
 LARGEST_CHUNK_WEIGHT = 4 << 20
@@ -57,8 +57,11 @@ class Job:
 
     Only the dispatcher's thread changes it; `done` is set when `error` or the sums are final.
 
+    It counts its rows from 0 on: where only some rows of the slot are encoded, these are places in `chosen`.
+
     Attributes:
-        borders: first rows of the groups that fail as a whole when one of their texts cannot be encoded.
+        borders: first rows of the slot's groups that fail as a whole when one of their texts cannot be encoded.
+        chosen: rows of the slot to encode, ascending; None: all.
         ends: total weight of the rows before each row, int64 [rows + 1].
         encoded: ranges of rows that have their vectors.
         sums: metrics of finished chunks, added up by name.
@@ -68,6 +71,7 @@ class Job:
 
     slot: Slot
     borders: np.ndarray | None = None
+    chosen: np.ndarray | None = None
     rows: int = field(init=False)
     ends: np.ndarray = field(init=False)
     quarantine: Quarantine = field(init=False)
@@ -84,9 +88,25 @@ class Job:
     done: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        self.rows = len(self.slot)
-        self.ends = self.slot.offsets + ROW_WEIGHT * np.arange(self.rows + 1)
-        self.quarantine = Quarantine(self.borders, self.rows)
+        offsets, borders = self.slot.offsets, self.borders
+        if self.chosen is None:
+            self.rows = len(self.slot)
+            self.ends = offsets + ROW_WEIGHT * np.arange(self.rows + 1)
+        else:
+            self.rows = len(self.chosen)
+            self.slot.choose(self.chosen)
+            self.ends = np.zeros(self.rows + 1, np.int64)
+            np.cumsum(offsets[self.chosen + 1] - offsets[self.chosen] + ROW_WEIGHT, out=self.ends[1:])
+            borders = None if borders is None else np.searchsorted(self.chosen, borders)
+        self.quarantine = Quarantine(borders, self.rows)
+
+    @property
+    def failed(self) -> tuple[FailedRow, ...]:
+        """Texts that cannot be encoded, with their rows in the slot; one of each failed group."""
+        failed = self.quarantine.failed
+        if self.chosen is None:
+            return tuple(failed)
+        return tuple(FailedRow(int(self.chosen[one.row]), one.reason) for one in failed)
 
     @property
     def finished(self) -> bool:

@@ -121,7 +121,7 @@ class WorkerProcess:
             described = {"op": "arena", "arena": arena.key, "slots": arena.slots, "layout": asdict(arena.layout)}
             self._send(described, (descriptor,))
         place = {"arena": arena.key, "slot": chunk.job.slot.index, "start": chunk.start, "stop": chunk.stop}
-        self._send({"op": "encode", **place})
+        self._send({"op": "encode", "chosen": chunk.job.chosen is not None, **place})
 
     def finish_chunk(self) -> tuple[Chunk, float]:
         """Removes the chunk that the worker has just answered; returns it with its seconds."""

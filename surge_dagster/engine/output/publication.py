@@ -26,6 +26,7 @@ class Publication:
 
     Attributes:
         remaining: segments that are not written yet.
+        texts_per_second: of the encode call.
         staged: staged rows by the segment's start.
         serialize, upload: seconds of the publishing threads.
     """
@@ -33,6 +34,7 @@ class Publication:
     context: RunContext
     encoded: EncodedSuperBatch
     remaining: int = field(init=False)
+    texts_per_second: float | None = field(init=False)
     started: float = field(default_factory=time.perf_counter)
     receipts: list[Receipt] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
@@ -44,6 +46,7 @@ class Publication:
 
     def __post_init__(self) -> None:
         self.remaining = len(self.encoded.batch.segments)
+        self.texts_per_second = self.encoded.texts_per_second  # which looks at the slot
 
     def publish(self, segment: Segment) -> None:
         """Write the file of a partition that lies whole in this SuperBatch.
@@ -70,7 +73,7 @@ class Publication:
             stored,
             target.store.location(stored.name),
             superbatch=batch.index,
-            texts_per_second=self.encoded.texts_per_second,
+            texts_per_second=self.texts_per_second,
             cosines=partition.cosines,
         )
         with self.lock:
@@ -152,7 +155,8 @@ class Publication:
         context, encoded, batch = self.context, self.encoded, self.encoded.batch
         metrics = encoded.metrics
         publish_seconds = time.perf_counter() - self.started
-        texts = encoded.published_texts
+        texts, rows_reused = encoded.published_texts, encoded.rows_reused
+        encoded_texts = texts - rows_reused
         return SuperBatchReport(
             index=batch.index,
             partitions=len(batch.segments),
@@ -167,9 +171,11 @@ class Publication:
             serialize_seconds=self.serialize.seconds,
             upload_seconds=self.upload.seconds,
             publish_seconds=publish_seconds,
-            fill_ratio=texts / context.bounds.b_min,
+            fill_ratio=encoded_texts / context.bounds.b_min,
             overlap_ratio=overlap_ratio(publish_seconds, metrics.encode_seconds),
-            texts_per_second=texts / metrics.encode_seconds if metrics.encode_seconds > 0 else 0.0,
+            texts_per_second=encoded_texts / metrics.encode_seconds if metrics.encode_seconds > 0 else 0.0,
+            rows_reused=rows_reused,
+            texts_deduplicated=encoded.deduplicated,
             copy_seconds=metrics.copy_seconds,
             duty_cycle=encoded.duty_cycle,
             worker_idle_ratio=worker_idle_ratio(metrics.forward_seconds, metrics.workers, metrics.encode_seconds),

@@ -171,8 +171,8 @@ class Publisher:
             if segment.start < segment.stop and segment.start in publication.staged:
                 partition.staged.append(publication.staged[segment.start])
             if segment.last:
-                encoded = publication.encoded
-                partition.superbatch, partition.texts_per_second = encoded.batch.index, encoded.texts_per_second
+                partition.superbatch = publication.encoded.batch.index
+                partition.texts_per_second = publication.texts_per_second
             return partition.is_complete and not partition.refused
 
     def _write_file(self, partition: OpenPartition) -> None:

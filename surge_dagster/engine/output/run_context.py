@@ -69,18 +69,18 @@ class RunContext:
                 self.ledger.reserve(size, self.stop.stopping.is_set)
 
     def booked(self, batch: SuperBatch) -> SuperBatch:
-        """The SuperBatch, after the memory for encoding and writing it is booked in addition to what it holds.
+        """The SuperBatch, after the memory for encoding and writing it is booked beside what it holds.
 
         Raises:
             Cancelled: the run is stopping.
         """
         # Of texts that moved on to the next slot, `held_bytes` counts more than the SuperBatch has.
         result = self.memory.result.of_rows(batch.texts, min(batch.held_bytes, self.bounds.b_max_bytes))
-        self.reserve(result)
-        return replace(batch, held_bytes=batch.held_bytes + result)
+        self.reserve(result - batch.vector_bytes)
+        return replace(batch, vector_bytes=result)
 
     def release(self, batch: SuperBatch, texts: int) -> None:
         """Give back the slot and the bytes of a SuperBatch that was written, of which `texts` rows were in flight."""
         batch.slot.release(keep_pages=self.memory.keep_pages)
-        self.ledger.release(batch.held_bytes)
+        self.ledger.release(batch.held_bytes + batch.vector_bytes)
         self.in_flight.remove(texts)

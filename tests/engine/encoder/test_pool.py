@@ -211,3 +211,18 @@ def test_pool_works_with_the_small_dev_shm_of_a_container() -> None:
         [*inside, "sh", "-c", _IN_A_CONTAINER, sys.executable], capture_output=True, text=True, timeout=200
     )
     assert (ran.returncode, ran.stdout.splitlines()[-1:]) == (0, ["[]"]), ran.stderr
+
+
+def test_only_the_chosen_rows_are_encoded_and_the_others_keep_their_vectors(hash_pool: EncoderPool) -> None:
+    texts = [f"text {row}" for row in range(5_000)]
+    expected = hash_vectors(texts, 16)
+    for rows in (np.arange(0, 5_000, 3), np.arange(700, 900), np.array([4_999]), np.empty(0, np.intp)):
+        with hash_pool.arena(slots=1, max_texts=5_000, max_bytes=1 << 20) as arena:
+            slot = arena.acquire()
+            slot.append(column(texts))
+            slot.matrix(0, 5_000)[:] = 7
+            metrics = hash_pool.submit(slot, rows=rows).result()
+            expected_matrix = np.full((5_000, 16), 7, np.float32)
+            expected_matrix[rows] = expected[rows]
+            assert metrics is not None and metrics.texts == len(rows)
+            assert np.array_equal(slot.matrix(0, 5_000), expected_matrix)

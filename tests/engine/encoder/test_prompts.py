@@ -21,6 +21,7 @@ from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.reencoding import SampledRows
 from surge_dagster.engine.search import search
 from surge_dagster.engine.store import open_store
+from surge_dagster.engine.support.cosines import cosines
 from tests.engine.encoder.conftest import tiny_model
 
 pytestmark = pytest.mark.timeout(400)
@@ -47,8 +48,8 @@ def test_prompts_and_routes_of_documents_and_of_queries_are_those_of_sentence_tr
     folder = tiny_model(name, tmp_path)
     model = SentenceTransformer(str(folder), device="cpu")
     documents, queries = model.encode_document(TEXTS), model.encode_query(TEXTS)
-    assert parity.cosines(documents, queries).max() < 0.999, "each side has its own vectors"
-    assert parity.cosines(documents, model.encode(TEXTS, prompt="")).max() < 0.999
+    assert cosines(documents, queries).max() < 0.999, "each side has its own vectors"
+    assert cosines(documents, model.encode(TEXTS, prompt="")).max() < 0.999
     spec = EncodingSpec(str(folder))
     assert parity.lowest_cosine(_vectors(spec, "document", backend), documents) >= FLOOR
     assert parity.lowest_cosine(_vectors(spec, "query", backend), queries) >= FLOOR

@@ -73,7 +73,7 @@ def _compare(space: Space, encode: Callable[..., Any], precisions: tuple[str, ..
         # So small that texts of neighbouring lengths share passes with padding, and long ones have their own.
         settings = BackendSettings(device="cpu", precision=precision, threads=2, token_budget=200)
         backend = load_backend(space, settings, "torch", check_parity=precision == "fp32").backend
-        floor = parity.FLOORS[precision]
+        floor = parity.LOWEST_COSINE[precision]
         found, _ = encode_texts(backend, texts(), space.dimension, space.dtype)
         assert parity.lowest_cosine(found, expected) >= floor
         assert np.allclose(np.linalg.norm(found, axis=1), np.linalg.norm(expected, axis=1), rtol=0.02, atol=1e-4)

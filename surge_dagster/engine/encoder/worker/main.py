@@ -46,7 +46,7 @@ class _Work:
     It holds its slot's arrays itself: the pool may drop an arena while a chunk of it is still waiting here.
     """
 
-    rows: slice
+    rows: slice | np.ndarray
     arrays: SlotArrays
     prepared: Any = None
     tokenize_seconds: float = 0.0
@@ -126,7 +126,7 @@ class Worker:
             self._arenas.pop(message["arena"], None)
         elif message["op"] == "encode":
             arrays = self._arenas[message["arena"]][message["slot"]]
-            work = _Work(slice(message["start"], message["stop"]), arrays)
+            work = _Work(_rows(arrays, message["start"], message["stop"], message["chosen"]), arrays)
             # An error of this chunk must not be reported before the answers to the chunks ahead of it.
             try:
                 started = time.perf_counter()
@@ -140,8 +140,11 @@ class Worker:
     def _forward(self, backend: Backend, work: _Work) -> dict[str, Any]:
         if work.error is not None:
             raise work.error
+        # Views of the slot, or copies where the rows do not follow each other.
         matrix, truncated = work.arrays.matrix[work.rows], work.arrays.truncated[work.rows]
         metrics = backend.forward(work.prepared, matrix, truncated, self._tick)
+        if not isinstance(work.rows, slice):
+            work.arrays.matrix[work.rows], work.arrays.truncated[work.rows] = matrix, truncated
         counted = {"truncated": int(np.count_nonzero(truncated)), "tokenize_seconds": work.tokenize_seconds}
         return asdict(metrics) | counted
 
@@ -161,7 +164,19 @@ class Worker:
             os._exit(1)  # the pool has ended
 
 
+def _rows(arrays: SlotArrays, start: int, stop: int, chosen: bool) -> slice | np.ndarray:
+    """The rows of a chunk: start..stop of the slot, or of those that were chosen."""
+    if not chosen:
+        return slice(start, stop)
+    rows = arrays.chosen[start:stop].astype(np.intp)
+    first, last = int(rows[0]), int(rows[-1])
+    return slice(first, last + 1) if last - first + 1 == len(rows) else rows
+
+
 def _texts(work: _Work) -> list[str]:
+    if not isinstance(work.rows, slice):
+        starts, ends = work.arrays.offsets[work.rows].tolist(), work.arrays.offsets[work.rows + 1].tolist()
+        return [work.arrays.data[a:b].tobytes().decode() for a, b in zip(starts, ends, strict=True)]
     offsets = work.arrays.offsets[work.rows.start : work.rows.stop + 1]
     first = int(offsets[0])
     content = work.arrays.data[first : int(offsets[-1])].tobytes()

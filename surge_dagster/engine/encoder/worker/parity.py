@@ -15,8 +15,7 @@ from surge_dagster.engine.encoder.calibration import Calibration
 from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, encode_texts
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import Space
-
-FLOORS = {"fp32": 0.99999, "fp16": 0.999, "bf16": 0.999}
+from surge_dagster.engine.support.cosines import LOWEST_COSINE, cosines
 
 # Half precision moves a length by less than one percent.
 _LENGTH_TOLERANCE = 0.05
@@ -51,7 +50,7 @@ def check_parity(space: Space, backend: Backend, settings: BackendSettings, cali
     Raises:
         BelowPromise: it is below the promise of the precision, or vectors have other lengths.
     """
-    floor = FLOORS[settings.precision]
+    floor = LOWEST_COSINE[settings.precision]
     lowest, length = calibration.read("lowest_cosine"), calibration.read("length")
     is_known = isinstance(lowest, int | float) and isinstance(length, int | float)
     is_known = is_known and (lowest >= floor or calibration.read("folder") == space.model_path)
@@ -79,16 +78,6 @@ def check_parity(space: Space, backend: Backend, settings: BackendSettings, cali
 def lowest_cosine(one: np.ndarray, other: np.ndarray) -> float:
     """The lowest cosine between rows of equal index; 1 for two rows of zeros."""
     return float(cosines(one, other).min())
-
-
-def cosines(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Cosine of each row of one matrix to the same row of the other; 1 for two rows of zeros, -1 where not finite."""
-    finite = np.asarray(np.isfinite(np.hstack([ours, theirs])).all(axis=1))
-    ours, theirs = (np.where(finite[:, None], one, 0).astype(np.float64) for one in (ours, theirs))
-    lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
-    products = np.einsum("ij,ij->i", ours, theirs)
-    found = np.where(lengths > 0, products / np.where(lengths > 0, lengths, 1), ours.any(1) == theirs.any(1))
-    return np.where(finite, found, -1.0)
 
 
 def _length(ours: np.ndarray, theirs: np.ndarray) -> float:
