@@ -23,10 +23,9 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 import pyarrow as pa
-from scipy import stats
 
 from benchmarks.harness import Document, say
-from benchmarks.null_encoders import BACKEND
+from benchmarks.null_backend import BACKEND
 from surge_dagster.catalogs.synthetic import draw_texts
 from surge_dagster.engine.encoder.devices import usable_cores
 from surge_dagster.engine.encoder.pool import EncoderPool
@@ -84,7 +83,7 @@ def peer_call_cost(sizes: Sequence[int], calls: int, processes: int) -> CallCost
     """The cost of a call of sentence-transformers' multi-process pool with a model that computes nothing."""
     from sentence_transformers import SentenceTransformer
 
-    from benchmarks.null_encoders import NullModule
+    from benchmarks.null_module import NullModule
 
     texts = draw_texts(0, 1, np.arange(max(sizes), dtype=np.uint64)).to_pylist()
     model = SentenceTransformer(modules=[NullModule()], device="cpu")
@@ -119,6 +118,8 @@ def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> CallCost:
     """
     if len(sizes) != len(seconds) or len(set(sizes)) < 3:
         raise ValueError(f"a line needs a timing for each of at least three sizes, not {len(seconds)} for {sizes}")
+    from scipy import stats  # takes a second of every process that collects tests
+
     y = np.asarray(seconds, np.float64)
     x = np.column_stack([np.ones(len(y)), np.asarray(sizes, np.float64)])
     weights = 1 / y**2

@@ -17,7 +17,7 @@ from benchmarks.fixed_costs import fit_line, measure_calls, pool_call_cost
 from benchmarks.harness import Target, aim_lines, at_most
 from benchmarks.inputs import load_tokenizer, long_workload, short_workload, token_lengths
 from benchmarks.matmul_limit import ModelShape, read_shape
-from benchmarks.null_encoders import BACKEND
+from benchmarks.null_backend import BACKEND
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.sources import open_source

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("google.cloud.bigquery_storage_v1", reason="not installed: the extra 'bigquery'")
-
 from tests.engine.sources.bigquery_fake import TABLE, FakeBigQuery
 from tests.engine.sources.test_bigquery import CATALOG, SOURCE, table_of
+from tests.extras import require
 from tests.small_catalogs import assert_embedded
 from tests.test_cli import MODEL, in_process
+
+require("bigquery", "google.cloud.bigquery_storage_v1")
 
 KEYS = ("a", "b", "ß")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from surge_dagster.engine.output.current_space import write_current
-from tests.engine.encoder.tiny_models import bert_cls
+from tests.engine.encoder.conftest import tiny_model
 from tests.spaces import Spaces
 from tests.test_cli import in_process, write_partition
 
@@ -59,7 +59,7 @@ def test_search_and_verify_use_the_only_space_with_the_prompt_and_columns_of_its
 
 def test_model_in_a_relative_folder_is_found_from_any_working_folder(surge: Command) -> None:
     """Takes seconds: three pools load a model."""
-    bert_cls(surge.root / "models").rename(surge.root / "models" / "tiny")
+    tiny_model("bert_cls", surge.root / "models").rename(surge.root / "models" / "tiny")
     write_partition(surge.root / "catalog", "a", 3)
     name = surge.json("embed", "catalog", "out", "--model", "models/tiny")["space"]
     assert name.startswith("tiny-")
@@ -79,7 +79,7 @@ def test_model_in_a_relative_folder_is_found_from_any_working_folder(surge: Comm
 
 def test_space_made_before_the_models_prompts_were_used_is_searched_and_verified_with_its_own(surge: Command) -> None:
     """Takes seconds: pools load a model."""
-    model = bert_cls(surge.root / "models").rename(surge.root / "models" / "tiny")
+    model = tiny_model("bert_cls", surge.root / "models").rename(surge.root / "models" / "tiny")
     write_partition(surge.root / "catalog", "a", 3)
     name = surge.json("embed", "catalog", "out", "--model", model)["space"]
     settings = model / "config_sentence_transformers.json"
@@ -100,7 +100,7 @@ def test_space_made_before_the_models_prompts_were_used_is_searched_and_verified
 
 
 def test_space_is_searched_with_its_model_in_a_renamed_folder(surge: Command) -> None:
-    model = bert_cls(surge.root / "models")
+    model = tiny_model("bert_cls", surge.root / "models")
     write_partition(surge.root / "catalog", "a", 3)
     name = surge.json("embed", "catalog", "out", "--model", model)["space"]
     found = surge.json("search", "out", "a number 2", "--model", model.rename(model.with_name("renamed")))

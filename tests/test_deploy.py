@@ -15,19 +15,11 @@ from dagster._core.utils import parse_env_var
 from dagster._serdes import ConfigurableClassData
 
 from surge_dagster.settings import Settings, load_settings
+from tests.extras import require
 
-for package in ("dagster_aws", "dagster_docker", "dagster_k8s"):
-    pytest.importorskip(package, reason="not installed: the extra 'integrations'")
-pytest.importorskip("dagster_postgres", reason="not installed: the extra 'postgres'")
-
-# Pyright also has to pass without these extras.
-from dagster_k8s.container_context import K8sContainerContext  # noqa: E402 # pyright: ignore
-from dagster_k8s.job import (  # noqa: E402 # pyright: ignore
-    USER_DEFINED_K8S_JOB_CONFIG_SCHEMA,
-    DagsterK8sJobConfig,
-    UserDefinedDagsterK8sConfig,
-)
-from docker.models.containers import _create_container_args  # noqa: E402 # pyright: ignore
+# Tests import these packages themselves, which takes seconds; pyright also has to pass without them.
+require("integrations", "dagster_aws", "dagster_docker", "dagster_k8s")
+require("postgres", "dagster_postgres")
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
@@ -98,6 +90,9 @@ def test_run_launcher_accepts_its_configuration(kind: str) -> None:
 
 
 def test_kubernetes_launcher_accepts_the_values_of_helm() -> None:
+    from dagster_k8s.container_context import K8sContainerContext  # pyright: ignore
+    from dagster_k8s.job import DagsterK8sJobConfig  # pyright: ignore
+
     values = load("kubernetes/values.yaml")
     launcher = snake_case(values["runLauncher"]["config"]["k8sRunLauncher"])
     result = process_config(resolve_to_config_type(DagsterK8sJobConfig.config_type_run_launcher()), launcher | AROUND)
@@ -121,6 +116,8 @@ def test_kubernetes_launcher_accepts_the_values_of_helm() -> None:
 
 
 def test_run_in_kubernetes_has_a_gpu_with_helm_and_without() -> None:
+    from dagster_k8s.job import USER_DEFINED_K8S_JOB_CONFIG_SCHEMA, UserDefinedDagsterK8sConfig  # pyright: ignore
+
     by_helm = load("kubernetes/values.yaml")["runLauncher"]["config"]["k8sRunLauncher"]["runK8sConfig"]
     by_hand = load("kubernetes/dagster.yaml")["run_launcher"]["config"]["run_k8s_config"]
     snake = {
@@ -242,6 +239,8 @@ def image() -> dict[str, str]:
 
 
 def test_docker_accepts_the_container_settings_of_a_run() -> None:
+    from docker.models.containers import _create_container_args  # pyright: ignore
+
     given = load("docker/dagster.yaml")["run_launcher"]["config"]["container_kwargs"]
     del given["stop_timeout"]  # which the launcher keeps for itself
     made = _create_container_args({"image": "surge-dagster", "command": [], "version": "1.43"} | given)

@@ -24,6 +24,7 @@ from surge_dagster.orchestration.names import CatalogNames
 from tests.engine.runs import finish_receipts, make_run
 from tests.engine.sources.tables import NAMES, Row, write_csv, write_parquet
 from tests.engine.store.object_server import BUCKET, ObjectServer, StaticToken
+from tests.extras import require
 from tests.small_catalogs import DIMENSION, Rows, read_embedded, write_catalog
 
 KEYS = ("shoes", "0042", "garden tools/größe 50%", "مرحبا", '中文, "quoted"')
@@ -169,7 +170,7 @@ def test_dagster_asset_gives_what_folders_give(folders: Folders, tmp_path: Path)
 
 def test_bigquery_gives_what_folders_with_sorted_ids_give(hash_pool: EncoderPool, tmp_path: Path) -> None:
     """Its rows have no order of their own."""
-    pytest.importorskip("google.cloud.bigquery_storage_v1", reason="not installed: the extra 'bigquery'")
+    require("bigquery", "google.cloud.bigquery_storage_v1")
     from surge_dagster.engine.sources.bigquery import BigQueryCatalog
     from tests.engine.sources.bigquery_fake import TABLE, FakeBigQuery
 

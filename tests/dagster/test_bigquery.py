@@ -5,14 +5,15 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
-pytest.importorskip("google.cloud.bigquery_storage_v1", reason="not installed: the extra 'bigquery'")
-
 from surge_dagster import embedding_catalog
 from surge_dagster.resources import CatalogSource
 from tests.dagster.conftest import Workbench
 from tests.engine.sources.bigquery_fake import TABLE, FakeBigQuery
 from tests.engine.sources.test_bigquery import CATALOG, SOURCE, table_of
+from tests.extras import require
 from tests.small_catalogs import assert_embedded
+
+require("bigquery", "google.cloud.bigquery_storage_v1")
 
 
 def test_a_run_embeds_a_table_with_the_resource_of_dagster_gcp(bench: Workbench) -> None:

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("openvino", reason="not installed: the extra 'cpu'")
-
 from surge_dagster.engine.encoder.worker.backends import converted_models
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings
 from surge_dagster.engine.encoder.worker.backends.converted_models import converted_model
@@ -22,6 +20,9 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model import digest
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from tests.engine.encoder.conftest import tiny_model
+from tests.extras import require
+
+require("cpu", "openvino")
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -15,16 +15,16 @@ from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import grpc
 import pyarrow as pa
 import pyarrow.compute as pc
-from google.auth.credentials import AnonymousCredentials
-from google.cloud import bigquery
-from google.cloud.bigquery_storage_v1 import BigQueryReadClient, types
-from google.cloud.bigquery_storage_v1.services.big_query_read.transports import BigQueryReadGrpcTransport
+
+if TYPE_CHECKING:  # Google's packages take two seconds of each process that collects tests
+    from google.cloud import bigquery
+    from google.cloud.bigquery_storage_v1 import BigQueryReadClient, types
 
 PROJECT = "p"
 TABLE = "p.shop.products"
@@ -69,6 +69,11 @@ class FakeBigQuery:
     @contextmanager
     def serve(self) -> Iterator[tuple[bigquery.Client, BigQueryReadClient]]:
         """Serve, and give the clients that talk to it."""
+        from google.auth.credentials import AnonymousCredentials
+        from google.cloud import bigquery
+        from google.cloud.bigquery_storage_v1 import BigQueryReadClient
+        from google.cloud.bigquery_storage_v1.services.big_query_read.transports import BigQueryReadGrpcTransport
+
         http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         threading.Thread(target=http.serve_forever, daemon=True).start()
         server = grpc.server(futures.ThreadPoolExecutor(8), handlers=[_Storage(self)])
@@ -90,6 +95,8 @@ class FakeBigQuery:
     @contextmanager
     def serve_by_default(self) -> Iterator[None]:
         """Serve all sources of the process that open BigQuery with the environment's credentials."""
+        from google.auth.credentials import AnonymousCredentials
+
         from surge_dagster.engine.sources.bigquery import BigQueryCatalog
 
         with self.serve() as (client, storage):
@@ -114,6 +121,8 @@ class FakeBigQuery:
             return name, result
 
     def open_session(self, request: types.CreateReadSessionRequest) -> types.ReadSession:
+        from google.cloud.bigquery_storage_v1 import types
+
         session = request.read_session
         result = self._results[session.table.rpartition("/")[2]]
         restriction = session.read_options.row_restriction
@@ -134,6 +143,8 @@ class FakeBigQuery:
         return types.ReadSession(name="session", data_format="ARROW", arrow_schema=schema, streams=streams)
 
     def rows(self, request: types.ReadRowsRequest, context: grpc.ServicerContext) -> Iterator[types.ReadRowsResponse]:
+        from google.cloud.bigquery_storage_v1 import types
+
         if self.expired:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "session expired at 2026-01-01T00:00:00+00:00")
         table, offset = self._streams[request.read_stream], int(request.offset)
@@ -278,6 +289,8 @@ class _Storage(grpc.GenericRpcHandler):
         self._fake = fake
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        from google.cloud.bigquery_storage_v1 import types
+
         fake = self._fake
         match handler_call_details.method.rpartition("/")[2]:
             case "CreateReadSession":

@@ -9,8 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-pytest.importorskip("google.cloud.bigquery_storage_v1", reason="not installed: the extra 'bigquery'")
-
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.sources import Selection, open_source
 from surge_dagster.engine.sources import bigquery as module
@@ -18,7 +16,10 @@ from surge_dagster.engine.sources.bigquery import BigQueryCatalog
 from tests.engine.sources.bigquery_fake import TABLE, FakeBigQuery
 from tests.engine.sources.reading import refusal, rows_of
 from tests.engine.sources.test_frames import content
+from tests.extras import require
 from tests.small_catalogs import Rows, write_catalog
+
+require("bigquery", "google.cloud.bigquery_storage_v1")
 
 # Ids whose order as text is another than as numbers.
 CATALOG: dict[str, Rows] = {
