@@ -1,8 +1,8 @@
 """The command line: each command reads settings, makes one engine call and prints the result.
 
 Exit codes: 0 done, 1 something is wrong with the data or the run, 2 wrong usage (a setting, a path, a model). With
-`--json` the last line of standard output is one JSON document; progress and messages go to standard error. The options
-that set a setting are made from `Settings`.
+`--json` the last line of standard output is one JSON document, that of an error has `error`; progress and messages go
+to standard error. The options that set a setting are made from `Settings`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import sys
 from contextlib import closing
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -27,7 +28,7 @@ from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.current_space import named_space, read_current
-from surge_dagster.engine.output.spaces import find_space
+from surge_dagster.engine.output.spaces import find_space, model_difference
 from surge_dagster.engine.output.staging import sweep_orphan_files
 from surge_dagster.engine.reading import report_when_fresh
 from surge_dagster.engine.report import Failure, Receipt, RunReport, SuperBatchReport
@@ -36,6 +37,7 @@ from surge_dagster.engine.search import search as search_space
 from surge_dagster.engine.sources import release
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
+from surge_dagster.engine.support.urls import is_object_store
 from surge_dagster.engine.switching import switch_space
 from surge_dagster.engine.verify import Verified, Violation
 from surge_dagster.engine.verify import verify as verify_output
@@ -76,7 +78,10 @@ def embed(
     """Embed what is missing or stale, without Dagster. After a crash, run it again: it continues."""
     settings.require_apart()
     catalog, store = settings.open_source(), settings.open_store()
-    total = sum(partition.rows or 0 for partition in catalog)
+    sizes = [partition.rows or 0 for partition in catalog]
+    total = sum(sizes)
+    if not sizes:
+        complain(f"the source {settings.source!r} has no rows, and so no partitions")
     spec, record = settings.encoding_spec(), settings.catalog_record()
     if not force and (report := report_when_fresh(catalog, store, spec, settings.format, record)):
         sweep_orphan_files(store)
@@ -244,6 +249,10 @@ def search(
     Searches the current space, or the one that the options describe.
     """
     require_text("the text to search for", text)
+    if not context.params["output"] and (is_object_store(text) or Path(text).is_dir()):
+        raise ConfigError(
+            f"{text!r} is an output, and the text to search for is missing: surge-dagster search {text} TEXT"
+        )
     store = settings.open_store()
     given = any(context.params[name] is not None for name in SPACE)
     described = given or (describes_space(settings) and read_current(store) is None)
@@ -253,8 +262,8 @@ def search(
     with _pool(settings, spec, task="query") as pool:
         if pool.space.spec_sha256 != space.spec_sha256:
             raise ConfigError(
-                f"the model {spec.model!r} encodes into {pool.space.name}, not into {space.name}: its content has "
-                "changed since. Restore it, or name the settings of the other space."
+                f"the model {spec.model!r} encodes into {pool.space.name}, not into {space.name}: "
+                f"{model_difference(pool.space, space)}. Restore it, or name the settings of the other space."
             )
         hits = search_space(store, pool, [text], k)[0]
     for hit in hits:
@@ -293,12 +302,11 @@ def main() -> None:
     """Run the command line and turn errors into a message and an exit code."""
     try:
         app(prog_name="surge-dagster")
-    except ConfigError as error:
-        complain(f"error: {error}")
-        sys.exit(2)
     except SurgeError as error:
         complain(f"error: {error}")
-        sys.exit(1)
+        if "--json" in sys.argv:
+            print_json({"error": str(error)})
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
     except Terminated:  # before there was anything to publish
         sys.exit(TERMINATED_CODE)
     except SystemExit as end:

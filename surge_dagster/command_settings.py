@@ -25,7 +25,7 @@ CATALOG = (
     "catalog_name",
 )
 SPACE = (
-    *("model", "document_prompt", "query_prompt"),
+    *("model", "trust_remote_code", "document_prompt", "query_prompt"),
     *("max_length", "normalize", "dimension", "dtype", "precision"),
 )
 RUN = (

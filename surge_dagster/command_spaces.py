@@ -69,6 +69,11 @@ def space_to_read(settings: Settings, store: Store, described: bool, yes: bool) 
     space = space_of_readers(store)
     if find_space(store, spec) == space:
         return space, space.loadable_from(spec)
+    if (trusted := space.loadable.trust_remote_code) != settings.trust_remote_code and trusted is not None:
+        raise ConfigError(
+            f"the output {store.url!r} names code of the model {space.loadable.model!r}. If you trust that code, load "
+            f"it with --trust-remote-code {trusted} and --model {space.loadable.model}."
+        )
     if not yes:
         _require_trust(settings, store, space)
     return space, space.loadable

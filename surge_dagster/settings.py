@@ -44,6 +44,7 @@ from surge_dagster.check_policy import (
 from surge_dagster.engine.encoder.devices import device_kind, device_names
 from surge_dagster.engine.encoder.pool import DEFAULT_HANG_TIMEOUT_SECONDS, EncoderPool
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model.code import EXPECTED, TRUSTED
 from surge_dagster.engine.model.locating import DEFAULT_MODEL
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, FileFormat
@@ -182,6 +183,11 @@ class EncoderSettings(BaseModel):
     model: str = Field(
         DEFAULT_MODEL, min_length=1, description="sentence-transformers model: hub name, local folder, or hash://D"
     )
+    trust_remote_code: str | None = Field(
+        None,
+        description="commit of the model's repository whose own code may run; for a local folder the digest of its "
+        "code (unset: no code of a model runs)",
+    )
     document_prompt: str | None = Field(
         None, description="text put before each text of the catalog (unset: the model's own prompt for documents)"
     )
@@ -206,6 +212,13 @@ class EncoderSettings(BaseModel):
         DEFAULT_HANG_TIMEOUT_SECONDS, gt=0, description="seconds without progress after which a worker is replaced"
     )
 
+    @field_validator("trust_remote_code", mode="before")
+    @classmethod
+    def _require_commit(cls, value: Any) -> Any:
+        if value is not None and not (isinstance(value, str) and TRUSTED.fullmatch(value)):
+            raise ValueError(EXPECTED)
+        return value
+
     @field_validator("devices")
     @classmethod
     def _require_devices(cls, value: str) -> str:
@@ -224,6 +237,7 @@ class EncoderSettings(BaseModel):
             normalize=self.normalize,
             dimension=self.dimension,
             dtype=self.dtype,
+            trust_remote_code=self.trust_remote_code,
         )
 
     def superbatch_thresholds(self, max_text_bytes: int) -> Thresholds:

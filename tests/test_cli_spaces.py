@@ -96,7 +96,7 @@ def test_space_made_before_the_models_prompts_were_used_is_searched_and_verified
     content[-1] ^= 1
     weights.write_bytes(content)
     code, _, error = surge("search", "out", "a number 2", "--yes")
-    assert code == 2 and f"not into {name}" in error and "has changed" in error
+    assert code == 2 and f"not into {name}: the model's content has changed." in error
 
 
 def test_space_is_searched_with_its_model_in_a_renamed_folder(surge: Command) -> None:
@@ -241,3 +241,15 @@ def test_verify_fails_where_partitions_have_no_file(surge: Command) -> None:
     assert code == 0 and "no violation, 2 warnings" in out and "'a'" in error and "'d'" in error
     write_partition(surge.root / "catalog", "b", 4)
     assert surge("verify", "catalog", "out", "--partial")[0] == 1, "a stale file is no missing one"
+
+
+def test_code_of_a_model_is_not_run_on_the_word_of_an_output(surge: Command) -> None:
+    write_partition(surge.root / "catalog", "a", 3)
+    surge.json("embed", "catalog", "out", "--model", "hash://16")
+    record = json.loads(surge.space_json().read_text())
+    commit = "5" * 40
+    record["requested"] |= {"model": "team/model", "trust_remote_code": commit}
+    surge.space_json().write_text(json.dumps(record))
+    for command in (("search", "out", "x", "--yes"), ("verify", "catalog", "out", "--yes")):
+        code, _, error = surge(*command)
+        assert code == 2 and f"load it with --trust-remote-code {commit} and --model team/model" in error

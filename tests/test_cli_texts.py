@@ -51,3 +51,28 @@ def test_rows_without_a_text_are_skipped_and_counted(
     assert (report["texts_encoded"], report["skipped_rows"], report["blank_texts"]) == (1, 2, 0)
     code, out, _ = in_process(capsys, monkeypatch, tmp_path, "verify", "catalog", "out", *given)
     assert code == 0 and json.loads(out.strip().splitlines()[-1])["violations"] == []
+
+
+def test_search_without_a_text_says_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out").mkdir()
+    for output in ("out", "s3://bucket/vectors"):
+        code, _, error = in_process(capsys, monkeypatch, tmp_path, "search", output, *MODEL)
+        assert code == 2 and f"the text to search for is missing: surge-dagster search {output} TEXT" in error
+
+
+def test_errors_are_the_json_document_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, error = in_process(capsys, monkeypatch, tmp_path, "embed", "nowhere", "out", *MODEL, "--json")
+    assert code == 2 and error == f"error: {json.loads(out)['error']}\n" and "nowhere" in error
+
+
+def test_table_without_rows_is_said_to_have_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "t.csv").write_text("id,text,category\n")
+    given = ("embed", "t.csv", "out", *MODEL, "--partition-by", "category")
+    code, _, error = in_process(capsys, monkeypatch, tmp_path, *given)
+    assert code == 0 and "the source 't.csv' has no rows, and so no partitions" in error

@@ -17,7 +17,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.output.spaces import record_catalog, require_format
+from surge_dagster.engine.output.spaces import model_difference, record_catalog, require_format
 from surge_dagster.engine.output.staging import remove_staged, sweep_orphan_files
 from surge_dagster.engine.report import Failure, Receipt, SuperBatchReport
 from surge_dagster.engine.run import EmbeddingRun
@@ -182,9 +182,9 @@ class Refresh:
         if bound and space and pool.space.spec_sha256 != space.spec_sha256:
             how = "by hand" if self._config.unattended else "without expected_space"
             raise ConfigError(
-                f"the model {self._resources.encoder.model!r} is not the one that made the space {space.name!r}: its "
-                f"content has changed. Nothing was encoded. Launch {self._names.refresh_job} {how} to begin a space "
-                "for the new one."
+                f"the model {self._resources.encoder.model!r} is not as it was for the space {space.name!r}: "
+                f"{model_difference(pool.space, space)}. Nothing was encoded. Launch {self._names.refresh_job} {how} "
+                "to begin a space for what it is now."
             )
 
     def _new_engine(self, pool: EncoderPool, work: Worklist) -> EmbeddingRun:

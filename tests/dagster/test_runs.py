@@ -273,7 +273,7 @@ def test_a_model_whose_content_changed_behind_its_name_is_another_space(
     [space] = list_spaces(open_store(bench.output))
     for options, how in (({"unattended": True}, "by hand"), ({"expected_space": space.name}, "without expected_space")):
         refused = bench.refresh(**options)
-        assert not refused.success and "its content has changed" in refused.failure()
+        assert not refused.success and "the model's content has changed. Nothing" in refused.failure()
         assert f"Launch catalog_refresh {how} to begin" in refused.failure()
     assert list_spaces(open_store(bench.output)) == [space]
     ran = bench.refresh()

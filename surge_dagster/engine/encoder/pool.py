@@ -281,6 +281,11 @@ def _with_folder(spec: EncodingSpec | Space) -> Space:
         return spec.resolve()
     if spec.model_path or spec.is_hash:
         return spec
+    if spec.requested.trust_remote_code is not None:  # anyone who writes to the output may have named it
+        raise ConfigError(
+            f"the space {spec.name} names code of its model {spec.requested.model!r}, which is not run on the word of "
+            "an output: give an EncodingSpec with trust_remote_code instead"
+        )
     found = spec.requested.resolve()
     if found.name != spec.name:
         raise ConfigError(

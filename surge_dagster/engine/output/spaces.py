@@ -257,13 +257,25 @@ def _described(store: Store, folder: str) -> _Described | None:
 def _why(space: Space, before: Space) -> str:
     """Why settings that meant one space begin another one, in one line."""
     begun = f"{space.requested.model} begins the space {space.name} beside {before.name}"
+    why = model_difference(space, before)
+    if space.model_digest == before.model_digest and _prompts(space) != _prompts(before):
+        why += f"; set document_prompt and query_prompt to those to stay with {before.name}"
+    return f"{begun}: {why}"
+
+
+def model_difference(space: Space, before: Space) -> str:
+    """What settings that meant one space find other in the model now."""
     if space.model_digest != before.model_digest:
-        return f"{begun}: the model's content has changed"
-    was, now = (f"{one.document_prompt!r} and {one.query_prompt!r}" for one in (before, space))
-    return (
-        f"{begun}: the model's prompts for documents and queries are {now} and were {was}; set document_prompt and "
-        f"query_prompt to those to stay with {before.name}"
-    )
+        return "the model's content has changed"
+    if _prompts(space) != _prompts(before):
+        now, was = (" and ".join(map(repr, _prompts(one))) for one in (space, before))
+        return f"the model's prompts for documents and queries are {now} and were {was}"
+    values = [(name, getattr(space, name), getattr(before, name)) for name in ("max_length", "normalize", "dimension")]
+    return "; ".join(f"the model's {name} is {now} and was {was}" for name, now, was in values if now != was)
+
+
+def _prompts(space: Space) -> tuple[str, str]:
+    return space.document_prompt, space.query_prompt
 
 
 def _require_free(store: Store, folder: str) -> None:

@@ -79,12 +79,6 @@ def joined_key(values: Mapping[str, str]) -> str:
     return "/".join(f"{_percent_encoded(name)}={_percent_encoded(value)}" for name, value in values.items())
 
 
-def split_key(key: str) -> dict[str, str]:
-    """The values by column of a key that `joined_key` made of several columns."""
-    pairs = (part.partition("=") for part in key.split("/"))
-    return {unquote(name): unquote(value) for name, _, value in pairs}
-
-
 def is_hashed(name: str) -> bool:
     """Whether a name made by `encode_key` ends in the hash of a long key, which cannot be read back from it."""
     return bool(_LONG_NAME.match(name))

@@ -70,6 +70,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         def _answer(self, path: str) -> None:
             if path not in _FILES:
                 return self._send(404, b"", {"X-Error-Code": "RepoNotFound", "X-Request-Id": "7"})
+            if kept.token and self.headers["Authorization"] == "Bearer hf_expired":
+                return self._send(401, b'{"error": "Invalid credentials in Authorization header"}')
             if kept.token and self.headers["Authorization"] != f"Bearer {kept.token}":
                 return self._send(403, b"", {"X-Error-Code": "GatedRepo", "X-Request-Id": "7"})
             headers = {"ETag": f'"{_etag(path)}"', "X-Repo-Commit": _REVISION}
@@ -176,6 +178,26 @@ def test_gated_model_is_downloaded_with_the_token_and_refused_by_name_without(
     monkeypatch.setenv("HF_TOKEN", hub.token)
     assert find_model("team/model").name == _REVISION
     assert "hf_secret" not in "".join(path.read_text() for path in tmp_path.rglob("*.json"))
+
+
+def test_token_that_the_hub_refuses_is_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.token = "hf_secret"
+    monkeypatch.setenv("HF_TOKEN", "hf_expired")
+    with pytest.raises(ConfigError, match=r"refuses the token(?s:.*)401(?s:.*)set HF_TOKEN to a token that may"):
+        find_model("team/model")
+
+
+def test_code_of_a_model_is_downloaded_at_the_trusted_commit_alone(hub: Hub, tmp_path: Path) -> None:
+    find_model("team/model")
+    assert not [path for path in _model(tmp_path) if path.endswith(".py")]
+    hub.requested.clear()
+    folder = find_model("team/model", _REVISION)
+    code = {"modeling_custom.py", "1_Custom/modeling_custom.py"}
+    assert folder.name == _REVISION and set(hub.requested) == code and code < _model(tmp_path).keys()
+    hub.requested.clear()
+    assert find_model("team/model", _REVISION) == folder and hub.requested == []
+    with pytest.raises(ConfigError, match=r"'team/model' is a model of the hub: expected the full commit"):
+        find_model("team/model", "a" * 64)
 
 
 def test_offline_setting_is_named_where_the_model_is_missing(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

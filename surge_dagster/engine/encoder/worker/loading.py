@@ -132,7 +132,7 @@ def _calibration(space: Space, backend: Backend, settings: BackendSettings) -> C
 
 def _check_files(space: Space) -> ModelFacts:
     """Vectors of a model that changed after the pool computed its digest must not get the name of the space."""
-    facts = describe_model(Path(space.model_path))
+    facts = describe_model(Path(space.model_path), space.requested.trust_remote_code)
     if facts.digest != space.model_digest:
         raise ConfigError(
             f"the model in {space.model_path} changed while the pool was starting (its digest is {facts.digest[:12]} "

@@ -17,6 +17,7 @@ import numpy as np
 
 from surge_dagster.engine.encoder.worker.backends.base import ChunkMetrics, Progress
 from surge_dagster.engine.encoder.worker.tokenization import TokenizerFacts
+from surge_dagster.engine.model.code import untrusted
 from surge_dagster.engine.model.digest import read_document
 from surge_dagster.engine.model.prompts import CONFIG_FILE, stated_prompts
 from surge_dagster.engine.model.spec import Space
@@ -29,7 +30,11 @@ _TEXTS_PER_STEP = 256
 
 
 def load_reference(space: Space, device: str) -> SentenceTransformer:
-    """sentence-transformers' own model in fp32, with the space's length and normalization, from safetensors only."""
+    """sentence-transformers' own model in fp32, with the space's length and normalization, from safetensors only.
+
+    Raises:
+        UntrustedCode: the model needs code of its own.
+    """
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     # All files are in the folder: a request to the hub would take time, or hang without a network.
@@ -41,13 +46,18 @@ def load_reference(space: Space, device: str) -> SentenceTransformer:
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
-    model = SentenceTransformer(
-        space.model_path,
-        device=device,
-        local_files_only=True,
-        trust_remote_code=False,
-        model_kwargs={"use_safetensors": True, "torch_dtype": torch.float32},
-    )
+    try:
+        model = SentenceTransformer(
+            space.model_path,
+            device=device,
+            local_files_only=True,
+            trust_remote_code=space.requested.trust_remote_code is not None,
+            model_kwargs={"use_safetensors": True, "torch_dtype": torch.float32},
+        )
+    except ValueError as error:
+        if "trust_remote_code" in str(error):
+            raise untrusted(Path(space.model_path), "needs code of its own") from error
+        raise
     model.eval()
     # Without the empty prompts that the library fills in, its own rule chooses among the prompts that the model states.
     own = read_document(Path(space.model_path) / CONFIG_FILE) or {}
