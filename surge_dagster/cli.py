@@ -76,13 +76,13 @@ def embed(
     as_json: Json = False,
 ) -> None:
     """Embed what is missing or stale, without Dagster. After a crash, run it again: it continues."""
-    settings.require_apart()
     catalog, store = settings.open_source(), settings.open_store()
+    spec, record = settings.encoding_spec(), settings.catalog_record()
+    record.require_apart(store)
     sizes = [partition.rows or 0 for partition in catalog]
     total = sum(sizes)
     if not sizes:
         complain(f"the source {settings.source!r} has no rows, and so no partitions")
-    spec, record = settings.encoding_spec(), settings.catalog_record()
     if not force and (report := report_when_fresh(catalog, store, spec, settings.format, record)):
         sweep_orphan_files(store)
         release(catalog)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
@@ -426,28 +425,9 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
             raise ConfigError(f"the settings of the catalog in {SPACE_FILE} cannot be used: {wrong}") from None
         return self.model_copy(update=taken)
 
-    def require_apart(self) -> None:
-        """Raise `ConfigError` where files of the output would be rows of the source: one lies inside the other."""
-        source, output = map(_place, (self.source, self.output))
-        inside = output == source or output.startswith(f"{source}/")
-        if inside and (self.partition_by or not _has_partition_folders(source)):
-            raise ConfigError(
-                f"the output {self.output!r} lies inside the source {self.source!r}, where its files would be read as "
-                "rows. Give an output outside it."
-            )
-
     def open_store(self) -> Store:
         """Open the output; it need not exist yet."""
         return open_store(self.output, self.storage_options.options())
-
-
-def _place(url: str) -> str:
-    local = "://" not in url or url.startswith("file:")
-    return os.path.realpath(local_path(url, what="folder")) if local else url.rstrip("/")
-
-
-def _has_partition_folders(folder: str) -> bool:
-    return any(Path(folder).glob("partition=*"))
 
 
 def load_settings(**arguments: Any) -> Settings:

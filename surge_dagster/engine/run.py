@@ -49,8 +49,8 @@ class EmbeddingRun:
         store: the output; files go to the folder of the pool's space.
         pool: a started pool; the run uses it and does not own it.
         thresholds: of the SuperBatches; missing values follow from the pool's measured speed and the memory.
-        catalog: what the partitions belong to, recorded in the space; a space of another catalog is refused. None: it
-            is neither compared nor recorded.
+        catalog: what the partitions belong to, recorded in the space; a space of another catalog is refused, and so is
+            an output inside it. None: it is neither compared nor recorded.
         force: encode fresh partitions too.
         outputs: the files of the pool's space, where the caller has listed them; None: the run lists them.
         include_text: write the text column.
@@ -100,6 +100,8 @@ class EmbeddingRun:
             machine_bytes=memory_bytes(),
             upload_bytes=store.upload_bytes,
         )
+        if catalog is not None:
+            catalog.require_apart(store)
         keep_current(store, pool.space)
         self.space = claim_space(store, pool.space, file_format, catalog)
         sweep_orphan_files(store, claimed=self.space.name)

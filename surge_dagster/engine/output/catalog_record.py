@@ -11,10 +11,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.files.formats import SUFFIXES
+from surge_dagster.engine.sources.listing import HIDDEN, split_pattern
+from surge_dagster.engine.sources.parquet import PREFIX
 from surge_dagster.engine.store.store import Store
 
 
@@ -81,6 +84,31 @@ class CatalogRecord:
             "If it is the same one, moved or reached another way, say so once with the setting catalog_name: "
             f"{recorded.shown}"
         )
+
+    def require_apart(self, store: Store) -> None:
+        """Refuse an output whose files would be rows of the catalog.
+
+        Raises:
+            ConfigError: the output lies where the catalog's files do.
+        """
+        place = os.path.realpath(self.place) if self.is_local else self.place.rstrip("/")
+        output = store.url if store.is_remote else os.path.realpath(store.url)
+        base, pattern = (place, None) if self.is_local and Path(place).exists() else split_pattern(place)
+        base = base.rstrip("/")
+        if output != base and not output.startswith(f"{base}/"):
+            return
+        inside = PurePosixPath(output).relative_to(base).parts if output != base else ()
+        is_read = not any(part.startswith(HIDDEN) for part in inside)
+        if pattern is not None:
+            names = ("/".join((*inside, "space", f"key{suffix}")) for suffix in SUFFIXES.values())
+            is_read = is_read and any(map(pattern.matches, names))
+        elif not self.settings.get("partition_by") and not any(part.startswith(PREFIX) for part in inside[:1]):
+            is_read = is_read and not any(Path(base).glob(f"{PREFIX}*"))  # beside such folders nothing is read
+        if is_read:
+            raise ConfigError(
+                f"the output {store.url!r} lies inside the source {self.place!r}, where its files would be read as "
+                "rows. Give an output outside it."
+            )
 
     def to_json(self) -> dict[str, Any]:
         """The value of `catalog` in space.json."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources.bigquery import BIGQUERY_SCHEME, BigQueryCatalog, default_client
+from surge_dagster.engine.sources.endings import is_source_file
 from surge_dagster.engine.sources.folders import FolderCatalog
-from surge_dagster.engine.sources.formats import is_source_file
 from surge_dagster.engine.sources.listing import open_files
 from surge_dagster.engine.sources.parquet import PREFIX, ParquetCatalog
 from surge_dagster.engine.sources.partition import Source

@@ -24,15 +24,11 @@ import pyarrow.json as pajson
 import pyarrow.parquet as pq
 
 from surge_dagster.engine.errors import ConfigError, DataError, SurgeError, TransientError
+from surge_dagster.engine.sources.endings import ENDING
 from surge_dagster.engine.sources.listing import SourceFile
 from surge_dagster.engine.sources.parquet_files import rows_per_read
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given, visible
 
-_ENDING = re.compile(
-    r"\.(?:(?P<parquet>parquet|pq)|(?P<arrow>arrow|feather|ipc|arrows)"
-    r"|(?:(?P<csv>csv|tsv)|(?P<json>jsonl|ndjson|json))(?:\.(?P<packed>gz|zst))?)$",
-    re.IGNORECASE,
-)
 _CODECS = {"gz": "gzip", "zst": "zstd"}
 _DELIMITERS = (",", ";", "\t", "|")
 _HEAD_BYTES = 256 * 1024  # in which the header of a CSV file ends
@@ -46,17 +42,6 @@ _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 _MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _FLATTEN = "Flatten it in the source."
 _IN_ROW = re.compile(r" in row (\d+)$")
-
-
-def is_source_file(name: str) -> bool:
-    """Whether the ending of a file's name is one of a format that is read."""
-    return bool(_ENDING.search(name))
-
-
-def ending_of(name: str) -> tuple[str, str]:
-    """A file's name without the ending that says its format, and that ending."""
-    found = _ENDING.search(name)
-    return (name[: found.start()], name[found.start() :]) if found else (name, "")
 
 
 def batches(
@@ -76,7 +61,7 @@ def batches(
     problem = _Problem(file, key)
     if file.refusal:
         raise problem(file.refusal, "Replace it by a regular file, or remove it.")
-    found = _ENDING.search(file.relative)
+    found = ENDING.search(file.relative)
     if found is None:
         endings = "parquet, arrow, csv or jsonl, the last two also with .gz or .zst"
         raise problem("is of an unknown format", f"Give it an ending that says its format: {endings}.")

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.sources.formats import ending_of
+from surge_dagster.engine.sources.endings import ending_of
 from surge_dagster.engine.sources.listing import UNREADABLE_FOLDER, NamePattern, SourceFile
 from surge_dagster.engine.support.keys import decode_key, joined_key, printable
 

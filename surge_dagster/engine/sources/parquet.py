@@ -18,13 +18,23 @@ from pathlib import Path
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
-from surge_dagster.engine.sources.parquet_files import PartitionFile, partition_files, read_columns, source_version
+from surge_dagster.engine.sources.parquet_files import (
+    OTHER_FORMAT,
+    PartitionFile,
+    partition_files,
+    read_columns,
+    source_version,
+)
 from surge_dagster.engine.sources.partition import KEY_METADATA, UNREADABLE_VERSION, Partition, RowBatch
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support.keys import decode_key, encode_key, is_text, printable
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given
 
 PREFIX = "partition="
+_CONVERT = (
+    "Write it as Parquet, or name the folders by a column, such as category=…, of which every format is read. A name "
+    "that begins with _ is left out."
+)
 _decoded = lru_cache(maxsize=1 << 16)(decode_key)  # each listing asks for the same names
 
 
@@ -188,11 +198,8 @@ def _require_own_key(key: str, folder: str, files: Sequence[PartitionFile]) -> N
         if not is_text(file.relative):
             raise DataError(key, f"the file name {printable(file.relative)} is not UTF-8", "Rename the file.")
         if file.refusal:
-            raise DataError(
-                key,
-                f"{file.shown} {file.refusal}",
-                "Replace it by a regular folder or file, or remove it from the catalog.",
-            )
+            remedy = "Replace it by a regular folder or file, or remove it from the catalog."
+            raise DataError(key, f"{file.shown} {file.refusal}", _CONVERT if file.refusal == OTHER_FORMAT else remedy)
         declared = file.declared_key
         if in_name is None and declared is None:
             raise DataError(

@@ -22,6 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from surge_dagster.engine.sources.endings import is_source_file
 from surge_dagster.engine.sources.listing import NOT_REGULAR, local_names, refused_link
 from surge_dagster.engine.sources.partition import KEY_METADATA, SOURCE_VERSION_METADATA
 from surge_dagster.engine.sources.rows import without_dictionary
@@ -44,6 +45,7 @@ _VERSION_BYTES = 250  # a database index has room for little
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # some databases refuse NUL
 _SETTLED_NS = 2_000_000_000  # longer than the grain of any disk's clock: a younger file may change unnoticed
 _KNOWN_FOOTERS = 1 << 17
+OTHER_FORMAT = "is of another format: of local folders named partition=… only files ending in .parquet are read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +111,12 @@ def partition_files(root: str, folder: str) -> list[PartitionFile]:
     if os.path.islink(path) and (refusal := refused_link(root, path)):  # noqa: PTH114
         return [_refused(folder, path, refusal)]
     found: list[PartitionFile] = []
-    for name, refusal in local_names(root, path, _is_parquet):
+    for name, refusal in local_names(root, path, _may_be_read):
         if isinstance(refusal, OSError):
             raise refusal
         full = f"{path}/{name}"
+        if refusal is None and not _is_parquet(name):
+            refusal = OTHER_FORMAT
         found.append(_refused(name, full, refusal) if refusal else _partition_file(name, full))
     return sorted(found, key=lambda file: os.fsencode(file.relative))
 
@@ -158,6 +162,11 @@ def read_columns(key: str, file: PartitionFile, selection: Selection) -> Iterato
 
 def _is_parquet(name: str) -> bool:
     return name.endswith(".parquet")
+
+
+def _may_be_read(name: str) -> bool:
+    """Whether a file has rows of a source: of another format than Parquet it is refused, not left out silently."""
+    return _is_parquet(name) or is_source_file(name)
 
 
 def _refused(relative: str, path: str, refusal: str) -> PartitionFile:

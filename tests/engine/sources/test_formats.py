@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
-from surge_dagster.engine.sources.formats import batches, is_source_file
+from surge_dagster.engine.sources.endings import is_source_file
+from surge_dagster.engine.sources.formats import batches
 from tests.engine.sources.source_files import COLUMNS, rows_in, source_file
 
 ROWS = [
