@@ -78,7 +78,7 @@ bench-resume: $(STAMP) ## how long a run takes to find 40,000 outputs up to date
 bench-output: $(STAMP) ## serialization, slow stores, tiny partitions and the bound on memory
 	@$(BIN)/python -m benchmarks.output $(ARGS)
 
-bench-sources: $(STAMP) ## grouping a table in no order, and feeding a run from a sorted one
+bench-sources: $(STAMP) ## grouping a table in no order, and feeding runs from a sorted one, a disk and a bucket
 	@$(BIN)/python -m benchmarks.sources $(ARGS)
 
 bench-dagster: $(STAMP) ## what Dagster costs: the record of each partition, a tick of the sensor, a refresh, the UI

@@ -1,4 +1,4 @@
-"""What sources cost: grouping a table whose rows stand in no order, and feeding a run from one that is sorted.
+"""What sources cost: grouping a table whose rows stand in no order, and feeding runs from a sorted one and folders.
 
     python -m benchmarks.sources --rows 10000000      # the size of the aims; the default is a fifth of it
 
@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.harness import Document, Target, at_most, print_document, say, start_document
 from benchmarks.paced_runs import paced_pool
+from benchmarks.source_folders import feed_from_folders, folders_lines, folders_targets, write_folders
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.sources.partition import Source
@@ -36,6 +37,8 @@ AIM_TEXTS_PER_SECOND = 1_000_000
 _DIMENSION = 8
 _ROWS = 2_000_000
 _KEYS = 4_000
+_PARTITIONS = 250
+_FOLDERS = "folders"
 _WRITTEN_ROWS = 250_000
 _TEXT_BYTES = {"shuffled": 80, "sorted": 40}  # with an id of 12 bytes and a key, about 100 and 60 a row
 _SORTED_ROWS_PER_KEY = 50_000
@@ -99,7 +102,7 @@ PARTS: dict[str, Callable[[Source, Path], Document]] = {"shuffled": group, "sort
 
 
 def measure(arguments: argparse.Namespace) -> Document:
-    """Measure both parts; writing the tables is not part of any figure."""
+    """Measure every part; writing the sources is not part of any figure."""
     document = start_document("sources", arguments, ("pyarrow", "numpy"))
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         for name in PARTS:
@@ -108,12 +111,19 @@ def measure(arguments: argparse.Namespace) -> Document:
             path = Path(folder) / f"{name}.parquet"
             write_table(path, arguments.rows, keys, _TEXT_BYTES[name], is_sorted=name == "sorted")
             say(f"reading it, {path.stat().st_size / 1e6:,.0f} MB in {keys:,} keys")
-            command = [sys.executable, "-m", "benchmarks.sources", "--part", name, "--folder", folder]
-            environment = {**os.environ, "SURGE_CACHE_DIR": f"{folder}/cache"}
-            output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
-            document[name] = json.loads(output.splitlines()[-1])
+            document[name] = _in_own_process(name, folder)
             path.unlink()
+        write_folders(Path(folder) / "catalog", arguments.partitions)
+        say(f"reading {arguments.partitions:,} folders from a disk and from a bucket")
+        document[_FOLDERS] = _in_own_process(_FOLDERS, folder)
     return document
+
+
+def _in_own_process(part: str, folder: str) -> Document:
+    command = [sys.executable, "-m", "benchmarks.sources", "--part", part, "--folder", folder]
+    environment = {**os.environ, "SURGE_CACHE_DIR": f"{folder}/cache"}
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
+    return json.loads(output.splitlines()[-1])
 
 
 def lines(document: Document) -> Iterator[str]:
@@ -129,6 +139,7 @@ def lines(document: Document) -> Iterator[str]:
     ):
         yield f"{name:44}{part['rows']:>12,}{part[step]:>9.2f}{part['rows'] / part[step]:>12,.0f}"
     yield f"peak memory of the process that groups: {shuffled['peak_bytes'] / 1e6:,.0f} MB"
+    yield from folders_lines(document[_FOLDERS])
 
 
 def targets(document: Document) -> list[Target]:
@@ -138,6 +149,7 @@ def targets(document: Document) -> list[Target]:
         Target("rows/s grouped", AIM_ROWS_PER_SECOND, shuffled["rows"] / shuffled["group_seconds"]),
         at_most("bytes of memory while grouping", AIM_PEAK_BYTES, shuffled["peak_bytes"]),
         Target("texts/s into a null encoder", AIM_TEXTS_PER_SECOND, ordered["rows"] / ordered["run_seconds"]),
+        *folders_targets(document[_FOLDERS]),
     ]
 
 
@@ -151,8 +163,9 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--rows", type=int, default=_ROWS, help=f"of each table ({_ROWS:,}; the aims are for 10,000,000)")
     add("--keys", type=int, default=_KEYS, help=f"of the shuffled table ({_KEYS:,})")
+    add("--partitions", type=int, default=_PARTITIONS, help=f"folders of small files ({_PARTITIONS:,})")
     add("--folder", help="where the tables, the grouped rows and the vectors are written (the temporary folder)")
-    add("--part", choices=tuple(PARTS), help=argparse.SUPPRESS)
+    add("--part", choices=(*PARTS, _FOLDERS), help=argparse.SUPPRESS)
     return parser.parse_args(words)
 
 
@@ -161,6 +174,9 @@ def main() -> None:
     arguments = parse()
     if arguments.part:
         folder = Path(arguments.folder)
+        if arguments.part == _FOLDERS:
+            print(json.dumps(feed_from_folders(folder)))
+            return
         source = open_source(folder / f"{arguments.part}.parquet", partition_by=["category"])
         print(json.dumps(PARTS[arguments.part](source, folder)))
         return
