@@ -25,6 +25,7 @@ LAYERS = (
     "orchestration event_storage",
     "resources",
     "settings settings_input check_policy",
+    "consumers",
     "engine.run engine.verify engine.loading engine.changes engine.search engine.switching engine.cost_model",
     "engine.reencoding",
     "engine.reading engine.encoding engine.superbatch_call engine.output",

@@ -40,7 +40,7 @@ class Output:
     def write(self, key: str, texts: Texts, *, with_changes: bool = True) -> None:
         """Replace a partition's file."""
         before, version = self.rows.get(key), secrets.token_hex(16)
-        ids = pa.array(list(texts), pa.string())
+        ids = pa.array(list(texts)) if texts else pa.array([], pa.string())
         if before is not None and with_changes:
             operations = [
                 ADDED if row not in before else UNCHANGED if before[row] == text else CHANGED
@@ -75,7 +75,7 @@ class Output:
 
 def write_file(path: Path, key: str, space: str, texts: Texts, version: str, file_format: FileFormat) -> None:
     """Write an output file of the format of this version, in several row groups."""
-    columns = schema(pa.string(), DIMENSION, "float32", include_text=True)
+    columns = schema(pa.int64() if 1 in texts else pa.string(), DIMENSION, "float32", include_text=True)
     facts = FileFacts(
         partition_key=key,
         space=space,

@@ -1,0 +1,1 @@
+"""Consumers of the change feed: tables of vector databases that have the rows of the files."""

@@ -1,0 +1,202 @@
+"""A table of an embedded LanceDB that has the rows of the files.
+
+A first load is written as one stream in one commit. Later, one `merge_insert` inserts and replaces rows in one commit,
+as long as they fit into `_MERGED_BYTES`: LanceDB holds what it merges in memory. Deletes are a commit of their own,
+after it, so that readers between the two never miss a row. LanceDB can do both in one commit, but holds the whole table
+in memory for that. At the end it compacts the table, extends its indexes, and drops versions older than seven days.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from filelock import FileLock
+
+from surge_dagster.consumers.target import HandOver, OpenFeed, conformed, missing_extra
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.files.rows import matrix_of
+
+_MERGED_BYTES = 128 * 1024 * 1024
+_DELETED_IDS = 10_000  # of one commit: they are named in its condition
+_KEY = ["partition", "id"]
+
+
+class LanceTable:
+    """A table of an embedded LanceDB; it is made where there is none.
+
+    Args:
+        uri: of the database: a folder, or what LanceDB takes. One hand-over at a time writes to a folder; for other
+            places the caller sees to that.
+        table: its name.
+    """
+
+    def __init__(self, uri: str, table: str = "embeddings") -> None:
+        self._uri = uri
+        self._name = table
+
+    @property
+    def place(self) -> str:
+        return f"the table {self._name!r} of {self._uri}"
+
+    def apply(self, open_feed: OpenFeed) -> HandOver:
+        with self._lock():
+            table = self._open()
+            # Without a table, confirmations say nothing.
+            done = HandOver(open_feed(since={}) if table is None else open_feed())
+            if table is None or done.feed.is_new:
+                self._load(done, table)
+            else:
+                before = table.version
+                self._merge(done, table)
+                done.commits = table.version - before
+            if done.commits and (table := self._open()) is not None:
+                table.optimize()
+            done.feed.confirm()
+        return done
+
+    def counts(self) -> dict[str, int]:
+        table, counts = self._open(), dict[str, int]()
+        if table is not None:
+            for batch in table.search().select(["partition"]).to_batches():
+                for found in batch.column("partition").value_counts().to_pylist():
+                    counts[found["values"]] = counts.get(found["values"], 0) + found["counts"]
+        return counts
+
+    def vectors(self, partition: str, ids: Sequence[object]) -> dict[object, np.ndarray]:
+        table = self._open()
+        if table is None:
+            return {}
+        found = table.search().where(_rows_of(partition, ids)).select(["id", "embedding"]).to_arrow()
+        return {
+            row: vector
+            for batch in found.to_batches()
+            for row, vector in zip(batch.column("id").to_pylist(), matrix_of(batch), strict=True)
+        }
+
+    def _load(self, done: HandOver, table: Any | None) -> None:
+        """Make the table anew from the whole feed, in one commit."""
+        columns = done.feed.columns
+        if table is not None and not {"partition", "id", "embedding"} <= set(table.schema.names):
+            raise ConfigError(
+                f"{self.place} has rows that no hand-over put there. Name another table, or drop this one."
+            )
+        if columns is not None:
+            steps = done.steps(lambda batch: conformed(batch, columns, self.place))
+            reader = pa.RecordBatchReader.from_batches(columns, (step.rows for step in steps if step.rows is not None))
+            self._connect().create_table(self._name, data=reader, mode="overwrite")
+        elif table is not None:
+            self._connect().drop_table(self._name)
+        done.commits = 1
+
+    def _merge(self, done: HandOver, table: Any) -> None:
+        """Insert, replace and delete rows of the table."""
+        columns: pa.Schema = table.schema
+        pending = _Pending(table, columns)
+        known: set[str] | None = None  # partitions of the table
+        stale: set[object] | None = None  # ids of a partition that is given whole, as far as they did not come
+        came = 0
+        for step in done.steps(lambda batch: conformed(batch, columns, self.place)):
+            key = step.partition
+            if step.clears:
+                known = set(self.counts()) if known is None else known
+                stale, came = self._ids_of(table, key) if key in known else None, 0
+            elif step.deleted is not None:
+                pending.delete(key, step.deleted.to_pylist())
+            elif step.rows is not None:
+                came += len(step.rows)
+                if stale:
+                    stale.difference_update(step.rows.column("id").to_pylist())
+                pending.merge(step.rows)
+            else:
+                if stale and not step.failed:
+                    pending.delete(key, list(stale) if came else None)
+                stale = None
+        pending.flush()
+
+    def _ids_of(self, table: Any, partition: str) -> set[object]:
+        found = table.search().where(f"partition = {_literal(partition)}").select(["id"])
+        return {row for batch in found.to_batches() for row in batch.column("id").to_pylist()}
+
+    def _connect(self) -> Any:
+        try:
+            import lancedb
+        except ImportError as error:
+            raise missing_extra("lancedb", error) from error
+        return lancedb.connect(self._uri)
+
+    def _open(self) -> Any | None:
+        """The table as it is now; None where there is none, or only what a first load left that was killed."""
+        with contextlib.suppress(ValueError, FileNotFoundError):
+            return self._connect().open_table(self._name)
+        return None
+
+    def _lock(self) -> contextlib.AbstractContextManager[Any]:
+        if "://" in self._uri:
+            return contextlib.nullcontext()
+        folder = Path(self._uri).expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
+        return FileLock(folder / f".{self._name}.lock")
+
+
+class _Pending:
+    """Rows and ids that are not written to a table yet.
+
+    Args:
+        columns: of the table.
+    """
+
+    def __init__(self, table: Any, columns: pa.Schema) -> None:
+        self._table = table
+        self._columns = columns
+        self._rows: list[pa.RecordBatch] = []
+        self._deleted: list[str] = []  # conditions
+        self._bytes = self._ids = 0
+
+    def merge(self, rows: pa.RecordBatch) -> None:
+        """Insert or replace rows."""
+        self._rows.append(rows)
+        self._bytes += rows.nbytes
+        if self._bytes >= _MERGED_BYTES:
+            self._merge()
+
+    def delete(self, partition: str, ids: list[object] | None) -> None:
+        """Delete rows of a partition, or all of them."""
+        if ids is None:
+            self._deleted.append(f"partition = {_literal(partition)}")
+        for start in range(0, len(ids or ()), _DELETED_IDS):
+            some = (ids or [])[start : start + _DELETED_IDS]
+            self._deleted.append(_rows_of(partition, some))
+            self._ids += len(some)
+            if self._ids >= _DELETED_IDS:
+                self.flush()
+
+    def flush(self) -> None:
+        """Write everything: rows first, so that no reader misses one."""
+        self._merge()
+        if self._deleted:
+            self._table.delete(" OR ".join(f"({one})" for one in self._deleted))
+        self._deleted, self._ids = [], 0
+
+    def _merge(self) -> None:
+        if self._rows:
+            reader = pa.RecordBatchReader.from_batches(self._columns, self._rows)
+            merge = self._table.merge_insert(_KEY).when_matched_update_all().when_not_matched_insert_all()
+            merge.execute(reader)
+        self._rows, self._bytes = [], 0
+
+
+def _rows_of(partition: str, ids: Sequence[object]) -> str:
+    return f"partition = {_literal(partition)} AND id IN ({', '.join(map(_literal, ids))})"
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, bytes):
+        return f"X'{value.hex()}'"
+    return "'" + str(value).replace("'", "''") + "'"

@@ -1,0 +1,318 @@
+"""A table of Postgres with pgvector that has the rows of the files.
+
+A hand-over is one transaction: what changed is copied (COPY) into a temporary table and merged from there. The versions
+that the table has stand in a second table, `<table>_versions`, and are written by the same transaction, so that they
+are right whatever happens. A first load is copied into the table itself. The index is built after the transaction in
+which the table got its first rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from surge_dagster.consumers.target import HandOver, OpenFeed, missing_extra
+from surge_dagster.engine.errors import ConfigError, DataError, TransientError
+from surge_dagster.engine.files.rows import matrix_of
+from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.support.unreadable import first_line
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+    from psycopg.sql import Composed
+
+Index = Literal["hnsw", "none"]
+Distance = Literal["cosine", "l2", "ip"]
+_HNSW_DIMENSION = 2000  # most that pgvector indexes
+_TYPES = {  # the names that Postgres itself uses
+    **dict.fromkeys((pa.string(), pa.large_string()), "text"),
+    **dict.fromkeys((pa.binary(), pa.large_binary()), "bytea"),
+    pa.bool_(): "bool",
+    **dict.fromkeys((pa.int8(), pa.int16(), pa.uint8()), "int2"),
+    **dict.fromkeys((pa.int32(), pa.uint16()), "int4"),
+    **dict.fromkeys((pa.int64(), pa.uint32()), "int8"),
+    pa.float32(): "float4",
+    pa.float64(): "float8",
+    pa.date32(): "date",
+}
+_REQUIRED = ("partition", "id", "embedding")
+_ZERO = "\0"  # not in any text of Postgres
+
+
+class PgVectorTable:
+    """A table of Postgres; it is made where there is none.
+
+    Args:
+        dsn: how to connect, as libpq takes it; never shown.
+        table: its name, with a schema before a dot where it is not in the search path.
+        index: which index of the vectors to make once there are some.
+        distance: that the index is for.
+    """
+
+    def __init__(
+        self, dsn: str, table: str = "embeddings", *, index: Index = "hnsw", distance: Distance = "cosine"
+    ) -> None:
+        self._dsn = dsn
+        self._name = table
+        self._index: Index = index
+        self._distance: Distance = distance
+
+    @property
+    def place(self) -> str:
+        return f"the table {self._name!r} of Postgres"
+
+    def apply(self, open_feed: OpenFeed) -> HandOver:
+        with self._connected() as connection:
+            with connection.transaction():
+                done = self._apply(connection, open_feed)
+            if self._index == "hnsw" and self._columns(connection):
+                self._build_index(connection)
+        done.feed.confirm()
+        return done
+
+    def counts(self) -> dict[str, int]:
+        with self._connected() as connection:
+            if not self._columns(connection):
+                return {}
+            return dict(connection.execute(self._sql("SELECT partition, count(*) FROM {table} GROUP BY 1")).fetchall())
+
+    def vectors(self, partition: str, ids: Sequence[object]) -> dict[object, np.ndarray]:
+        query = self._sql("SELECT id, embedding FROM {table} WHERE partition = %s AND id = ANY(%s)")
+        with self._connected() as connection:
+            if not self._columns(connection):
+                return {}
+            found = connection.cursor(binary=True).execute(query, [partition, list(ids)]).fetchall()
+        return {row: np.asarray(vector.to_numpy(), np.float32) for row, vector in found}
+
+    def _apply(self, connection: Connection[Any], open_feed: OpenFeed) -> HandOver:
+        """Follow the feed, within a transaction."""
+        run = connection.execute
+        run(self._sql("LOCK TABLE {versions} IN EXCLUSIVE MODE"))  # one hand-over at a time
+        known = run(self._sql("SELECT space, partition, version FROM {versions}")).fetchall()
+        there = self._columns(connection)
+        feed = open_feed(since={partition: version for _, partition, version in known} if there else {})
+        if not there or any(space != feed.space.name for space, _, _ in known):
+            if there:
+                self._require_usable(feed.space, there)
+                run(self._sql("DELETE FROM {table}"))  # vectors of two spaces cannot be compared
+            run(self._sql("DELETE FROM {versions}"))
+            feed = open_feed(since={})
+        done, columns = HandOver(feed), feed.columns
+        if not there:
+            if columns is None:
+                return done
+            self._create(connection, columns)
+            there = self._columns(connection)
+        self._require_usable(feed.space, there)
+        before = feed.versions
+        is_empty = run(self._sql("SELECT FROM {table} LIMIT 1")).fetchone() is None
+        if not is_empty and not before:
+            raise ConfigError(
+                f"{self.place} has rows that no hand-over put there. Name another table, or empty this one."
+            )
+        (self._load if is_empty else self._merge)(connection, done, there)
+        self._write_versions(connection, before, done)
+        done.commits = 1
+        return done
+
+    def _load(self, connection: Connection[Any], done: HandOver, there: Mapping[str, str]) -> None:
+        """Copy the whole feed into the table, which has no rows."""
+        with self._copying(connection, "{table}", there) as write:
+            for step in done.steps(lambda batch: self._conformed(batch, there)):
+                if step.rows is not None:
+                    write(step.rows, None)
+        if done.failures:  # the table has a part of them
+            connection.execute(self._sql("DELETE FROM {table} WHERE partition = ANY(%s)"), [_storable(done.failures)])
+        key = "SELECT FROM pg_index WHERE indrelid = to_regclass(%s) AND indisunique"
+        if connection.execute(key, [self._quoted(connection)]).fetchone() is None:
+            connection.execute(self._sql("ALTER TABLE {table} ADD PRIMARY KEY (partition, id)"))
+
+    def _merge(self, connection: Connection[Any], done: HandOver, there: Mapping[str, str]) -> None:
+        """Copy the feed into a temporary table, and make the table follow that."""
+        run = connection.execute
+        empty = "AS SELECT ''::text AS op, t.* FROM {table} t WITH NO DATA"
+        run(self._sql("CREATE TEMPORARY TABLE {staging} ON COMMIT DROP " + empty))
+        with self._copying(connection, "{staging}", {"op": "text", **there}) as write:
+            for step in done.steps(lambda batch: self._conformed(batch, there)):
+                if step.rows is not None:
+                    write(step.rows, "put")
+                elif step.deleted is not None:
+                    ids = _storable(step.deleted.to_pylist())
+                    named = pa.table({"partition": [step.partition] * len(ids), "id": pa.array(ids, step.deleted.type)})
+                    write(named, "delete")
+                elif step.clears and _storable([step.partition]):
+                    write(pa.table({"partition": [step.partition]}), "clear")
+        run(self._sql("DELETE FROM {staging} WHERE partition = ANY(%s)"), [_storable(done.failures)])
+        run(self._sql("ANALYZE {staging}"))
+        is_put = "SELECT FROM {staging} p WHERE p.op = 'put' AND (p.partition, p.id) = (t.partition, t.id)"
+        cleared = "s.op = 'clear' AND s.partition = t.partition AND NOT EXISTS (" + is_put + ")"
+        deleted = "s.op = 'delete' AND (s.partition, s.id) = (t.partition, t.id)"
+        for condition in (cleared, deleted):
+            run(self._sql("DELETE FROM {table} t USING {staging} s WHERE " + condition))
+        values = [name for name in there if name not in ("partition", "id")]
+        run(
+            self._sql(
+                "INSERT INTO {table} ({names}) SELECT {names} FROM {staging} WHERE op = 'put' "
+                "ON CONFLICT (partition, id) DO UPDATE SET ({values}) = ROW ({new})",
+                names=_joined(there),
+                values=_joined(values),
+                new=_joined(values, "excluded"),
+            )
+        )
+
+    def _write_versions(self, connection: Connection[Any], before: Mapping[str, str], done: HandOver) -> None:
+        now, space = done.feed.versions, done.feed.space.name
+        changed = _storable(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+        connection.execute(self._sql("DELETE FROM {versions} WHERE partition = ANY(%s)"), [changed])
+        with connection.cursor().copy(self._sql("COPY {versions} (space, partition, version) FROM STDIN")) as copy:
+            for key in changed:
+                if now.get(key):
+                    copy.write_row((space, key, now[key]))
+
+    def _conformed(self, batch: pa.RecordBatch, there: Mapping[str, str]) -> pa.RecordBatch:
+        """A batch as the table can hold it.
+
+        Raises:
+            DataError: it has a column that the table does not have, or one of another type; or a string with a zero
+                byte, which Postgres does not store.
+        """
+        key = batch.column("partition")[0].as_py()
+        names = [name for name in batch.schema.names if name != "op"]
+        for name in names:
+            kind, found = _type_of(batch.schema.field(name)), there.get(name, "missing")
+            if found != kind:
+                raise DataError(
+                    key,
+                    f"its column {name!r} is of type {kind} and {found} in {self.place}",
+                    "Drop that table, so that the next hand-over makes it anew, or name another one.",
+                )
+            holds = pc.match_substring(batch.column(name), _ZERO) if kind == "text" else None  # pyright: ignore[reportAttributeAccessIssue]
+            if holds is not None and holds.true_count:
+                row = batch.filter(holds).column("id")[0].as_py()
+                raise DataError(
+                    key,
+                    f"the column {name!r} of the row {row!r} has a zero byte, which Postgres does not store",
+                    "Take it out in the source.",
+                )
+        return batch.select(names)
+
+    @contextmanager
+    def _copying(
+        self, connection: Connection[Any], place: str, there: Mapping[str, str]
+    ) -> Iterator[Callable[[pa.RecordBatch | pa.Table, str | None], None]]:
+        """Gives a function that writes rows and, where it is not None, their operation."""
+        names = list(there)
+        query = self._sql(f"COPY {place} ({{names}}) FROM STDIN WITH (FORMAT BINARY)", names=_joined(names))
+        with connection.cursor().copy(query) as copy:
+            copy.set_types(list(there.values()))
+
+            def write(rows: pa.RecordBatch | pa.Table, operation: str | None) -> None:
+                missing = [None] * rows.num_rows
+                columns: dict[str, Any] = {name: rows.column(name).to_pylist() for name in rows.schema.names[:2]}
+                for name in rows.schema.names[2:]:
+                    columns[name] = matrix_of(rows) if name == "embedding" else rows.column(name).to_pylist()  # pyright: ignore[reportArgumentType]
+                if operation is not None:
+                    columns["op"] = [operation] * rows.num_rows
+                for row in zip(*(columns.get(name, missing) for name in names), strict=True):
+                    copy.write_row(row)
+
+            yield write
+
+    def _create(self, connection: Connection[Any], columns: pa.Schema) -> None:
+        from psycopg.sql import SQL, Identifier
+
+        parts = []
+        for column in columns:
+            size = f"({column.type.list_size})" if column.name == "embedding" else ""  # pyright: ignore[reportAttributeAccessIssue]
+            kind = _type_of(column)
+            if kind is None:
+                raise ConfigError(
+                    f"the column {column.name!r} is of type {column.type}, and {self.place} has none for it. "
+                    "Leave the column out of the setting columns, or make the table yourself without it."
+                )
+            required = " NOT NULL" if column.name in _REQUIRED else ""
+            parts.append(SQL("{} {}").format(Identifier(column.name), SQL(kind + size + required)))  # pyright: ignore[reportArgumentType]
+        connection.execute(self._sql("CREATE TABLE {table} ({parts})", parts=SQL(", ").join(parts)))
+
+    def _columns(self, connection: Connection[Any]) -> dict[str, str]:
+        """Type of each column of the table; empty where there is no table."""
+        found = connection.execute(
+            "SELECT attname, typname FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid "
+            "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+            [self._quoted(connection)],
+        )
+        return dict(found.fetchall())
+
+    def _require_usable(self, space: Space, there: Mapping[str, str]) -> None:
+        if missing := [name for name in _REQUIRED if name not in there]:
+            raise ConfigError(f"{self.place} has no column {missing[0]!r}. Name another table, which will be made.")
+        if space.dtype != "float32":
+            raise ConfigError(f"pgvector takes vectors of float32; those of the space {space.name} are {space.dtype}.")
+        if self._index == "hnsw" and space.dimension > _HNSW_DIMENSION:
+            raise ConfigError(
+                f"an hnsw index takes at most {_HNSW_DIMENSION:,} dimensions; the space {space.name} has "
+                f"{space.dimension:,}. Set index to none, or dimension to fewer where the model allows it."
+            )
+
+    def _build_index(self, connection: Connection[Any]) -> None:
+        from psycopg.sql import SQL, Identifier
+
+        *_, table = self._name.split(".")
+        made = "CREATE INDEX IF NOT EXISTS {index} ON {table} USING hnsw (embedding {operators})"
+        operators = SQL(f"vector_{self._distance}_ops")  # pyright: ignore[reportArgumentType]
+        connection.execute(self._sql(made, index=Identifier(f"{table}_embedding_hnsw"), operators=operators))
+
+    @contextmanager
+    def _connected(self) -> Iterator[Connection[Any]]:
+        """A connection that knows vectors, to a database that has the table of versions."""
+        try:
+            import psycopg
+            from pgvector.psycopg import register_vector
+        except ImportError as error:
+            raise missing_extra("pgvector", error) from error
+        try:
+            with psycopg.connect(self._dsn, autocommit=True) as connection:
+                connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+                register_vector(connection)
+                columns = "(space text NOT NULL, partition text PRIMARY KEY, version text NOT NULL)"
+                connection.execute(self._sql("CREATE TABLE IF NOT EXISTS {versions} " + columns))
+                yield connection
+        except psycopg.OperationalError as error:
+            raise TransientError(f"{self.place} does not answer: {first_line(error)}. Run again.") from error
+        except psycopg.Error as error:
+            raise ConfigError(f"{self.place} cannot be used: {first_line(error)}.") from error
+
+    def _sql(self, query: str, **parts: Any) -> Composed:
+        """A query with the names of the tables."""
+        from psycopg.sql import SQL, Identifier
+
+        *schema, table = self._name.split(".")
+        names = {
+            "table": Identifier(*schema, table),
+            "versions": Identifier(*schema, f"{table}_versions"),
+            "staging": Identifier("surge_staging"),
+        }
+        return SQL(query).format(**names, **parts)  # pyright: ignore[reportArgumentType]
+
+    def _quoted(self, connection: Connection[Any]) -> str:
+        return self._sql("{table}").as_string(connection)
+
+
+def _joined(names: Sequence[str] | Mapping[str, str], of: str | None = None) -> Composed:
+    from psycopg.sql import SQL, Identifier
+
+    return SQL(", ").join(Identifier(of, name) if of else Identifier(name) for name in names)
+
+
+def _storable(values: Any) -> list[Any]:
+    """Those of some ids or keys that Postgres can have."""
+    return [value for value in values if not isinstance(value, str) or _ZERO not in value]
+
+
+def _type_of(column: pa.Field) -> str | None:
+    return "vector" if column.name == "embedding" else _TYPES.get(column.type)

@@ -1,0 +1,155 @@
+"""What every target of the change feed does, and helpers that they share.
+
+A target applies what changed since its last time and confirms it. It keeps the rows of the files in one table with the
+columns partition, id, the other columns of the files, and embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from surge_dagster.engine.changes import Changes
+from surge_dagster.engine.errors import ConfigError, DataError, StoreUnavailable, SurgeError
+
+
+class OpenFeed(Protocol):
+    """Opens the change feed for the consumer; `since` is for one that keeps its versions itself."""
+
+    def __call__(self, *, since: Mapping[str, str] | None = None) -> Changes: ...
+
+
+@dataclass(slots=True)
+class HandOver:
+    """What one hand-over did.
+
+    Attributes:
+        feed: what was applied.
+        rows_sent: rows that were sent to the target to be inserted or replaced.
+        rows_deleted: ids that were sent to be deleted; rows of partitions that were cleared are not counted.
+        commits: to the table.
+        partitions: that were handed over.
+        failures: of partitions that could not be, by key; the next hand-over tries again.
+    """
+
+    feed: Changes
+    rows_sent: int = 0
+    rows_deleted: int = 0
+    commits: int = 0
+    partitions: int = 0
+    failures: dict[str, SurgeError] = field(default_factory=dict)
+
+    def steps(self, conform: Callable[[pa.RecordBatch], pa.RecordBatch]) -> Iterator[Step]:
+        """What is to be done, in order. A partition that fails ends there, is noted, and does not stop the others.
+
+        Args:
+            conform: makes rows of the table from a batch of the feed; it may raise `DataError`.
+
+        Raises:
+            StoreUnavailable: the output does not answer.
+        """
+        for partition in self.feed:
+            key, failure = partition.partition, None
+            try:
+                for batch in partition:
+                    operation = batch.column("op")[0].as_py()
+                    if operation == "clear":
+                        yield Step(key, clears=True)
+                    elif operation == "delete":
+                        self.rows_deleted += len(batch)
+                        yield Step(key, deleted=batch.column("id"))
+                    else:
+                        rows = conform(batch)
+                        self.rows_sent += len(rows)
+                        yield Step(key, rows=rows)
+            except StoreUnavailable:
+                raise
+            except SurgeError as error:
+                failure = error
+                self.failures[key] = error
+            self.partitions += failure is None
+            yield Step(key, is_end=True, failed=failure is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing to do in one partition: clear it, delete ids, insert or replace rows; or its end."""
+
+    partition: str
+    clears: bool = False
+    deleted: pa.Array | None = None
+    rows: pa.RecordBatch | None = None
+    is_end: bool = False
+    failed: bool = False
+
+
+class Target(Protocol):
+    """A table that has the rows of the files."""
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people; without secrets."""
+        ...
+
+    def apply(self, open_feed: OpenFeed) -> HandOver:
+        """Bring the table up to date, and confirm it.
+
+        Raises:
+            ConfigError: the target cannot be used as it is set up.
+            TransientError: it does not answer; the next time continues.
+        """
+        ...
+
+    def counts(self) -> dict[str, int]:
+        """Rows of each partition in the table."""
+        ...
+
+    def vectors(self, partition: str, ids: Sequence[object]) -> dict[object, np.ndarray]:
+        """Vectors of some rows of a partition, by id, those left out that the table does not have."""
+        ...
+
+
+def conformed(batch: pa.RecordBatch, columns: pa.Schema, place: str) -> pa.RecordBatch:
+    """A batch with the columns of a table, in its order; a column that the batch does not have is null.
+
+    Raises:
+        DataError: it has a column that the table does not have, or one of another type.
+    """
+    key = batch.column("partition")[0].as_py()
+    for column in batch.schema:
+        if column.name == "op":
+            continue
+        there = columns.field(column.name).type if column.name in columns.names else None
+        if there is None or not _same(there, column.type):
+            raise DataError(
+                key,
+                f"its column {column.name!r} is of type {column.type} and "
+                + ("missing" if there is None else f"of type {there}")
+                + f" in {place}",
+                "Drop that table, so that the next hand-over makes it anew, or name another one.",
+            )
+    arrays = [
+        batch.column(column.name).cast(column.type)
+        if column.name in batch.schema.names
+        else pa.nulls(len(batch), column.type)
+        for column in columns
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=columns)
+
+
+def _same(one: pa.DataType, other: pa.DataType) -> bool:
+    lists = [kind for kind in (one, other) if pa.types.is_fixed_size_list(kind)]
+    if len(lists) == 2:  # targets do not keep whether values may be null
+        return (lists[0].list_size, lists[0].value_type) == (lists[1].list_size, lists[1].value_type)
+    return one == other
+
+
+def missing_extra(extra: str, error: ImportError) -> ConfigError:
+    """The error where the packages of a target are not installed."""
+    return ConfigError(
+        f"{extra} needs packages that are not installed ({error}). Run: pip install 'surge-dagster[{extra}]'"
+    )

@@ -1,0 +1,65 @@
+"""What is done to an output while a target follows it; the same for every kind of target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from surge_dagster.consumers.comparison import compare
+from surge_dagster.consumers.target import HandOver, Target
+from surge_dagster.engine.changes import changes
+from tests.engine.feeds import Output
+
+TEXTS = {f"id-{row}": f"text {row}" for row in range(10)}
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """A target that follows an output."""
+
+    output: Output
+    target: Target
+    consumer: str = "shop"
+    space: str | None = None
+
+    def hand_over(self) -> HandOver:
+        return self.target.apply(partial(changes, self.output.store, self.consumer, space=self.space))
+
+    def assert_equal(self) -> None:
+        """The target has the rows of the files: as many in each partition, and each with its own vector."""
+        expected = self.output.expected()
+        assert self.target.counts() == {key: len(rows) for key, rows in expected.items()}
+        for key, rows in expected.items():
+            found = self.target.vectors(key, list(rows))
+            assert {row: vector.tobytes() for row, vector in found.items()} == {
+                row: vector for row, (_, vector) in rows.items()
+            }
+
+
+def follow_a_script(follower: Follower) -> Mapping[str, HandOver]:
+    """Hand over after each of these steps; gives what was done by step."""
+    output, done = follower.output, {}
+
+    def hand_over(step: str) -> None:
+        done[step] = follower.hand_over()
+        follower.assert_equal()
+        found = compare(done[step].feed, follower.target)
+        assert found.wrong == {} and found.rows_expected == found.rows_found
+
+    for key in ("a", 'it\'s, 50% "ü"', "b"):
+        output.write(key, TEXTS)
+    output.write("empty", {})
+    hand_over("first")
+    hand_over("nothing")
+    edited = {**TEXTS, "id-3": "edited", "it's new": "added"}
+    del edited["id-7"]
+    output.write("a", edited)
+    output.write("b", edited, with_changes=False)
+    hand_over("changed")
+    output.remove('it\'s, 50% "ü"')
+    output.write("new", {"1": "one"})
+    output.write("b", {})
+    hand_over("removed and new")
+    assert [done[step].rows_sent for step in done] == [30, 0, 12, 1]
+    return done

@@ -1,0 +1,198 @@
+"""A table has the rows of the files after each hand-over, whatever happened before; the same for every target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from surge_dagster.consumers.comparison import compare
+from surge_dagster.consumers.lance import LanceTable
+from surge_dagster.consumers.postgres import PgVectorTable
+from surge_dagster.consumers.target import Target
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.output.spaces import claim_space
+from tests.consumers.scripts import TEXTS, Follower, follow_a_script
+from tests.engine.feeds import Output
+
+
+@pytest.fixture(params=["lancedb", "pgvector"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
+    if request.param == "pgvector":
+        return PgVectorTable(request.getfixturevalue("new_database")(), "products")
+    pytest.importorskip("lancedb", reason="not installed: the extra 'lancedb'")
+    return LanceTable(str(tmp_path / "lance"), "products")
+
+
+@pytest.fixture
+def follower(tmp_path: Path, target: Target) -> Follower:
+    return Follower(Output(tmp_path / "out"), target)
+
+
+def test_table_follows_edits_gaps_and_removed_partitions(follower: Follower) -> None:
+    done = follow_a_script(follower)
+    if isinstance(follower.target, LanceTable):
+        assert [done[step].commits for step in done] == [1, 0, 2, 2]
+
+
+def test_partition_that_cannot_be_handed_over_is_named_and_stops_no_other(follower: Follower) -> None:
+    output = follower.output
+    for key in ("a", "b"):
+        output.write(key, TEXTS)
+    follower.hand_over()
+    before = output.expected()
+    path = output.store.root / output.name("a")
+    output.write("a", {"1": "never seen"})
+    content = path.read_bytes()
+    path.write_bytes(content[:200] + b"\xff" + content[201:])
+    output.write("b", {"1": "one"})
+    done = follower.hand_over()
+    assert list(done.failures) == ["a"] and "partition 'a'" in str(done.failures["a"])
+    assert follower.target.counts() == {"a": 10, "b": 1}
+    assert follower.target.vectors("a", ["id-3"])["id-3"].tobytes() == before["a"]["id-3"][1]
+    assert compare(done.feed, follower.target).wrong == {}
+    path.write_bytes(content)
+    assert follower.hand_over().failures == {}
+    follower.assert_equal()
+
+
+def test_table_that_was_dropped_is_loaded_again(follower: Follower) -> None:
+    follower.output.write("a", TEXTS)
+    follower.hand_over()
+    drop(follower.target)
+    assert follower.hand_over().rows_sent == 10
+    follower.assert_equal()
+
+
+def test_table_follows_the_current_space(follower: Follower) -> None:
+    output = follower.output
+    for key in ("a", "b"):
+        output.write(key, TEXTS)
+    follower.hand_over()
+    output.space = claim_space(output.store, EncodingSpec("hash://8", document_prompt="passage: ").resolve())
+    output.rows.clear()
+    output.write("b", {"1": "one"})
+    follower = Follower(output, follower.target, space=output.space.name)
+    follower.hand_over()
+    follower.assert_equal()
+
+
+def test_table_of_others_is_left_alone(follower: Follower) -> None:
+    follower.output.write("a", TEXTS)
+    if isinstance(follower.target, LanceTable):
+        follower.target._connect().create_table("products", [{"name": "boots"}])
+    else:
+        run(follower.target, "CREATE TABLE products (name text)")
+    with pytest.raises(ConfigError, match=r"has rows that no hand-over put there|has no column"):
+        follower.hand_over()
+
+
+def test_comparison_finds_missing_doubled_and_wrong_rows(follower: Follower) -> None:
+    for key in ("a", "b", "c", "d"):
+        follower.output.write(key, TEXTS)
+    done = follower.hand_over()
+    spoiled: Any = Spoiled(follower.target)
+    found = compare(done.feed, spoiled)
+    assert found.wrong == {
+        "a": "it has 9 rows; its file has 10",
+        "e": "it has 1 rows; its file has 0",
+        "b": found.wrong["b"],
+        "c": found.wrong["c"],
+    }
+    assert "is missing" in found.wrong["b"] and "is not that of its file" in found.wrong["c"]
+    assert found.vectors_compared == 12  # of each partition those of one row group
+
+
+def test_column_that_the_table_lacks_is_refused_by_name(follower: Follower) -> None:
+    follower.output.write("a", TEXTS)
+    follower.hand_over()
+    follower.output.write("b", {1: "ids are numbers here"})  # pyright: ignore[reportArgumentType]
+    follower.output.write("c", {"1": "one"})
+    done = follower.hand_over()
+    assert list(done.failures) == ["b"] and "column 'id' is of type int" in str(done.failures["b"])
+    assert follower.target.counts() == {"a": 10, "c": 1}
+
+
+class Spoiled:
+    """A target in which rows are wrong."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+    def counts(self) -> dict[str, int]:
+        return self._target.counts() | {"a": 9, "e": 1}
+
+    def vectors(self, partition: str, ids: list[object]) -> dict[object, np.ndarray]:
+        found = self._target.vectors(partition, ids)
+        if partition == "b":
+            found.popitem()
+        if partition == "c":
+            found = {row: np.nextafter(vector, np.float32(2)) for row, vector in found.items()}
+        return found
+
+
+def drop(target: Target) -> None:
+    if isinstance(target, LanceTable):
+        target._connect().drop_table("products")
+    else:
+        run(target, "DROP TABLE products")
+
+
+def run(target: Any, query: str) -> None:
+    import psycopg
+
+    with psycopg.connect(target._dsn, autocommit=True) as connection:
+        connection.execute(query.encode())
+
+
+class TestPostgres:
+    @pytest.fixture
+    def follower(self, tmp_path: Path, new_database: Callable[[], str]) -> Follower:
+        return Follower(Output(tmp_path / "out"), PgVectorTable(new_database(), "products"))
+
+    def test_zero_byte_is_refused_by_name_and_stops_no_other(self, follower: Follower) -> None:
+        follower.output.write("a", {**TEXTS, "last": "zero \0 byte"})
+        follower.output.write("b", TEXTS)
+        done = follower.hand_over()
+        assert "partition 'a'" in str(done.failures["a"]) and "row 'last' has a zero byte" in str(done.failures["a"])
+        assert follower.target.counts() == {"b": 10}
+        follower.output.write("a", TEXTS)
+        follower.output.write("b", {**TEXTS, "id-9": "zero \0 byte", "new": "new"})
+        done = follower.hand_over()
+        assert list(done.failures) == ["b"] and follower.target.counts() == {"a": 10, "b": 10}
+
+    def test_versions_are_those_of_the_table_when_the_confirmation_was_lost(self, follower: Follower) -> None:
+        follower.output.write("a", TEXTS)
+        follower.hand_over()
+        for path in follower.output.store.root.glob(".changes/*/consumers/*"):
+            path.unlink()
+        assert follower.hand_over().rows_sent == 0
+        follower.assert_equal()
+
+    def test_index_is_built_once_the_table_has_rows(self, follower: Follower) -> None:
+        follower.output.write("a", TEXTS)
+        follower.hand_over()
+        follower.output.write("a", {"1": "one"})
+        follower.hand_over()
+        import psycopg
+
+        with psycopg.connect(follower.target._dsn) as connection:  # pyright: ignore[reportAttributeAccessIssue]
+            found = connection.execute("SELECT indexdef FROM pg_indexes WHERE tablename = 'products' ORDER BY 1")
+            indexes = [definition for (definition,) in found.fetchall()]
+        assert len(indexes) == 2 and "USING hnsw (embedding vector_cosine_ops)" in indexes[0]
+        follower.assert_equal()
+
+    def test_server_that_does_not_answer_can_be_tried_again(self, follower: Follower) -> None:
+        from surge_dagster.engine.errors import TransientError
+
+        nobody = Follower(follower.output, PgVectorTable("postgresql://127.0.0.1:1/db?password=hunter2"))
+        with pytest.raises(TransientError, match="does not answer") as error:
+            nobody.hand_over()
+        assert "hunter2" not in str(error.value)
