@@ -31,7 +31,7 @@ from dagster._core.storage.event_log.sqlite import sqlite_event_log
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import Engine, QueuePool, create_engine, event
 
 from benchmarks.postgres_server import NoPostgres, PostgresServer, postgres_server
 from surge_dagster.definitions import embedding_catalog
@@ -50,6 +50,18 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 NAMES = CatalogNames()
 _TABLES = "with_tables"
+# Engines of SQLite databases by their URL.
+_ENGINES: dict[str, Engine] = {}
+
+
+class _CompiledStatements(dict[Any, Any]):
+    """Shared by engines of one kind: the first part of SQLAlchemy's key is the engine's own dialect."""
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return super().get(key[1:], default)
+
+    def __setitem__(self, key: Any, compiled: Any) -> None:
+        super().__setitem__(key[1:], compiled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,10 +286,11 @@ def quick_databases() -> Iterator[None]:
     """Make Dagster's SQLite databases skip fsync (data of killed processes stays) and keep what each access prepares.
 
     Each run has its own database, and Dagster would read its hundred migrations for each of them. It also makes an
-    engine for each access, and an engine compiles every statement anew; it holds no connection.
+    engine and a connection for each access: an engine compiles every statement anew, and a connection reads the schema.
+    Connections stay open until the end of `bench`.
     """
     read: dict[str, ScriptDirectory] = {}
-    engines: dict[str, Engine] = {}
+    compiled = _CompiledStatements()
     from_config = ScriptDirectory.from_config
 
     def migrations(config: Config) -> ScriptDirectory:
@@ -287,9 +300,11 @@ def quick_databases() -> Iterator[None]:
         return read[folder]
 
     def engine(url: str, **options: Any) -> Engine:
-        if url not in engines:
-            engines[url] = create_engine(url, **options)
-        return engines[url]
+        if url not in _ENGINES:
+            options |= {"poolclass": QueuePool, "max_overflow": -1, "execution_options": {"compiled_cache": compiled}}
+            _ENGINES[url] = create_engine(url, **options)
+            _ENGINES[url].dispose = lambda close=True: None  # Dagster calls it after each access
+        return _ENGINES[url]
 
     def connected(connection: Any, _: object) -> None:
         if isinstance(connection, sqlite3.Connection):
@@ -308,9 +323,10 @@ def quick_databases() -> Iterator[None]:
 def empty_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A DAGSTER_HOME with the project's settings and with tables, whose creation takes a second or two."""
     home = tmp_path_factory.mktemp("dagster-home")
-    (home / "dagster.yaml").write_text((ROOT / ".dagster" / "dagster.yaml").read_text())
+    (home / "dagster.yaml").write_text(yaml.safe_dump(_settings()))
     with dg.DagsterInstance.from_config(str(home)) as instance:
         instance.get_dynamic_partitions("catalog")
+    _close_databases()
     return home
 
 
@@ -328,6 +344,7 @@ def bench(tmp_path: Path, empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> 
         workbench = Workbench(tmp_path, instance)
         monkeypatch.setattr("surge_dagster.automation.new_partitions._now", lambda: datetime.now(UTC) + workbench.ahead)
         yield workbench
+    _close_databases()
 
 
 @pytest.fixture
@@ -377,8 +394,20 @@ def recorded(request: pytest.FixtureRequest, bench: Workbench) -> Workbench:
     return bench if request.param == "sqlite" else request.getfixturevalue("postgres_bench")
 
 
+def _close_databases() -> None:
+    for engine in _ENGINES.values():
+        engine.pool.dispose()
+    _ENGINES.clear()
+
+
+def _settings() -> dict[str, Any]:
+    """The project's settings; what a step prints is not recorded, which takes four processes for each run."""
+    nothing = {"module": "dagster._core.storage.noop_compute_log_manager", "class": "NoOpComputeLogManager"}
+    return yaml.safe_load((ROOT / ".dagster" / "dagster.yaml").read_text()) | {"compute_logs": nothing}
+
+
 def _write_settings(home: Path, url: str) -> None:
-    settings = yaml.safe_load((ROOT / ".dagster" / "dagster.yaml").read_text())
+    settings = _settings()
     del settings["event_log_storage"]
     settings["storage"] = {"postgres": {"postgres_url": url}}
     (home / "dagster.yaml").write_text(yaml.safe_dump(settings))
