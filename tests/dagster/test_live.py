@@ -207,6 +207,7 @@ def test_backfill_of_all_partitions_is_one_run_that_encodes_only_missing_ones(se
     assert encoded == ["p03"]
 
 
+@pytest.mark.soak  # of its six runs, tests/dagster/test_removed_partitions.py has all but the daemon's verdict
 @pytest.mark.timeout(150)
 def test_backfill_leaves_a_removed_partition_unsynced_and_succeeds(server: DevServer, folder: Path) -> None:
     for key in ("w00", "w01", "w02"):
