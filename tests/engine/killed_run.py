@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+import pyarrow as pa
 
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall
@@ -231,6 +232,7 @@ def main(catalog: str, output: str, endpoint: str, file_format: FileFormat, log:
 
 def serve() -> None:
     """Run each line of standard input in a process of its own."""
+    pa.array(np.zeros(1))  # imports pandas where that is installed, which would take a third of each process
     for line in sys.stdin:
         child = os.fork()
         if not child:

@@ -15,6 +15,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 from surge_dagster.engine.sources import formats, grouping, table_rows
 from surge_dagster.engine.support import disk_cache
 from tests.engine.sources.tables import contents, table_of
@@ -43,6 +46,7 @@ def killed_at(step: int) -> None:
 def main() -> None:
     formats._CSV_BLOCKS, table_rows._BLOCK_ROWS = (4096, 1 << 20), 1
     grouping._FILES, grouping._FILE_BYTES, grouping._WORKERS = 3, 3_000, 1
+    pa.array(np.zeros(1))  # pyarrow imports pandas here where that is installed, which would take most of each process
     kills = 0
     while True:
         child = os.fork()
