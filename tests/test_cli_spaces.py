@@ -57,9 +57,15 @@ def test_search_and_verify_use_the_only_space_with_the_prompt_and_columns_of_its
     assert code == 1 and "text" in error, "a setting that somebody gives counts"
 
 
-def test_model_in_a_relative_folder_is_found_from_any_working_folder(surge: Command) -> None:
+@pytest.fixture(scope="module")
+def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model's folder to copy: one that is made again is another model, which is converted and compared again."""
+    return tiny_model("bert_cls", tmp_path_factory.mktemp("tiny"))
+
+
+def test_model_in_a_relative_folder_is_found_from_any_working_folder(surge: Command, tiny_bert: Path) -> None:
     """Takes seconds: three pools load a model."""
-    tiny_model("bert_cls", surge.root / "models").rename(surge.root / "models" / "tiny")
+    shutil.copytree(tiny_bert, surge.root / "models" / "tiny")
     write_partition(surge.root / "catalog", "a", 3)
     name = surge.json("embed", "catalog", "out", "--model", "models/tiny")["space"]
     assert name.startswith("tiny-")
@@ -77,9 +83,11 @@ def test_model_in_a_relative_folder_is_found_from_any_working_folder(surge: Comm
     assert code == 2 and "models/tiny" in error and "check the path" in error
 
 
-def test_space_made_before_the_models_prompts_were_used_is_searched_and_verified_with_its_own(surge: Command) -> None:
+def test_space_made_before_the_models_prompts_were_used_is_searched_and_verified_with_its_own(
+    surge: Command, tiny_bert: Path
+) -> None:
     """Takes seconds: pools load a model."""
-    model = tiny_model("bert_cls", surge.root / "models").rename(surge.root / "models" / "tiny")
+    model = shutil.copytree(tiny_bert, surge.root / "models" / "tiny")
     write_partition(surge.root / "catalog", "a", 3)
     name = surge.json("embed", "catalog", "out", "--model", model)["space"]
     settings = model / "config_sentence_transformers.json"
@@ -99,8 +107,8 @@ def test_space_made_before_the_models_prompts_were_used_is_searched_and_verified
     assert code == 2 and f"not into {name}: the model's content has changed." in error
 
 
-def test_space_is_searched_with_its_model_in_a_renamed_folder(surge: Command) -> None:
-    model = tiny_model("bert_cls", surge.root / "models")
+def test_space_is_searched_with_its_model_in_a_renamed_folder(surge: Command, tiny_bert: Path) -> None:
+    model = shutil.copytree(tiny_bert, surge.root / "models" / "tiny")
     write_partition(surge.root / "catalog", "a", 3)
     name = surge.json("embed", "catalog", "out", "--model", model)["space"]
     found = surge.json("search", "out", "a number 2", "--model", model.rename(model.with_name("renamed")))
