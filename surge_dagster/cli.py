@@ -21,6 +21,7 @@ from surge_dagster import __version__
 from surge_dagster.catalog_commands import catalog_app
 from surge_dagster.command_settings import CATALOG, RUN, SPACE, takes_settings
 from surge_dagster.command_spaces import describes_space, existing_space, recorded_source, space_to_read
+from surge_dagster.derive_command import derive
 from surge_dagster.engine.cost_model import CALL_SECONDS, CostConstants
 from surge_dagster.engine.cost_model import plan as make_plan
 from surge_dagster.engine.encoder.pool import EncoderPool
@@ -64,6 +65,7 @@ app = typer.Typer(
 )
 app.add_typer(catalog_app, name="catalog")
 
+SpaceName = Annotated[str | None, typer.Option("--space", help="Name of the space, derived ones too.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Load the model that the output names without asking.")]
 
 
@@ -121,6 +123,7 @@ def verify(
     partial: Annotated[
         bool, typer.Option("--partial", help="Accept partitions without a file; only count them.")
     ] = False,
+    space_name: SpaceName = None,
     yes: Yes = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -131,9 +134,9 @@ def verify(
     """
     rows = _rows_to_reencode(reencode)
     store = settings.open_store()
-    space, spec = space_to_read(settings, store, describes_space(settings), yes or rows == 0)
+    space, spec = space_to_read(settings, store, describes_space(settings), yes or rows == 0, space_name)
     catalog = recorded_source(settings, store, space)
-    pool = _pool(settings, spec) if rows != 0 else None
+    pool = _pool(settings, spec) if rows != 0 and not space.derived else None
     partitions, texts, violations, warnings = 0, 0, list[Violation](), list[Violation]()
     try:
         with progress_bar("partitions", quiet=quiet) as show:
@@ -156,10 +159,12 @@ def verify(
     verdict = counted(len(violations), "violation") if violations else "no violation"
     if warnings:
         verdict += f", {counted(len(warnings), 'warning')}"
-    encoded_again = "all rows" if rows is None else f"{counted(rows, 'row')} of each partition"
+    again = f"{'all rows' if rows is None else counted(rows, 'row') + ' of each partition'} encoded again"
+    if space.derived:
+        again = f"all vectors computed again from {space.derived.parent}"
     read = f"{counted(partitions, 'partition')}, {without_file:,} without a file, {counted(texts, 'text')} read"
     if not quiet:
-        print(f"{space.name}: {read}, {encoded_again} encoded again: {verdict}")
+        print(f"{space.name}: {read}, {again}: {verdict}")
     if as_json:
         listed = [asdict(violation) | {"reason": violation.reason} for violation in found]
         counts = {"partitions": partitions, "partitions_without_file": without_file, "texts": texts}
@@ -234,6 +239,9 @@ def plan(
         print_json(asdict(made))
 
 
+app.command()(derive)
+
+
 @app.command()
 @takes_settings(*SPACE, "devices", leading="output")
 def search(
@@ -241,12 +249,13 @@ def search(
     context: typer.Context,
     text: Annotated[str, typer.Argument(help="The text to search for.", metavar="TEXT")],
     k: Annotated[int, typer.Option("-k", help="Number of results.", min=1)] = 5,
+    space_name: SpaceName = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Print the texts whose vectors are nearest, equal texts once.
 
-    Searches the current space, or the one that the options describe.
+    Searches the current space, or the one that the options name or describe.
     """
     require_text("the text to search for", text)
     if not context.params["output"] and (is_object_store(text) or Path(text).is_dir()):
@@ -256,16 +265,19 @@ def search(
     store = settings.open_store()
     given = any(context.params[name] is not None for name in SPACE)
     described = given or (describes_space(settings) and read_current(store) is None)
-    space, spec = space_to_read(settings, store, described, yes)
-    if not described and describes_space(settings) and find_space(store, settings.encoding_spec()) != space:
-        complain(f"searching the current space {space.name}, which differs from the one that the settings describe")
+    space, spec = space_to_read(settings, store, described, yes, space_name, queries=True)
+    if not described and space_name is None and describes_space(settings):
+        asked = find_space(store, settings.encoding_spec())
+        if asked is None or asked.spec_sha256 != space.encoder_sha256:
+            complain(f"searching the current space {space.name}, which differs from the one that the settings describe")
     with _pool(settings, spec, task="query") as pool:
-        if pool.space.spec_sha256 != space.spec_sha256:
+        if pool.space.spec_sha256 != space.encoder_sha256:
+            held = space.derived.parent if space.derived else space.name
             raise ConfigError(
-                f"the model {spec.model!r} encodes into {pool.space.name}, not into {space.name}: "
+                f"the model {spec.model!r} encodes into {pool.space.name}, not into {held}: "
                 f"{model_difference(pool.space, space)}. Restore it, or name the settings of the other space."
             )
-        hits = search_space(store, pool, [text], k)[0]
+        hits = search_space(store, pool, [text], k, space)[0]
     for hit in hits:
         print(f"{hit.score:.3f}  {one_line(hit.key)}  {one_line(hit.id)}\n       {one_line(hit.text)}")
     if as_json:

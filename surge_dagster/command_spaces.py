@@ -9,7 +9,7 @@ import typer
 from surge_dagster.command_settings import SPACE
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, Space
-from surge_dagster.engine.output.current_space import read_current, space_of_readers
+from surge_dagster.engine.output.current_space import named_space, read_current, space_of_readers
 from surge_dagster.engine.output.spaces import find_space, list_spaces, recorded_catalog, unsupported_spaces
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.store.store import Store
@@ -53,22 +53,30 @@ def describes_space(settings: Settings) -> bool:
     return not settings.model_fields_set.isdisjoint(SPACE)
 
 
-def space_to_read(settings: Settings, store: Store, described: bool, yes: bool) -> tuple[Space, EncodingSpec]:
-    """The space that the settings describe; where they describe none, the current one, else the only one.
+def space_to_read(
+    settings: Settings, store: Store, described: bool, yes: bool, name: str | None = None, *, queries: bool = False
+) -> tuple[Space, EncodingSpec]:
+    """The space of this name, else the one that the settings describe, else the current one, else the only one.
+
+    Args:
+        queries: whether the model encodes queries; documents of a derived space need no model.
 
     Returns:
         The space, and the request that loads its model. Before a model that only the output names is loaded, the user
         is asked: somebody else may have written it.
     """
     spec = settings.encoding_spec()
-    if described:
+    if described and name is None:
         space = existing_space(settings, store)
         return space, space.loadable_from(spec)
-    if read_current(store) is None and (space := find_space(store, spec)):
+    if name is None and read_current(store) is None and (space := find_space(store, spec)):
         return space, space.loadable_from(spec)
-    space = space_of_readers(store)
-    if find_space(store, spec) == space:
+    space = space_of_readers(store) if name is None else named_space(store, name)
+    asked = find_space(store, spec)
+    if asked is not None and asked.spec_sha256 == space.encoder_sha256:
         return space, space.loadable_from(spec)
+    if space.derived and not queries:  # its vectors are computed without a model
+        return space, space.loadable
     if (trusted := space.loadable.trust_remote_code) != settings.trust_remote_code and trusted is not None:
         raise ConfigError(
             f"the output {store.url!r} names code of the model {space.loadable.model!r}. If you trust that code, load "

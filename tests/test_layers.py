@@ -17,6 +17,7 @@ FOLDERS = {ROOT / PACKAGE: PACKAGE, ROOT / "assets": f"{PACKAGE}.assets", ROOT /
 LAYERS = (
     "__main__",
     "component cli demo",
+    "derive_command",
     "command_spaces",
     "command_settings",
     "definitions catalog_commands terminal catalogs",
@@ -26,8 +27,9 @@ LAYERS = (
     "resources",
     "settings settings_input check_policy",
     "consumers",
+    "engine.derive",
     "engine.run engine.verify engine.loading engine.changes engine.search engine.switching engine.cost_model",
-    "engine.reencoding",
+    "engine.reencoding engine.derived_rows engine.recall",
     "engine.reading engine.encoding engine.superbatch_call engine.output",
     "engine.superbatch engine.thresholds engine.memory engine.events engine.report",
     "engine.encoder engine.sources",

@@ -18,7 +18,7 @@ import pyarrow as pa
 from surge_dagster.engine.errors import ConfigError, DataError, SurgeError
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile
 from surge_dagster.engine.files.formats import SUFFIXES, PublishedFile, file_name
-from surge_dagster.engine.files.rows import check_schema
+from surge_dagster.engine.files.rows import check_schema, embedding_type
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space, space_of_readers
 from surge_dagster.engine.output.freshness import Found, OutputState, replaced
@@ -71,7 +71,8 @@ class Embeddings:
         return self._chosen([partition])[0].facts
 
     def lazy(self, partitions: Iterable[str] | None = None, *, text_hash: bool = False) -> pl.LazyFrame:
-        """The rows as a LazyFrame with the columns partition, id, text and embedding (`pl.Array` of the dimension).
+        """The rows as a LazyFrame with the columns partition, id, text and embedding (`pl.Array` of the dimension;
+        of a binary space UInt8, with eight dimensions in each).
 
         Only the columns that a query needs are read, and only the files that match a filter on `partition` alone.
         There is no text column when no file has one; where some files have one, the others give null.
@@ -88,10 +89,12 @@ class Embeddings:
             TransientError: a file among them was replaced or removed since it was listed, or cannot be read now.
         """
         files = self._chosen(partitions)
-        return as_lazy_frame(self.store, files, self._schema(files, text_hash))
+        return as_lazy_frame(self.store, files, self._schema(files, text_hash, self._vectors))
 
     def dataset(self, partitions: Iterable[str] | None = None, *, text_hash: bool = False) -> ds.Dataset:
         """The rows as a pyarrow dataset of the same columns; a filter on `partition` reads only these files.
+
+        Vectors of int8 and binary spaces are fixed-size binaries, as in the files.
 
         Args:
             partitions, text_hash: see `lazy`.
@@ -102,7 +105,8 @@ class Embeddings:
                 together: pyarrow counts no rows, and `lazy` does.
         """
         files = self._chosen(partitions)
-        return as_dataset(self.store, files, self._schema(files, text_hash), self.space.file_format)
+        stored = embedding_type(self.dimension, self.space.dtype)
+        return as_dataset(self.store, files, self._schema(files, text_hash, stored), self.space.file_format)
 
     def found(self) -> dict[str, Found]:
         """Every file by its name in the store: those of this space that can be loaded, and what is wrong with others.
@@ -175,7 +179,16 @@ class Embeddings:
         except ValueError:
             return encoded
 
-    def _schema(self, files: list[PublishedFile], text_hash: bool) -> pa.Schema:
+    @property
+    def _vectors(self) -> pa.DataType:
+        """The type of vectors in a LazyFrame, where the bytes of int8 and binary ones are lists of numbers."""
+        stored = embedding_type(self.dimension, self.space.dtype)
+        if not pa.types.is_fixed_size_binary(stored):
+            return stored
+        number = pa.int8() if self.space.dtype == "int8" else pa.uint8()
+        return pa.list_(pa.field("item", number, nullable=False), stored.byte_width)
+
+    def _schema(self, files: list[PublishedFile], text_hash: bool, vectors: pa.DataType) -> pa.Schema:
         """Of the rows of several files: partition, id, text where a file has it, text_hash on request, embedding."""
         first: dict[pa.DataType, str] = {}
         found = {file.facts.partition_key: file.columns for file in files}
@@ -190,7 +203,6 @@ class Embeddings:
             )
         id_type = next(iter(first), pa.string())
         has_text = any("text" in columns.names for columns in found.values())
-        vectors = pa.list_(pa.field("item", pa.from_numpy_dtype(self.space.dtype), nullable=False), self.dimension)
         return pa.schema(
             [
                 pa.field("partition", pa.string()),

@@ -13,7 +13,7 @@ from surge_dagster.engine.files.facts import FileFacts
 from surge_dagster.engine.store.store import StoredObject
 from surge_dagster.engine.support.timeline import Span
 
-Action = Literal["encoded", "republished", "fresh"]
+Action = Literal["encoded", "republished", "fresh", "derived"]
 _SLOW_PACE = 2.0  # times the running average
 _WORTH_A_WARNING_SECONDS = 1.0
 _PACE_NEEDS = 3
@@ -111,7 +111,8 @@ class Receipt:
     """What is known of a partition whose file is complete and valid.
 
     Attributes:
-        action: "encoded"; "republished" where only the source version had moved; "fresh" where there was nothing to do.
+        action: "encoded"; "republished" where only the source version had moved; "fresh" where there was nothing to do;
+            "derived" from the file of another space.
         bytes, etag: of the file, as published.
         truncated: texts of which the model saw only the first tokens.
         skipped_rows, blank_texts: see `FileFacts`.

@@ -10,9 +10,11 @@ import pyarrow as pa
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.files.conversion import comparable, cut
 from surge_dagster.engine.files.facts import InvalidFile
 from surge_dagster.engine.files.formats import PublishedFile, open_output_file
 from surge_dagster.engine.files.rows import matrix_of
+from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import list_spaces
@@ -32,28 +34,38 @@ class Hit:
     text: str
 
 
-def search(store: Store, pool: EncoderPool, queries: Sequence[str], k: int = 5) -> list[list[Hit]]:
+def search(
+    store: Store, pool: EncoderPool, queries: Sequence[str], k: int = 5, space: Space | None = None
+) -> list[list[Hit]]:
     """The `k` nearest rows of the pool's space for each query, best first.
+
+    Queries of a derived space are cut as its vectors are, and stay float32: int8 values count as the numbers they stand
+    for, and bits as 1 or -1.
 
     Equal texts give one hit, the nearest of their rows; of equally near rows the first one counts. In files without
     texts every row counts. Memory holds one batch of a file, and `k` hits per query.
 
     Args:
         pool: for queries: `EncoderPool(spec, task="query")`.
+        space: one that is derived from the pool's; None is the pool's own.
 
     Raises:
-        ConfigError: the pool encodes documents and not queries, the output has no embeddings of this space, or one of
-            its files cannot be read.
+        ConfigError: the pool encodes documents and not queries, or into another space, the output has no embeddings of
+            this space, or one of its files cannot be read.
     """
     if pool.space.side != replace(pool.space, task="query").side:
         raise ConfigError('this model encodes queries in another way than documents; start the pool with task="query"')
-    # The same space may have another slug: that of a model folder with another name.
-    same = [space.name for space in list_spaces(store) if space.spec_sha256 == pool.space.spec_sha256]
-    space = named_space(store, (same or [pool.space.name])[0])
+    if space is None:
+        # The same space may have another slug: that of a model folder with another name.
+        same = [known.name for known in list_spaces(store) if known.spec_sha256 == pool.space.spec_sha256]
+        space = named_space(store, (same or [pool.space.name])[0])
+    if space.encoder_sha256 != pool.space.spec_sha256:
+        raise ConfigError(f"the pool encodes queries of {pool.space.name}, which are none of {space.name}")
     files = OutputState(store, space.name, space.file_format).files()
     if not files:
         raise ConfigError(f"{store.url!r} holds no embeddings of the space {space.name}. Run `surge-dagster embed`.")
     vectors = pool.vectors(pa.array(queries, pa.large_string()))  # pyright: ignore[reportArgumentType]
+    vectors = cut(vectors, space)
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), _TINY)
     found = [_Nearest(k) for _ in queries]
     for name, file in files.items():
@@ -63,7 +75,7 @@ def search(store: Store, pool: EncoderPool, queries: Sequence[str], k: int = 5) 
             with store.open(name) as opened, open_output_file(opened, space.file_format) as reader:
                 shown = [name for name in reader.columns.names if name != "text_hash"]
                 for batch in reader.read(columns=shown):
-                    for nearest, scores in zip(found, _cosines(vectors, batch), strict=True):
+                    for nearest, scores in zip(found, _cosines(vectors, batch, space), strict=True):
                         nearest.add(scores, batch, reader.facts.partition_key)
         except (InvalidFile, *UNREADABLE) as error:
             raise ConfigError(
@@ -73,11 +85,11 @@ def search(store: Store, pool: EncoderPool, queries: Sequence[str], k: int = 5) 
     return [nearest.hits for nearest in found]
 
 
-def _cosines(queries: np.ndarray, batch: pa.RecordBatch) -> np.ndarray:
+def _cosines(queries: np.ndarray, batch: pa.RecordBatch, space: Space) -> np.ndarray:
     """Cosines of the rows of a batch to queries of length 1, [queries, rows]."""
     if not batch.num_rows:
         return np.empty((len(queries), 0), np.float32)
-    matrix = matrix_of(batch).astype(np.float32, copy=False)
+    matrix = comparable(matrix_of(batch), space)
     return queries @ matrix.T / np.maximum(np.linalg.norm(matrix, axis=1), _TINY)
 
 

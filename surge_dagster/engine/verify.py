@@ -2,7 +2,8 @@
 
 Every file of a space is read in full, checksums included, side by side with its source partition: the file must have
 the same ids and texts in the same order, and a valid vector for each. Some rows, or all of them, are encoded again and
-must give the stored vector (`reencoding.py`). Each fault is a `Violation`; nothing is changed. Facts that other parts
+must give the stored vector (`reencoding.py`); those of a derived space are all computed again from its parent
+(`derived_rows.py`). Each fault is a `Violation`; nothing is changed. Facts that other parts
 of the program remember about files (`OutputState`) are not used, because the files themselves are to be verified.
 
 A file has at most one violation, the one that explains most: vectors of another dimension, then another number of rows,
@@ -23,11 +24,12 @@ from typing import Literal, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from surge_dagster.engine.derived_rows import DerivedRows
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import DataError, StoreUnavailable, TransientError
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile, desired_version
 from surge_dagster.engine.files.formats import SUFFIXES, file_name, format_of, open_output_file, read_shape
-from surge_dagster.engine.files.rows import OutputFile, check_schema, matrix_of
+from surge_dagster.engine.files.rows import OutputFile, check_schema, embedding_type, matrix_of
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.staging import STAGING
@@ -62,6 +64,7 @@ _RUN_AGAIN = "Run again."
 _REMOVE = "Remove it and run again."
 _REMOVE_FILE = "Remove the file and run again."
 _Result = TypeVar("_Result")
+_Rows = SampledRows | DerivedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,7 @@ def verify(
 
     Args:
         source, store, space: what was embedded, and where to.
-        pool: a pool of the same space, to encode rows again; None: no row is encoded again.
+        pool: a pool of the same space, to encode rows again; None: no row is encoded again. A derived space needs none.
         reencode: rows of each partition to encode again, drawn with `seed`; None is all.
 
     Yields:
@@ -144,7 +147,11 @@ def verify(
         StoreUnavailable: the store does not answer any more.
         ConfigError: the source or the output cannot be listed.
     """
-    samples = SampledRows(pool, space, reencode, seed) if pool is not None else None
+    samples: _Rows | None = None
+    if space.derived:
+        samples = DerivedRows(store, space)
+    elif pool is not None:
+        samples = SampledRows(pool, space, reencode, seed)
     expected: set[str] = set()
     incomplete: set[str] = set()
     for partition in source:
@@ -172,7 +179,7 @@ def verify(
 
 
 def verify_partition(
-    partition: Partition, store: Store, space: Space, samples: SampledRows | None = None
+    partition: Partition, store: Store, space: Space, samples: _Rows | None = None
 ) -> Verified | Violation:
     """Check one partition against its file.
 
@@ -200,7 +207,7 @@ def _checked(key: str, check: Callable[[], _Result]) -> _Result | Violation:
         return Violation(key, "unread", str(error), _CHECK_AGAIN)
 
 
-def _wrong_vectors(samples: SampledRows) -> Iterator[Violation]:
+def _wrong_vectors(samples: _Rows) -> Iterator[Violation]:
     for key, finding in samples.wrong().items():
         yield Violation(key, "vectors", finding, _REMOVE_FILE)
 
@@ -279,8 +286,9 @@ def _fault_of(error: Exception, store: Store, space: Space, name: str, partition
         return damaged
     if "embedding" not in columns.names:
         return damaged
-    vectors = columns.field("embedding").type
-    if not pa.types.is_fixed_size_list(vectors) or vectors.list_size != space.dimension:
+    vectors, expected = columns.field("embedding").type, embedding_type(space.dimension, space.dtype)
+    is_list = pa.types.is_fixed_size_list(expected) and pa.types.is_fixed_size_list(vectors)
+    if vectors.list_size != space.dimension if is_list else vectors != expected:
         finding = f"{location!r}: its embedding column has type {vectors}; expected {space.dimension} numbers per row."
         return _Fault("dimension", finding, _REMOVE)
     different = None if partition is None else _different_rows(partition, rows)
@@ -320,7 +328,7 @@ def _require_facts(reader: OutputFile, space: Space, key: str | None, name: str)
     check_schema(reader.columns, dimension=space.dimension, dtype=space.dtype)
 
 
-def _compare_with_source(partition: Partition, store: Store, space: Space, samples: SampledRows | None) -> FileFacts:
+def _compare_with_source(partition: Partition, store: Store, space: Space, samples: _Rows | None) -> FileFacts:
     """The facts of a partition's file, if the file holds exactly the rows of its source.
 
     Args:
@@ -374,7 +382,7 @@ def _require_readable(partition: Partition) -> None:
         raise _Fault("refused", finding, error.remedy) from error
 
 
-def _compare_rows(partition: Partition, file: OutputFile, space: Space, samples: SampledRows | None) -> None:
+def _compare_rows(partition: Partition, file: OutputFile, space: Space, samples: _Rows | None) -> None:
     facts, digest, ids = file.facts, ContentDigest(), IdSet()
     row = 0
 

@@ -19,9 +19,9 @@ import pyarrow as pa
 
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile, facts_of, invalid_when_damaged
 from surge_dagster.engine.files.parquet import WRITE_BATCH_ROWS
-from surge_dagster.engine.files.rows import FileWriter, OutputFile, check_schema, row_group_rows_of
+from surge_dagster.engine.files.rows import FileWriter, OutputFile, check_schema, row_group_rows_of, vector_bytes
 from surge_dagster.engine.support.columns import value_parts
-from surge_dagster.engine.support.text_hash import HASH_BYTES, TEXT_HASH
+from surge_dagster.engine.support.text_hash import HASH_BYTES
 from surge_dagster.engine.support.unreadable import first_line
 
 FORMAT = "arrow-3"
@@ -79,8 +79,7 @@ class ArrowFile(OutputFile):
 
     def reading_bytes(self, widest_row: int) -> int:
         """A whole batch is read, however few of its rows are requested."""
-        vectors = self.columns.field("embedding").type
-        row = widest_row + vectors.list_size * vectors.value_type.bit_width // 8 + 2 * 8 + HASH_BYTES
+        row = widest_row + vector_bytes(self.columns.field("embedding").type) + 2 * 8 + HASH_BYTES
         return min(self._file_bytes, WRITE_BATCH_ROWS * row)
 
     def _batches(
@@ -170,11 +169,12 @@ def _checksum(column: pa.Array, number: int) -> int:
         if values.null_count:
             raise ValueError(f"{values.null_count:,} components of vectors are null; expected none")
         kind, parts = f"{column.type.list_size} x {values.type.bit_width}", [_raw(values)]
+    elif pa.types.is_fixed_size_binary(column.type):
+        width = column.type.byte_width
+        start = column.offset * width
+        kind, parts = f"{width} bytes", [memoryview(column.buffers()[1])[start : start + len(column) * width]]
     elif column.type == pa.int64():
         kind, parts = _TYPES[column.type], [_raw(column)]
-    elif column.type == TEXT_HASH:
-        start = column.offset * HASH_BYTES
-        kind, parts = "text_hash", [memoryview(column.buffers()[1])[start : start + len(column) * HASH_BYTES]]
     else:
         offsets, strings = value_parts(column)
         kind, parts = _TYPES[column.type], [np.diff(offsets).astype("<i8").data, strings]

@@ -15,6 +15,8 @@ def invalid_row(matrix: np.ndarray, *, normalized: bool) -> tuple[int, str] | No
     Args:
         normalized: whether every vector must have length 1.
     """
+    if matrix.dtype.itemsize == 1:  # every byte is a valid int8 value, and every bit
+        return None
     tolerance = _NORM_TOLERANCE[matrix.dtype] if normalized else None
     least, most = 0.0, float(np.finfo(np.float32).max)
     if tolerance is not None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model.derivation import DERIVED_DTYPES, Derivation, DerivedDtype, Ranges, derivation_from_json
 from surge_dagster.engine.model.digest import canonical_json
 from surge_dagster.engine.model.folder import describe_model
 from surge_dagster.engine.model.locating import DEFAULT_MODEL, find_model
@@ -29,7 +30,9 @@ FILE_FORMATS: tuple[FileFormat, ...] = get_args(FileFormat)
 _ARROW_SPACE_FORMAT = 2
 # Versions that do not know a prompt for queries refuse this one; otherwise they would find another checksum.
 _QUERY_PROMPT_SPACE_FORMAT = 3
-_SPACE_FORMATS = (SPACE_FORMAT, _ARROW_SPACE_FORMAT, _QUERY_PROMPT_SPACE_FORMAT)
+# Versions that do not know derived spaces refuse this one; otherwise they would take it for a space to embed into.
+_DERIVED_SPACE_FORMAT = 4
+_SPACE_FORMATS = (SPACE_FORMAT, _ARROW_SPACE_FORMAT, _QUERY_PROMPT_SPACE_FORMAT, _DERIVED_SPACE_FORMAT)
 _RESOLVED = ("model_digest", "max_length", "normalize", "dimension", "dtype")
 _HASH_MAX_LENGTH = 256
 
@@ -156,6 +159,8 @@ class Space:
         task: what a pool with this space encodes. Neither is part of the space itself.
         model_folder: the folder of a model that was given as one, at the last run; "" for other models. It is not part
             of the name either.
+        derived: of a derived space, where its vectors come from; `requested` is then that of its parent, and `dtype`
+            may be "int8" or "binary" too.
     """
 
     name: str
@@ -172,6 +177,7 @@ class Space:
     routed: bool = False
     task: Task = "document"
     model_folder: str = ""
+    derived: Derivation | None = None
 
     @property
     def prompt(self) -> str:
@@ -187,6 +193,11 @@ class Space:
     def vectors_key(self) -> str:
         """The same for two spaces whose pools give one text the same vector; part of the names of caches."""
         return self.spec_sha256 if self.side == "document" else f"{self.spec_sha256} {self.side}"
+
+    @property
+    def encoder_sha256(self) -> str:
+        """`spec_sha256` of the space whose pool encodes queries for this one: of a derived space, its parent."""
+        return self.derived.parent_sha256 if self.derived else self.spec_sha256
 
     @property
     def loadable(self) -> EncodingSpec:
@@ -205,7 +216,8 @@ class Space:
     @property
     def title(self) -> str:
         """The space for people, such as "all-MiniLM-L6-v2, 384 float32"; the name alone tells spaces apart."""
-        return f"{self.name.rpartition('-')[0]}, {self.dimension} {self.dtype}"
+        model = self.derived.parent if self.derived else self.name
+        return f"{model.rpartition('-')[0]}, {self.dimension} {self.dtype}"
 
     @property
     def spec_sha256(self) -> str:
@@ -225,6 +237,8 @@ class Space:
 
     @property
     def _format(self) -> int:
+        if self.derived:
+            return _DERIVED_SPACE_FORMAT
         if self.query_prompt:
             return _QUERY_PROMPT_SPACE_FORMAT
         return SPACE_FORMAT if self.file_format == "parquet" else _ARROW_SPACE_FORMAT
@@ -232,7 +246,41 @@ class Space:
     def _resolved(self) -> dict[str, Any]:
         # Format 1 calls the documents' prompt `prompt`. Without a prompt for queries a space is what it always was.
         prompts = {"prompt": self.document_prompt} | ({"query_prompt": self.query_prompt} if self.query_prompt else {})
-        return {key: getattr(self, key) for key in _RESOLVED} | prompts
+        derived = {"derived": self.derived.to_json()} if self.derived else {}
+        return {key: getattr(self, key) for key in _RESOLVED} | prompts | derived
+
+    def derive(self, dtype: DerivedDtype, dimension: int | None = None, ranges: Ranges | None = None) -> Space:
+        """A space whose vectors are computed from those of this one.
+
+        Args:
+            dtype: type of its vectors.
+            dimension: leading dimensions that are kept; None is all.
+            ranges: of int8; see `Derivation`. Without them the space has no name yet.
+
+        Raises:
+            ConfigError: such a space cannot be computed from this one.
+        """
+        size = dimension or self.dimension
+        if self.derived or self.dtype != "float32":
+            kind = f"is derived from {self.derived.parent}" if self.derived else f"holds {self.dtype} vectors"
+            raise ConfigError(f"the space {self.name} {kind}; spaces are derived from one with float32 vectors alone")
+        if dtype not in DERIVED_DTYPES:
+            raise ConfigError(f"the dtype of a derived space is one of {', '.join(DERIVED_DTYPES)}, not {dtype!r}")
+        if not 1 <= size <= self.dimension:
+            raise ConfigError(f"dimension is 1 to {self.dimension}, those of the space {self.name}; not {size}")
+        if dtype == "binary" and size % 8:
+            raise ConfigError(f"binary vectors are stored in bytes: their dimension is a multiple of 8, not {size}")
+        if dtype == self.dtype and size == self.dimension:
+            raise ConfigError(
+                f"the space {self.name} has {size} dimensions in float32 already: give another dtype "
+                f"({', '.join(DERIVED_DTYPES[1:])}) or fewer dimensions"
+            )
+        derivation = Derivation(self.name, self.spec_sha256, ranges)
+        unnamed = replace(self, name="", dtype=dtype, dimension=size, model_path="", derived=derivation)
+        if dtype == "int8" and ranges is None:
+            return unnamed
+        slug = f"{self.name.rpartition('-')[0]}-{dtype}-{size}"
+        return replace(unnamed, name=f"{slug}-{unnamed.spec_sha256[:12]}")
 
 
 def space_from_json(document: dict[str, Any]) -> Space:
@@ -260,8 +308,9 @@ def space_from_json(document: dict[str, Any]) -> Space:
         resolved |= {"document_prompt": document["prompt"], "query_prompt": document.get("query_prompt", "")}
         resolved["file_format"] = document.get("file_format", "parquet")  # older documents do not name it
         resolved["model_folder"] = str(document.get("model_folder", ""))
+        resolved["derived"] = derivation_from_json(document["derived"]) if "derived" in document else None
         space = Space(name=document["name"], requested=EncodingSpec(**requested), model_path="", **resolved)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"space.json is incomplete ({error!r}); restore it or use another output") from error
     if space.file_format not in FILE_FORMATS:
         raise ConfigError(

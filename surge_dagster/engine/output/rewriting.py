@@ -17,7 +17,7 @@ from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.files.facts import WRITER, FileFacts, InvalidFile
 from surge_dagster.engine.files.formats import PublishedFile, new_writer, open_output_file
 from surge_dagster.engine.files.parquet import STRING_COPIES, levels_bytes
-from surge_dagster.engine.files.rows import READ_BYTES, FileWriter, check_schema, rows_at_a_time
+from surge_dagster.engine.files.rows import READ_BYTES, FileWriter, check_schema, rows_at_a_time, vector_bytes
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.change_files import ChangeFeed, changed_ids
 from surge_dagster.engine.output.space_target import SpaceTarget, require_unchanged
@@ -58,7 +58,7 @@ def assemble(
     with target.create(partition.key) as upload:
         try:
             rows = _noting_changes(_staged_rows(staging, partition, require_not_over), partition, changed)
-            _write(target.space, upload, columns, facts, rows)
+            write_rows(target.space, upload, columns, facts, rows)
         except InvalidFile as error:
             reason = f"partition {partition.key!r}: its staged rows cannot be used: {error}. Run again."
             raise TransientError(reason, partition.key) from error
@@ -106,7 +106,7 @@ def republish(
             check_schema(reader.columns, dimension=space.dimension, dtype=space.dtype)
             columns = reader.columns
             rows = rows_at_a_time(widest_row, space.dimension, np.dtype(space.dtype).itemsize)
-            _write(space, upload, columns, facts, reader.read(batch_rows=rows))
+            write_rows(space, upload, columns, facts, reader.read(batch_rows=rows))
             stored = upload.publish(lambda: require_unchanged(partition))
     except UNREADABLE as error:
         if is_systems(error) and not isinstance(error, FileNotFoundError):
@@ -151,7 +151,7 @@ def _noting_changes(
         yield batch
 
 
-def _write(
+def write_rows(
     space: Space, upload: Upload, columns: pa.Schema, facts: FileFacts, batches: Iterable[pa.RecordBatch]
 ) -> None:
     """Write a file of the space; `InvalidFile` where `batches` do not have as many rows as the facts say."""
@@ -167,12 +167,12 @@ def _row_groups(batches: Iterable[pa.RecordBatch], writer: FileWriter, space: Sp
     """Small batches as row groups of a file: full ones, or as large as may be held while they are written."""
     held: list[pa.RecordBatch] = []
     size = rows = 0
-    dimension, itemsize = space.dimension, np.dtype(space.dtype).itemsize
+    vector = vector_bytes(writer.columns.field("embedding").type)
+    levels = 0 if vector <= space.dimension else space.dimension * levels_bytes(vector // space.dimension)
     for batch in batches:
         held.append(batch)
-        values = batch.num_rows * dimension
-        strings = batch.nbytes - values * itemsize
-        size += values * (itemsize + levels_bytes(itemsize)) + (1 + STRING_COPIES) * strings
+        strings = batch.nbytes - batch.num_rows * vector
+        size += batch.num_rows * (vector + levels) + (1 + STRING_COPIES) * strings
         rows += batch.num_rows
         if size >= _GROUP_BYTES or rows >= writer.row_group_rows:
             table = pa.Table.from_batches(held, schema=writer.columns)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,8 +72,8 @@ def require_supported(store: Store, name: str) -> None:
 
 
 def find_space(store: Store, spec: EncodingSpec) -> Space | None:
-    """The space that was claimed for this spec last, or None when the output has none yet."""
-    known = _all_described(store)
+    """The space that was claimed for this spec last, or None when the output has none yet; never a derived one."""
+    known = [described for described in _all_described(store) if not described.space.derived]
     request = spec.as_dict()
     turns = [described.turn(request) for described in known]
     last = max((turn for turn in turns if turn is not None), default=None)
@@ -82,6 +83,41 @@ def find_space(store: Store, spec: EncodingSpec) -> Space | None:
         expected = spec.resolve()
         return next((one.space for one in known if one.space.spec_sha256 == expected.spec_sha256), None)
     return None
+
+
+def find_derived(store: Store, wanted: Space) -> Space | None:
+    """The derived space with the parent, dtype and dimension of `wanted`, whatever its ranges; None: there is none."""
+    return next((space for space in list_spaces(store) if _derives_same(space, wanted)), None)
+
+
+def claim_derived(store: Store, space: Space, notes: Mapping[str, Any]) -> None:
+    """Prepare the folder of a derived space and describe the space there, with the catalog of its parent.
+
+    Args:
+        notes: further entries of its space.json, which replace those of the same names.
+
+    Raises:
+        ConfigError: the output has another space under that name.
+        TransientError: its disk is full.
+    """
+    assert space.derived
+    own, parent = _described(store, space.name), _described(store, space.derived.parent)
+    if own is not None and own.space.spec_sha256 != space.spec_sha256:
+        _require_free(store, space.name)
+    store.prepare(space.name)
+    store.sweep(space.name)
+    document = space.to_json() | (own.document if own else {}) | dict(notes)
+    for shared in ("catalog", "model_folder"):
+        if parent is not None and shared in parent.document:
+            document[shared] = parent.document[shared]
+    if own is None or document != own.document:
+        _write(store, space, document, own.catalog if own else None)
+
+
+def noted(store: Store, space: Space, name: str) -> Any:
+    """A further entry of a space's space.json; None where it has none of that name."""
+    described = _described(store, space.name)
+    return described.document.get(name) if described else None
 
 
 def require_format(store: Store, space: Space, file_format: FileFormat) -> None:
@@ -215,6 +251,13 @@ class _Described:
             turns.append((request, turn))
         added = {"also_requested": [known for known, _ in turns[1:]], "turns": [number for _, number in turns]}
         return self.document | {name: values for name, values in added.items() if any(values)}
+
+
+def _derives_same(one: Space, other: Space) -> bool:
+    if not one.derived or not other.derived:
+        return False
+    same_parent = one.derived.parent_sha256 == other.derived.parent_sha256
+    return same_parent and (one.dtype, one.dimension) == (other.dtype, other.dimension)
 
 
 def _all_described(store: Store) -> list[_Described]:

@@ -152,12 +152,23 @@ def _with_all_columns(batch: pa.RecordBatch, key: str, needed: pa.Schema) -> pa.
     columns = []
     for field in needed:
         if field.name in batch.schema.names:
-            columns.append(batch.column(field.name))
+            column = batch.column(field.name)
+            columns.append(column if column.type == field.type else _as_lists(column, field.type))
         elif field.name == "partition":
             columns.append(pa.repeat(pa.scalar(key, field.type), len(batch)))
         else:
             columns.append(pa.nulls(len(batch), field.type))
     return pa.RecordBatch.from_arrays(columns, schema=needed)
+
+
+def _as_lists(column: pa.Array, lists: pa.DataType) -> pa.Array:
+    """Bytes of vectors as lists of their numbers, without a copy; other columns as they are."""
+    if not pa.types.is_fixed_size_binary(column.type):
+        return column
+    width = column.type.byte_width
+    values = column.buffers()[1].slice(column.offset * width, len(column) * width)
+    numbers = pa.Array.from_buffers(lists.value_type, len(column) * width, [None, values])
+    return pa.FixedSizeListArray.from_arrays(numbers, type=lists)
 
 
 class _ReadOnly(fs.FileSystemHandler):

@@ -1,0 +1,77 @@
+"""Vectors of a derived space, computed from float32 vectors, and back to what queries are compared with.
+
+The conventions are those of sentence-transformers' `quantize_embeddings`: "int8" has 255 steps between the smallest and
+the largest value of each dimension, and what lies beyond them is clipped; "binary" is its "ubinary": a bit per value,
+set where the value is above zero, eight bits to a byte, the first one highest. Tests compare both bit for bit.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from surge_dagster.engine.model.spec import Space
+
+_TINY = np.finfo(np.float32).tiny
+
+
+def cut(matrix: np.ndarray, space: Space) -> np.ndarray:
+    """The leading dimensions of float32 vectors, [rows, dimension], scaled to length 1 where the space normalizes.
+
+    Vectors that keep all dimensions are returned as they are. One that is zero in the dimensions it keeps stays zero.
+    """
+    if matrix.shape[1] == space.dimension:
+        return matrix
+    kept = matrix[:, : space.dimension].copy()
+    if space.normalize:
+        kept /= np.maximum(np.sqrt(np.vecdot(kept, kept)), _TINY)[:, None]
+    return kept
+
+
+def convert(vectors: np.ndarray, space: Space) -> np.ndarray:
+    """Vectors as the space stores them: [rows, dimension]; of binary ones [rows, dimension / 8] of uint8.
+
+    Args:
+        vectors: float32, of the space's dimension (`cut`).
+    """
+    match space.dtype:
+        case "int8":
+            return _to_int8(vectors, *_steps(space))
+        case "binary":
+            return np.packbits(vectors > 0, axis=-1)
+        case _:
+            return vectors.astype(space.dtype, copy=False)
+
+
+def comparable(stored: np.ndarray, space: Space) -> np.ndarray:
+    """Stored vectors as float32 ones that a query's can be compared with, [rows, dimension].
+
+    An int8 value is the lower end of its step, as in sentence-transformers; a bit is 1 or -1.
+
+    Args:
+        stored: as `matrix_of` gives them.
+    """
+    match space.dtype:
+        case "int8":
+            starts, steps = _steps(space)
+            return (stored.view(np.int8).astype(np.float32) + 128) * steps + starts
+        case "binary":
+            return np.unpackbits(stored, axis=-1).astype(np.float32) * 2 - 1
+        case _:
+            return stored.astype(np.float32, copy=False)
+
+
+def _steps(space: Space) -> tuple[np.ndarray, np.ndarray]:
+    """Where each dimension's steps begin, and how wide they are."""
+    assert space.derived and space.derived.ranges
+    least, most = np.array(space.derived.ranges, np.float32)
+    steps = (most - least) / 255
+    return least, np.where(steps == 0, np.float32(1), steps)
+
+
+def _to_int8(vectors: np.ndarray, starts: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    values = vectors - starts
+    values /= steps
+    np.floor(values, out=values)
+    np.clip(values, 0, 255, out=values)
+    values -= 128
+    return values.astype(np.int8)
