@@ -121,7 +121,7 @@ class FolderCatalog:
     def _current_version(self, group: FileGroup) -> str | None:
         try:
             names = {file.relative for file in group.files}
-            found = [file for scope in group.scopes for file in self._files.list(scope)]
+            found = [file for scope in group.scopes for file in self._files.list(*scope)]
             if self._files.pattern is not None:
                 found = [file for file in found if file.relative in names or self._is_of(group, file)]
             if not found:

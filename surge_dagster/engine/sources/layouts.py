@@ -30,6 +30,7 @@ class _Place:
 
     scope: str
     levels: tuple[tuple[str, str], ...]
+    begin: str = ""  # of names in the scope
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -42,14 +43,15 @@ class FileGroup:
 
     Attributes:
         key: of the partition.
-        scopes: the folders or files that were found for it, relative to the source; more than one is refused.
+        scopes: the folders or files that were found for it, relative to the source, and how names in a folder begin;
+            more than one is refused.
         files: in bytewise order.
         hashed: the value in the names, where it is the hash of a long key that only the files declare.
         refusal: what is wrong with the names, and what to do.
     """
 
     key: str
-    scopes: list[str] = field(default_factory=list)
+    scopes: list[tuple[str, str]] = field(default_factory=list)
     files: list[SourceFile] = field(default_factory=list)
     hashed: str | None = None
     refusal: tuple[str, str] | None = None
@@ -69,7 +71,7 @@ def grouped(files: Sequence[SourceFile], pattern: NamePattern | None, url: str) 
     """
     if pattern is not None and pattern.names:
         places = [pattern.names_in(file.relative) for file in files]
-        found = [_Place(scope, tuple(levels.items())) for scope, levels in places]
+        found = [_Place(scope, tuple(levels.items()), begin) for scope, begin, levels in places]
     else:
         found = [_in_folders(file) for file in files]
     readable = [file.token != UNREADABLE_FOLDER for file in files]
@@ -158,8 +160,12 @@ def _add(group: FileGroup, new: FileGroup, place: _Place, file: SourceFile) -> N
     group.files.append(file)
     group.places.add(place)
     group.refusal = group.refusal or new.refusal
-    if place.scope not in group.scopes:
-        group.scopes.append(place.scope)
+    if (place.scope, place.begin) not in group.scopes:
+        group.scopes.append((place.scope, place.begin))
     if len(group.places) > 1 and group.refusal is None:
-        named = ", ".join(sorted(printable(scope) for scope in group.scopes))
+        named = ", ".join(sorted(printable(_name_of(*scope)) for scope in group.scopes))
         group.refusal = (f"{named} all stand for this key", "Keep one of them.")
+
+
+def _name_of(folder: str, begin: str) -> str:
+    return "/".join(filter(None, (folder, begin and f"{begin}*")))

@@ -44,6 +44,7 @@ _MAX_DEPTH = 50  # of folders below the one that is listed
 HIDDEN = ("_", ".")
 NOT_REGULAR = "is a pipe, a socket or a device, not a regular file"
 UNREADABLE_FOLDER = "unreadable folder"  # the token of a folder that the system does not show; its name ends in a slash
+_NAME = re.compile(r"\{([^{}]*)\}")
 _WILD = re.compile(r"(\*\*/?|\*|\{[^{}]*\})")
 
 
@@ -90,13 +91,19 @@ class NamePattern:
         """Whether a file counts."""
         return bool(self.regex.fullmatch(relative))
 
-    def names_in(self, relative: str) -> tuple[str, dict[str, str]]:
-        """The file or folder that has all files of the same names, and these by name; of a file that counts."""
+    def names_in(self, relative: str) -> tuple[str, str, dict[str, str]]:
+        """Where all files of the same names lie, and these by name; of a file that counts.
+
+        The first is a file, or a folder; of a folder, the second is how the names in it begin.
+        """
+        match = self.regex.fullmatch(relative)
+        names = match.groupdict() if match else {}
         parts = self.text.split("/")
         fixed = next((number for number, part in enumerate(parts) if "*" in part), None)
-        scope = relative if fixed is None else "/".join(relative.split("/")[:fixed])
-        match = self.regex.fullmatch(relative)
-        return scope, match.groupdict() if match else {}
+        if fixed is None:
+            return relative, "", names
+        begin = _NAME.sub(lambda found: names[found[1]], parts[fixed].partition("*")[0])
+        return "/".join(relative.split("/")[:fixed]), begin, names
 
 
 class SourceFiles(ABC):
@@ -111,17 +118,18 @@ class SourceFiles(ABC):
         self.url = url
         self.pattern = pattern
 
-    def list(self, scope: str = "") -> list[SourceFile]:
+    def list(self, scope: str = "", begin: str = "") -> list[SourceFile]:
         """The files in bytewise order of their relative names.
 
         Args:
             scope: relative name of one file, or of a folder with all that lies below it; empty is all.
+            begin: of a folder, those files alone whose names in it begin so.
 
         Raises:
             ConfigError: the folder cannot be listed.
             TransientError: the bucket does not answer.
         """
-        found = [file for file in self._found(scope) if self._counts(file)]
+        found = [file for file in self._found(scope, begin) if self._counts(file)]
         return sorted(found, key=lambda file: os.fsencode(file.relative))
 
     def _counts(self, file: SourceFile) -> bool:
@@ -151,7 +159,7 @@ class SourceFiles(ABC):
             yield _read_end(file.open, read)
 
     @abstractmethod
-    def _found(self, scope: str) -> Iterator[SourceFile]: ...
+    def _found(self, scope: str, begin: str) -> Iterator[SourceFile]: ...
 
 
 def open_files(
@@ -246,7 +254,7 @@ class _LocalFiles(SourceFiles):
     def is_settled(self, file: SourceFile) -> bool:
         return time.time_ns() - int(file.token.rpartition("-")[2]) > _SETTLED_NS
 
-    def _found(self, scope: str) -> Iterator[SourceFile]:
+    def _found(self, scope: str, begin: str) -> Iterator[SourceFile]:
         scope = self._name or scope
         path = f"{self._root}/{scope}" if scope else self._root
         is_link = bool(scope) and not self._name and os.path.islink(path)  # noqa: PTH114
@@ -256,7 +264,8 @@ class _LocalFiles(SourceFiles):
         prefix = f"{scope}/" if scope else ""
         try:
             for name, refusal in local_names(self._root, path, self._is_wanted, prefix):
-                yield from self._file(name, refusal)
+                if name.startswith(prefix + begin):
+                    yield from self._file(name, refusal)
         except OSError as error:
             raise ConfigError(f"cannot list the source {self.url!r}: {error.strerror}. Make it readable.") from error
 
@@ -298,11 +307,12 @@ class _BucketFiles(SourceFiles):
         self._name = name
         self._is_wanted = is_wanted
 
-    def _found(self, scope: str) -> Iterator[SourceFile]:
+    def _found(self, scope: str, begin: str) -> Iterator[SourceFile]:
         above = f"{self._name}/" if self._name else ""
         place = f"{above}{scope}".rstrip("/")
-        one = self._one if scope and self._is_wanted(scope) else self._all  # what is more likely is looked at first
-        other = self._all if one == self._one else self._one
+        every = partial(self._all, begin)
+        one = self._one if scope and self._is_wanted(scope) else every  # what is more likely is looked at first
+        other = every if one == self._one else self._one
         found = one(place) or other(place)
         for stored in found:
             relative = stored.name.removeprefix(above) if stored.name != self._name else stored.name.rpartition("/")[2]
@@ -310,8 +320,8 @@ class _BucketFiles(SourceFiles):
                 token = stored.etag.strip('"') or f"{_NO_ETAG}{stored.size}"
                 yield SourceFile(relative, stored.size, token, partial(self._open, stored))
 
-    def _all(self, folder: str) -> Sequence[StoredObject]:
-        return list(self._store.list(folder, deep=True))
+    def _all(self, begin: str, folder: str) -> Sequence[StoredObject]:
+        return list(self._store.list(folder, deep=True, begin=begin))
 
     def _one(self, name: str) -> Sequence[StoredObject]:
         try:

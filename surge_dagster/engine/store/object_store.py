@@ -11,7 +11,7 @@ import copy
 import errno
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -60,13 +60,17 @@ class ObjectStore(Store):
         same._retrier = self._retrier.until(over)
         return same
 
-    def list(self, folder: str, *, deep: bool = False) -> Iterator[StoredObject]:
+    def list(self, folder: str, *, deep: bool = False, begin: str = "") -> Iterator[StoredObject]:
+        """See `Store`; `begin` takes those of a deep listing whose names in the folder begin so."""
         prefix = f"{self._prefix}{folder}".rstrip("/")
         base = f"{prefix}/" if prefix else ""
 
         def attempt() -> list[tuple[str, int, str]]:
             with request_errors():
-                if deep:
+                if begin:
+                    first = base + begin
+                    chunks = _beginning(first, obstore.list(self._store, prefix=prefix or None, offset=first))
+                elif deep:
                     chunks = obstore.list(self._store, prefix=prefix or None)
                 else:
                     chunks = [obstore.list_with_delimiter(self._store, prefix=prefix or None)["objects"]]
@@ -173,6 +177,15 @@ def open_object_store(
     service = secrets.token_hex() if parts.scheme == "memory" else _without_user(service)
     identity = f"{clean} at {service}"
     return ObjectStore(clean, identity, prefix, store, retrier(clean), limits.part_bytes)
+
+
+def _beginning(begin: str, chunks: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
+    """Of a listing in the order of the names, those up to the last that begins so; no further page is requested."""
+    for chunk in chunks:
+        found = [meta for meta in chunk if meta["path"].startswith(begin)]
+        yield found
+        if len(found) < len(chunk):
+            return
 
 
 def _without_user(endpoint: str) -> str:

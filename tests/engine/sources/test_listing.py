@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.sources.listing import UNREADABLE_FOLDER, SourceFiles, open_files
+from surge_dagster.engine.store import object_store
 from surge_dagster.engine.store.object_client import StorageOptions
 from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, on
 
@@ -60,8 +62,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return made
 
 
-def names(files: SourceFiles, scope: str = "") -> list[str]:
-    return [file.relative for file in files.list(scope)]
+def names(files: SourceFiles, scope: str = "", begin: str = "") -> list[str]:
+    return [file.relative for file in files.list(scope, begin)]
 
 
 def test_folder_lists_visible_files_in_bytewise_order_with_size_and_content(place: Place) -> None:
@@ -174,6 +176,19 @@ def test_folder_that_the_system_does_not_show_is_listed_and_hides_no_other(
         unread.open()
 
 
+@pytest.mark.parametrize("key", ["shoes", "a b", "50%", "Köln", "a+b#", "s*"])
+def test_scope_may_be_the_files_of_a_folder_whose_names_begin_alike(place: Place, key: str) -> None:
+    wanted = [f"flat/{key}-{number}.csv" for number in range(3)]
+    for name in (*wanted, f"flat/{key}.csv", f"flat/{key[:-1]}-0.csv", "flat/zz-0.csv"):
+        place.write(name)
+    files = place.open("/flat/{category}-*.csv")
+    relative = f"{key}-1.csv"
+    assert files.pattern is not None
+    scope, begin, found = files.pattern.names_in(relative)
+    assert (scope, begin, found) == ("", f"{key}-", {"category": key})
+    assert [f"flat/{file.relative}" for file in files.list(scope, begin)] == wanted
+
+
 class TestBuckets:
     def open(self, server: ObjectServer, url: str) -> SourceFiles:
         return open_files(url, StorageOptions(endpoint=server.url, access_key_id="a", secret_access_key="b"))
@@ -183,6 +198,23 @@ class TestBuckets:
             object_server.put(f"cat/partition={number:04d}/0.parquet", b"x")
         assert len(self.open(object_server, f"s3://{BUCKET}/cat").list()) == 20
         assert len(object_server.log) == 1
+
+    def test_files_whose_names_begin_alike_are_listed_from_the_first_to_the_last_of_them(
+        self, object_server: ObjectServer
+    ) -> None:
+        for number in range(4):
+            object_server.put(f"cat/c{number}-0.csv", b"x")
+        files = self.open(object_server, f"s3://{BUCKET}/cat/{{category}}-*.csv")
+        assert names(files, "", "c2-") == ["c2-0.csv"]
+        [listing] = object_server.requests("GET")
+        assert re.search(r"start-after=cat(/|%2F)c2-(&|$)", listing)
+
+        def pages() -> Iterator[list[dict[str, str]]]:
+            yield [{"path": "cat/c2-0.csv"}, {"path": "cat/c2-1.csv"}]
+            yield [{"path": "cat/c2-2.csv"}, {"path": "cat/c3-0.csv"}]
+            raise AssertionError("a page behind the last of them was requested")
+
+        assert [len(page) for page in object_store._beginning("cat/c2-", pages())] == [2, 1]
 
     def test_whole_bucket_is_a_folder(self, object_server: ObjectServer) -> None:
         object_server.put("a/0.parquet", b"x")
