@@ -7,6 +7,7 @@ says what to install. With REQUIRE_ALL_TESTS set, as in `.ci/run`, such a test f
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -31,27 +32,36 @@ settings.register_profile(
 settings.load_profile("surge")
 
 
+_IMPORTED = pytest.StashKey[frozenset[str]]()
+
 # Files that take longest, in falling order: one that is begun last keeps a single process busy while the others wait.
 _BEGUN_FIRST = (
     "dagster/test_live.py",
     "engine/encoder/test_vectors.py",
-    "dagster/test_shards.py",
-    "dagster/test_nightly_runs.py",
-    "test_cli.py",
-    "engine/encoder/test_architectures.py",
-    "dagster/test_killed.py",
-    "dagster/test_sensor.py",
+    "test_cli_spaces.py",
     "engine/encoder/test_supervision.py",
-    "engine/encoder/test_pool_endings.py",
-    "dagster/test_demo.py",
-    "dagster/test_failures.py",
-    "dagster/test_launch.py",
+    "dagster/test_nightly_runs.py",
+    "dagster/test_checks.py",
+    "engine/encoder/test_zoo.py",
     "dagster/test_events.py",
-    "engine/encoder/test_converted_models.py",
-    "test_benchmark_output.py",
-    "test_benchmarks.py",
+    "dagster/test_failures.py",
+    "engine/encoder/test_architectures.py",
+    "engine/test_resume.py",
+    "dagster/test_runs.py",
     "engine/test_run_object_store.py",
-    "dagster/test_component.py",
+    "engine/encoder/test_pool_endings.py",
+    "engine/encoder/test_prompts.py",
+    "dagster/test_sensor.py",
+    "test_cli.py",
+    "dagster/test_removed_partitions.py",
+    "engine/test_staged_runs.py",
+    "engine/encoder/test_mutations.py",
+    "engine/test_run_faults.py",
+    "dagster/test_upstream_asset.py",
+    "dagster/test_refusals.py",
+    "dagster/test_shards.py",
+    "engine/encoder/test_converted_models.py",
+    "engine/encoder/test_trusted_code.py",
 )
 
 
@@ -60,6 +70,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     rank = {here / name: place for place, name in enumerate(_BEGUN_FIRST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Remember what collecting has imported: each of four processes collects all tests."""
+    session.config.stash[_IMPORTED] = frozenset(sys.modules)
+
+
+@pytest.fixture
+def imported_by_collecting(pytestconfig: pytest.Config) -> frozenset[str]:
+    """Names of the modules that were imported when all tests were collected."""
+    return pytestconfig.stash[_IMPORTED]
 
 
 @pytest.hookimpl(wrapper=True)

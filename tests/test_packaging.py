@@ -43,6 +43,13 @@ def test_mapped_packages_import_under_the_namespace_and_not_from_the_top() -> No
     assert result.stdout.strip() == "None"
 
 
+def test_collecting_tests_imports_no_package_that_takes_seconds(imported_by_collecting: frozenset[str]) -> None:
+    """Each process of `make test` collects all tests; those that need such a package import it themselves."""
+    slow = {"torch", "sentence_transformers", "scipy", "openvino", "moto", "dagster_graphql.schema", "dagster_k8s"}
+    slow |= {"dagster_webserver", "google.cloud.bigquery_storage_v1", "lancedb", "datasets", "deltalake"}
+    assert not slow & imported_by_collecting
+
+
 def test_definitions_load_without_packages_that_take_seconds_to_import() -> None:
     """Every run, tick and server of Dagster is a process that loads them."""
     slow = {"torch", "transformers", "pandas", "polars", "dagster_gcp", "obstore", "sentence_transformers"}
