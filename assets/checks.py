@@ -161,7 +161,7 @@ def _run_check_metadata(outcome: Outcome) -> dict[str, Any]:
     metrics = {
         name: round(value, 4) if isinstance(value, float) else value
         for name, value in report.as_dict().items()
-        if report.superbatches or (value and name in _WITHOUT_ENCODING)
+        if value is not None and (report.superbatches or (value and name in _WITHOUT_ENCODING))
     }
     failures = list(outcome.failures.values())
     failed = [{"key": failure.key, "reason": failure.reason} for failure in failures]

@@ -41,6 +41,7 @@ class PacedBackend:
 
     def __init__(self, space: Space, settings: BackendSettings) -> None:
         self._seconds_per_text = float(os.environ.get(_SECONDS_PER_TEXT, "0"))
+        self.detail = f"{self._seconds_per_text} s per text"  # each speed has a calibration of its own
         self._due = 0.0
         self._vector = np.full(space.dimension, space.dimension**-0.5, space.dtype)
 
@@ -60,12 +61,16 @@ class PacedBackend:
 
 
 @contextlib.contextmanager
-def paced_pool(texts_per_second: float | None = None, dimension: int = DIMENSION) -> Iterator[EncoderPool]:
-    """A pool of one worker with the encoder above; without a speed it takes no time."""
+def paced_pool(
+    texts_per_second: float | None = None, dimension: int = DIMENSION, *, workers: int = 1
+) -> Iterator[EncoderPool]:
+    """A pool with the encoder above; without a speed, which is that of one worker, it takes no time."""
     before = os.environ.get(_SECONDS_PER_TEXT)
     os.environ[_SECONDS_PER_TEXT] = str(1 / texts_per_second if texts_per_second else 0)
     try:
-        with EncoderPool(EncodingSpec(f"hash://{dimension}"), backend=BACKEND, devices="cpu") as pool:
+        with EncoderPool(
+            EncodingSpec(f"hash://{dimension}"), backend=BACKEND, devices=",".join(["cpu"] * workers)
+        ) as pool:
             yield pool
     finally:
         if before is None:

@@ -19,15 +19,10 @@ import typer
 
 from surge_dagster import __version__
 from surge_dagster.catalog_commands import catalog_app
-from surge_dagster.command_settings import CATALOG, RUN, SPACE, takes_settings
+from surge_dagster.command_settings import CATALOG, RUN, SPACE, start_pool, takes_settings
 from surge_dagster.command_spaces import describes_space, existing_space, recorded_source, space_to_read
 from surge_dagster.derive_command import derive
-from surge_dagster.engine.cost_model import CALL_SECONDS, CostConstants
-from surge_dagster.engine.cost_model import plan as make_plan
-from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, SurgeError
-from surge_dagster.engine.model.prompts import Task
-from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.current_space import named_space, read_current
 from surge_dagster.engine.output.spaces import find_space, model_difference
 from surge_dagster.engine.output.staging import sweep_orphan_files
@@ -42,6 +37,7 @@ from surge_dagster.engine.support.urls import is_object_store
 from surge_dagster.engine.switching import switch_space
 from surge_dagster.engine.verify import Verified, Violation
 from surge_dagster.engine.verify import verify as verify_output
+from surge_dagster.plan_command import plan
 from surge_dagster.settings import Settings, require_text
 from surge_dagster.terminal import (
     TERMINATED_CODE,
@@ -49,7 +45,6 @@ from surge_dagster.terminal import (
     Quiet,
     Terminated,
     complain,
-    messages,
     one_line,
     print_json,
     progress_bar,
@@ -64,6 +59,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(catalog_app, name="catalog")
+app.command()(plan)
+app.command()(derive)
 
 SpaceName = Annotated[str | None, typer.Option("--space", help="Name of the space, derived ones too.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Load the model that the output names without asking.")]
@@ -90,7 +87,7 @@ def embed(
         release(catalog)
         _print_report(report, store, quiet, as_json)
         return
-    with terminable(), _pool(settings) as pool:
+    with terminable(), start_pool(settings) as pool:
         run = EmbeddingRun(
             catalog,
             store,
@@ -136,7 +133,7 @@ def verify(
     store = settings.open_store()
     space, spec = space_to_read(settings, store, describes_space(settings), yes or rows == 0, space_name)
     catalog = recorded_source(settings, store, space)
-    pool = _pool(settings, spec) if rows != 0 and not space.derived else None
+    pool = start_pool(settings, spec) if rows != 0 and not space.derived else None
     partitions, texts, violations, warnings = 0, 0, list[Violation](), list[Violation]()
     try:
         with progress_bar("partitions", quiet=quiet) as show:
@@ -194,55 +191,6 @@ def switch(
 
 
 @app.command()
-@takes_settings("source", "model", "devices", "precision", "dimension", "b_min", "b_max", *CATALOG[1:])
-def plan(
-    settings: Settings,
-    texts_per_second: Annotated[
-        float | None, typer.Option(help="Throughput of one worker. Default: measured with --model.", min=0.001)
-    ] = None,
-    call_seconds: Annotated[
-        float, typer.Option(help="c_ipc, the fixed cost of one encode call in seconds.", min=0)
-    ] = CALL_SECONDS,
-    workers: Annotated[int, typer.Option(help="Encoder workers, with --texts-per-second.", min=1)] = 1,
-    as_json: Json = False,
-) -> None:
-    """Predict what a run costs from the sizes of the partitions, by the SURGE cost model."""
-    sizes = [(partition.rows or 0, partition.text_bytes or 0) for partition in settings.open_source()]
-    texts = sum(rows for rows, _ in sizes)
-    vector = settings.dimension or 384
-    if texts_per_second is None:
-        with _pool(settings) as pool:
-            workers = len(pool.worker_pids)
-            texts_per_second, vector = pool.texts_per_second / workers, pool.dimension
-    made = make_plan(
-        [rows for rows, _ in sizes],
-        CostConstants(call_seconds, 1 / texts_per_second, workers),
-        settings.thresholds(),
-        dimension=vector,
-        mean_text_bytes=sum(size for _, size in sizes) / max(1, texts),
-    )
-    print(
-        f"{counted(made.partitions, 'partition')}, {counted(made.texts, 'text')}, "
-        f"the largest has {made.largest_partition_texts:,}\n"
-        f"thresholds: b_min {made.bounds.b_min:,}, b_max {made.bounds.b_max:,} texts\n"
-        f"encoding: {made.seconds:,.1f} s in {counted(made.flushes, 'SuperBatch')} "
-        f"({made.texts_per_second:,.0f} texts/s), at "
-        f"{texts_per_second:,.0f} short texts/s on each of {counted(workers, 'worker')}; long texts take longer in "
-        "proportion\n"
-        f"partition by partition it would be {made.partition_by_partition_seconds:,.1f} s: speedup {made.speedup:.2f} "
-        f"(alpha {made.alpha:.3f}, call cost {call_seconds} s)\n"
-        f"phi {made.phi:.2f}, CV {made.cv:.2f}: SuperBatches are {made.recommendation}\n"
-        f"memory of the largest SuperBatch: {made.peak_superbatch_bytes / 1e6:,.1f} MB, "
-        f"never above {made.bound_superbatch_bytes / 1e6:,.1f} MB"
-    )
-    if as_json:
-        print_json(asdict(made))
-
-
-app.command()(derive)
-
-
-@app.command()
 @takes_settings(*SPACE, "devices", leading="output")
 def search(
     settings: Settings,
@@ -270,7 +218,7 @@ def search(
         asked = find_space(store, settings.encoding_spec())
         if asked is None or asked.spec_sha256 != space.encoder_sha256:
             complain(f"searching the current space {space.name}, which differs from the one that the settings describe")
-    with _pool(settings, spec, task="query") as pool:
+    with start_pool(settings, spec, task="query") as pool:
         if pool.space.spec_sha256 != space.encoder_sha256:
             held = space.derived.parent if space.derived else space.name
             raise ConfigError(
@@ -331,13 +279,6 @@ def main() -> None:
         sys.exit(1)
 
 
-def _pool(settings: Settings, spec: EncodingSpec | None = None, task: Task = "document") -> EncoderPool:
-    """Start a pool for the spec of the settings, or for another one."""
-    spec = spec or settings.encoding_spec()
-    with messages.status(f"starting the encoder for {spec.model}"):
-        return settings.start_pool(spec, task)
-
-
 def _rows_to_reencode(value: str) -> int | None:
     if value == "all":
         return None
@@ -367,9 +308,11 @@ def _not_encoded(report: RunReport) -> tuple[tuple[int, str], ...]:
 
 
 def _print_report(report: RunReport, store: Store, quiet: bool, as_json: bool) -> None:
+    seconds = report.predicted_wall_seconds
+    predicted = f"; {seconds:.1f} s were predicted" if seconds is not None else ""
     done = (
         f"{counted(report.texts_encoded, 'text')} encoded in {report.wall_seconds:.1f} s "
-        f"({report.texts_per_second:,.0f} texts/s) on {report.device} in {report.precision}, "
+        f"({report.texts_per_second:,.0f} texts/s{predicted}) on {report.device} in {report.precision}, "
         + "".join(f"{count:,} {what}, " for count, what in _not_encoded(report) if count)
         + f"{report.truncated:,} truncated"
         if report.device

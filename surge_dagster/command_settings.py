@@ -1,4 +1,4 @@
-"""The options of commands that set a setting, made from `Settings`."""
+"""The options of commands that set a setting, made from `Settings`, and the encoder pool that they describe."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from typing import Annotated, Any, get_args
 
 import typer
 
+from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model.prompts import Task
+from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.settings import Settings, load_settings
+from surge_dagster.terminal import messages
 
 # Settings that commands take, in the order in which their help lists them.
 CATALOG = (
@@ -32,6 +36,7 @@ RUN = (
     "devices",
     "b_min",
     "b_max",
+    "first_b_min",
     "memory_limit_bytes",
     "grace_seconds",
     "hang_timeout_seconds",
@@ -89,3 +94,10 @@ def _help(name: str) -> str:
     described = field.description or name
     default = "" if field.default in (None, []) else f" Default: {field.default}."
     return f"{described[0].upper()}{described[1:]}.{default}"
+
+
+def start_pool(settings: Settings, spec: EncodingSpec | None = None, task: Task = "document") -> EncoderPool:
+    """Start a pool for the spec of the settings, or for another one."""
+    spec = spec or settings.encoding_spec()
+    with messages.status(f"starting the encoder for {spec.model}"):
+        return settings.start_pool(spec, task)

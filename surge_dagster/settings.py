@@ -201,7 +201,10 @@ class EncoderSettings(BaseModel):
     )
     devices: str = Field("auto", description="devices to encode on: auto, cpu, cuda, or a list such as cuda:0,cuda:1")
     precision: Literal["auto", "fp32", "fp16", "bf16"] = Field("auto", description="arithmetic: auto, fp32, fp16, bf16")
-    b_min: int | None = Field(None, ge=1, description="fewest texts of a SuperBatch (unset: about 5 s of encoding)")
+    b_min: int | None = Field(None, ge=1, description="fewest texts of a SuperBatch (unset: what costs 1 % of speed)")
+    first_b_min: int | None = Field(
+        None, ge=1, description="b_min of the first SuperBatch, which doubles (unset: a sixteenth of a derived b_min)"
+    )
     b_max: int | None = Field(None, ge=1, description="most texts of a SuperBatch (unset: five times b_min)")
     memory_limit_bytes: int | None = Field(
         None, ge=1, description="bytes of data that a run may hold at any time (unset: half of the memory)"
@@ -241,7 +244,7 @@ class EncoderSettings(BaseModel):
 
     def superbatch_thresholds(self, max_text_bytes: int) -> Thresholds:
         """The bounds of a SuperBatch as far as they are set, for texts of at most so many bytes."""
-        return Thresholds(b_min=self.b_min, b_max=self.b_max, max_text_bytes=max_text_bytes)
+        return Thresholds(self.b_min, self.b_max, max_text_bytes=max_text_bytes, first_b_min=self.first_b_min)
 
     def start_pool(self, spec: EncodingSpec | None = None, task: Task = "document") -> EncoderPool:
         """Start an encoder pool for this spec or another one; close it, or use `with`."""
@@ -379,7 +382,7 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         spec = self.encoding_spec()
         if spec.model.startswith(HASH_SCHEME):
             spec.resolve()
-        self.thresholds().resolve(texts_per_second=1.0)  # the speed matters only to derived values
+        self.thresholds().resolve(efficient_texts=1.0)  # it matters only to derived values
         return self
 
     @classmethod

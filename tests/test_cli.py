@@ -267,7 +267,7 @@ def test_catalogs_are_built_and_planned(tmp_path: Path) -> None:
     assert last_json(surge(*build, cwd=tmp_path))["partitions"] == 7
     planned = last_json(surge("plan", "made", "--texts-per-second", 100, "--b-min", 100, "--json", cwd=tmp_path))
     assert (planned["partitions"], planned["texts"]) == (7, 500)
-    assert planned["seconds"] >= 5
+    assert planned["wall_seconds"] >= 5
 
 
 def test_every_command_has_help(

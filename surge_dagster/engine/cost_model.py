@@ -16,14 +16,14 @@ Sizes are texts unless they say bytes. The paper's rho, which is measured and no
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.thresholds import PARTITION_OVERHEAD_BYTES, Bounds, Thresholds, stepped_b_min
+from surge_dagster.engine.thresholds import PARTITION_OVERHEAD_BYTES, Bounds
 
 CALL_SECONDS = 0.001  # c_ipc of this engine, where it was not measured
 
@@ -116,131 +116,58 @@ def superbatch_bytes(texts: int, mean_text_bytes: float, dimension: int, itemsiz
     return math.ceil(texts * mean_text_bytes) + texts * dimension * itemsize
 
 
-def predict_flushes(
-    sizes: Sequence[int] | np.ndarray,
-    b_min: int,
-    b_max: int,
-    *,
-    mean_row_bytes: float = 0.0,
-    b_min_bytes: int | None = None,
-    b_max_bytes: int | None = None,
-    first_b_min: int | None = None,
-) -> list[int]:
-    """The texts of each SuperBatch that the aggregator will make of these partitions, in their order.
-
-    The thresholds in bytes count with the mean size of a row (id and text), so they are exact for equal rows only.
-    """
-    most_bytes = math.inf if b_max_bytes is None else b_max_bytes
-    enough_bytes = math.inf if b_min_bytes is None else b_min_bytes
-
-    def capacity(overhead_bytes: int) -> int:
-        if mean_row_bytes <= 0 or math.isinf(most_bytes):
-            return b_max
-        return max(1, min(b_max, math.floor((most_bytes - overhead_bytes) / mean_row_bytes)))
-
-    # A partition's overhead is counted once, with its first rows.
-    first_capacity, next_capacity = capacity(PARTITION_OVERHEAD_BYTES), capacity(0)
-    flushes: list[int] = []
-    pending, pending_bytes, waiting = 0, 0.0, False
-    for size in np.asarray(sizes).tolist():
-        size_bytes = size * mean_row_bytes + PARTITION_OVERHEAD_BYTES
-        if waiting and (pending + size > b_max or pending_bytes + size_bytes > most_bytes):
-            flushes.append(pending)
-            pending, pending_bytes = 0, 0.0
-        room = first_capacity
-        while size > room:  # oversized, so nothing is pending by now
-            flushes.append(room)
-            size -= room
-            size_bytes, room = size * mean_row_bytes, next_capacity
-        pending, pending_bytes, waiting = pending + size, pending_bytes + size_bytes, True
-        if pending >= stepped_b_min(b_min, first_b_min, len(flushes)) or pending_bytes >= enough_bytes:
-            flushes.append(pending)
-            pending, pending_bytes, waiting = 0, 0.0, False
-    return [*flushes, pending] if waiting else flushes
-
-
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """The predicted cost of a run over a catalog.
+class Flush:
+    """What one SuperBatch holds; a partition that is divided among several counts in each of them.
 
     Attributes:
-        bounds: the thresholds that were planned with.
-        seconds, texts_per_second: of the encoding, predicted.
-        flushes: SuperBatches, predicted from the sizes; flushes_bound is the paper's ceil(N / B_min).
-        fill_ratio: mean texts of a SuperBatch over B_min.
-        partition_by_partition_seconds: the same work with one call per partition.
-        phi, cv, break_even_texts: the catalog's shape, and n* that phi is measured against.
-        peak_superbatch_bytes: of the largest SuperBatch that the sizes will make.
-        bound_superbatch_bytes: of the largest one that B_max admits.
+        text_bytes: of its rows, as they were given.
+        reused: texts that have vectors already.
     """
 
-    bounds: Bounds
-    partitions: int
     texts: int
-    largest_partition_texts: int
-    seconds: float
-    texts_per_second: float
-    flushes: int
-    flushes_bound: int
-    fill_ratio: float
-    partition_by_partition_seconds: float
-    speedup: float
-    alpha: float
-    break_even_texts: float
-    phi: float
-    cv: float
-    recommendation: Recommendation
-    peak_superbatch_bytes: int
-    bound_superbatch_bytes: int
+    partitions: int = 1
+    text_bytes: float = 0.0
+    reused: int = 0
 
 
-def plan(
-    sizes: Sequence[int] | np.ndarray,
-    constants: CostConstants,
-    thresholds: Thresholds | None = None,
-    *,
-    dimension: int = 384,
-    itemsize: int = 4,
-    mean_text_bytes: float = 47.0,
-    mean_id_bytes: float = 0.0,
-) -> Plan:
-    """Predict a run over partitions of these sizes, in the source's order.
+def predict_flushes(
+    sizes: Sequence[int] | np.ndarray, bounds: Bounds, row_bytes: Sequence[float] | np.ndarray | float = 0.0
+) -> list[Flush]:
+    """The SuperBatches that the aggregator will make of these partitions, in their order, if no row has a vector yet.
 
-    Raises:
-        ConfigError: thresholds that contradict each other.
+    Args:
+        sizes: texts of each partition.
+        row_bytes: mean size of a row (id and text), of each partition or of all. The thresholds in bytes are met
+            exactly where the rows of a partition are of equal size.
     """
-    counts = np.asarray(sizes, dtype=np.int64)
-    partitions, texts = len(counts), int(counts.sum())
-    bounds = (thresholds or Thresholds()).resolve(constants.texts_per_second)
-    flushes = predict_flushes(
-        counts,
-        bounds.b_min,
-        bounds.b_max,
-        mean_row_bytes=mean_text_bytes + mean_id_bytes,
-        b_min_bytes=bounds.b_min_bytes,
-        b_max_bytes=bounds.b_max_bytes,
-        first_b_min=bounds.first_b_min,
-    )
-    seconds = constants.seconds(len(flushes), texts)
-    alpha = constants.alpha(partitions, texts)
-    phi, cv = small_share(counts, constants.break_even_texts), variation(counts)
-    return Plan(
-        bounds=bounds,
-        partitions=partitions,
-        texts=texts,
-        largest_partition_texts=int(counts.max(initial=0)),
-        seconds=seconds,
-        texts_per_second=texts / seconds if seconds else 0.0,
-        flushes=len(flushes),
-        flushes_bound=flushes_upper_bound(texts, bounds.b_min),
-        fill_ratio=texts / len(flushes) / bounds.b_min if flushes else 0.0,
-        partition_by_partition_seconds=constants.seconds(partitions, texts),
-        speedup=speedup(alpha, len(flushes), partitions),
-        alpha=alpha,
-        break_even_texts=constants.break_even_texts,
-        phi=phi,
-        cv=cv,
-        recommendation=recommend(phi, cv),
-        peak_superbatch_bytes=superbatch_bytes(max(flushes, default=0), mean_text_bytes, dimension, itemsize),
-        bound_superbatch_bytes=superbatch_bytes(bounds.b_max, mean_text_bytes, dimension, itemsize),
-    )
+    each = np.broadcast_to(np.asarray(row_bytes, dtype=float), np.shape(sizes)).tolist()
+    return list(_flushes(zip(np.asarray(sizes).tolist(), each, strict=True), bounds))
+
+
+def _flushes(partitions: Iterator[tuple[int, float]], bounds: Bounds) -> Iterator[Flush]:
+    made, pending, held_bytes = 0, Flush(0, 0), 0.0  # the bytes that the thresholds count: with overhead
+    for rows, row_bytes in partitions:
+        size = rows * row_bytes + PARTITION_OVERHEAD_BYTES
+        too_many = pending.texts + rows > bounds.b_max or held_bytes + size > bounds.b_max_bytes
+        if pending.partitions and too_many:
+            yield pending
+            made, pending, held_bytes = made + 1, Flush(0, 0), 0.0
+        room = _fitting_rows(bounds, row_bytes, PARTITION_OVERHEAD_BYTES)  # counted once, with the first rows
+        while rows > room:  # oversized, so nothing is pending by now
+            yield Flush(room, 1, room * row_bytes)
+            made, rows = made + 1, rows - room
+            size, room = rows * row_bytes, _fitting_rows(bounds, row_bytes)
+        pending = Flush(pending.texts + rows, pending.partitions + 1, pending.text_bytes + rows * row_bytes)
+        held_bytes += size
+        if pending.texts >= bounds.b_min_of(made) or held_bytes >= bounds.b_min_bytes:
+            yield pending
+            made, pending, held_bytes = made + 1, Flush(0, 0), 0.0
+    if pending.partitions:
+        yield pending
+
+
+def _fitting_rows(bounds: Bounds, row_bytes: float, overhead: int = 0) -> int:
+    if row_bytes <= 0:
+        return bounds.b_max
+    return max(1, min(bounds.b_max, math.floor((bounds.b_max_bytes - overhead) / row_bytes)))

@@ -124,7 +124,7 @@ class MemoryPlan:
 
 def fit_memory(
     thresholds: Thresholds,
-    texts_per_second: float,
+    efficient_texts: float,
     space: Space,
     threads: int,
     limit: int | None,
@@ -135,7 +135,7 @@ def fit_memory(
     """The thresholds of a run, and how its memory is divided.
 
     Args:
-        texts_per_second: see `Thresholds.resolve`.
+        efficient_texts: see `Thresholds.resolve`.
         threads, upload_bytes: see `ResultMemory`.
         limit: of resident data, in bytes; None is what three SuperBatches need, at most half of the machine.
         machine_bytes: memory that the process may use.
@@ -148,7 +148,7 @@ def fit_memory(
     share = int(_MACHINE_SHARE * machine_bytes) if limit is None else limit
 
     def scaled(scale: int) -> Bounds:
-        return thresholds.resolve(texts_per_second, scale / _SCALES)
+        return thresholds.resolve(efficient_texts, scale / _SCALES)
 
     def most(needed: Callable[[Bounds], int], available: int = share) -> int:
         """The largest scale whose needs fit; 0 where none fits."""

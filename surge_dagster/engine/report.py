@@ -35,6 +35,11 @@ def worker_idle_ratio(forward_seconds: float, workers: int, wall_seconds: float)
     return max(0.0, 1.0 - forward_seconds / (workers * wall_seconds)) if wall_seconds > 0 else 0.0
 
 
+def prediction_error(predicted_seconds: float | None, wall_seconds: float) -> float | None:
+    """How far a prediction was from the outcome, as a share of it; above 0 the run took less than predicted."""
+    return predicted_seconds / wall_seconds - 1 if predicted_seconds is not None and wall_seconds > 0 else None
+
+
 def overlap_ratio(io_seconds: float, encode_seconds: float) -> float:
     """The paper's rho: the share of serialization and upload that encoding can hide (SURGE, equation 4)."""
     return 1.0 - max(0.0, io_seconds - encode_seconds) / io_seconds if io_seconds > 0 else 1.0
@@ -208,6 +213,8 @@ class RunReport:
         texts_encoded: texts with new vectors; `texts_deduplicated` of them got that of an equal text.
         texts_reused: texts whose vectors an earlier run had staged.
         rows_reused: texts that kept the vector of the file that was replaced.
+        predicted_wall_seconds: by the costs that were known before the run, for the SuperBatches that it made; None
+            until it has ended by itself, and where it encoded nothing.
     """
 
     space: str = ""
@@ -250,6 +257,11 @@ class RunReport:
     storage_retries: dict[str, int] = field(default_factory=dict)  # requests sent again, by cause
     b_min: int = 0
     b_max: int = 0
+    predicted_wall_seconds: float | None = None
+
+    @property
+    def prediction_error(self) -> float | None:
+        return prediction_error(self.predicted_wall_seconds, self.wall_seconds)
 
     @property
     def texts_per_second(self) -> float:
@@ -316,6 +328,8 @@ class RunReport:
         sums: dict[str, Any] = {name: getattr(before, name) + getattr(self, name) for name in _ADDED_UP}
         peaks: dict[str, Any] = {name: max(getattr(before, name), getattr(self, name)) for name in _PEAKS}
         first_output = before.time_to_first_output_seconds
+        attempts = [one for one in (before, self) if one.superbatches]
+        predicted = [one.predicted_wall_seconds for one in attempts if one.predicted_wall_seconds is not None]
         causes = sorted({*before.storage_retries, *self.storage_retries})
         return replace(
             self,
@@ -330,6 +344,7 @@ class RunReport:
             workers=last.workers,
             b_min=last.b_min,
             b_max=last.b_max,
+            predicted_wall_seconds=sum(predicted) if attempts and len(predicted) == len(attempts) else None,
             encoder_notes=list(dict.fromkeys(before.encoder_notes + self.encoder_notes)),
             time_to_first_output_seconds=self.time_to_first_output_seconds if first_output is None else first_output,
             storage_retries={
@@ -375,6 +390,7 @@ _ADDED_UP = (
 )
 _PEAKS = ("max_in_flight_texts", "peak_resident_bytes", "peak_rss_bytes")
 _RATIOS = (
+    "prediction_error",
     "texts_per_second",
     "overlap_ratio",
     "duty_cycle",

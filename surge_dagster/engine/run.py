@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Generator, Iterable, Iterator
 
+from surge_dagster.engine.calibrating import RunLog
 from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoding import ReadAhead, encoded_superbatches
@@ -30,7 +31,7 @@ from surge_dagster.engine.output.space_target import SpaceTarget
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.output.staging import Staging, sweep_orphan_files
 from surge_dagster.engine.reading import superbatches
-from surge_dagster.engine.report import Event, ExposedIo, InFlight, Receipt, RunReport
+from surge_dagster.engine.report import Event, ExposedIo, InFlight, Receipt, RunReport, SuperBatchReport
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.ledger import Ledger
@@ -93,7 +94,7 @@ class EmbeddingRun:
         pool.require_documents()
         self.bounds, self.memory = fit_memory(
             thresholds or Thresholds(),
-            pool.texts_per_second,
+            pool.costs.efficient_texts,
             pool.space,
             publish_threads or publishing_threads(store, len(pool.worker_pids)),
             memory_limit,
@@ -164,10 +165,15 @@ class EmbeddingRun:
             raise RuntimeError("a run runs once; make another one")
         self._started = True
         arena = self._pool.arena(slots=SLOTS, max_texts=self.bounds.b_max, max_bytes=self.bounds.b_max_bytes)
-        gauge = MemoryGauge()
+        gauge, log = MemoryGauge(), RunLog(self._pool, self._store)
         try:
-            with gauge, arena:
-                yield from self._run(arena)
+            with gauge, arena, contextlib.closing(self._run(arena)) as events:
+                for event in events:
+                    if isinstance(event, SuperBatchReport):
+                        log.add(event)
+                    yield event
+            if self._stop.requested_at is None:
+                log.end(self.report)
         finally:
             self.report.peak_rss_bytes = gauge.peak_bytes
 

@@ -8,7 +8,6 @@ from surge_dagster.engine.errors import ConfigError
 
 # Each partition counts this much in addition to its rows, so that many empty partitions also end a SuperBatch.
 PARTITION_OVERHEAD_BYTES = 1024
-_TARGET_SECONDS = 5.0
 _B_MIN_RANGE = (1_000, 100_000)
 _B_MAX_FACTOR = 5
 _RAMP = 16
@@ -26,6 +25,8 @@ class Thresholds:
         b_max: safety threshold; a SuperBatch never exceeds it.
         b_min_bytes, b_max_bytes: the same in bytes.
         max_text_bytes: longest text of the source; a derived `b_max_bytes` has room for a row of twice that.
+        first_b_min: efficiency threshold of the first SuperBatch, which doubles up to `b_min`; None is a sixteenth of a
+            derived `b_min`, and a given `b_min` itself.
     """
 
     b_min: int | None = None
@@ -33,15 +34,16 @@ class Thresholds:
     b_min_bytes: int | None = None
     b_max_bytes: int | None = None
     max_text_bytes: int = 0
+    first_b_min: int | None = None
 
-    def resolve(self, texts_per_second: float, scale: float = 1.0) -> Bounds:
-        """Derive what is not given: B_min is what the pool encodes in about 5 s, B_max is five times that.
+    def resolve(self, efficient_texts: float, scale: float = 1.0) -> Bounds:
+        """Derive what is not given: B_min is the smallest that costs little throughput, B_max is five times that.
 
         A derived B_min is reached in steps: the first SuperBatch ends at a sixteenth of it and each later one at twice
-        the one before. The first files appear early even in a short run.
+        the one before. The first files appear early even in a short run, for four encode calls more.
 
         Args:
-            texts_per_second: measured speed of the pool.
+            efficient_texts: B_min as the calibrated costs have it (`EncodeCosts.efficient_texts`).
             scale: makes derived values smaller where memory is short, 0 to 1.
 
         Raises:
@@ -49,7 +51,7 @@ class Thresholds:
         """
         self._require_valid()
         low, high = _B_MIN_RANGE
-        b_min = self.b_min or round(min(high, max(low, _TARGET_SECONDS * texts_per_second)))
+        b_min = self.b_min or round(min(high, max(low, efficient_texts)))
         b_max = self.b_max or _B_MAX_FACTOR * b_min
         least_b_max_bytes = max(_SCALED_B_MAX_BYTES, 2 * self.max_text_bytes + PARTITION_OVERHEAD_BYTES)
         b_max_bytes = self.b_max_bytes or max(_LEAST_B_MAX_BYTES, least_b_max_bytes, _BYTES_PER_TEXT * b_max)
@@ -64,11 +66,12 @@ class Thresholds:
             raise ConfigError(f"b_min ({b_min:,} texts) must not exceed b_max ({b_max:,}). Lower b_min or raise b_max.")
         if b_min_bytes > b_max_bytes:
             raise ConfigError(f"b_min_bytes ({b_min_bytes:,}) must not exceed b_max_bytes ({b_max_bytes:,}).")
-        first = b_min if self.b_min is not None else max(1, b_min // _RAMP)
+        derived_first = b_min if self.b_min is not None else max(1, b_min // _RAMP)
+        first = min(b_min, self.first_b_min or derived_first)
         return Bounds(b_min, b_max, b_min_bytes, b_max_bytes, first)
 
     def _require_valid(self) -> None:
-        for name in ("b_min", "b_max", "b_min_bytes", "b_max_bytes"):
+        for name in ("b_min", "b_max", "b_min_bytes", "b_max_bytes", "first_b_min"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1; {value} was given.")

@@ -170,6 +170,7 @@ def whole_run(names: CatalogNames, outcome: Outcome) -> dg.AssetMaterialization:
     stand among those of SuperBatches.
     """
     report = outcome.report
+    times = {name: getattr(report, name) for name in ("predicted_wall_seconds", "wall_seconds", "prediction_error")}
     return dg.AssetMaterialization(
         names.superbatches,
         description=f"Run: {counted(report.superbatches, 'SuperBatch')} with {counted(report.texts_encoded, 'text')}",
@@ -180,6 +181,7 @@ def whole_run(names: CatalogNames, outcome: Outcome) -> dg.AssetMaterialization:
             "texts_encoded": report.texts_encoded,
             "rows_reused": report.rows_reused,
             "texts_deduplicated": report.texts_deduplicated,
+            **{name: round(value, 4) for name, value in times.items() if value is not None},
             "space_title": report.space_title,
             "space": report.space,
         },

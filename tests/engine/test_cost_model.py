@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from surge_dagster.catalogs.synthetic import partition_sizes
 from surge_dagster.engine.cost_model import (
     CostConstants,
+    Flush,
     Recommendation,
     flushes_upper_bound,
-    plan,
     predict_flushes,
     recommend,
     small_share,
@@ -28,7 +28,7 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.report import overlap_ratio
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.superbatch import Aggregator, OpenPartition
-from surge_dagster.engine.thresholds import Bounds, Thresholds
+from surge_dagster.engine.thresholds import Bounds
 
 TEXTS, PARTITIONS, FLUSHES = 10_000_000, 4_000, 100
 MINILM = CostConstants(call_seconds=0.087, text_seconds=0.149e-3, workers=4)
@@ -94,7 +94,8 @@ def test_flushes_of_the_paper_are_an_upper_bound() -> None:
     """The formula says 100 at B_min 100,000 and the paper counts 89: SuperBatches overshoot B_min."""
     assert flushes_upper_bound(TEXTS, 100_000) == 100
     for seed in range(5):
-        assert 80 <= len(predict_flushes(partition_sizes(TEXTS, PARTITIONS, seed=seed), 100_000, 500_000)) < 100
+        sizes = partition_sizes(TEXTS, PARTITIONS, seed=seed)
+        assert 80 <= len(predict_flushes(sizes, bounds(100_000, 500_000))) < 100
 
 
 def test_model_gives_the_memory_of_lemma_3() -> None:
@@ -122,17 +123,34 @@ def test_overlap_hides_what_fits_under_encoding() -> None:
     assert overlap_ratio(0.0, 1.0) == 1.0
 
 
+def bounds(b_min: int, b_max: int, first_b_min: int | None = None) -> Bounds:
+    """Thresholds in texts alone."""
+    return Bounds(b_min, b_max, 1 << 60, 1 << 60, first_b_min)
+
+
+def flushed_texts(sizes: list[int], b_min: int, b_max: int) -> list[int]:
+    return [flush.texts for flush in predict_flushes(sizes, bounds(b_min, b_max))]
+
+
 def test_predicted_flushes_of_small_examples() -> None:
-    assert predict_flushes([], 10, 50) == []
-    assert predict_flushes([4, 4, 4, 4], 10, 50) == [12, 4]  # past B_min at a partition's end
-    assert predict_flushes([9, 45], 10, 50) == [9, 45]  # would pass B_max: pending goes first
-    assert predict_flushes([9, 150, 3], 10, 50) == [9, 50, 50, 50, 3]  # oversized, and its tail fills B_min
-    assert predict_flushes([105, 3, 3], 10, 50) == [50, 50, 11]  # the tail is batched with what follows
-    assert predict_flushes([0, 0], 10, 50) == [0]  # partitions without rows are published too
+    assert flushed_texts([], 10, 50) == []
+    assert flushed_texts([4, 4, 4, 4], 10, 50) == [12, 4]  # past B_min at a partition's end
+    assert flushed_texts([9, 45], 10, 50) == [9, 45]  # would pass B_max: pending goes first
+    assert flushed_texts([9, 150, 3], 10, 50) == [9, 50, 50, 50, 3]  # oversized, and its tail fills B_min
+    assert flushed_texts([105, 3, 3], 10, 50) == [50, 50, 11]  # the tail is batched with what follows
+    assert flushed_texts([0, 0], 10, 50) == [0]  # partitions without rows are published too
+
+
+def test_predicted_flushes_name_their_partitions_and_bytes() -> None:
+    assert predict_flushes([4, 8, 60], bounds(10, 50), [10.0, 20.0, 1.0]) == [
+        Flush(12, 2, 200.0),
+        Flush(50, 1, 50.0),
+        Flush(10, 1, 10.0),
+    ]
 
 
 @given(
-    sizes=st.lists(st.integers(0, 40), max_size=25),
+    partitions=st.lists(st.tuples(st.integers(0, 40), st.sampled_from([92, 192, 792])), max_size=25),
     b_min=st.integers(1, 15),
     extra=st.integers(0, 20),
     b_min_bytes=st.integers(1, 20_000),
@@ -140,68 +158,75 @@ def test_predicted_flushes_of_small_examples() -> None:
     first=st.integers(1, 15) | st.none(),
 )
 def test_prediction_equals_the_flushes_of_the_aggregator(
-    sizes: list[int], b_min: int, extra: int, b_min_bytes: int, extra_bytes: int, first: int | None
+    partitions: list[tuple[int, int]], b_min: int, extra: int, b_min_bytes: int, extra_bytes: int, first: int | None
 ) -> None:
     bounds = Bounds(b_min, b_min + extra, b_min_bytes, b_min_bytes + extra_bytes, first)
-    text = "x" * 192  # and 8 bytes of id
-    made: list[int] = []
+    made: list[tuple[int, int]] = []
     with Arena(slots=3, max_texts=bounds.b_max, max_bytes=bounds.b_max_bytes, dimension=1, dtype="float32") as arena:
         aggregator = Aggregator(bounds, arena.acquire)
 
         def emit(batches) -> None:
             for batch in batches:
-                made.append(batch.texts)
+                made.append((batch.texts, len(batch.segments)))
                 batch.slot.release()
 
-        for number, size in enumerate(sizes):
+        for number, (size, length) in enumerate(partitions):
             aggregator.open(OpenPartition(Partition(str(number), "v", lambda: iter(()), lambda: "v")))
             if size:
-                ids, texts = pa.array(range(size), pa.int64()), pa.array([text] * size, pa.large_string())
-                emit(aggregator.add(RowBatch(ids, texts)))
+                texts = pa.array(["x" * length] * size, pa.large_string())
+                emit(aggregator.add(RowBatch(pa.array(range(size), pa.int64()), texts)))
             emit(aggregator.close())
         emit(aggregator.finish())
-    assert made == predict_flushes(
-        sizes,
-        bounds.b_min,
-        bounds.b_max,
-        mean_row_bytes=200,
-        b_min_bytes=bounds.b_min_bytes,
-        b_max_bytes=bounds.b_max_bytes,
-        first_b_min=first,
-    )
+    row_bytes = [length + 8 for _, length in partitions]  # of text and id
+    predicted = predict_flushes([size for size, _ in partitions], bounds, row_bytes)
+    assert made == [(flush.texts, flush.partitions) for flush in predicted]
 
 
 @given(sizes=st.lists(st.integers(0, 5_000), max_size=60), b_min=st.integers(1, 3_000), factor=st.integers(1, 5))
 def test_prediction_keeps_every_text_and_the_bound(sizes: list[int], b_min: int, factor: int) -> None:
-    flushes = predict_flushes(sizes, b_min, b_min * factor)
-    assert sum(flushes) == sum(sizes)
-    assert max(flushes, default=0) <= b_min * factor
+    flushes = predict_flushes(sizes, bounds(b_min, b_min * factor), 3.0)
+    assert sum(flush.texts for flush in flushes) == sum(sizes)
+    assert sum(flush.text_bytes for flush in flushes) == 3 * sum(sizes)
+    assert max((flush.texts for flush in flushes), default=0) <= b_min * factor
 
 
-def test_plan_has_all_predictions() -> None:
-    sizes = partition_sizes(TEXTS, PARTITIONS)
-    planned = plan(sizes, MINILM, Thresholds(b_min=100_000, b_max=500_000))
-    assert (planned.partitions, planned.texts) == (PARTITIONS, TEXTS)
-    assert planned.flushes == len(predict_flushes(sizes, 100_000, 500_000))
-    assert planned.flushes < planned.flushes_bound == 100
-    assert planned.seconds == pytest.approx(planned.flushes * 0.087 + TEXTS * 0.149e-3 / 4)
-    assert planned.texts_per_second == pytest.approx(TEXTS / planned.seconds)
-    assert planned.speedup == pytest.approx(planned.partition_by_partition_seconds / planned.seconds)
-    assert planned.recommendation is Recommendation.STRONG
-    assert planned.fill_ratio > 1
-    assert planned.peak_superbatch_bytes <= planned.bound_superbatch_bytes == 791_500_000
+@given(sizes=st.lists(st.integers(1, 5_000), min_size=1, max_size=60), b_min=st.integers(1, 3_000))
+def test_superbatches_are_as_many_as_the_formula_at_most_where_no_partition_is_oversized(
+    sizes: list[int], b_min: int
+) -> None:
+    assert len(predict_flushes(sizes, bounds(b_min, b_min + sum(sizes)))) <= flushes_upper_bound(sum(sizes), b_min)
 
 
-def test_plan_derives_thresholds_from_the_speed_of_the_pool() -> None:
-    planned = plan([100, 200], CostConstants(call_seconds=0.01, text_seconds=1e-3, workers=2))
-    assert planned.bounds == Thresholds().resolve(2_000)
+@given(
+    alpha=st.floats(0, 100),
+    more=st.floats(0, 100),
+    partitions=st.integers(1, 10_000),
+    flushes=st.integers(1, 10_000),
+    fewer=st.integers(0, 10_000),
+)
+def test_speedup_grows_with_alpha_and_with_fewer_flushes_and_stays_within_its_limits(
+    alpha: float, more: float, partitions: int, flushes: int, fewer: int
+) -> None:
+    flushes = min(flushes, partitions)
+    gain = speedup(alpha, flushes, partitions)
+    assert gain * (1 + 1e-9) >= 1 and gain <= partitions / flushes * (1 + 1e-9)  # corollary 2
+    assert speedup(alpha + more, flushes, partitions) >= gain * (1 - 1e-9)
+    assert speedup(alpha, max(1, flushes - fewer), partitions) >= gain * (1 - 1e-9)
 
 
-def test_plan_of_an_empty_catalog_is_zero() -> None:
-    planned = plan([], MINILM)
-    assert (planned.texts, planned.flushes, planned.seconds, planned.texts_per_second) == (0, 0, 0.0, 0.0)
-    planned = plan([0, 0], MINILM)
-    assert (planned.texts, planned.flushes, planned.speedup) == (0, 1, 2.0)
+@given(sizes=st.lists(st.integers(0, 1_000), min_size=1), n=st.floats(0, 1_000), more=st.floats(0, 1_000))
+def test_phi_is_a_share_that_grows_with_the_break_even(sizes: list[int], n: float, more: float) -> None:
+    assert 0 <= small_share(sizes, n) <= small_share(sizes, n + more) <= 1
+
+
+def test_mean_fill_of_a_superbatch_follows_the_renewal_argument() -> None:
+    """The paper's example: a mean of 8,412 and a deviation of 17,660 fill B_min 100,000 to 1.19."""
+    published = 1 + 17_660**2 / (2 * 8_412 * 100_000)
+    assert published == pytest.approx(1.19, abs=0.006)
+    sigma = math.sqrt(math.log1p((17_660 / 8_412) ** 2))
+    sizes = np.random.default_rng(0).lognormal(math.log(8_412) - sigma**2 / 2, sigma, 40_000).astype(int)
+    flushes = predict_flushes(sizes, bounds(100_000, 1 << 40))
+    assert sizes.sum() / len(flushes) / 100_000 == pytest.approx(published, rel=0.02)
 
 
 @pytest.mark.parametrize("constants", [(-1.0, 1.0, 1), (0.1, 0.0, 1), (0.1, 1e-3, 0)])

@@ -216,9 +216,9 @@ def test_pending_texts_are_flushed_at_the_first_partition_end_at_or_past_b_min()
 
 
 def test_derived_b_min_is_reached_in_doubling_steps() -> None:
-    derived = Thresholds().resolve(1_000.0)
+    derived = Thresholds().resolve(5_000.0)
     assert [derived.b_min_of(index) for index in (0, 1, 2, 3, 4, 1_000_000)] == [312, 624, 1248, 2496, 4992, 5000]
-    assert Thresholds(b_min=5_000).resolve(1_000.0).b_min_of(0) == 5_000
+    assert Thresholds(b_min=5_000).resolve(5_000.0).b_min_of(0) == 5_000
     gathering = Gathering(Bounds(8, 100, 100_000, 100_000, first_b_min=1))
     gathering.run([Incoming(f"p{n}", numbered_rows(f"p{n}", 1), 1) for n in range(30)])
     assert [len(batch) for batch in gathering.emitted] == [1, 2, 4, 8, 8, 7]
@@ -318,10 +318,10 @@ class TestThresholds:
     """What follows from the thresholds that were given."""
 
     @pytest.mark.parametrize(
-        ("speed", "b_min"), [(1.0, 1_000), (400.0, 2_000), (19_999.0, 99_995), (1_000_000.0, 100_000)]
+        ("efficient", "b_min"), [(1.0, 1_000), (2_000.4, 2_000), (99_995.0, 99_995), (1_000_000.0, 100_000)]
     )
-    def test_b_min_is_about_five_seconds_of_the_pool_within_limits(self, speed: float, b_min: int) -> None:
-        bounds = Thresholds().resolve(speed)
+    def test_b_min_is_what_encodes_efficiently_within_limits(self, efficient: float, b_min: int) -> None:
+        bounds = Thresholds().resolve(efficient)
         assert (bounds.b_min, bounds.b_max) == (b_min, 5 * b_min)
 
     def test_given_thresholds_are_kept_and_the_others_are_derived(self) -> None:

@@ -1,14 +1,15 @@
-"""What a first start measures and later starts reuse: the lowest cosine, the best token budget, the pool's speed.
+"""What a first start measures and later starts reuse: the lowest cosine, the best token budget, the costs of a run.
 
 One document on disk per vector space, backend, precision, machine and set of library versions; it can be deleted at any
-time. Workers write the cosine and the token budget, the pool writes its speed: B_min and the planner's forecasts start
-from it.
+time. Workers write the cosine and the token budget, the pool writes the encode calls that it timed, and each run adds
+its SuperBatches: B_min and the planner's predictions follow from these.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import math
+from collections.abc import Iterable
 from typing import Any
 
 from surge_dagster.engine.encoder.devices import library_versions
@@ -20,13 +21,7 @@ MEASURING_LOCK = "calibration/.measuring"
 # Increased when the way this package drives a backend or the parity texts change, so that older cached answers are not
 # used.
 _REVISION = 5
-_TEXTS = 256
-_TEXTS_OF_FAST_POOLS = 16_384
-_FAST_TEXTS_PER_SECOND = 10_000
-_WORDS = (
-    "steel bottle cotton shirt lamp oak table garden hose travel mug wool scarf desk chair ceramic bowl running shoe "
-    "phone case glass jar bath towel ink pen leather belt camping stove rain jacket bread knife"
-)
+_OBSERVATIONS = 256  # kept of each kind
 
 
 class Calibration:
@@ -48,6 +43,27 @@ class Calibration:
         with disk_cache.lock("calibration/.lock"):
             disk_cache.write_json(self.name, (disk_cache.read_json(self.name) or {}) | values)
 
+    def observations(self, name: str, columns: int) -> list[list[float]]:
+        """The rows of numbers kept under a name, oldest first.
+
+        Those that are not `columns` finite numbers are left out: another version of this package may keep others.
+        """
+        kept = self.read(name)
+        return [row for row in kept if _is_row(row, columns)] if isinstance(kept, list) else []
+
+    def observe(self, name: str, rows: Iterable[Iterable[float]], *, anew: bool = False) -> None:
+        """Adds rows of numbers to those kept under a name, of which the newest stay.
+
+        Args:
+            anew: forget the earlier ones.
+        """
+        with disk_cache.lock("calibration/.lock"):
+            document = disk_cache.read_json(self.name) or {}
+            kept = document.get(name)
+            before = kept if isinstance(kept, list) and not anew else []
+            document[name] = [*before, *([float(f"{value:.6g}") for value in row] for row in rows)][-_OBSERVATIONS:]
+            disk_cache.write_json(self.name, document)
+
 
 def cache_key(*facts: object) -> str:
     """32 hex digits over `facts`, the library versions and the revision of this package's backends."""
@@ -67,30 +83,9 @@ def calibration_name(space: Space, *, backend: str, detail: str, precision: str,
     return f"calibration/{key}.json"
 
 
-def pool_speed(calibration: Calibration, devices: str, time_rounds: Callable[[list[str]], list[float]]) -> float:
-    """Texts of about 50 bytes, the size of a product title, that a pool encodes per second; measured once.
-
-    Args:
-        devices: the pool's devices; each combination has its own speed.
-        time_rounds: encodes the texts several times and returns the seconds of each round after the first, which only
-            warms up; the fastest round counts.
-    """
-    speeds = calibration.read("texts_per_second") or {}
-    if isinstance(speeds.get(devices), int | float):
-        return float(speeds[devices])
-    rate = _TEXTS / min(time_rounds(_speed_texts(_TEXTS)))
-    if rate > _FAST_TEXTS_PER_SECOND:
-        # A fast pool encodes a few hundred texts before all of its workers have work.
-        rate = _TEXTS_OF_FAST_POOLS / min(time_rounds(_speed_texts(_TEXTS_OF_FAST_POOLS)))
-    calibration.write(texts_per_second={**speeds, devices: round(rate, 1)})
-    return round(rate, 1)
-
-
-def _speed_texts(count: int) -> list[str]:
-    words = _WORDS.split()
-    texts = []
-    for row in range(count):
-        # Six to ten words in an order that depends on the row.
-        step, size = 1 + row % 31, 6 + row % 5
-        texts.append(" ".join(words[(row + step * place) % len(words)] for place in range(size)))
-    return texts
+def _is_row(row: Any, columns: int) -> bool:
+    return (
+        isinstance(row, list)
+        and len(row) == columns
+        and all(isinstance(value, int | float) and math.isfinite(value) for value in row)
+    )

@@ -26,8 +26,9 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.encoder.arena import Arena, Slot
-from surge_dagster.engine.encoder.calibration import Calibration, pool_speed
+from surge_dagster.engine.encoder.calibration import Calibration
 from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics, copy_of
+from surge_dagster.engine.encoder.costs import EncodeCosts, timed_calls
 from surge_dagster.engine.encoder.devices import (
     choose_devices,
     choose_precision,
@@ -48,7 +49,6 @@ log = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "torch", "openvino", "hash")
 DEFAULT_HANG_TIMEOUT_SECONDS = 120.0
-_SPEED_ROUNDS = 3
 
 
 class EncoderPool:
@@ -134,8 +134,9 @@ class EncoderPool:
                 log.warning("%s", note)
             reasons = (choice.reason, self.hardware, self.backend_detail, *self.notes)
             self.device_reason = "; ".join(filter(None, reasons))
-            calibration = Calibration(ready[0]["calibration"])
-            self.texts_per_second = pool_speed(calibration, ",".join(choice.devices), self._time_rounds)
+            self.calibration = Calibration(ready[0]["calibration"])
+            self.all_devices = ",".join(choice.devices)
+            self.read_costs()
         except BaseException:
             self.close()
             raise
@@ -150,6 +151,21 @@ class EncoderPool:
     def dimension(self) -> int:
         """Numbers in a vector."""
         return self.space.dimension
+
+    def read_costs(self, *, anew: bool = False) -> EncodeCosts:
+        """Take the costs of encode calls from what was timed so far, measured now if nothing was; they become `costs`.
+
+        Args:
+            anew: measure again, and forget what was timed before.
+        """
+        calls = timed_calls(self.calibration, self.all_devices, self._time, anew=anew)
+        self.costs = EncodeCosts.of(*calls, self._workers)
+        return self.costs
+
+    @property
+    def texts_per_second(self) -> float:
+        """Texts of the usual length that the pool encodes per second."""
+        return self._workers / self.costs.text_seconds()
 
     @property
     def replays(self) -> int:
@@ -240,16 +256,15 @@ class EncoderPool:
         """Ends the workers and waits for them. Closing twice is harmless."""
         self._dispatcher.close()
 
-    def _time_rounds(self, texts: list[str]) -> list[float]:
-        """Seconds of encoding `texts`, in rounds after a first one that warms up."""
+    def _time(self, texts: list[str]) -> tuple[float, float]:
+        """Encode `texts`; gives their tokens and the seconds."""
         column = pa.array(texts, pa.large_string())
-        max_bytes = max(1, sum(len(text.encode()) for text in texts))
-        with self.arena(slots=1, max_texts=len(texts), max_bytes=max_bytes) as arena:
+        with self.arena(slots=1, max_texts=len(texts), max_bytes=max(1, column.nbytes)) as arena:
             slot = arena.acquire()
             slot.append(column)
-            seconds = [self.encode(slot).encode_seconds for _ in range(_SPEED_ROUNDS)]
+            metrics = self.encode(slot)
             slot.release()
-        return seconds[1:]
+        return metrics.tokens, metrics.encode_seconds
 
     def _raise_failure(self) -> None:
         if self._dispatcher.failure is not None:

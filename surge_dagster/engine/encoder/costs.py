@@ -1,0 +1,232 @@
+"""What encoding costs: c_ipc and c_enc of a pool, fitted to encode calls that were timed.
+
+    seconds of a call = c_ipc + texts·(c_text + c_token·tokens of a text) / G
+
+A start times a few calls of growing size, with short texts and with long ones; runs add their SuperBatches. A time of
+two seconds varies by more than one of two milliseconds, so a call weighs 1/seconds: the fitted seconds of all calls
+together are then close to the measured ones, and a long run counts for more than a short measurement.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, fields
+
+import numpy as np
+
+from surge_dagster.engine.encoder.calibration import Calibration
+
+EFFICIENCY_LOSS = 0.01
+# Of one thread, for what each SuperBatch costs beside its encode call: a folder flush, events, records of its segments.
+# Where the encoder has all cores, as on a CPU, it is not hidden.
+SUPERBATCH_SECONDS = 0.01
+_EQUAL = 1e-9
+_NORMAL_95 = 1.96
+_LEAST_SECONDS = 1e-9  # of a text, so that speeds are finite
+_SIZES = (1, 4, 16, 64, 256, 1024, 4096, 16_384)
+_MOST_WORDS = 170_000  # of a timed call
+_LONG_ENOUGH_SECONDS = 0.1
+_TEXT = (
+    "steel bottle cotton shirt lamp oak table garden hose travel mug wool scarf desk chair ceramic bowl running shoe "
+    "phone case glass jar bath towel ink pen leather belt camping stove rain jacket bread knife"
+)
+_SHORT_WORDS, _LONG_WORDS = (6, 10), (60, 100)  # of a product title, and of a paragraph
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An encode call that was timed.
+
+    Attributes:
+        texts, text_bytes, tokens: of the texts that were encoded.
+        equal_texts: others, which got the vector of an equal one.
+        waited_seconds: before it, in which the pool had no texts because the reader was not ready.
+    """
+
+    texts: float
+    text_bytes: float
+    tokens: float
+    seconds: float
+    equal_texts: float = 0.0
+    waited_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Costs that are not negative, with how certain they are.
+
+    Attributes:
+        values: seconds per unit of each column.
+        covariance: of `values`; None where there is too little to tell.
+    """
+
+    values: np.ndarray
+    covariance: np.ndarray | None = None
+
+    def seconds(self, amounts: np.ndarray) -> np.ndarray:
+        """The predicted seconds of each row of amounts."""
+        return amounts @ self.values
+
+    def margin(self, amounts: np.ndarray) -> float | None:
+        """Half of the 95 % confidence interval of the seconds of these amounts."""
+        if self.covariance is None:
+            return None
+        return _NORMAL_95 * float(np.sqrt(max(0.0, amounts @ self.covariance @ amounts)))
+
+
+def fit_costs(amounts: np.ndarray, seconds: np.ndarray) -> Fit:
+    """The costs per unit that explain the seconds best, each at least 0; of equal fits the one with fewest costs.
+
+    Args:
+        amounts: [observations, columns]
+        seconds: [observations]
+    """
+    rows, columns = amounts.shape
+    best, values, covariance = np.inf, np.zeros(columns), None
+    if not rows:
+        return Fit(values)
+    weights = 1 / np.sqrt(np.maximum(seconds, 1e-6))
+    weighted, target = amounts * weights[:, None], seconds * weights
+    for count in range(1, min(rows, columns) + 1):
+        for chosen in map(list, itertools.combinations(range(columns), count)):
+            found, _, rank, _ = np.linalg.lstsq(weighted[:, chosen], target)
+            error = float(np.sum((weighted[:, chosen] @ found - target) ** 2))
+            if rank < count or (found < 0).any() or error >= best - _EQUAL * float(target @ target):
+                continue
+            best, values = error, np.zeros(columns)
+            values[chosen] = found
+            covariance = None
+            if rows > count:
+                square = weighted[:, chosen].T @ weighted[:, chosen]
+                covariance = np.zeros((columns, columns))
+                covariance[np.ix_(chosen, chosen)] = error / (rows - count) * np.linalg.inv(square)
+    return Fit(values, covariance)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeCosts:
+    """The costs of encode calls of one pool.
+
+    Attributes:
+        fit: seconds of a call, of a text and of a token, on all workers together.
+        workers: G.
+        tokens_per_byte, tokens_per_text: of the texts that were encoded last.
+        equal_share: of the texts that needed a vector, those that got it from an equal one.
+        waited_per_text: seconds in which the pool waited for the reader, for each text that was encoded.
+    """
+
+    fit: Fit
+    workers: int = 1
+    tokens_per_byte: float = 0.25
+    tokens_per_text: float = 12.0
+    equal_share: float = 0.0
+    waited_per_text: float = 0.0
+
+    @classmethod
+    def of(cls, measured: Sequence[Call], of_runs: Sequence[Call], workers: int) -> EncodeCosts:
+        """Fit timed calls: of a measurement, and of the SuperBatches of runs."""
+        calls = [*measured, *of_runs]
+        amounts = np.array([[1, call.texts, call.tokens] for call in calls], float).reshape(-1, 3)
+        fit = fit_costs(amounts, np.array([call.seconds for call in calls]))
+        known = of_runs or measured
+        texts, tokens = sum(call.texts for call in known), sum(call.tokens for call in known)
+        return cls(
+            fit,
+            workers,
+            tokens_per_byte=tokens / max(1.0, sum(call.text_bytes for call in known)),
+            tokens_per_text=tokens / max(1, texts),
+            equal_share=1 - texts / max(1, texts + sum(call.equal_texts for call in known)) if texts else 0.0,
+            waited_per_text=sum(call.waited_seconds for call in known) / max(1, texts),
+        )
+
+    @classmethod
+    def given(cls, call_seconds: float, text_seconds: float, workers: int) -> EncodeCosts:
+        """Costs that somebody named: c_ipc, and c_enc of one text on one worker whatever its length."""
+        return cls(Fit(np.array([call_seconds, text_seconds / workers, 0.0])), workers)
+
+    @property
+    def efficient_texts(self) -> float:
+        """The smallest SuperBatch that is encoded within 1 % of the speed of an endless one.
+
+        Its fixed cost is a call, at the upper end of its confidence interval, and what the other stages spend on it.
+        """
+        fixed = self.call_seconds + (self.call_margin or 0.0) + SUPERBATCH_SECONDS
+        return (1 / EFFICIENCY_LOSS - 1) * fixed * self.workers / self.text_seconds()
+
+    @property
+    def call_seconds(self) -> float:
+        """c_ipc."""
+        return float(self.fit.values[0])
+
+    @property
+    def call_margin(self) -> float | None:
+        """Half of the 95 % confidence interval of c_ipc."""
+        return self.fit.margin(np.array([1.0, 0, 0]))
+
+    def text_seconds(self, tokens: float | None = None) -> float:
+        """c_enc of a text of so many tokens, on one worker; None is the mean length."""
+        return max(_LEAST_SECONDS, float(self._of_text(tokens) @ self.fit.values))
+
+    def text_margin(self, tokens: float | None = None) -> float | None:
+        """Half of the 95 % confidence interval of `text_seconds`."""
+        return self.fit.margin(self._of_text(tokens))
+
+    def _of_text(self, tokens: float | None) -> np.ndarray:
+        return self.workers * np.array([0.0, 1.0, self.tokens_per_text if tokens is None else tokens])
+
+
+def time_calls(encode: Callable[[list[str]], tuple[float, float]]) -> list[Call]:
+    """Time calls with growing numbers of short texts, then of long ones; of each size the faster of two.
+
+    Args:
+        encode: gives the tokens and the seconds of a call.
+    """
+    calls: list[Call] = []
+    for words in (_SHORT_WORDS, _LONG_WORDS):
+        encode(speed_texts(1, *words))  # warms up
+        for size in _SIZES:
+            if size * words[1] > _MOST_WORDS:
+                break
+            texts = speed_texts(size, *words)
+            tokens, seconds = min(encode(texts), encode(texts), key=lambda timed: timed[1])
+            calls.append(Call(size, sum(map(len, texts)), tokens, seconds))
+            if seconds > _LONG_ENOUGH_SECONDS and size > 1:  # one size does not tell a call from its texts
+                break
+    return calls
+
+
+def speed_texts(count: int, least_words: int, most_words: int) -> list[str]:
+    """Texts of so many words, in an order that depends on the row."""
+    words, texts = _TEXT.split(), []
+    for row in range(count):
+        step, size = 1 + row % 31, least_words + row % (most_words - least_words + 1)
+        texts.append(" ".join(words[(row + step * place) % len(words)] for place in range(size)))
+    return texts
+
+
+def timed_calls(
+    calibration: Calibration,
+    devices: str,
+    encode: Callable[[list[str]], tuple[float, float]],
+    *,
+    anew: bool = False,
+) -> tuple[list[Call], list[Call]]:
+    """The calls that were timed with these devices, measured now if there are none, and those of runs.
+
+    Args:
+        anew: measure now, and forget both.
+    """
+    measured = [] if anew else known_calls(calibration, f"calls {devices}")
+    if not measured:
+        measured = time_calls(encode)
+        calibration.observe(f"calls {devices}", map(astuple, measured), anew=anew)
+        if anew:
+            calibration.observe(f"runs {devices}", [], anew=True)
+        measured = known_calls(calibration, f"calls {devices}") or measured  # as the next start reads them
+    return measured, known_calls(calibration, f"runs {devices}")
+
+
+def known_calls(calibration: Calibration, name: str) -> list[Call]:
+    """The calls kept under a name."""
+    return [Call(*row) for row in calibration.observations(name, len(fields(Call)))]

@@ -1,0 +1,173 @@
+"""Costs of encode calls: fitted to timed calls, kept with the calibration; B_min and the ramp follow from them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from surge_dagster.engine.cost_model import CostConstants
+from surge_dagster.engine.encoder.calibration import Calibration
+from surge_dagster.engine.encoder.costs import (
+    SUPERBATCH_SECONDS,
+    Call,
+    EncodeCosts,
+    fit_costs,
+    time_calls,
+    timed_calls,
+)
+from surge_dagster.engine.support import disk_cache
+from surge_dagster.engine.thresholds import Thresholds
+
+C_IPC, C_TEXT, C_TOKEN = 0.004, 0.0002, 0.00005
+
+
+def simulated(texts: list[str]) -> tuple[float, float]:
+    """Tokens and seconds of a call that costs exactly what the constants say."""
+    tokens = sum(2 + len(text) // 4 for text in texts)
+    return tokens, C_IPC + C_TEXT * len(texts) + C_TOKEN * tokens
+
+
+def call(texts: int, tokens_each: float = 12.0, pace: float = 1.0) -> Call:
+    tokens = texts * tokens_each
+    return Call(texts, 4 * tokens, tokens, pace * (C_IPC + C_TEXT * texts + C_TOKEN * tokens))
+
+
+def test_costs_of_a_call_a_text_and_a_token_are_found_from_timed_calls() -> None:
+    costs = EncodeCosts.of(time_calls(simulated), [], workers=2)
+    assert costs.call_seconds == pytest.approx(C_IPC)
+    assert costs.text_seconds(10) == pytest.approx(2 * (C_TEXT + 10 * C_TOKEN))  # on one of two workers
+    assert costs.text_seconds(300) == pytest.approx(2 * (C_TEXT + 300 * C_TOKEN))
+    assert costs.call_margin == pytest.approx(0, abs=1e-9)
+
+
+def test_slow_model_is_measured_with_few_texts_that_still_tell_a_call_from_its_texts() -> None:
+    calls: list[int] = []
+
+    def encode(texts: list[str]) -> tuple[float, float]:
+        calls.append(len(texts))
+        tokens, seconds = simulated(texts)
+        return tokens, 1_000 * seconds
+
+    costs = EncodeCosts.of(time_calls(encode), [], workers=1)
+    assert max(calls) == 4 and len(calls) == 10
+    assert costs.call_seconds == pytest.approx(1_000 * C_IPC)
+    assert costs.text_seconds(50) == pytest.approx(1_000 * (C_TEXT + 50 * C_TOKEN))
+
+
+def test_confidence_interval_holds_the_true_costs_in_nineteen_of_twenty_fits() -> None:
+    rng = np.random.default_rng(7)
+    held = 0
+    for _ in range(200):
+        exact = [call(texts, tokens) for texts in (1, 8, 64, 512, 4_096) for tokens in (10, 200)] * 2
+        seconds = np.array([one.seconds for one in exact])
+        noisy = seconds + rng.normal(0, 0.01 * np.sqrt(seconds))
+        calls = [Call(one.texts, one.text_bytes, one.tokens, time) for one, time in zip(exact, noisy, strict=True)]
+        costs = EncodeCosts.of(calls, [], workers=1)
+        margin = costs.text_margin(100)
+        assert margin is not None
+        held += abs(costs.text_seconds(100) - C_TEXT - 100 * C_TOKEN) <= margin
+    assert 180 <= held <= 198
+
+
+def test_costs_are_never_negative_and_unobserved_ones_are_zero() -> None:
+    falling = fit_costs(np.array([[1.0, 1.0], [1.0, 100.0]]), np.array([1.0, 0.5]))
+    assert (falling.values >= 0).all() and falling.values[0] > 0
+    assert fit_costs(np.zeros((0, 3)), np.zeros(0)).values.tolist() == [0, 0, 0]
+    assert EncodeCosts.of([], [], workers=1).text_seconds() > 0  # speeds stay finite
+
+
+def test_long_runs_outweigh_the_short_measurement() -> None:
+    costs = EncodeCosts.of(time_calls(simulated), [call(2_000, pace=1.2) for _ in range(50)], workers=1)
+    predicted = costs.fit.seconds(np.array([1, 2_000, 24_000.0]))
+    assert predicted == pytest.approx(call(2_000, pace=1.2).seconds, rel=0.01)
+
+
+def test_mean_length_is_that_of_the_texts_of_runs() -> None:
+    costs = EncodeCosts.of([call(100, 12)], [call(100, 40)], workers=1)
+    assert costs.tokens_per_text == 40
+    assert costs.tokens_per_byte == 0.25
+
+
+@given(c_ipc=st.floats(0, 0.1), text=st.floats(1e-6, 0.1), workers=st.integers(1, 8), runs=st.floats(4, 50))
+def test_derived_b_min_is_within_one_percent_of_endless_superbatches_and_so_is_the_ramp(
+    c_ipc: float, text: float, workers: int, runs: float
+) -> None:
+    costs = EncodeCosts.given(c_ipc, text, workers)
+    b_min = costs.efficient_texts
+    each = c_ipc + SUPERBATCH_SECONDS
+    assert (each + b_min * text / workers) == pytest.approx(b_min * text / workers / 0.99)
+    less = 0.98 * b_min
+    assert each + less * text / workers > less * text / workers / 0.99  # it is the smallest
+    texts = runs * b_min  # four SuperBatches and more
+    ramp = [b_min / 16, b_min / 8, b_min / 4, b_min / 2]
+    plain = CostConstants(each, text, workers).seconds(0, 0) + texts / b_min * each + texts * text / workers
+    ramped = (len(ramp) + (texts - sum(ramp)) / b_min) * each + texts * text / workers
+    assert ramped <= 1.01 * plain
+
+
+@given(c_ipc=st.floats(0, 0.1), more=st.floats(0, 0.1), text=st.floats(1e-6, 0.1), slower=st.floats(1, 10))
+def test_derived_b_min_grows_with_the_cost_of_a_call_and_falls_with_that_of_a_text(
+    c_ipc: float, more: float, text: float, slower: float
+) -> None:
+    b_min = EncodeCosts.given(c_ipc, text, 1).efficient_texts
+    assert EncodeCosts.given(c_ipc + more, text, 1).efficient_texts >= b_min * (1 - 1e-9)
+    assert EncodeCosts.given(c_ipc, text * slower, 1).efficient_texts <= b_min * (1 + 1e-9)
+
+
+def test_uncertain_cost_of_a_call_makes_b_min_larger() -> None:
+    sure = [call(texts, pace=pace) for texts in (1, 1_000) for pace in (1.0, 1.0)]
+    unsure = [call(texts, pace=pace) for texts in (1, 1_000) for pace in (0.5, 1.5)]
+    assert EncodeCosts.of(unsure, [], 1).efficient_texts > 1.05 * EncodeCosts.of(sure, [], 1).efficient_texts
+
+
+def test_b_min_and_its_ramp_can_be_set() -> None:
+    assert Thresholds().resolve(3_200.0).first_b_min == 200
+    assert Thresholds(first_b_min=500).resolve(3_200.0).first_b_min == 500
+    assert Thresholds(first_b_min=9_000).resolve(3_200.0).first_b_min == 3_200  # no larger than what follows
+    assert Thresholds(b_min=4_000).resolve(3_200.0).first_b_min == 4_000
+    assert Thresholds(b_min=4_000, first_b_min=10).resolve(3_200.0).b_min_of(2) == 40
+
+
+class TestWhatIsKept:
+    """Timed calls live in the document that also holds the answer of the parity check."""
+
+    @pytest.fixture(autouse=True)
+    def own_cache(self, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+
+    def test_calls_are_timed_once(self) -> None:
+        calibration = Calibration("calibration/one.json")
+        calibration.write(lowest_cosine=1.0)
+        measured, _ = timed_calls(calibration, "cpu", simulated)
+        again, _ = timed_calls(calibration, "cpu", lambda texts: pytest.fail("measured again"))
+        assert [one.texts for one in again] == [one.texts for one in measured]
+        assert EncodeCosts.of(again, [], 1).call_seconds == pytest.approx(C_IPC, rel=1e-4)
+        assert calibration.read("lowest_cosine") == 1.0
+
+    def test_other_devices_are_timed_apart(self) -> None:
+        calibration = Calibration("calibration/two.json")
+        timed_calls(calibration, "cuda:0", simulated)
+        measured, _ = timed_calls(calibration, "cuda:0,cuda:1", lambda texts: (len(texts), 1.0))
+        assert {one.seconds for one in measured} == {1.0}
+
+    def test_measuring_anew_forgets_what_runs_have_shown(self) -> None:
+        calibration = Calibration("calibration/three.json")
+        timed_calls(calibration, "cpu", lambda texts: (1, 9.0))
+        calibration.observe("runs cpu", [[1, 1, 1, 9.0, 0, 0.0]])
+        assert timed_calls(calibration, "cpu", simulated)[1]
+        measured, of_runs = timed_calls(calibration, "cpu", simulated, anew=True)
+        assert not of_runs and max(one.seconds for one in measured) < 9.0
+
+    def test_only_the_newest_observations_are_kept(self) -> None:
+        calibration = Calibration("calibration/four.json")
+        for start in range(0, 500, 100):
+            calibration.observe("runs cpu", [[float(number)] for number in range(start, start + 100)])
+        kept = calibration.observations("runs cpu", 1)
+        assert len(kept) == 256 and kept[-1] == [499.0]
+
+    @pytest.mark.parametrize("content", ["text", [1.0], [[1.0, 2.0]], [["a"]], [[float("inf")]], [[None]], None])
+    def test_what_is_no_observation_is_left_out(self, content: object) -> None:
+        disk_cache.write_json("calibration/five.json", {"runs cpu": content})
+        assert Calibration("calibration/five.json").observations("runs cpu", 1) == []

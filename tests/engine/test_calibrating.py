@@ -1,0 +1,229 @@
+"""What runs teach the planner: with an encoder of fixed costs and all else real, and with reports made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from surge_dagster.engine.calibrating import Publishing, calls_of, known_costs, publish_costs, publishing_of, store_kind
+from surge_dagster.engine.calibration_run import calibrate, text_bytes_per_listed
+from surge_dagster.engine.cost_model import predict_flushes
+from surge_dagster.engine.encoder.calibration import Calibration
+from surge_dagster.engine.encoder.costs import EncodeCosts, timed_calls
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.planner import forecast
+from surge_dagster.engine.report import RunReport, SuperBatchReport
+from surge_dagster.engine.store import StorageOptions, open_store
+from surge_dagster.engine.support.timeline import Span
+from surge_dagster.engine.thresholds import Thresholds
+from tests.engine.runs import finish, in_memory, make_run
+
+C_IPC, C_TEXT = 0.25, 0.01
+SOME = SuperBatchReport(
+    index=0,
+    partitions=3,
+    texts=100,
+    text_bytes=4_700,
+    tokens=1_200,
+    padded_tokens=1_200,
+    truncated=0,
+    encode_seconds=2.0,
+    tokenize_seconds=0.1,
+    forward_seconds=1.9,
+    serialize_seconds=0.3,
+    upload_seconds=0.4,
+    publish_seconds=0.5,
+    fill_ratio=1.0,
+    overlap_ratio=1.0,
+    texts_per_second=50.0,
+    encode_span=Span(1.0, 3.0, 2.0),
+    serialize_span=Span(3.1, 3.4, 0.3),
+    upload_span=Span(3.2, 3.6, 0.4),
+)
+
+
+class PricedCall:
+    """An encode call that says it took what the fixed costs say."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+    @property
+    def metrics(self) -> Any:
+        found = self._call.metrics
+        return replace(found, encode_seconds=C_IPC + C_TEXT * found.texts)
+
+    def result(self, timeout_seconds: float | None = None) -> Any:
+        return None if self._call.result(timeout_seconds) is None else self.metrics
+
+
+class PricedPool:
+    """Wraps a pool whose encode calls have fixed costs; it has a calibration of its own."""
+
+    def __init__(self, pool: EncoderPool) -> None:
+        self._pool = pool
+        self.calibration = Calibration("calibration/priced.json")
+        self.all_devices = "cpu"
+        self.read_costs()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def submit(self, *arguments: Any) -> PricedCall:
+        return PricedCall(self._pool.submit(*arguments))
+
+    def read_costs(self, *, anew: bool = False) -> EncodeCosts:
+        def encode(texts: list[str]) -> tuple[float, float]:
+            return 12.0 * len(texts), C_IPC + C_TEXT * len(texts)
+
+        self.costs = EncodeCosts.of(*timed_calls(self.calibration, "cpu", encode, anew=anew), workers=1)
+        return self.costs
+
+
+@pytest.fixture
+def priced_pool(
+    hash_pool: EncoderPool, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
+    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    yield PricedPool(hash_pool)
+
+
+def catalog(sizes: list[int]) -> dict[str, list[tuple[str, str]]]:
+    return {
+        f"p{number}": [(str(row), f"text {number} {row}") for row in range(size)] for number, size in enumerate(sizes)
+    }
+
+
+def test_prediction_of_the_encoding_equals_what_an_encoder_of_fixed_costs_takes(
+    priced_pool: Any, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(3)
+    for attempt in range(2):
+        sizes = rng.integers(0, 90, 20).tolist()
+        run = make_run(priced_pool, in_memory(catalog(sizes)), tmp_path / str(attempt), Thresholds(b_min=100))
+        costs = known_costs(priced_pool, open_store(tmp_path))
+        predicted = forecast(predict_flushes(sizes, run.bounds), costs)
+        finish(run)
+        assert run.report.superbatches == len(predict_flushes(sizes, run.bounds))
+        assert predicted.encode_seconds == pytest.approx(run.report.encode_seconds, rel=1e-4)
+        assert priced_pool.read_costs().call_seconds == pytest.approx(C_IPC, rel=1e-3)
+
+
+def test_report_of_a_run_has_prediction_and_outcome_side_by_side(priced_pool: Any, tmp_path: Path) -> None:
+    run = make_run(priced_pool, in_memory(catalog([30, 40])), tmp_path)
+    assert run.report.as_dict()["prediction_error"] is None
+    finish(run)
+    report = run.report.as_dict()
+    assert report["predicted_wall_seconds"] == pytest.approx(C_IPC + C_TEXT * 70, rel=1e-4)
+    assert report["prediction_error"] == pytest.approx(report["predicted_wall_seconds"] / report["wall_seconds"] - 1)
+
+
+def test_run_without_anything_to_encode_has_no_prediction(priced_pool: Any, tmp_path: Path) -> None:
+    finish(make_run(priced_pool, in_memory(catalog([30])), tmp_path))
+    again = make_run(priced_pool, in_memory(catalog([30])), tmp_path)
+    finish(again)
+    assert again.report.superbatches == 0
+    assert again.report.predicted_wall_seconds is None and again.report.prediction_error is None
+
+
+def test_run_that_is_stopped_teaches_nothing(priced_pool: Any, tmp_path: Path) -> None:
+    run = make_run(priced_pool, in_memory(catalog([60] * 20)), tmp_path)
+    events = run.events()
+    next(events)
+    events.close()
+    assert run.report.predicted_wall_seconds is None
+    assert priced_pool.calibration.observations("runs cpu", 6) == []
+
+
+def test_run_teaches_the_costs_of_publishing_to_its_store(priced_pool: Any, tmp_path: Path) -> None:
+    finish(make_run(priced_pool, in_memory(catalog([60, 10, 80, 30])), tmp_path))
+    rows = priced_pool.calibration.observations("publishing local", 5)
+    assert [row[0] for row in rows] == [1, 2, 1]  # files of each SuperBatch
+    assert known_costs(priced_pool, open_store(tmp_path)).publish.publish.values.sum() > 0
+
+
+def test_waits_for_the_reader_are_told_from_waits_for_storage() -> None:
+    begun = [1.0, 3.5, 6.0, 12.0]  # each takes two seconds; the fourth waits for the slot of the first
+    seen = [replace(SOME, index=index, encode_span=Span(at, at + 2, 2.0)) for index, at in enumerate(begun)]
+    seen[0] = replace(seen[0], upload_span=Span(3.0, 11.5, 8.5))
+    assert [call.waited_seconds for call in calls_of(seen)] == pytest.approx([0, 0.5, 0.5, 0.5])
+
+
+def test_only_texts_that_were_encoded_count() -> None:
+    [call] = calls_of([replace(SOME, rows_reused=20, texts_deduplicated=30, tokens=600)])
+    assert (call.texts, call.text_bytes, call.tokens, call.equal_texts) == (50, 2_350, 600, 30)
+    costs = EncodeCosts.of([call], [], 1)
+    assert (costs.equal_share, costs.tokens_per_text) == (30 / 80, 12)
+    assert calls_of([replace(SOME, rows_reused=100)]) == []
+
+
+def test_calls_whose_time_says_nothing_are_left_out() -> None:
+    assert calls_of([replace(SOME, replays=1), replace(SOME, texts=0), replace(SOME, encode_span=None)]) == []
+
+
+def test_publishing_does_not_count_the_wait_for_the_superbatch_before() -> None:
+    assert publishing_of(SOME, 64).publish_seconds == pytest.approx(0.4)  # its threads began 0.1 s after the call
+    assert publishing_of(SOME, 64).file_bytes == 4_700 + 6_400
+
+
+def test_costs_of_files_and_bytes_are_told_apart() -> None:
+    shapes = [(1, 1e6), (50, 1e6), (10, 5e7), (200, 2e7)]
+    seen = [
+        Publishing(files, size, 2e-3 * files + 1e-9 * size, 5e-3 * files + 3e-9 * size, 0.02 + 2e-3 * files)
+        for files, size in shapes
+    ]
+    found = publish_costs(seen, [0.1, 9.0, 0.2])
+    assert found.serialize.values == pytest.approx([2e-3, 1e-9])
+    assert found.upload.values == pytest.approx([5e-3, 3e-9])
+    assert found.publish.values == pytest.approx([0.02, 2e-3, 0], abs=1e-12)
+    assert found.start_seconds == 0.2
+
+
+def test_buckets_and_the_local_disk_have_costs_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    assert store_kind(open_store(tmp_path / "a")) == store_kind(open_store(tmp_path / "b")) == "local"
+    one, deeper, other = map(open_store, ("s3://shop/one", "s3://shop/other/deep", "s3://mall/one"))
+    assert store_kind(one) == store_kind(deeper) == "s3://shop"
+    assert store_kind(other) == "s3://mall"
+
+
+def test_calibration_encodes_some_texts_forgets_earlier_runs_and_leaves_no_file(
+    priced_pool: Any, tmp_path: Path
+) -> None:
+    priced_pool.calibration.observe("runs cpu", [[1, 1, 1, 99.0, 0, 0.0]])
+    sizes = [400, 3, 50] * 10
+    partitions = [replace(one, rows=rows) for one, rows in zip(in_memory(catalog(sizes)), sizes, strict=True)]
+    encoded = calibrate(partitions, str(tmp_path / "not" / "there"), StorageOptions(), priced_pool, seconds=5.0)
+    assert 500 <= encoded < 570  # five seconds of them, and the rest of a partition
+    assert list(tmp_path.iterdir()) == []
+    assert priced_pool.costs.call_seconds == pytest.approx(C_IPC, rel=1e-3)
+    assert len(priced_pool.calibration.observations("runs cpu", 6)) > 3  # from small SuperBatches to larger ones
+
+
+def test_listed_bytes_are_scaled_to_those_of_the_texts() -> None:
+    partitions = [
+        replace(partition, rows=rows, text_bytes=40 * rows)
+        for partition, rows in zip(in_memory(catalog([300, 20])), (300, 20), strict=True)
+    ]
+    read = [len(text) for rows in catalog([300, 20]).values() for _, text in rows]
+    assert text_bytes_per_listed(partitions) == pytest.approx(sum(read) / (40 * 320), rel=0.01)
+    assert text_bytes_per_listed([replace(one, text_bytes=None) for one in partitions]) == 1.0
+
+
+def test_attempts_of_a_run_add_up_their_predictions() -> None:
+    one = RunReport(superbatches=1, wall_seconds=10.0, predicted_wall_seconds=11.0)
+    other = RunReport(superbatches=2, wall_seconds=10.0, predicted_wall_seconds=13.0)
+    assert other.after(one).predicted_wall_seconds == 24.0
+    assert other.after(one).prediction_error == pytest.approx(0.2)
+    assert RunReport().after(one).predicted_wall_seconds == 11.0  # the second attempt had nothing left
+    assert other.after(replace(one, predicted_wall_seconds=None)).predicted_wall_seconds is None
+    assert RunReport().after(RunReport()).predicted_wall_seconds is None
