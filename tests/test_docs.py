@@ -11,7 +11,7 @@ from surge_dagster.engine.model.spec import EncodingSpec
 from tests.small_catalogs import write_partition
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "deploy").rglob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "deploy").rglob("*.md"))]
 _NAMED_PATH = re.compile(r"`((?:surge_dagster|assets|resources|automation|tests|benchmarks|docs|deploy)/[\w./-]*)`")
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 

@@ -1,0 +1,135 @@
+"""Each page under docs/sources has a configuration, and it gives the files of the rows that the page is about."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+import yaml
+
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.settings import load_settings
+from tests.engine.sources.tables import write_csv
+from tests.engine.store.object_server import BUCKET, ObjectServer
+from tests.small_catalogs import Rows, assert_embedded, write_rows
+from tests.test_cli import in_process
+
+PAGES = Path(__file__).parent.parent / "docs" / "sources"
+CATALOG: dict[str, Rows] = {"shoes": [("1", "waterproof boots"), ("2", "sandals")], "hats": [("3", "a straw hat")]}
+TABLE = [(*row, key) for key, rows in CATALOG.items() for row in rows]
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The configurations or programs of a page."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", (PAGES / f"{page}.md").read_text(), re.MULTILINE | re.DOTALL)
+
+
+class Shell:
+    """Runs `embed` with the settings of a page."""
+
+    def __init__(self, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self._run = lambda: in_process(capsys, monkeypatch, root, "embed")
+
+    def embed(self, settings: Mapping[str, object]) -> None:
+        (self.root / "surge.yaml").write_text(
+            json.dumps({"output": "data/embeddings", "model": "hash://16", **settings})
+        )
+        code, _, error = self._run()
+        assert code == 0, error
+
+    def assert_embedded(self, catalog: Mapping[str, Rows]) -> None:
+        space = EncodingSpec("hash://16").resolve().name
+        for key, rows in catalog.items():
+            assert_embedded(self.root / "data" / "embeddings", space, key, rows)
+
+
+@pytest.fixture
+def shell(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    return Shell(tmp_path, capsys, monkeypatch)
+
+
+def test_pages_of_all_kinds_are_listed() -> None:
+    listed = (PAGES.parent / "sources.md").read_text()
+    assert set(re.findall(r"\(sources/(\w+)\.md\)", listed)) == {page.stem for page in PAGES.glob("*.md")}
+
+
+def test_folders(shell: Shell) -> None:
+    [settings] = map(yaml.safe_load, blocks("folders", "yaml"))
+    named = {f"lang=de/category={key}": rows for key, rows in CATALOG.items()}
+    for key, rows in named.items():
+        path = shell.root / settings["source"] / key / "0.parquet"
+        path.parent.mkdir(parents=True)
+        write_rows(path, rows)
+    shell.embed(settings)
+    shell.assert_embedded(named)
+
+
+def test_tables(shell: Shell) -> None:
+    [settings] = map(yaml.safe_load, blocks("tables", "yaml"))
+    rows = [(*row, "de") for row in TABLE]
+    write_csv(shell.root / settings["source"], rows, (settings["id"], settings["text"], "category", "lang"))
+    shell.embed(settings)
+    shell.assert_embedded({f"lang=de/category={key}": rows for key, rows in CATALOG.items()})
+
+
+def test_buckets(shell: Shell, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    [text] = blocks("buckets", "yaml")
+    settings = yaml.safe_load(text.replace("my-bucket", BUCKET).replace("http://127.0.0.1:9000", object_server.url))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    for key, rows in CATALOG.items():
+        content = write_rows(shell.root / "x.parquet", rows).read_bytes()
+        object_server.put(f"catalog/category={key}/0.parquet", content)
+    shell.embed(settings)
+    shell.assert_embedded(CATALOG)
+
+
+def test_bigquery(shell: Shell) -> None:
+    from tests.engine.sources.bigquery_fake import TABLE as NAME
+    from tests.engine.sources.bigquery_fake import FakeBigQuery
+
+    whole, query = (
+        yaml.safe_load(text.replace("my-project.shop.products", NAME)) for text in blocks("bigquery", "yaml")
+    )
+    columns = dict(zip(("sku", "title", "category"), zip(*TABLE, strict=True), strict=True))
+    columns |= {"description": ["new"] * len(TABLE)}
+    with FakeBigQuery(pa.table({name: list(values) for name, values in columns.items()})).serve_by_default():
+        shell.embed(whole | {"output": "described"})
+        shell.embed(query)
+    shell.assert_embedded(CATALOG)
+    [space] = (shell.root / "described").glob("*/space.json")
+    assert_embedded(shell.root / "described", space.parent.name, "hats", [("3", "a straw hat. new")])
+
+
+def test_frames(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
+    [program] = blocks("frames", "python")
+    write_csv(shell.root / "products.csv", TABLE)
+    exec(program.replace("EncodingSpec()", 'EncodingSpec("hash://16")'), {})
+    assert sorted(capsys.readouterr().out.splitlines()) == ["hats 1", "shoes 2"]
+    shell.assert_embedded({key: [(int(name), text) for name, text in rows] for key, rows in CATALOG.items()})
+
+
+def test_assets(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    [program] = blocks("assets", "python")
+    [settings] = map(yaml.safe_load, blocks("assets", "yaml"))
+    assert load_settings(**settings, output="x").partition_by == ["category"]
+    write_csv(shell.root / "products.csv", TABLE)
+    monkeypatch.setenv("SURGE_MODEL", "hash://16")
+    made: dict[str, dg.Definitions] = {}
+    exec(program.replace("https://shop.example/products.csv", "products.csv"), made)  # pyright: ignore[reportArgumentType]
+    job = dg.Definitions.merge(
+        made["defs"], dg.Definitions(executor=dg.in_process_executor)
+    ).resolve_implicit_global_asset_job_def()
+    keys = {"dagster/asset_partition_range_start": "hats", "dagster/asset_partition_range_end": "shoes"}
+    with dg.DagsterInstance.ephemeral(str(shell.root)) as instance:
+        instance.add_dynamic_partitions("catalog", sorted(CATALOG))
+        for asset, tags in (("products", {}), ("embeddings", keys)):
+            assert job.execute_in_process(instance=instance, asset_selection=[dg.AssetKey(asset)], tags=tags).success
+    shell.assert_embedded({key: [(int(name), text) for name, text in rows] for key, rows in CATALOG.items()})
