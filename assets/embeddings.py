@@ -32,26 +32,25 @@ from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.refresh import Refresh
 from surge_dagster.orchestration.resource_config import differing_settings
+from surge_dagster.resources import CatalogSource
+from surge_dagster.resources.upstream_asset import asset_key
 
 _RETRIES = 2
 _RETRY_SECONDS = 5
 
 
-def source_partitions(names: CatalogNames, upstream: dg.AssetKey | None = None) -> dg.AssetSpec:
-    """The external asset with one dynamic partition per catalog key.
-
-    Args:
-        upstream: the asset that is the catalog, where it is one.
-    """
+def source_partitions(names: CatalogNames, catalog: CatalogSource) -> dg.AssetSpec:
+    """The external asset with one dynamic partition per key of the catalog; downstream of the asset that it may be."""
+    upstream = asset_key(catalog.url)
     return dg.AssetSpec(
         names.source_partitions,
         deps=[upstream] if upstream else None,
         partitions_def=names.partitions,
         group_name=names.group,
-        kinds=set() if upstream else {"parquet"},
+        kinds=catalog.kinds,
         description=(
-            "The catalog: each partition is a set of texts with ids. Its data version is the source version, a token "
-            "that changes when the partition may have changed. The sensor and each run report it."
+            f"{catalog.describe()}\n\nEach partition is a set of texts with ids. Its data version is the source "
+            "version, a token that changes when the partition may have changed. The sensor and each run report it."
         ),
     )
 

@@ -30,6 +30,9 @@ from surge_dagster.settings import CatalogSettings, EncoderSettings, FileSetting
 __all__ = ["CatalogSource", "Encoder", "OutputStore"]
 
 
+_KINDS = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".ndjson": "json"}
+
+
 class GivesStorageClient(Protocol):
     """The part of `dagster_gcp.GCSResource` that is used. Importing its package takes two seconds."""
 
@@ -83,11 +86,22 @@ class CatalogSource(CatalogSettings, dg.ConfigurableResource):
     def describe(self) -> str:
         """The catalog for people, without opening it."""
         if key := asset_key(self.url):
-            return (
-                f"The asset `{key.to_user_string()}`, through its IO manager. Column `{self.id}` identifies a row, "
-                f"column `{self.text}` is embedded."
-            )
-        return f"The catalog in `{_place(self.url)}`. `{self.id}` identifies a row, `{self.text}` is embedded."
+            where = f"The asset `{key.to_user_string()}`, through its IO manager."
+        elif self.query:
+            where = f"A query that the project `{self.url.removeprefix(BIGQUERY_SCHEME)}` of BigQuery runs."
+        else:
+            where = f"The catalog in `{_place(self.url)}`."
+        columns = " and ".join(f"`{name}`" for name in self.partition_by)
+        divided = f" The values of {columns} are its partitions." if columns else ""
+        return f"{where}{divided} `{self.id}` identifies a row, `{self.text}` is embedded."
+
+    @property
+    def kinds(self) -> set[str]:
+        """What the catalog is made of, as far as its name says it: labels on its asset in the UI."""
+        if self.url.startswith(BIGQUERY_SCHEME):
+            return {"bigquery"}
+        endings = Path(self.url).suffixes
+        return {kind for ending, kind in _KINDS.items() if ending in endings}
 
 
 class Encoder(EncoderSettings, dg.ConfigurableResource):

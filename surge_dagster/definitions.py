@@ -21,7 +21,7 @@ from surge_dagster.automation.new_partitions import new_partitions
 from surge_dagster.orchestration.dagster_internals import described
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
-from surge_dagster.resources.upstream_asset import asset_key, asset_url
+from surge_dagster.resources.upstream_asset import asset_url
 from surge_dagster.settings import Settings, load_settings
 
 
@@ -49,9 +49,10 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
     checks = catalog_checks(names, policy)
     refresh, embed = embedding_jobs(names, policy)
     check, switch = catalog_check(names, policy), switch_current_space(names)
+    resources = _resources(names, settings)
     return dg.Definitions(
         assets=[
-            source_partitions(names, asset_key(settings.source)),
+            source_partitions(names, resources[names.catalog_resource]),
             superbatches(names),
             embeddings(names, policy, settings.format),
             current_space(names),
@@ -67,7 +68,7 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
             schedules.nightly_refresh(names, settings, refresh),
             *schedules.scheduled_check(names, settings),
         ],
-        resources=_resources(names, settings),
+        resources=resources,
     )
 
 

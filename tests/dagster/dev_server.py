@@ -90,10 +90,14 @@ class DevServer:
         assert "errors" not in answer, answer["errors"]
         return answer["data"]
 
-    def launch(self, job: str, config: dict[str, Any] | None = None) -> str:
+    def materialize(self, asset: str) -> str:
+        """Materialize an asset without partitions; returns the run's id."""
+        return self.launch("__ASSET_JOB", assetSelection=[{"path": [asset]}])
+
+    def launch(self, job: str, config: dict[str, Any] | None = None, **selected: Any) -> str:
         """Launch a job without choosing partitions; returns the run's id."""
         params = {
-            "selector": {**_SELECTOR, "pipelineName": job},
+            "selector": {**_SELECTOR, "pipelineName": job, **selected},
             "runConfigData": json.dumps(config or {}),
             "executionMetadata": {"tags": []},
         }
@@ -275,17 +279,23 @@ class DevServer:
 
 
 @contextmanager
-def dev_server(folder: Path, pool_limit: int = 1, gated: bool = False, /, **settings: str) -> Iterator[DevServer]:
+def dev_server(
+    folder: Path, pool_limit: int = 1, gated: bool = False, code: Path | None = None, /, **settings: str
+) -> Iterator[DevServer]:
     """Start `dagster dev` in its own project folder and stop it at the end.
 
     Args:
         folder: receives the project's workspace.yaml and .env, and a DAGSTER_HOME.
         pool_limit: runs that encode concurrently.
         gated: whether encoders use the backend of `gated_backend`.
+        code: the file of the code location, where it is not the project's own.
         settings: variables of the project, without `SURGE_`.
     """
     for name in ("workspace.yaml", ".env"):
         shutil.copy(ROOT / name, folder / name)
+    if code is not None:
+        location = {"relative_path": str(code), "location_name": _SELECTOR["repositoryLocationName"]}
+        (folder / "workspace.yaml").write_text(yaml.safe_dump({"load_from": [{"python_file": location}]}))
     (folder / "home").mkdir()
     instance = yaml.safe_load((ROOT / ".dagster" / "dagster.yaml").read_text())
     instance["concurrency"]["pools"]["default_limit"] = pool_limit

@@ -107,7 +107,8 @@ class _Problem:
             if name not in names:
                 known = ", ".join(visible(repr(each)) for each in names)
                 raise self(
-                    f"has no column {name!r}; its columns are {known}", "Name the right columns in the settings."
+                    f"has no column {name!r}; its columns are {known}",
+                    "Name the right ones with the settings id, text and partition_by (--id, --text, --partition-by).",
                 )
             if names.count(name) > 1:
                 raise self(f"has two columns {name!r}", "Rename one of them.")
