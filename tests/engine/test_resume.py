@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -178,7 +178,8 @@ def test_run_after_a_kill_encodes_at_most_what_was_in_flight(
     assert published_files(found, space) == files, "no temp file is left"
     assert not (found / STAGING).exists()
     for key, rows in CATALOG.items():
-        assert assert_embedded(found, space, key, rows) == assert_embedded(uninterrupted, space, key, rows)
+        one, other = (assert_embedded(place, space, key, rows) for place in (found, uninterrupted))
+        assert replace(one, rows_version=other.rows_version) == other, "all but the random name of its rows"
     [workers] = [[int(pid) for pid in line[1:]] for line in lines if line[0] == "workers"]
     assert all_gone(workers)
 
