@@ -96,6 +96,8 @@ def embed(
             catalog=record,
             force=force,
             include_text=settings.include_text,
+            changes=settings.changes,
+            keep_changes_days=settings.keep_changes_days,
             file_format=settings.format,
             memory_limit=settings.memory_limit_bytes,
             grace_seconds=settings.grace_seconds,

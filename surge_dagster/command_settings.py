@@ -42,6 +42,8 @@ RUN = (
     "hang_timeout_seconds",
     "include_text",
     "format",
+    "changes",
+    "keep_changes_days",
 )
 _ARGUMENTS = ("source", "output")
 

@@ -99,6 +99,6 @@ def _plain(value: Any) -> Any:
     """A value in which Dagster's resolver finds the templates: secrets as text, models as dicts."""
     if isinstance(value, SecretStr):
         return value.get_secret_value()
-    if isinstance(value, StorageSettings):
-        return {name: each for name, each in value.revealed().items() if name in value.model_fields_set}
+    if isinstance(value, BaseModel):
+        return {name: _plain(getattr(value, name)) for name in value.model_fields_set}
     return value

@@ -11,11 +11,14 @@ from typing import Any
 import dagster as dg
 
 from surge_dagster.assets.catalog_check import catalog_check, catalog_checks
+from surge_dagster.assets.changes_input import ChangesInput
+from surge_dagster.assets.consumers import target_asset
 from surge_dagster.assets.current_space import current_space, switch_current_space
 from surge_dagster.assets.embeddings import embedding_jobs, embeddings, source_partitions, superbatches
 from surge_dagster.assets.embeddings_input import EmbeddingsInput
 from surge_dagster.automation import schedules
 from surge_dagster.automation.alerts import webhook_alerts
+from surge_dagster.automation.hand_over import hand_over_changes
 from surge_dagster.automation.lost_runs import lost_runs
 from surge_dagster.automation.new_partitions import new_partitions
 from surge_dagster.orchestration.dagster_internals import described
@@ -50,19 +53,24 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
     refresh, embed = embedding_jobs(names, policy)
     check, switch = catalog_check(names, policy), switch_current_space(names)
     resources = _resources(names, settings)
+    targets = {names.lancedb: settings.lancedb, names.pgvector: settings.pgvector}
+    tables = [target_asset(names, key, key.path[-1], one.target()) for key, one in targets.items() if one is not None]
+    follow = [hand_over_changes(names, [table.key for table in tables])] if tables else []
     return dg.Definitions(
         assets=[
             source_partitions(names, resources[names.catalog_resource]),
             superbatches(names),
             embeddings(names, policy, settings.format),
             current_space(names),
+            *tables,
         ],
         asset_checks=[checks],
-        jobs=[refresh, embed, check, switch],
+        jobs=[refresh, embed, check, switch, *(job for _, job in follow)],
         sensors=[
             new_partitions(names, settings, embed),
             lost_runs(names),
             *webhook_alerts(names, settings),
+            *(sensor for sensor, _ in follow),
         ],
         schedules=[
             schedules.nightly_refresh(names, settings, refresh),
@@ -87,6 +95,7 @@ def _resources(names: CatalogNames, settings: Settings) -> dict[str, Any]:
         names.encoder_resource: described(encoder, encoder.describe()),
         names.output_resource: described(output, output.describe()),
         names.input_resource: EmbeddingsInput(output=output),
+        names.changes_resource: ChangesInput(output=output),
     }
 
 

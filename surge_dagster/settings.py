@@ -40,6 +40,7 @@ from surge_dagster.check_policy import (
     CheckPolicy,
     Severity,
 )
+from surge_dagster.consumers.settings import LanceDBSettings, PgVectorSettings
 from surge_dagster.engine.encoder.devices import device_kind, device_names
 from surge_dagster.engine.encoder.pool import DEFAULT_HANG_TIMEOUT_SECONDS, EncoderPool
 from surge_dagster.engine.errors import ConfigError
@@ -48,6 +49,7 @@ from surge_dagster.engine.model.locating import DEFAULT_MODEL
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, FileFormat
 from surge_dagster.engine.output.catalog_record import CatalogRecord
+from surge_dagster.engine.output.change_files import DEFAULT_KEEP_DAYS
 from surge_dagster.engine.output.spaces import SPACE_FILE
 from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, Selection, Source, open_source
 from surge_dagster.engine.sources.bigquery import BIGQUERY_SCHEME, BigQueryCatalog, default_client
@@ -265,6 +267,12 @@ class FileSettings(BaseModel):
     format: Annotated[
         FileFormat, Field(description="format of new output files: parquet, or arrow for readers that map them")
     ] = "parquet"
+    changes: Annotated[
+        bool, Field(description="whether runs record which rows change, even if no consumer has a name in the output")
+    ] = False
+    keep_changes_days: Annotated[
+        float, Field(ge=0, description="days for which changes are kept for consumers that do not come")
+    ] = DEFAULT_KEEP_DAYS
 
 
 class StorageSettings(BaseModel):
@@ -315,6 +323,9 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         default_factory=StorageSettings,  # pyright: ignore[reportArgumentType]
         description="how a bucket is reached, where the cloud's own environment variables do not say it",
     )
+
+    lancedb: LanceDBSettings | None = Field(None, description="a table of LanceDB that follows the vectors")
+    pgvector: PgVectorSettings | None = Field(None, description="a table of Postgres that follows the vectors")
 
     shards: int = Field(1, ge=1, description="most runs that a sensor or schedule divides its work among")
     vanished: VanishedPolicy = Field(

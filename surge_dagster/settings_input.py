@@ -74,6 +74,8 @@ def problem(detail: Any, given: Mapping[str, Any], fields: Iterable[str], storag
         if detail["type"] == "extra_forbidden":
             return f"setting {origin} names {inner!r}, which is unknown; there are {known}"
         return f"setting {origin}{'.' if inner else ''}{inner}: {message}"  # the value may be a secret
+    if name in ("lancedb", "pgvector"):  # the value may be a secret
+        return f"setting {'.'.join(map(str, (origin, *place[1:])))}: {message}"
     if name == "checks" and len(place) > 1:
         if place[-1] == "[key]":
             known = ", ".join((*CHECK_NAMES, RUN_CHECK))

@@ -68,6 +68,8 @@ class CatalogNames:
     superbatches = _Asset("superbatches")
     embeddings = _Asset("embeddings")
     current_space = _Asset("current_space")
+    lancedb = _Asset("lancedb")
+    pgvector = _Asset("pgvector")
     partitions_name = _Name("catalog")  # of the dynamic partitions
 
     # Jobs and ops share one namespace in Dagster: with one underscore, a catalog named "catalog" would have an op with
@@ -82,9 +84,11 @@ class CatalogNames:
     embed_job = _Name("embed_partitions")
     check_job = _Name("catalog_check")
     switch_job = _Name("switch_current_space")
+    hand_over_job = _Name("hand_over")
 
     sensor = _Name("new_partitions")
     lost_runs_sensor = _Name("lost_runs")
+    hand_over_sensor = _Name("hand_over_changes")
     failure_alerts = _Name("alerts_of_failed_runs")
     schedule = _Name("nightly_refresh")
     check_schedule = _Name("scheduled_check")
@@ -93,6 +97,7 @@ class CatalogNames:
     encoder_resource = _Name("encoder")
     output_resource = _Name("output")
     input_resource = _Name("embeddings_input")
+    changes_resource = _Name("changes")
 
     def __post_init__(self) -> None:
         if self.name is not None and not _VALID.fullmatch(self.name):
@@ -118,7 +123,7 @@ class CatalogNames:
     @property
     def jobs(self) -> frozenset[str]:
         """All jobs of the catalog."""
-        return frozenset((self.refresh_job, self.embed_job, self.check_job, self.switch_job))
+        return frozenset((self.refresh_job, self.embed_job, self.check_job, self.switch_job, self.hand_over_job))
 
     @property
     def resource_keys(self) -> set[str]:

@@ -198,6 +198,8 @@ class Refresh:
             force=self._config.force,
             outputs=work.outputs,
             include_text=output.include_text,
+            changes=output.changes,
+            keep_changes_days=output.keep_changes_days,
             file_format=output.format,
             memory_limit=encoder.memory_limit_bytes,
             grace_seconds=_PUBLISH_SHARE * encoder.grace_seconds,

@@ -93,7 +93,7 @@ def test_surge_config_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     [
         (
             "bmin: 1",
-            "setting bmin in surge.yaml is unknown; there are alert_webhook, b_max, b_min, catalog_name, check_cron,",
+            "setting bmin in surge.yaml is unknown; there are alert_webhook, b_max, b_min, catalog_name, changes,",
         ),
         ("text_column: title", "setting text_column in surge.yaml is unknown; it is called text now"),
         ("prompt: 'passage: '", "setting prompt in surge.yaml is unknown; it is called document_prompt now"),

@@ -1,0 +1,134 @@
+"""Tables that follow the embeddings as assets, and the change feed as the input of an asset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from surge_dagster import Changes, EmbeddingCatalog, changes
+from surge_dagster.consumers.lance import LanceTable
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.settings import load_settings
+from tests.dagster.conftest import NAMES, Ran, Workbench
+from tests.small_catalogs import numbered_rows, write_partition
+
+CHECK = "table_matches_files"
+
+
+def hand_over(bench: Workbench, *assets: dg.AssetsDefinition) -> Ran:
+    """Execute the job of the tables, or another asset."""
+    definitions = bench.definitions
+    name = NAMES.hand_over_job
+    if assets:
+        name, job = "mine", dg.define_asset_job("mine", selection=dg.AssetSelection.assets(*assets))
+        definitions = dg.Definitions.merge(definitions, dg.Definitions(assets=assets, jobs=[job]))
+    result = definitions.resolve_job_def(name).execute_in_process(instance=bench.instance, raise_on_error=False)
+    return Ran(bench.instance, result.run_id, result.success)
+
+
+@pytest.fixture
+def table(bench: Workbench) -> LanceTable:
+    pytest.importorskip("lancedb", reason="not installed: the extra 'lancedb'")
+    uri = str(bench.root / "lance")
+    bench.settings["lancedb"] = {"uri": uri, "table": "products"}
+    return LanceTable(uri, "products")
+
+
+def test_table_follows_the_embeddings_and_is_compared_with_the_files(bench: Workbench, table: LanceTable) -> None:
+    for key in ("a", "b, 50%"):
+        bench.write(key, 3)
+    assert bench.refresh().success
+    ran = hand_over(bench)
+    assert ran.success and table.counts() == {"a": 3, "b, 50%": 3}
+    check = ran.checks()[CHECK]
+    assert check.passed and check.description == "6 rows, 6 expected; 6 vectors compared"
+    metadata = ran.materialized(NAMES.lancedb)[None].metadata
+    assert (metadata["rows_sent"].value, metadata["partitions"].value, metadata["commits"].value) == (6, 2, 1)
+
+    write_partition(bench.catalog, "a", [*numbered_rows("a", 2), ("new", "added")], version="v2")
+    assert bench.refresh().success
+    ran = hand_over(bench)
+    assert ran.success and table.counts() == {"a": 3, "b, 50%": 3}
+    assert set(table.vectors("a", ["id-0", "id-2", "new"])) == {"id-0", "new"}
+
+    bench.file("a").write_bytes(b"x")
+    ran = hand_over(bench)
+    assert not ran.success and "1 partition could not be handed over" in ran.failure() and "'a'" in ran.failure()
+    assert table.counts() == {"a": 3, "b, 50%": 3}
+
+
+def test_sensor_launches_one_hand_over_after_the_runs_that_embed(bench: Workbench, table: LanceTable) -> None:
+    repository = bench.definitions.get_repository_def()
+    sensor = repository.get_sensor_def(NAMES.hand_over_sensor)
+
+    def tick(cursor: str | None) -> tuple[list[str], str | None]:
+        context = dg.build_sensor_context(instance=bench.instance, cursor=cursor, repository_def=repository)
+        requests = sensor.evaluate_tick(context).run_requests or []
+        return [str(request.run_key) for request in requests], context.cursor
+
+    assert tick(None)[0] == []
+    bench.write("a", 3)
+    assert bench.refresh().success
+    requested, cursor = tick(None)
+    assert len(requested) == 1 and tick(cursor)[0] == []
+
+
+def test_asset_gets_what_it_has_not_confirmed(bench: Workbench) -> None:
+    came: list[tuple[str, str]] = []
+    confirms = True
+
+    @dg.asset(ins={"changes": dg.AssetIn(NAMES.embeddings, input_manager_key=NAMES.changes_resource)})
+    def search_index(changes: Changes) -> None:
+        for partition in changes:
+            for batch in partition:
+                came.extend((row["op"], row["id"]) for row in batch.to_pylist())
+        if confirms:
+            changes.confirm()
+
+    assert "holds no embeddings" in hand_over(bench, search_index).failure()
+    bench.write("a", 2)
+    assert bench.refresh().success
+    confirms = False
+    assert hand_over(bench, search_index).success
+    confirms = True
+    assert hand_over(bench, search_index).success and hand_over(bench, search_index).success
+    assert came == [("clear", None), ("add", "id-0"), ("add", "id-1")] * 2
+    assert list(changes(bench.output, "search_index")) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"lancedb": {"table": "a"}}, "setting lancedb.uri: field required"),
+        (
+            {"pgvector": {"dsn": "postgresql://a:hunter2@b/c", "index": "ivf"}},
+            "setting pgvector.index: input should be",
+        ),
+        ({"pgvector": {"dsn": dg.EnvVar("NOT_SET")}}, "setting pgvector.dsn: the environment variable NOT_SET is not"),
+    ],
+)
+def test_wrong_settings_are_named_without_secrets(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_settings(**given)
+    assert message in str(error.value) and "hunter2" not in str(error.value)
+
+
+def test_one_key_of_a_component_adds_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PG_DSN", "postgresql://a:hunter2@b/c")
+    made = EmbeddingCatalog.from_attributes_dict(
+        attributes={
+            "name": "shop",
+            "source": "c",
+            "output": "o",
+            "lancedb": {"uri": "data/lance"},
+            "pgvector": {"dsn": "{{ env.PG_DSN }}", "table": "products"},
+        }
+    )
+    assert made.settings.pgvector and made.settings.pgvector.dsn.get_secret_value() == "postgresql://a:hunter2@b/c"
+    definitions = made.build_defs(dg.ComponentTree.for_test().load_context)
+    keys = {key.to_user_string() for key in definitions.get_repository_def().asset_graph.get_all_asset_keys()}
+    assert {"shop/lancedb", "shop/pgvector"} <= keys and "hunter2" not in repr(made)
+    in_python = load_settings(pgvector={"dsn": dg.EnvVar("PG_DSN")}).pgvector
+    assert in_python and in_python.dsn.get_secret_value() == "postgresql://a:hunter2@b/c"
