@@ -47,7 +47,7 @@ _GROUPS: dict[CheckName, _Group] = {
     ),
     "row_counts_match": _Group(("rows",), "Each file has as many rows as its source."),
     "ids_match": _Group(("ids",), "Each file has its source's ids, once each and in the same order."),
-    "texts_match": _Group(("texts",), "Each file was made from its source's texts, in the same order."),
+    "texts_match": _Group(("texts", "columns"), "Each file has its source's texts and carried columns, in order."),
     "files_are_whole": _Group(("damaged", "vectors"), "Each file can be read in full, checksums included."),
     "dimensions_match": _Group(("dimension",), "Each file's vectors have the space's dimension."),
     "vectors_are_finite": _Group(("finite",), "No vector holds a NaN or an infinity."),
@@ -63,7 +63,9 @@ _GROUPS: dict[CheckName, _Group] = {
 
 
 # Faults of a file that looks fresh, so that a run skips it unless the launch forces it.
-_ENCODED_AGAIN: frozenset[Kind] = frozenset({"damaged", "rows", "ids", "texts", "dimension", "finite", "length"})
+_ENCODED_AGAIN: frozenset[Kind] = frozenset(
+    {"damaged", "rows", "ids", "texts", "columns", "dimension", "finite", "length"}
+)
 
 
 def catalog_checks(names: CatalogNames, policy: CheckPolicy) -> dg.AssetChecksDefinition:

@@ -183,7 +183,7 @@ class _AssetTable:
         self._selection = selection
         self._partition_by = partition_by
         self._loaded: Mapping[str, Partition] | None = None
-        described = repr((asset.key.path, partition_by, selection)).encode("utf-8", "surrogatepass")
+        described = repr((asset.key.path, partition_by, selection, *selection.carried)).encode("utf-8", "surrogatepass")
         self._name = f"surge.listing.1.{hashlib.sha256(described).hexdigest()[:24]}"
 
     def __iter__(self) -> Iterator[Partition]:

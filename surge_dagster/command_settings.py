@@ -24,6 +24,7 @@ CATALOG = (
     "updated_at",
     "id",
     "text",
+    "columns",
     "missing_text",
     "max_text_bytes",
     "catalog_name",

@@ -108,6 +108,9 @@ class CatalogSettings(BaseModel):
     )
     id: str = Field("id", description="column that identifies a row within its partition")
     text: str = Field("text", description='column that is embedded, or a template such as "{title}. {description}"')
+    columns: _ColumnNames = Field(
+        [], description="further columns of the source that travel with the rows into the output, such as sku,price"
+    )
     missing_text: MissingText = Field(
         "refuse_nulls",
         description="what becomes of a row whose text is null or blank: refuse (its partition), skip, empty (embed an "
@@ -130,9 +133,18 @@ class CatalogSettings(BaseModel):
             raise ValueError(str(error)) from None
         return value
 
+    @field_validator("columns")
+    @classmethod
+    def _require_free_names(cls, value: list[str]) -> list[str]:
+        try:
+            Selection(carried=tuple(value))
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return value
+
     def selection(self) -> Selection:
-        """The columns that become ids and texts."""
-        return Selection(self.id, self.text, self.max_text_bytes, self.missing_text)
+        """The columns that become ids and texts, and those that travel with them."""
+        return Selection(self.id, self.text, self.max_text_bytes, self.missing_text, tuple(self.columns))
 
     def record(self, place: str) -> CatalogRecord:
         """The catalog at a path or URL as a space records it."""

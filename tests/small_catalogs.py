@@ -20,7 +20,7 @@ from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.files.facts import FileFacts
 from surge_dagster.engine.files.formats import file_name, format_of, new_writer, open_output_file
 from surge_dagster.engine.files.parquet import read_facts
-from surge_dagster.engine.files.rows import matrix_of, schema
+from surge_dagster.engine.files.rows import carried_columns, matrix_of, schema
 from surge_dagster.engine.model.spec import FILE_FORMATS
 from surge_dagster.engine.sources.partition import KEY_METADATA, SOURCE_VERSION_METADATA, Partition, RowBatch
 from surge_dagster.engine.store.local_store import LocalStore
@@ -146,7 +146,8 @@ def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **facts: object)
     table, old = pq.read_table(path), read_facts(pq.read_metadata(path))
     table = change(table)
     with pa.OSFile(str(path), "wb") as sink:
-        columns = schema(table.schema.field("id").type, DIMENSION, "float32", include_text=True)
+        carried = carried_columns(table.schema)
+        columns = schema(table.schema.field("id").type, DIMENSION, "float32", include_text=True, carried=carried)
         new = replace(old, rows=table.num_rows, **facts)  # pyright: ignore[reportArgumentType]
         with new_writer("parquet", sink, columns, new) as writer:
             writer.append_table(table.replace_schema_metadata(None).cast(columns))

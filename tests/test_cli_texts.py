@@ -76,3 +76,20 @@ def test_table_without_rows_is_said_to_have_none(
     given = ("embed", "t.csv", "out", *MODEL, "--partition-by", "category")
     code, _, error = in_process(capsys, monkeypatch, tmp_path, *given)
     assert code == 0 and "the source 't.csv' has no rows, and so no partitions" in error
+
+
+def test_further_columns_are_carried_into_the_output_and_searched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_products(tmp_path / "catalog", "shoes", id=["1"], text=["Boot"], price=[99.5], sku=["b-1"])
+    given = (*MODEL, "--columns", "sku,price", "--json")
+    code, _, error = in_process(capsys, monkeypatch, tmp_path, "embed", "catalog", "out", *given)
+    assert code == 0, error
+    code, out, _ = in_process(capsys, monkeypatch, tmp_path, "search", "out", "Boot", *MODEL, "--json")
+    [hit] = json.loads(out.strip().splitlines()[-1])["hits"]
+    assert code == 0 and hit["columns"] == {"sku": "b-1", "price": 99.5}
+    for wanted in (given, ("--json",)):  # without settings, those that the output recorded
+        code, out, _ = in_process(capsys, monkeypatch, tmp_path, "verify", "catalog", "out", *wanted)
+        assert code == 0 and json.loads(out.strip().splitlines()[-1])["violations"] == []
+    code, _, error = in_process(capsys, monkeypatch, tmp_path, "embed", "catalog", "out", *MODEL, "--columns", "text")
+    assert code == 2 and "the column 'text' cannot be carried" in error

@@ -18,7 +18,7 @@ import pyarrow as pa
 from surge_dagster.engine.errors import ConfigError, DataError, SurgeError
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile
 from surge_dagster.engine.files.formats import SUFFIXES, PublishedFile, file_name
-from surge_dagster.engine.files.rows import check_schema, embedding_type
+from surge_dagster.engine.files.rows import carried_columns, check_schema, embedding_type
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space, space_of_readers
 from surge_dagster.engine.output.freshness import Found, OutputState, replaced
@@ -74,7 +74,8 @@ class Embeddings:
         """The rows as a LazyFrame with the columns partition, id, text and embedding (`pl.Array` of the dimension;
         of a binary space UInt8, with eight dimensions in each).
 
-        Only the columns that a query needs are read, and only the files that match a filter on `partition` alone.
+        Carried columns of the source stand before the embedding, null from files without them. Only the columns that a
+        query needs are read, and only the files that match a filter on `partition` alone.
         There is no text column when no file has one; where some files have one, the others give null.
 
         Args:
@@ -84,8 +85,8 @@ class Embeddings:
 
         Raises:
             ConfigError: a requested partition has no file.
-            DataError: a file among them is damaged or belongs to another space, or ids are not of one type. For a
-                damaged page, collecting raises it.
+            DataError: a file among them is damaged or belongs to another space, or ids or carried columns are not of
+                one type. For a damaged page, collecting raises it.
             TransientError: a file among them was replaced or removed since it was listed, or cannot be read now.
         """
         files = self._chosen(partitions)
@@ -190,18 +191,16 @@ class Embeddings:
 
     def _schema(self, files: list[PublishedFile], text_hash: bool, vectors: pa.DataType) -> pa.Schema:
         """Of the rows of several files: partition, id, text where a file has it, text_hash on request, embedding."""
-        first: dict[pa.DataType, str] = {}
+        first: dict[str, tuple[pa.DataType, str]] = {}
         found = {file.facts.partition_key: file.columns for file in files}
         for key, columns in found.items():
-            first.setdefault(columns.field("id").type, key)
-        if len(first) > 1:
-            (one, key), (other, its_key) = list(first.items())[:2]
-            raise DataError(
-                its_key,
-                f"its ids are of type {other} and those of {key!r} of type {one}; one table cannot hold both",
-                "Load them apart.",
-            )
-        id_type = next(iter(first), pa.string())
+            for name, kind in [("id", columns.field("id").type), *_carried(columns)]:
+                one, its_key = first.setdefault(name, (kind, key))
+                if kind != one:
+                    its, those = ("ids are", "those") if name == "id" else (f"column {name!r} is", "that")
+                    found_types = f"its {its} of type {kind} and {those} of {its_key!r} of type {one}"
+                    raise DataError(key, f"{found_types}; one table cannot hold both", "Load them apart.")
+        id_type, _ = first.pop("id", (pa.string(), ""))
         has_text = any("text" in columns.names for columns in found.values())
         return pa.schema(
             [
@@ -209,9 +208,14 @@ class Embeddings:
                 pa.field("id", id_type, nullable=False),
                 *([pa.field("text", pa.large_string())] if has_text else []),
                 *([pa.field("text_hash", TEXT_HASH)] if text_hash else []),
+                *(pa.field(name, kind) for name, (kind, _) in first.items()),
                 pa.field("embedding", vectors, nullable=False),
             ]
         )
+
+
+def _carried(columns: pa.Schema) -> list[tuple[str, pa.DataType]]:
+    return [(field.name, field.type) for field in carried_columns(columns) or ()]
 
 
 def open_embeddings(output: str | Path | Store, space: str | None = None) -> Embeddings:

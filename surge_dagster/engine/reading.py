@@ -26,7 +26,7 @@ from surge_dagster.engine.output.spaces import find_space, record_catalog, requi
 from surge_dagster.engine.output.staging import OtherRows, StagedRowsCheck, remove_staged
 from surge_dagster.engine.report import Failure, Receipt, RunReport
 from surge_dagster.engine.sources.content import ContentDigest, IdSet, refuse_repeated_id
-from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.sources.partition import Partition, RowBatch, read_rows
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.superbatch import Aggregator, MissingTexts, OpenPartition, StagedRows, SuperBatch, row_bytes
 from surge_dagster.engine.support.keys import encode_key
@@ -333,7 +333,7 @@ class _Reader:
         """A partition's rows; each batch is booked while it is in use."""
         ledger, stopping = self._context.ledger, self._context.stop.stopping
         share = self._context.memory.reader - min(partition.page_bytes, self._context.memory.reader_pages)
-        for batch in partition.read():
+        for batch in read_rows(partition):
             if stopping.is_set():
                 raise Cancelled
             # What Arrow holds: the values, and up to eight bytes a row for the offsets of each column.

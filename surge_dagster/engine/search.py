@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,7 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.files.conversion import comparable, cut
 from surge_dagster.engine.files.facts import InvalidFile
 from surge_dagster.engine.files.formats import PublishedFile, open_output_file
-from surge_dagster.engine.files.rows import matrix_of
+from surge_dagster.engine.files.rows import OWN_COLUMNS, matrix_of
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space
 from surge_dagster.engine.output.freshness import OutputState
@@ -26,12 +27,19 @@ _TINY = np.finfo(np.float32).tiny
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A row near a query; `score` is the cosine, `text` is empty where the file has no text column."""
+    """A row near a query.
+
+    Attributes:
+        score: the cosine.
+        text: empty where the file has no text column.
+        columns: values that were carried from the source, by name.
+    """
 
     score: float
     key: str
     id: str
     text: str
+    columns: dict[str, Any] = field(default_factory=dict)
 
 
 def search(
@@ -114,10 +122,13 @@ class _Nearest:
             codes = texts.take(pa.array(rows)).dictionary_encode().indices.to_numpy()
             rows = rows[np.unique(codes, return_index=True)[1]]
         candidates = list(self._hits.items())
+        carried = [name for name in batch.schema.names if name not in OWN_COLUMNS]
         for row in rows[: self._k].tolist():
             row_id = str(batch.column("id")[row].as_py())
             text = None if texts is None else texts[row].as_py()
-            hit = Hit(float(scores[row]), key, row_id, text or "")
+            hit = Hit(
+                float(scores[row]), key, row_id, text or "", {name: batch.column(name)[row].as_py() for name in carried}
+            )
             candidates.append(((key, row_id) if text is None else text, hit))
         self._hits = {}
         for identity, hit in sorted(candidates, key=lambda candidate: -candidate[1].score):

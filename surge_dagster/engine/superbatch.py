@@ -108,6 +108,7 @@ class OpenPartition:
         changes: since the old file, known with the content digest and final when the partition's last segment was
             encoded; None where no change feed is wanted, where there is no old file with a `rows_version`, or where it
             could not be compared (damaged, ids of another type, no memory): consumers then need a snapshot.
+        carried_columns: those that travel with its rows, known with the first of them; None where there are none.
     """
 
     source: Partition
@@ -125,6 +126,7 @@ class OpenPartition:
     superbatch: int | None = None
     texts_per_second: float | None = None
     changes: RowChanges | None = None
+    carried_columns: pa.Schema | None = None
 
     @property
     def key(self) -> str:
@@ -145,6 +147,7 @@ class Segment:
         first_row: the place of the first one in its partition.
         ids: the rows' ids, in order.
         last: whether the partition ends here; such a segment is empty where the partition's last rows were skipped.
+        carried: the columns that travel with the rows, in the pieces of the ids; () without them.
     """
 
     partition: OpenPartition
@@ -153,6 +156,7 @@ class Segment:
     first_row: int
     ids: tuple[pa.Array, ...]
     last: bool
+    carried: tuple[pa.RecordBatch, ...] = ()
 
     @property
     def is_whole(self) -> bool:
@@ -229,6 +233,7 @@ class _Held:
     rows: int = 0
     new_rows: int = 0  # rows to encode
     ids: list[pa.Array] = field(default_factory=list)
+    carried: list[pa.RecordBatch] = field(default_factory=list)
     last: bool = False
 
     @property
@@ -237,7 +242,8 @@ class _Held:
         return self.bytes * self.new_rows // self.rows if self.rows else self.bytes
 
     def segment(self) -> Segment:
-        return Segment(self.partition, self.start, self.start + self.rows, self.first_row, tuple(self.ids), self.last)
+        ids, carried = tuple(self.ids), tuple(self.carried)
+        return Segment(self.partition, self.start, self.start + self.rows, self.first_row, ids, self.last, carried)
 
 
 class Aggregator:
@@ -297,7 +303,7 @@ class Aggregator:
         """
         current = self._require_open()
         ids = batch.ids
-        current.partition.id_type = ids.type
+        _know_columns(current.partition, batch)
         if not len(ids):
             return iter(())
         if batch.value_bytes + PARTITION_OVERHEAD_BYTES > self.bounds.b_max_bytes:
@@ -307,7 +313,7 @@ class Aggregator:
                 raise DataError(
                     current.partition.key,
                     f"the row has {largest:,} bytes and a SuperBatch holds at most {self.bounds.b_max_bytes:,}",
-                    f"Shorten its id or its text, or raise max_text_bytes to {largest:,}.",
+                    f"Shorten its values, or raise max_text_bytes to {largest:,}.",
                     current.partition.rows + int(costs.argmax()),
                 )
         return self._take(current, batch, known)
@@ -340,7 +346,7 @@ class Aggregator:
         """Skip the next rows of the open partition: they need no encoding."""
         current = self._require_open()
         partition = current.partition
-        partition.id_type = batch.ids.type
+        _know_columns(partition, batch)
         partition.rows += len(batch)
         if current.rows:
             self._set_aside(current)
@@ -402,6 +408,8 @@ class Aggregator:
         ids = batch.ids
         rows = len(ids)
         current.ids.append(ids)
+        if batch.carried is not None:
+            current.carried.append(batch.carried)
         current.rows += rows
         current.new_rows += rows if known is None else rows - int(np.count_nonzero(~known.sampled))
         current.bytes += size
@@ -444,6 +452,13 @@ class Aggregator:
 
 
 def row_bytes(batch: RowBatch) -> np.ndarray:
-    """Bytes of id and text of each row, int64 [rows]: what the byte thresholds count."""
+    """Bytes of each row, those of carried columns included, int64 [rows]: what the byte thresholds count."""
     texts = batch.text_offsets[1:] - batch.text_offsets[:-1]
-    return texts + (8 if batch.id_offsets is None else batch.id_offsets[1:] - batch.id_offsets[:-1])
+    size = texts + (8 if batch.id_offsets is None else batch.id_offsets[1:] - batch.id_offsets[:-1])
+    return size if batch.carried_sizes is None else size + batch.carried_sizes
+
+
+def _know_columns(partition: OpenPartition, batch: RowBatch) -> None:
+    partition.id_type = batch.ids.type
+    if batch.carried is not None:
+        partition.carried_columns = batch.carried.schema

@@ -29,13 +29,13 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import DataError, StoreUnavailable, TransientError
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile, desired_version
 from surge_dagster.engine.files.formats import SUFFIXES, file_name, format_of, open_output_file, read_shape
-from surge_dagster.engine.files.rows import OutputFile, check_schema, embedding_type, matrix_of
+from surge_dagster.engine.files.rows import OutputFile, carried_columns, check_schema, embedding_type, matrix_of
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.staging import STAGING
 from surge_dagster.engine.reencoding import SampledRows
 from surge_dagster.engine.sources.content import ContentDigest, IdSet, refuse_repeated_id
-from surge_dagster.engine.sources.partition import Partition, RowBatch, Source
+from surge_dagster.engine.sources.partition import Partition, RowBatch, Source, read_rows
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.cosines import LOWEST_COSINE
 from surge_dagster.engine.support.text_hash import text_hashes
@@ -49,6 +49,7 @@ Kind = Literal[
     "rows",
     "ids",
     "texts",
+    "columns",
     "dimension",
     "finite",
     "length",
@@ -355,7 +356,8 @@ def _compare_with_source(partition: Partition, store: Store, space: Space, sampl
             try:
                 _compare_rows(partition, reader, space, samples)
             except _Fault as fault:
-                different = _different_rows(partition, facts.rows) if fault.kind in ("ids", "texts") else None
+                is_of_row = fault.kind in ("ids", "texts", "columns")
+                different = _different_rows(partition, facts.rows) if is_of_row else None
                 if different is None:
                     raise
                 raise _Fault("rows", f"{different} {fault.finding}", fault.remedy) from fault
@@ -387,7 +389,7 @@ def _compare_rows(partition: Partition, file: OutputFile, space: Space, samples:
     row = 0
 
     def from_source() -> Iterator[RowBatch]:
-        for batch in partition.read():
+        for batch in read_rows(partition):
             digest.update(batch)
             ids.add(batch.ids)
             yield batch
@@ -401,6 +403,7 @@ def _compare_rows(partition: Partition, file: OutputFile, space: Space, samples:
             _require_equal("texts", "text", row, stored.column("text"), expected.texts)
         if "text_hash" in stored.schema.names:
             _require_equal("texts", "text_hash", row, stored.column("text_hash"), text_hashes(expected.texts))
+        _require_carried(row, stored, expected.carried)
         matrix = matrix_of(stored)
         invalid = invalid_row(matrix, normalized=space.normalize)
         if invalid is not None:
@@ -414,6 +417,15 @@ def _compare_rows(partition: Partition, file: OutputFile, space: Space, samples:
     if digest.hexdigest() != facts.content_digest:
         raise _Fault("texts", "its content digest is not that of the source's rows.", _REMOVE_FILE)
     refuse_repeated_id(partition, ids.repeated())
+
+
+def _require_carried(first_row: int, stored: pa.RecordBatch, expected: pa.RecordBatch | None) -> None:
+    names, carried = expected.schema.names if expected is not None else [], carried_columns(stored.schema)
+    found = carried.names if carried is not None else []
+    if found != names:
+        raise _Fault("columns", f"the file carries the columns {found}; the source's are {names}.", _REMOVE_FILE)
+    for name in names:
+        _require_equal("columns", name, first_row, stored.column(name), expected.column(name))  # pyright: ignore
 
 
 def _require_equal(kind: Kind, what: str, first_row: int, found: pa.Array, expected: pa.Array) -> None:
@@ -434,8 +446,8 @@ def _aligned(
     ours, theirs = next(source, None), next(file, None)
     while ours is not None and theirs is not None:
         rows = min(len(ours), theirs.num_rows)
-        yield RowBatch(ours.ids[:rows], ours.texts[:rows]), theirs.slice(0, rows)
-        ours = RowBatch(ours.ids[rows:], ours.texts[rows:]) if rows < len(ours) else next(source, None)
+        yield ours.rows(0, rows), theirs.slice(0, rows)
+        ours = ours.rows(rows, len(ours)) if rows < len(ours) else next(source, None)
         theirs = theirs.slice(rows) if rows < theirs.num_rows else next(file, None)
     if ours is not None or theirs is not None:
         yield ours, theirs

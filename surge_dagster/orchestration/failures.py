@@ -100,6 +100,7 @@ def refusal_fingerprint(resources: CatalogResources) -> str:
     return json.dumps(
         [
             resources.catalog.model_dump(include={"id", "text", "missing_text", "max_text_bytes"}),
+            *([resources.catalog.columns] if resources.catalog.columns else []),
             resources.encoder.model_dump(exclude={"grace_seconds"}),  # a text may kill workers of one device only
         ],
         sort_keys=True,

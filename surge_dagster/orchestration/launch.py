@@ -193,6 +193,8 @@ def settings_of_vectors(resources: CatalogResources) -> str:
     if folder.is_absolute() or folder.is_dir():
         spec["model"] = "a folder"  # on another machine it may have another path
     columns = resources.catalog.model_dump(include={"id", "text", "missing_text"})
+    if resources.catalog.columns:  # named only where there are any, so that runs of an earlier version still match
+        columns["columns"] = resources.catalog.columns
     return json.dumps(columns | spec, sort_keys=True)
 
 

@@ -13,16 +13,26 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterator, Mapping
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile, facts_of, invalid_when_damaged
 from surge_dagster.engine.files.parquet import WRITE_BATCH_ROWS
-from surge_dagster.engine.files.rows import FileWriter, OutputFile, check_schema, row_group_rows_of, vector_bytes
+from surge_dagster.engine.files.rows import (
+    OWN_COLUMNS,
+    FileWriter,
+    OutputFile,
+    check_schema,
+    require_carried,
+    row_group_rows_of,
+    vector_bytes,
+)
 from surge_dagster.engine.support.columns import value_parts
 from surge_dagster.engine.support.text_hash import HASH_BYTES
 from surge_dagster.engine.support.unreadable import first_line
+from surge_dagster.engine.support.values import value_streams
 
 FORMAT = "arrow-3"
 FORMER_FORMAT = "arrow-2"  # without text hashes
@@ -136,12 +146,14 @@ def _facts(reader: pa.RecordBatchFileReader) -> FileFacts:
         )
     facts = facts_of(metadata, FileFacts, FORMAT, FORMER_FORMAT)
     check_schema(reader.schema, dimension=facts.dimension)  # checksums of values do not cover nullability
+    if facts.carried_columns:
+        require_carried(facts.carried_columns, reader.schema)
     return facts
 
 
 def _checksums(batch: pa.RecordBatch, number: int) -> str:
     columns = zip(batch.schema.names, batch.columns, strict=True)
-    return " ".join(f"{name}:{_checksum(column, number):08x}" for name, column in columns)
+    return " ".join(f"{quote(name, safe='')}:{_checksum(name, column, number):08x}" for name, column in columns)
 
 
 def _compare(batch: pa.RecordBatch, metadata: Mapping[bytes, bytes] | None, number: int) -> None:
@@ -154,17 +166,19 @@ def _compare(batch: pa.RecordBatch, metadata: Mapping[bytes, bytes] | None, numb
         written = dict(entry.split(b":") for entry in (metadata or {}).get(_CHECKSUMS, b"").split())
         batch.validate()
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            if written.get(name.encode()) != b"%08x" % _checksum(column, number):
+            if written.get(quote(name, safe="").encode()) != b"%08x" % _checksum(name, column, number):
                 raise InvalidFile(f"checksum verification failed: column {name!r} of record batch {number} was changed")
-    except (ValueError, KeyError) as error:  # what it gives is no column of this format
+    except (ValueError, KeyError, TypeError) as error:  # what it gives is no column of this format
         raise InvalidFile(f"record batch {number} was changed ({first_line(error)})") from error
 
 
-def _checksum(column: pa.Array, number: int) -> int:
-    """CRC-32 over a batch's number, a column's type and its values, which must not be null."""
-    if column.null_count:
+def _checksum(name: str, column: pa.Array, number: int) -> int:
+    """CRC-32 over a batch's number, a column's type and its values, which must not be null but in carried columns."""
+    if name not in OWN_COLUMNS:
+        kind, parts = str(column.type), value_streams(column)
+    elif column.null_count:
         raise ValueError(f"{column.null_count:,} values are null; expected none")
-    if isinstance(column, pa.FixedSizeListArray):
+    elif isinstance(column, pa.FixedSizeListArray):
         values = column.flatten()
         if values.null_count:
             raise ValueError(f"{values.null_count:,} components of vectors are null; expected none")

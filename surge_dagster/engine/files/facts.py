@@ -52,6 +52,7 @@ class FileFacts:
             files of before there were any.
         rows_reused: rows whose vectors were taken from the file that this one replaced.
         rows_encoded: rows whose vectors were made for this file.
+        carried_columns: names and types of the columns that were carried from the source; footers have no checksum.
         oldest_encoded_at: when the oldest of the vectors was made, in UTC, ISO 8601 with seconds.
     """
 
@@ -69,6 +70,7 @@ class FileFacts:
     skipped_rows: int = 0
     blank_texts: int = 0
     rows_version: str = ""
+    carried_columns: str = ""
     rows_reused: int = 0
     rows_encoded: int = 0
     oldest_encoded_at: str = ""

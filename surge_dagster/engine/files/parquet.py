@@ -1,4 +1,4 @@
-"""Output files in Parquet, format 2: id, text, text_hash and embedding, with the file's facts in the footer.
+"""Output files in Parquet, format 2: id, text, text_hash, carried columns and embedding.
 
 Embeddings go from the result matrix to pyarrow's writer without becoming Python objects: a contiguous slice becomes a
 fixed-size list by reference, stored plain (vectors do not compress) and without statistics. Texts are compressed with
@@ -23,7 +23,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from surge_dagster.engine.files.facts import AnyFacts, FileFacts, InvalidFile, facts_of, invalid_when_damaged
-from surge_dagster.engine.files.rows import FileWriter, OutputFile, row_group_rows, row_group_rows_of
+from surge_dagster.engine.files.rows import (
+    FileWriter,
+    OutputFile,
+    carried_columns,
+    require_carried,
+    row_group_rows,
+    row_group_rows_of,
+)
 from surge_dagster.engine.support.text_hash import HASH_BYTES
 
 FORMAT = "2"
@@ -57,7 +64,7 @@ class ParquetWriter(FileWriter):
             version="2.6",
             use_dictionary=False,
             write_statistics=False,
-            compression=_COMPRESSED if compress else "none",  # pyright: ignore[reportArgumentType]
+            compression=_compressed(columns) if compress else "none",  # pyright: ignore[reportArgumentType]
             write_page_checksum=True,
             write_batch_size=WRITE_BATCH_ROWS,
             data_page_size=PAGE_BYTES,
@@ -112,9 +119,17 @@ class ParquetFile(OutputFile):
         return read_rows(self._file, columns=columns, batch_rows=batch_rows, row_groups=groups)
 
 
+def _compressed(columns: pa.Schema) -> dict[str, str]:
+    carried = carried_columns(columns)
+    return _COMPRESSED if carried is None else _COMPRESSED | dict.fromkeys(carried.names, "zstd")
+
+
 def read_facts(footer: pq.FileMetaData) -> FileFacts:
     """The facts in the footer of an output file; see `read_guarded`."""
-    return read_guarded(footer, FileFacts, FORMAT, FORMER_FORMAT)
+    facts = read_guarded(footer, FileFacts, FORMAT, FORMER_FORMAT)
+    if facts.carried_columns:
+        require_carried(facts.carried_columns, footer.schema.to_arrow_schema())
+    return facts
 
 
 def read_guarded(footer: pq.FileMetaData, kind: type[AnyFacts], *formats: str) -> AnyFacts:

@@ -19,6 +19,7 @@ MAX_ROW_GROUP_ROWS = 65_536
 READ_BYTES = 1024 * 1024
 _ROW_GROUP_BYTES = 1024 * 1024
 _MOST_READ_ROWS = 1024
+OWN_COLUMNS = ("id", "text", "text_hash", "embedding")
 _DTYPES = {np.dtype("float32"): pa.float32(), np.dtype("float16"): pa.float16()}
 _BITS = {"int8": 8, "binary": 1}  # of a value, where vectors are stored as bytes
 
@@ -33,6 +34,8 @@ class FileRows:
         texts: None leaves the column out.
         text_hashes: of all texts, those included that the file leaves out.
         matrix: [rows, dimension], contiguous.
+        carried: further columns of the source, in one piece or in several.
+        carried_columns: names and types of these; None without them.
     """
 
     ids: Sequence[pa.Array]
@@ -40,6 +43,8 @@ class FileRows:
     texts: pa.Array | None
     text_hashes: pa.Array
     matrix: np.ndarray
+    carried: Sequence[pa.RecordBatch] = ()
+    carried_columns: pa.Schema | None = None
 
 
 class FileWriter(ABC):
@@ -70,13 +75,14 @@ class FileWriter(ABC):
         texts: pa.Array | None,
         text_hashes: pa.Array | None,
         matrix: np.ndarray,
+        carried: pa.Table | None = None,
     ) -> None:
         """Write rows; `matrix` has shape [rows, dimension], is contiguous and is referred to, not copied.
 
         Args:
-            texts, text_hashes: None where the file has no such column.
+            texts, text_hashes, carried: None where the file has no such columns.
         """
-        self.append_table(embedding_table(self.columns, ids, texts, text_hashes, matrix))
+        self.append_table(embedding_table(self.columns, ids, texts, text_hashes, matrix, carried))
 
     def append_table(self, table: pa.Table) -> None:
         """Write rows that have the file's columns already."""
@@ -170,14 +176,25 @@ def embedding_type(dimension: int, dtype: str) -> pa.DataType:
 
 @lru_cache(maxsize=64)
 def schema(
-    id_type: pa.DataType, dimension: int, dtype: str, *, include_text: bool, text_hash: bool = True
+    id_type: pa.DataType,
+    dimension: int,
+    dtype: str,
+    *,
+    include_text: bool,
+    text_hash: bool = True,
+    carried: pa.Schema | None = None,
 ) -> pa.Schema:
-    """The columns of an output file; those of a file of format 1 where it has no `text_hash`."""
+    """The columns of an output file; those of a file of format 1 where it has no `text_hash`.
+
+    Args:
+        carried: further columns of the source, all of which may be null.
+    """
     columns = [pa.field("id", id_type, nullable=False)]
     if include_text:
         columns.append(pa.field("text", pa.large_string(), nullable=False))
     if text_hash:
         columns.append(pa.field("text_hash", TEXT_HASH, nullable=False))
+    columns += carried or ()
     columns.append(pa.field("embedding", embedding_type(dimension, dtype), nullable=False))
     return pa.schema(columns)
 
@@ -195,16 +212,41 @@ def check_schema(found: pa.Schema, *, dimension: int, dtype: str | None = None) 
     if id_type not in (pa.string(), pa.int64(), pa.binary()):
         raise InvalidFile(f"its id column has type {id_type}; expected string, int64 or binary")
     allowed = [*map(str, _DTYPES), *_BITS] if dtype is None else [dtype]
-    expected = [_in_words(_same_columns(found, dimension, one)) for one in allowed]
-    if _in_words(found) not in expected:
-        raise InvalidFile(f"its columns are {_in_words(found)}; expected {' or '.join(expected)}")
+    expected = [in_words(_same_columns(found, dimension, one)) for one in allowed]
+    if in_words(found) not in expected:
+        raise InvalidFile(f"its columns are {in_words(found)}; expected {' or '.join(expected)}")
 
 
 def _same_columns(found: pa.Schema, dimension: int, dtype: str) -> pa.Schema:
     """The columns that a file has to have, given which of those it has that it need not have."""
     names = found.names
     optional = {"include_text": "text" in names, "text_hash": "text_hash" in names}
-    return schema(found.field("id").type, dimension, dtype, **optional)
+    return schema(found.field("id").type, dimension, dtype, **optional, carried=carried_columns(found))
+
+
+def carried_columns(columns: pa.Schema) -> pa.Schema | None:
+    """Which columns of a file were carried from the source; None where it has none."""
+    names = columns.names
+    begin = names.index("text_hash") + 1 if "text_hash" in names else len(names)
+    carried = [columns.field(place) for place in range(begin, len(names)) if names[place] not in OWN_COLUMNS]
+    return pa.schema([pa.field(field.name, field.type) for field in carried]) if carried else None
+
+
+def require_carried(stated: str, found: pa.Schema) -> None:
+    """Compare the carried columns of a file with those that its facts state.
+
+    Raises:
+        InvalidFile: they differ.
+    """
+    carried = in_words(carried_columns(found))
+    if carried != stated:
+        raise InvalidFile(f"its metadata promise the carried columns {stated!r}; it has {carried!r}")
+
+
+def in_words(columns: pa.Schema | None) -> str:
+    """Names and types of columns; "" for None."""
+    found = columns or ()
+    return ", ".join(f"{column.name}: {column.type}{'' if column.nullable else ' not null'}" for column in found)
 
 
 def row_group_rows(dimension: int, itemsize: int) -> int:
@@ -235,10 +277,12 @@ def embedding_table(
     texts: pa.Array | None,
     text_hashes: pa.Array | None,
     matrix: np.ndarray,
+    carried: pa.Table | None = None,
 ) -> pa.Table:
     """Rows as a table; the arguments are those of `FileWriter.append`."""
     embeddings = embedding_array(columns, matrix)
-    arrays = [column for column in (ids, texts, text_hashes, embeddings) if column is not None]
+    further = () if carried is None else carried.columns
+    arrays = [column for column in (ids, texts, text_hashes, *further, embeddings) if column is not None]
     return pa.Table.from_arrays(arrays, schema=columns)
 
 
@@ -259,7 +303,3 @@ def matrix_of(batch: pa.RecordBatch) -> np.ndarray:
         values = np.frombuffer(column.buffers()[1], np.uint8, len(column) * width, column.offset * width)
         return values.reshape(-1, width)
     return column.flatten().to_numpy(zero_copy_only=True).reshape(len(column), -1) if len(column) else np.empty((0, 0))
-
-
-def _in_words(found: pa.Schema) -> str:
-    return ", ".join(f"{column.name}: {column.type}{'' if column.nullable else ' not null'}" for column in found)

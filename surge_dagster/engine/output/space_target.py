@@ -11,7 +11,7 @@ import pyarrow as pa
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.files.facts import FileFacts, desired_version
 from surge_dagster.engine.files.formats import file_name
-from surge_dagster.engine.files.rows import FileRows, schema
+from surge_dagster.engine.files.rows import FileRows, in_words, schema
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store, Upload
@@ -50,12 +50,14 @@ class SpaceTarget:
         """
         texts = batch.slot.texts(segment.start, segment.stop)
         id_type, kept = segment.partition.id_type or pa.string(), texts if self.include_text else None
-        return FileRows(segment.ids, id_type, kept, text_hashes(texts), matrix)
+        further = segment.partition.carried_columns
+        return FileRows(segment.ids, id_type, kept, text_hashes(texts), matrix, segment.carried, further)
 
     def columns(self, partition: OpenPartition) -> pa.Schema:
         """The columns of a partition's file."""
         id_type = partition.id_type or pa.string()
-        return schema(id_type, self.space.dimension, self.space.dtype, include_text=self.include_text)
+        include_text, carried = self.include_text, partition.carried_columns
+        return schema(id_type, self.space.dimension, self.space.dtype, include_text=include_text, carried=carried)
 
     def facts(self, partition: OpenPartition, *, rows: int, truncated: int) -> FileFacts:
         """The facts of the file of a partition that was read to its end."""
@@ -73,6 +75,7 @@ class SpaceTarget:
             dimension=self.space.dimension,
             truncated=truncated,
             rows_version=secrets.token_hex(16),
+            carried_columns=in_words(partition.carried_columns),
             **asdict(partition.missing),
         )
 

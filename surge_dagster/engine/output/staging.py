@@ -19,6 +19,8 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +29,14 @@ import pyarrow.parquet as pq
 from surge_dagster.engine.errors import Cancelled, SurgeError
 from surge_dagster.engine.files.facts import WRITER, InvalidFile, desired_version, guarded_metadata
 from surge_dagster.engine.files.parquet import ParquetWriter, read_guarded, read_rows
-from surge_dagster.engine.files.rows import READ_BYTES, check_schema, matrix_of, rows_at_a_time
+from surge_dagster.engine.files.rows import (
+    READ_BYTES,
+    check_schema,
+    in_words,
+    matrix_of,
+    require_carried,
+    rows_at_a_time,
+)
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.output.space_target import SpaceTarget
 from surge_dagster.engine.output.spaces import list_spaces
@@ -55,7 +64,8 @@ class SegmentFacts:
         source_version: of the partition when it was read.
         content_digest: over the segment's own (id, text) rows.
         first_row: place of its first row in the partition.
-        widest_row: largest row, in bytes of id and text.
+        widest_row: largest row, in bytes of id, text and carried columns.
+        carried_columns: see `FileFacts`.
     """
 
     partition_key: str
@@ -68,6 +78,7 @@ class SegmentFacts:
     truncated: int
     widest_row: int
     writer: str = WRITER
+    carried_columns: str = ""
 
 
 class Staging:
@@ -131,8 +142,8 @@ class Staging:
         digest = ContentDigest()
         sizes: list[np.ndarray] = []
         row = 0
-        for ids in segment.ids:
-            batch = RowBatch(ids, texts[row : row + len(ids)])  # pyright: ignore[reportArgumentType]
+        for ids, carried in zip_longest(segment.ids, segment.carried):
+            batch = RowBatch(ids, texts[row : row + len(ids)], carried=carried)  # pyright: ignore[reportArgumentType]
             digest.update(batch)
             sizes.append(row_bytes(batch))
             row += len(ids)
@@ -147,6 +158,7 @@ class Staging:
             rows=len(matrix),
             truncated=truncated,
             widest_row=max(int(piece.max(initial=0)) for piece in sizes),
+            carried_columns=in_words(partition.carried_columns),
         )
         self._known.add(encode_key(source.key))
         with contextlib.ExitStack() as cleanup:
@@ -155,11 +167,14 @@ class Staging:
             metadata = guarded_metadata(facts, SEGMENT_FORMAT)
             writer = cleanup.enter_context(ParquetWriter(upload.sink, columns, metadata))
             column, begun = pa.chunked_array(list(segment.ids), type=columns.field("id").type), 0
+            named = partition.carried_columns
+            carried = None if named is None else pa.Table.from_batches(segment.carried, named)
             for end in _borders(np.concatenate(sizes)):
                 part = slice(begun, end)
-                piece = texts[part]
+                piece: Any = texts[part]
                 kept = piece if self._target.include_text else None
-                writer.append(column[part], kept, text_hashes(piece), matrix[part])  # pyright: ignore[reportArgumentType]
+                further = None if carried is None else carried[part]
+                writer.append(column[part], kept, text_hashes(piece), matrix[part], further)
                 begun = end
             writer.close()
             upload.publish(lambda: None)
@@ -189,6 +204,7 @@ class Staging:
             facts = read_guarded(reader.metadata, SegmentFacts, SEGMENT_FORMAT)
             self._require(facts, partition, start, stop)
             check_schema(columns, dimension=self._space.dimension, dtype=self._space.dtype)
+            require_carried(facts.carried_columns, columns)
             if "text_hash" not in columns.names or ("text" in columns.names) != self._target.include_text:
                 raise InvalidFile(f"its columns are {columns.names}, which are not those of the files of this run")
             rows = rows_at_a_time(facts.widest_row, self._space.dimension, np.dtype(self._space.dtype).itemsize)

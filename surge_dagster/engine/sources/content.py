@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.support.values import value_streams
 
 # Hashes that one reading looks for: this bounds the memory where every id of a large partition comes twice.
 _SUSPECTS = 4096
@@ -21,10 +22,11 @@ _INT64 = pa.int64()
 
 
 class ContentDigest:
-    """SHA-256 over the canonical (id, text) rows of one partition."""
+    """SHA-256 over the canonical (id, text) rows of one partition, and over the columns that travel with them."""
 
     def __init__(self) -> None:
         self._streams = [hashlib.sha256() for _ in range(4)]
+        self._carried: list[hashlib._Hash] = []
         self._kind = b""
         self._rows = 0
 
@@ -32,6 +34,9 @@ class ContentDigest:
         """Add the next rows."""
         if not self._kind:
             self._kind = str(batch.ids.type).encode()
+            if batch.carried is not None:
+                named = batch.carried.schema.to_string(show_schema_metadata=False, show_field_metadata=False)
+                self._kind += b"\0" + named.encode("utf-8", "surrogatepass")
         rows, id_offsets = len(batch.ids), batch.id_offsets
         if not rows:
             return
@@ -40,11 +45,17 @@ class ContentDigest:
         parts = (id_lengths, batch.id_values, _lengths(batch.text_offsets), batch.text_values)
         for stream, part in zip(self._streams, parts, strict=True):
             stream.update(part)
+        if batch.carried is not None:
+            parts = [part for column in batch.carried.columns for part in value_streams(column)]
+            self._carried = self._carried or [hashlib.sha256() for _ in parts]
+            for stream, part in zip(self._carried, parts, strict=True):
+                stream.update(part)
 
     def hexdigest(self) -> str:
         """The digest so far, 32 hex digits."""
         head = b"surge.content.1\0" + self._kind + b"\0" + self._rows.to_bytes(8, "little")
-        return hashlib.sha256(head + b"".join(stream.digest() for stream in self._streams)).hexdigest()[:32]
+        streams = (*self._streams, *self._carried)
+        return hashlib.sha256(head + b"".join(stream.digest() for stream in streams)).hexdigest()[:32]
 
 
 class IdSet:

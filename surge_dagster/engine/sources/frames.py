@@ -22,9 +22,9 @@ from surge_dagster.engine.errors import ConfigError, DataError, SurgeError, Tran
 from surge_dagster.engine.sources.column_digest import ColumnDigest
 from surge_dagster.engine.sources.grouping import Block, Group, grouped, open_groups, rows_of
 from surge_dagster.engine.sources.partition import Partition, RowBatch
-from surge_dagster.engine.sources.rows import without_dictionary
+from surge_dagster.engine.sources.rows import canonical_type, without_dictionary
 from surge_dagster.engine.sources.selection import Selection
-from surge_dagster.engine.sources.table_rows import NO_KEY, NO_KEY_NAME, canonical_type, keys_of
+from surge_dagster.engine.sources.table_rows import NO_KEY, NO_KEY_NAME, keys_of
 from surge_dagster.engine.support import disk_cache
 from surge_dagster.engine.support.unreadable import first_line
 

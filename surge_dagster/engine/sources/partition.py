@@ -13,7 +13,9 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
+from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.support.columns import value_parts
+from surge_dagster.engine.support.values import value_sizes
 
 KEY_METADATA = b"surge.partition_key"
 SOURCE_VERSION_METADATA = b"surge.source_version"
@@ -67,6 +69,8 @@ class RowBatch:
         ids: string, int64 or binary, without nulls.
         texts: as many, without nulls.
         skipped: rows of the source that were left out in front of, between or behind these.
+        carried: as many rows of further columns, which may be null; None where none were requested.
+        carried_sizes: bytes of these columns in each row, int64 [rows]; None without them.
         id_offsets: where each id starts in its column's data, one entry more than rows; None where ids are numbers.
         id_values: the bytes of the ids, one behind the other; of numbers eight each.
         text_offsets, text_values: the same of the texts; their offsets are int64.
@@ -75,11 +79,13 @@ class RowBatch:
     ids: pa.Array
     texts: pa.LargeStringArray
     skipped: int = 0
+    carried: pa.RecordBatch | None = None
     # Computed once: every stage needs them, and a batch may have only ten rows.
     id_offsets: np.ndarray | None = field(init=False, repr=False, compare=False)
     id_values: memoryview = field(init=False, repr=False, compare=False)
     text_offsets: np.ndarray = field(init=False, repr=False, compare=False)
     text_values: memoryview = field(init=False, repr=False, compare=False)
+    carried_sizes: np.ndarray | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         ids = self.ids
@@ -93,15 +99,46 @@ class RowBatch:
         offsets, values = value_parts(self.texts)
         put(self, "text_offsets", offsets)
         put(self, "text_values", values)
+        sizes = None
+        if self.carried is not None:
+            sizes = sum(map(value_sizes, self.carried.columns), np.zeros(len(ids), np.int64))
+        put(self, "carried_sizes", sizes)
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def value_bytes(self) -> int:
-        """Bytes of all ids and texts; Arrow's own `nbytes` releases the GIL, and taking it again costs time."""
-        return len(self.id_values) + len(self.text_values)
+        """Bytes of all columns; Arrow's own `nbytes` releases the GIL, and taking it again costs time."""
+        size = len(self.id_values) + len(self.text_values)
+        return size if self.carried_sizes is None else size + int(self.carried_sizes.sum())
 
     def rows(self, start: int, stop: int) -> RowBatch:
         """Rows start..stop as a batch of their own, without a copy."""
-        return RowBatch(self.ids[start:stop], self.texts[start:stop])  # pyright: ignore[reportArgumentType]
+        carried = None if self.carried is None else self.carried.slice(start, stop - start)
+        return RowBatch(self.ids[start:stop], self.texts[start:stop], carried=carried)  # pyright: ignore[reportArgumentType]
+
+
+def read_rows(partition: Partition) -> Iterator[RowBatch]:
+    """Open a partition and yield its rows, whose further columns have one type each.
+
+    Raises:
+        DataError: a row is refused, or a further column has another type in some rows.
+        TransientError: the storage does not answer.
+    """
+    columns: list[pa.Field] = []
+    row = 0
+    for batch in partition.read():
+        if batch.carried is not None:
+            columns = columns or list(batch.carried.schema)
+            for before, here in zip(columns, batch.carried.schema, strict=True):
+                if here != before:
+                    raise DataError(
+                        partition.key,
+                        f"the column {here.name!r} has type {here.type} from this row on, and {before.type} before it; "
+                        "a partition has one type for each column",
+                        "Write its files again with the same types, or leave the column out of columns.",
+                        row,
+                    )
+        yield batch
+        row += len(batch)

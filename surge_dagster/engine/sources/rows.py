@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources.partition import RowBatch
 from surge_dagster.engine.support.columns import value_lengths, value_parts
+from surge_dagster.engine.support.values import stored_type
 
 DEFAULT_MAX_TEXT_BYTES = 4 * 1024 * 1024
 # First bytes of white space in UTF-8: those of ASCII, and of U+0085 to U+3000.
@@ -29,6 +30,7 @@ def row_batch(
     rows: Sequence[int] | np.ndarray,
     max_text_bytes: int,
     skipped: int = 0,
+    carried: pa.RecordBatch | None = None,
 ) -> RowBatch:
     """Check and canonicalize one batch of a partition.
 
@@ -39,6 +41,7 @@ def row_batch(
         rows: their zero-based numbers in the partition, for messages.
         max_text_bytes: longest text allowed.
         skipped: rows of the source that were left out.
+        carried: as many rows of further columns, of types that files can have (`carried_columns`).
 
     Raises:
         DataError: a null, invalid UTF-8, an overlong text, or a column of another type.
@@ -60,7 +63,9 @@ def row_batch(
     if lengths.max(initial=0) > max_text_bytes:
         offset = int(np.argmax(lengths > max_text_bytes))
         raise overlong(key, int(lengths[offset]), max_text_bytes, int(rows[offset]))
-    return RowBatch(ids, texts, skipped)
+    if carried is not None:
+        _require_valid(key, carried, rows)
+    return RowBatch(ids, texts, skipped, carried)
 
 
 def overlong(key: str, text_bytes: int, max_text_bytes: int, row: int) -> DataError:
@@ -80,6 +85,40 @@ def without_dictionary(column: pa.Array) -> pa.Array:
     if pa.types.is_string_view(column.dictionary.type):  # of polars; pyarrow has no kernel that takes from a view
         column = pa.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(pa.large_string()))
     return column.dictionary_decode()
+
+
+def canonical_type(kind: pa.DataType) -> pa.DataType:
+    """One type for all that differ in their layout alone; a column of nothing but nulls counts as strings."""
+    if pa.types.is_null(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind) or pa.types.is_binary_view(kind):
+        return pa.binary()
+    return pa.int64() if pa.types.is_integer(kind) and not pa.types.is_uint64(kind) else kind
+
+
+def carried_columns(key: str, batch: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
+    """Further columns that travel with the rows, in types that each kind of source and each output file has.
+
+    Strings and binaries lose their layout, integers become int64 (uint64 stays), nulls strings, and seconds
+    milliseconds.
+
+    Raises:
+        DataError: a column has a type that files cannot have.
+    """
+    columns: list[pa.Array] = []
+    for name in names:
+        plain = without_dictionary(batch.column(name))
+        column = plain.storage if isinstance(plain, pa.ExtensionArray) else plain
+        try:
+            kind = stored_type(canonical_type(column.type))
+        except TypeError:
+            raise DataError(
+                key,
+                f"the column {name!r} has type {plain.type}, which cannot be carried into output files",
+                "Carry plain values, lists or structs of them: cast it in the source, or leave it out of columns.",
+            ) from None
+        columns.append(column if column.type == kind else column.cast(kind))
+    return pa.RecordBatch.from_arrays(columns, list(names))
 
 
 def is_blank(texts: pa.LargeStringArray) -> np.ndarray:
@@ -141,6 +180,18 @@ def canonical_texts(key: str, column: pa.Array) -> pa.LargeStringArray:
     )
 
 
+def _require_valid(key: str, carried: pa.RecordBatch, rows: Sequence[int] | np.ndarray) -> None:
+    """Refuse strings that are not UTF-8 in further columns."""
+    for name, column in zip(carried.schema.names, carried.columns, strict=True):
+        _require_utf8(key, name, column, rows)
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise DataError(
+                key, f"the column {name!r} has a value that is not valid ({error})", "Write it again in the source."
+            ) from error
+
+
 def _require_utf8(key: str, name: str, column: pa.Array, rows: Sequence[int] | np.ndarray) -> None:
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         return
@@ -150,7 +201,7 @@ def _require_utf8(key: str, name: str, column: pa.Array, rows: Sequence[int] | n
         raw = column.cast(pa.large_binary())
         for offset, value in enumerate(raw):
             try:
-                value.as_py().decode("utf-8")
+                (value.as_py() or b"").decode("utf-8")
             except UnicodeDecodeError as error:
                 raise DataError(
                     key,

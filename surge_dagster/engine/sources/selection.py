@@ -1,4 +1,4 @@
-"""Which columns of a source become the ids and texts of a partition.
+"""Which columns of a source become the ids and texts of a partition, and which travel with them.
 
 A source asks its `Selection` for the columns to read and hands it the raw batches of a partition.
 """
@@ -14,11 +14,12 @@ from urllib.parse import urlencode
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.errors import DataError
+from surge_dagster.engine.errors import ConfigError, DataError
 from surge_dagster.engine.sources.partition import RowBatch
 from surge_dagster.engine.sources.rows import (
     DEFAULT_MAX_TEXT_BYTES,
     canonical_texts,
+    carried_columns,
     is_blank,
     null_where,
     row_batch,
@@ -28,6 +29,7 @@ from surge_dagster.engine.sources.template import Template
 
 MissingText = Literal["refuse_nulls", "refuse", "skip", "empty"]
 # Source versions do not name these columns: the files of every existing catalog would become stale.
+OWN_COLUMNS = ("partition", "id", "text", "text_hash", "embedding", "op")  # of what readers of an output get
 _USUAL_COLUMNS = {"id_column": "id", "text_column": "text"}
 
 
@@ -41,41 +43,54 @@ class Selection:
         max_text_bytes: a longer text refuses its partition.
         missing_text: what becomes of a row whose text is null, empty or nothing but white space: it refuses its
             partition, is skipped, or is embedded as an empty text; `refuse_nulls` embeds those that are not null.
+        carried: further columns that travel with the rows into the output, in this order.
 
     Raises:
-        ConfigError: the template cannot be used.
+        ConfigError: the template cannot be used, or the output has a column of its own with a carried one's name.
     """
 
     id: str = "id"
     text: str = "text"
     max_text_bytes: int = DEFAULT_MAX_TEXT_BYTES
     missing_text: MissingText = "refuse_nulls"
+    carried: tuple[str, ...] = field(default=(), repr=False)  # names of what is cached are made of the rest
     _template: Template | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         is_template = "{" in self.text or "}" in self.text
         object.__setattr__(self, "_template", Template.compile(self.text) if is_template else None)
+        for place, name in enumerate(self.carried):
+            if name in OWN_COLUMNS:
+                raise ConfigError(
+                    f"the column {name!r} cannot be carried, because the output has a column of that name. Rename it "
+                    "in the source, or leave it out of columns."
+                )
+            if name in self.carried[:place]:
+                raise ConfigError(f"the column {name!r} is named twice in columns. Name each once.")
 
     @property
     def columns(self) -> list[str]:
         """The columns that are read, each once."""
         texts = (self.text,) if self._template is None else self._template.columns
-        return list(dict.fromkeys((self.id, *texts)))
+        return list(dict.fromkeys((self.id, *texts, *self.carried)))
 
     @property
     def version_suffix(self) -> str:
         """What every source version ends in, since another selection is other content; mostly empty.
 
         Columns of other than the usual names are named, as in `?text_column=title`; a template is named by its digest.
+        Carried columns are named in their order.
         """
-        chosen = {"id_column": self.id, "text_column": self.text}
+        chosen: dict[str, str | tuple[str, ...]] = {"id_column": self.id, "text_column": self.text}
         unusual = {name: column for name, column in chosen.items() if column != _USUAL_COLUMNS[name]}
         if self._template is not None:
             del unusual["text_column"]
             unusual["text"] = hashlib.sha256(self.text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         if self.missing_text != "refuse_nulls":
             unusual["missing_text"] = self.missing_text
-        return f"?{urlencode(unusual, errors='surrogatepass')}" if unusual else ""
+        if self.carried:
+            unusual["columns"] = self.carried
+        return f"?{urlencode(unusual, doseq=True, errors='surrogatepass')}" if unusual else ""
 
     def require_columns(self, key: str, shown: str, names: Sequence[str]) -> None:
         """Refuse a file that does not have each column once.
@@ -94,7 +109,7 @@ class Selection:
                 key,
                 f"{shown} has no column {' and no column '.join(map(repr, missing))}; "
                 f"its columns are {', '.join(map(repr, names))}",
-                "Name the right ones with the settings id and text.",
+                f"Name the right ones with the settings id{', text and columns' if self.carried else ' and text'}.",
             )
         twice = [name for name in self.columns if names.count(name) > 1]
         if twice:
@@ -112,8 +127,10 @@ class Selection:
             DataError: a null, invalid UTF-8, an overlong text, or a column of another type.
         """
         ids = batch.column(self.id)
+        carried = carried_columns(key, batch, self.carried) if self.carried else None
         for part, texts in self._texts(key, batch, first_row):
-            yield self._row_batch(key, ids[part], texts, range(first_row + part.start, first_row + part.stop))
+            piece = None if carried is None else carried[part]
+            yield self._row_batch(key, ids[part], texts, range(first_row + part.start, first_row + part.stop), piece)
 
     def _texts(self, key: str, batch: pa.RecordBatch, first_row: int) -> Iterator[tuple[slice, pa.Array]]:
         """The texts in pieces, with the rows of the batch that they belong to; null where they are missing."""
@@ -127,11 +144,13 @@ class Selection:
             texts = null_where(is_blank(texts), texts)
         yield slice(0, len(batch)), texts
 
-    def _row_batch(self, key: str, ids: pa.Array, texts: pa.Array, rows: range) -> RowBatch:
+    def _row_batch(
+        self, key: str, ids: pa.Array, texts: pa.Array, rows: range, carried: pa.RecordBatch | None
+    ) -> RowBatch:
         if self.missing_text == "refuse_nulls" or not texts.null_count:
-            return row_batch(key, ids, texts, rows, self.max_text_bytes)
+            return row_batch(key, ids, texts, rows, self.max_text_bytes, carried=carried)
         if self.missing_text == "empty":
-            return row_batch(key, ids, texts.fill_null(""), rows, self.max_text_bytes)
+            return row_batch(key, ids, texts.fill_null(""), rows, self.max_text_bytes, carried=carried)
         present = texts.is_valid()
         has_text = present.to_numpy(zero_copy_only=False)
         if self.missing_text == "refuse":
@@ -142,4 +161,6 @@ class Selection:
                 rows[int(np.argmin(has_text))],
             )
         numbers = np.flatnonzero(has_text) + rows.start
-        return row_batch(key, ids.filter(present), texts.drop_null(), numbers, self.max_text_bytes, texts.null_count)
+        kept = None if carried is None else carried.filter(present)
+        skipped = texts.null_count
+        return row_batch(key, ids.filter(present), texts.drop_null(), numbers, self.max_text_bytes, skipped, kept)

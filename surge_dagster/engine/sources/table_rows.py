@@ -13,7 +13,7 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources.formats import batches
 from surge_dagster.engine.sources.grouping import Block
 from surge_dagster.engine.sources.listing import SourceFile
-from surge_dagster.engine.sources.rows import without_dictionary
+from surge_dagster.engine.sources.rows import canonical_type, without_dictionary
 from surge_dagster.engine.support.keys import joined_key
 
 NO_KEY = ""  # stands for every value that cannot be a key
@@ -109,15 +109,6 @@ class TableRows:
                 "type for each column. Write the files again with the same types."
             )
         return column if column.type == kind else column.cast(kind)
-
-
-def canonical_type(kind: pa.DataType) -> pa.DataType:
-    """One type for all that differ in their layout alone; a column of nothing but nulls counts as strings."""
-    if pa.types.is_null(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        return pa.string()
-    if pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind) or pa.types.is_binary_view(kind):
-        return pa.binary()
-    return pa.int64() if pa.types.is_integer(kind) and not pa.types.is_uint64(kind) else kind
 
 
 def _key_strings(file: SourceFile, name: str, column: pa.Array) -> pa.Array:

@@ -1,0 +1,121 @@
+"""Bytes and sizes of the values of Arrow columns, of all types that output files can carry, without Python objects.
+
+Lists and structs are taken apart down to their plain values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from surge_dagster.engine.support.columns import value_lengths, value_parts
+
+Buffer = bytes | memoryview
+_OFFSET_BYTES = 8
+
+
+@lru_cache(maxsize=256)
+def stored_type(kind: pa.DataType) -> pa.DataType:
+    """The type that a column of this type has once it was written to Parquet, such as milliseconds for seconds.
+
+    Raises:
+        TypeError: Parquet cannot hold it, or its values cannot be taken apart here.
+    """
+    sink = pa.BufferOutputStream()
+    try:
+        with pq.ParquetWriter(sink, pa.schema([("c", kind)]), use_compliant_nested_type=False):
+            pass
+        found = pq.read_schema(pa.BufferReader(sink.getvalue())).field(0).type
+        value_streams(pa.array([], found))
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
+        raise TypeError(str(error)) from error
+    return found
+
+
+def value_streams(column: pa.Array) -> list[Buffer]:
+    """Buffers that together say a column's values and which of them are null; as many for each type.
+
+    The buffers of consecutive columns, one behind the other, are those of the concatenated column. What lies under a
+    null does not count.
+
+    Raises:
+        TypeError: the type is not one that files carry.
+    """
+    kind = column.type
+    valid = column.is_valid().to_numpy(zero_copy_only=False)
+    streams: list[Buffer] = [valid.view(np.uint8).data]
+    if _is_list(kind):
+        lengths: pa.Array = pc.fill_null(pc.list_value_length(column), 0)  # pyright: ignore[reportAttributeAccessIssue]
+        return [*streams, lengths.to_numpy().astype("<i8").data, *value_streams(_items(column))]
+    if pa.types.is_struct(kind):
+        return [*streams, *(stream for child in column.flatten() for stream in value_streams(child))]
+    if _is_variable(kind):
+        nothing = "" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else b""
+        offsets, values = value_parts(column.fill_null(nothing) if column.null_count else column)
+        return [*streams, np.diff(offsets).astype("<i8").data, values]
+    if pa.types.is_boolean(kind):
+        return [*streams, column.fill_null(False).cast(pa.uint8()).to_numpy().data]
+    raw = _fixed(column)
+    return [*streams, np.ascontiguousarray(raw if valid.all() else np.where(valid[:, None], raw, 0)).data]
+
+
+def value_sizes(column: pa.Array) -> np.ndarray:
+    """Bytes that each value takes in memory, int64 [rows]; nulls count as empty or as any value of a fixed size.
+
+    Raises:
+        TypeError: the type is not one that files carry.
+    """
+    kind = column.type
+    if pa.types.is_fixed_size_list(kind):
+        inside = value_sizes(column.values.slice(column.offset * kind.list_size, len(column) * kind.list_size))
+        return inside.reshape(len(column), kind.list_size).sum(axis=1)
+    if _is_list(kind):
+        lengths: pa.Array = pc.fill_null(pc.list_value_length(column), 0)  # pyright: ignore[reportAttributeAccessIssue]
+        ends = np.concatenate([[0], np.cumsum(value_sizes(_items(column)))])
+        places = np.concatenate([[0], np.cumsum(lengths.to_numpy())])
+        return np.diff(ends[places]) + _OFFSET_BYTES
+    if pa.types.is_struct(kind):
+        return sum((value_sizes(child) for child in column.flatten()), np.ones(len(column), np.int64))
+    if _is_variable(kind):
+        return value_lengths(column) + _OFFSET_BYTES
+    return np.full(len(column), max(8, _width(kind)) // 8, np.int64)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    checks: tuple[Callable[[pa.DataType], bool], ...] = (
+        pa.types.is_list,
+        pa.types.is_large_list,
+        pa.types.is_fixed_size_list,
+    )
+    return any(check(kind) for check in checks)
+
+
+def _items(column: pa.Array) -> pa.Array:
+    """All items of the lists, those of nulls left out."""
+    return column.flatten() if len(column) else pa.array([], column.type.value_type)
+
+
+def _is_variable(kind: pa.DataType) -> bool:
+    return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+
+
+def _width(kind: pa.DataType) -> int:
+    """Bits of a value."""
+    is_plain = pa.types.is_primitive(kind) or pa.types.is_decimal(kind) or pa.types.is_fixed_size_binary(kind)
+    if not is_plain or pa.types.is_interval(kind):
+        raise TypeError(f"columns of type {kind} cannot be carried")
+    return kind.bit_width
+
+
+def _fixed(column: pa.Array) -> np.ndarray:
+    """The values of a column of a fixed width as bytes, uint8 [rows, width]."""
+    width, count = _width(column.type) // 8, len(column)
+    if not count:
+        return np.empty((0, width), np.uint8)
+    raw = np.frombuffer(column.buffers()[1], np.uint8, count * width, column.offset * width)
+    return raw.reshape(count, width)

@@ -1,0 +1,136 @@
+"""Further columns of a source stay beside the rows that they belong to, in types that output files can have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from surge_dagster.engine.errors import ConfigError, DataError
+from surge_dagster.engine.sources import Selection, open_source
+from surge_dagster.engine.sources.content import ContentDigest
+from surge_dagster.engine.sources.partition import RowBatch, read_rows
+from surge_dagster.engine.sources.selection import OWN_COLUMNS
+from tests.engine.sources.reading import only
+
+
+def batches_of(selection: Selection, **columns: Any) -> list[RowBatch]:
+    return list(selection.row_batches("k", pa.record_batch(columns), 100))
+
+
+def carried(batch: RowBatch) -> list[dict[str, Any]]:
+    assert batch.carried is not None and len(batch.carried) == len(batch)
+    return batch.carried.to_pylist()
+
+
+@pytest.mark.parametrize("name", OWN_COLUMNS)
+def test_name_of_a_column_of_the_output_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"the column '{name}' cannot be carried"):
+        Selection(carried=("sku", name))
+
+
+def test_name_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the column 'sku' is named twice in columns"):
+        Selection(carried=("sku", "price", "sku"))
+
+
+def test_id_or_a_column_of_the_template_can_be_carried_too() -> None:
+    selection = Selection("sku", "{title}!", carried=("sku", "title"))
+    assert selection.columns == ["sku", "title"]
+    [batch] = batches_of(selection, sku=["1"], title=["Boot"])
+    assert (batch.ids.to_pylist(), batch.texts.to_pylist()) == (["1"], ["Boot!"])
+    assert carried(batch) == [{"sku": "1", "title": "Boot"}]
+
+
+def test_source_version_names_carried_columns_in_their_order_and_nothing_without_them() -> None:
+    chosen = [(), ("a", "b"), ("b", "a"), ("a,b",), ("a&columns=b",)]
+    suffixes = [Selection(carried=names).version_suffix for names in chosen]
+    assert suffixes[:2] == ["", "?columns=a&columns=b"]
+    assert len(set(suffixes)) == len(chosen)
+
+
+def test_columns_of_skipped_rows_are_skipped() -> None:
+    selection = Selection(missing_text="skip", carried=("price",))
+    ids, texts = ["1", "2", "3", "4"], ["one", None, " ", "four"]
+    [batch] = batches_of(selection, id=ids, text=texts, price=pa.array([1, 2, 3, None]))
+    assert batch.ids.to_pylist() == ["1", "4"] and batch.skipped == 2
+    assert carried(batch) == [{"price": 1}, {"price": None}]
+
+
+def test_columns_follow_texts_that_are_joined_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("surge_dagster.engine.sources.template._JOINED_BYTES", 10)
+    texts = [f"text {row}" for row in range(9)]
+    found = batches_of(Selection(text="{text}", carried=("n",)), id=texts, text=texts, n=list(range(9)))
+    assert len(found) > 1
+    assert [row["n"] for batch in found for row in carried(batch)] == list(range(9))
+
+
+def test_types_are_those_of_every_kind_of_source() -> None:
+    given = {
+        "a": pa.array([1], pa.int8()),
+        "b": pa.array(["x"], pa.large_string()),
+        "c": pa.array(["x"]).dictionary_encode(),
+        "d": pa.array([None]),
+        "e": pa.array([0], pa.timestamp("s")),
+        "f": pa.array([[1]], pa.list_(pa.int8())),
+    }
+    [batch] = batches_of(Selection(carried=tuple(given)), id=["1"], text=["t"], **given)
+    assert batch.carried is not None
+    kinds = [pa.int64(), pa.string(), pa.string(), pa.string(), pa.timestamp("ms"), pa.list_(pa.int8())]
+    assert batch.carried.schema.types == kinds
+
+
+def test_type_that_no_file_can_have_is_refused_by_name() -> None:
+    union = pa.UnionArray.from_sparse(pa.array([0], pa.int8()), [pa.array([1])])
+    with pytest.raises(DataError, match=r"'k': the column 'u' has type sparse_union.* cannot be carried into"):
+        batches_of(Selection(carried=("u",)), id=["1"], text=["t"], u=union)
+
+
+def test_string_that_is_not_utf8_is_refused_with_its_row() -> None:
+    bad = pa.Array.from_buffers(pa.string(), 2, pa.array([b"ok", b"\xff\xfe"]).buffers())
+    with pytest.raises(DataError, match="row 101: the brand is not valid UTF-8"):
+        batches_of(Selection(carried=("brand",)), id=["1", "2"], text=["a", "b"], brand=bad)
+
+
+def test_missing_column_is_refused_with_the_setting_to_change(tmp_path: Path) -> None:
+    (tmp_path / "partition=k").mkdir()
+    pq.write_table(pa.table({"id": ["1"], "text": ["a"]}), tmp_path / "partition=k/a.parquet")
+    with pytest.raises(DataError, match=r"has no column 'price'; .* the settings id, text and columns"):
+        list(only(open_source(tmp_path, selection=Selection(carried=("price",)))).read())
+
+
+def test_column_with_two_types_in_one_partition_is_refused_with_the_first_row_of_the_other(tmp_path: Path) -> None:
+    (tmp_path / "partition=k").mkdir()
+    for name, price in (("a", [1.5, 2.5]), ("b", ["3"])):
+        ids, texts = [f"{name}{row}" for row in range(len(price))], ["t"] * len(price)
+        pq.write_table(pa.table({"id": ids, "text": texts, "price": price}), tmp_path / f"partition=k/{name}.parquet")
+    with pytest.raises(DataError, match=r"row 2: the column 'price' has type string from this row on, and double"):
+        list(read_rows(only(open_source(tmp_path, selection=Selection(carried=("price",))))))
+
+
+def test_content_digest_covers_carried_columns_and_is_the_same_as_ever_without_them() -> None:
+    def digest(price: pa.Array | None, name: str = "price", cut: int = 1) -> str:
+        found = ContentDigest()
+        columns = None if price is None else pa.RecordBatch.from_arrays([price], [name])
+        batch = RowBatch(pa.array(["1", "2"]), pa.array(["a", "b"], pa.large_string()), carried=columns)  # pyright: ignore[reportArgumentType]
+        for part in (batch.rows(0, cut), batch.rows(cut, 2)):
+            found.update(part)
+        return found.hexdigest()
+
+    prices = [[1, 2], [1, None], [None, 2]]
+    others = [digest(pa.array(values, pa.int64())) for values in prices]
+    others += [digest(pa.array([1.0, 2.0])), digest(pa.array([1, 2]), name="cost"), digest(None)]
+    assert len(set(others)) == len(others)
+    assert digest(pa.array([1, 2])) == digest(pa.array([1, 2]), cut=2)
+    assert digest(None) == "6cac1af4b91d8d7aa6ff0db6372c5aea"
+
+
+def test_bytes_of_carried_columns_count_per_row() -> None:
+    columns = pa.record_batch({"brand": ["x" * 100, ""], "price": [1.5, None]})
+    batch = RowBatch(pa.array([1, 2]), pa.array(["", "t"], pa.large_string()), carried=columns)  # pyright: ignore[reportArgumentType]
+    assert batch.carried_sizes is not None and batch.carried_sizes.tolist() == [116, 16]
+    assert batch.value_bytes == 16 + 1 + 132
+    assert batch.rows(1, 2).value_bytes == 8 + 1 + 16
