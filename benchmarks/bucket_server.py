@@ -70,8 +70,10 @@ class BucketServer:
             f"<ETag>{escape(self._etags[key])}</ETag><Size>{len(self._objects[key])}</Size></Contents>"
             for key in page
         )
-        more = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{escape(page[-1])}</NextContinuationToken>"
-        end = more if len(page) == _PAGE_KEYS else "<IsTruncated>false</IsTruncated>"
+        end = "<IsTruncated>false</IsTruncated>"
+        if len(page) == _PAGE_KEYS:
+            token = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>"
+            end = f"<IsTruncated>true</IsTruncated>{token}"
         return f"<ListBucketResult>{end}{entries}</ListBucketResult>"
 
     async def counts(self, request: web.Request) -> web.Response:

@@ -191,6 +191,16 @@ class TestReadingAhead:
                 assert waiting.wait(30), "the object of partition 20 is requested before partition 13 is read"
         assert len(bucket.server.requests("GET")) == len(set(bucket.server.requests("GET"))) == 40
 
+    @pytest.mark.parametrize("ending", ["csv", "jsonl"])
+    def test_small_file_of_a_format_that_is_opened_twice_is_requested_once(self, bucket: Bucket, ending: str) -> None:
+        content = b"id,text\n1,a\n" if ending == "csv" else b'{"id": "1", "text": "a"}\n'
+        for number in range(20):
+            bucket.server.put(f"cat/category={number:02d}/0.{ending}", content)
+        partitions = list(bucket.open())
+        bucket.server.log.clear()
+        assert [rows_of(partition) for partition in partitions] == [[("1", "a")]] * 20
+        assert len(bucket.server.requests("GET")) == len(set(bucket.server.requests("GET"))) == 20
+
     def test_partition_here_and_there_opens_one_more_each(self, bucket: Bucket) -> None:
         for number in range(30):
             bucket.write(f"category={number:02d}/0.parquet", numbered_rows(str(number), 3))

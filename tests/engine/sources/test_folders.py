@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from pathlib import Path
+
 import pytest
 
 from surge_dagster.engine.sources import Selection, open_source
@@ -118,3 +121,21 @@ class TestVersions:
         shop.write("category=a/0.parquet")
         shop.write("category=a/1.parquet")
         assert shop.partitions()["a"].rows == 2 * len(ROWS)
+
+
+@pytest.mark.soak
+def test_hundred_thousand_tiny_files_are_listed_in_bounded_memory(tmp_path: Path) -> None:
+    """Writes and lists that many files, which takes a minute or two."""
+    for number in range(1_000):
+        folder = tmp_path / f"category={number:03d}"
+        folder.mkdir()
+        for part in range(100):
+            (folder / f"{part:02d}.csv").write_text(f"id,text\n{part},text {number}\n")
+    tracemalloc.start()
+    try:
+        partitions = list(open_source(tmp_path))
+        assert tracemalloc.get_traced_memory()[1] < 200_000_000
+    finally:
+        tracemalloc.stop()
+    assert [partition.key for partition in partitions] == [f"{number:03d}" for number in range(1_000)]
+    assert rows_of(partitions[-1]) == [(str(part), "text 999") for part in range(100)]
