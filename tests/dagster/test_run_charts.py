@@ -117,5 +117,7 @@ def test_run_reports_its_charts_and_metrics_that_can_be_plotted(bench: Workbench
     assert metrics["peak_rss_bytes"] > 0
     reported = {name: charts[name] for name in ("superbatches", "partitions_written", "texts_encoded")}
     assert reported == {name: metrics[name] for name in reported} and reported["texts_encoded"] == 60
+    predicted = {name: charts[name] for name in ("predicted_wall_seconds", "wall_seconds", "prediction_error")}
+    assert predicted == {name: metrics[name] for name in predicted} and charts["predicted_wall_seconds"] > 0
     assert not set(plotted) & set(charts), "a point of the whole run among those of SuperBatches"
     assert not bench.refresh().charts(), "nothing was encoded"

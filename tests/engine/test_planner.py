@@ -79,6 +79,8 @@ class TestForecast:
         assert found.duty_cycle == pytest.approx(50 / 54.5)
 
     def test_storage_that_is_too_slow_sets_the_pace(self) -> None:
+        four = forecast([Flush(9)] * 4, run_costs(self.ENCODE, per_superbatch=25.0))
+        assert four.exposed_io_seconds == pytest.approx(35 - 30)
         found = forecast([Flush(9)] * 6, run_costs(self.ENCODE, per_superbatch=25.0))
         assert found.wall_seconds == pytest.approx(10 + 6 * 25)
         # The fourth to sixth wait for the slots of the first to third, ready at 30, 45 and 70.

@@ -13,6 +13,7 @@ from surge_dagster.engine.encoder.costs import (
     SUPERBATCH_SECONDS,
     Call,
     EncodeCosts,
+    Fit,
     fit_costs,
     time_calls,
     timed_calls,
@@ -117,9 +118,10 @@ def test_derived_b_min_grows_with_the_cost_of_a_call_and_falls_with_that_of_a_te
 
 
 def test_uncertain_cost_of_a_call_makes_b_min_larger() -> None:
-    sure = [call(texts, pace=pace) for texts in (1, 1_000) for pace in (1.0, 1.0)]
-    unsure = [call(texts, pace=pace) for texts in (1, 1_000) for pace in (0.5, 1.5)]
-    assert EncodeCosts.of(unsure, [], 1).efficient_texts > 1.05 * EncodeCosts.of(sure, [], 1).efficient_texts
+    values = np.array([C_IPC, C_TEXT, 0.0])
+    sure, unsure = (EncodeCosts(Fit(values, np.diag([error**2, 0, 0]))) for error in (0.0, 0.5 * C_IPC))
+    assert unsure.efficient_texts == pytest.approx(99 * (1.98 * C_IPC + SUPERBATCH_SECONDS) / C_TEXT)
+    assert sure.efficient_texts == pytest.approx(99 * (C_IPC + SUPERBATCH_SECONDS) / C_TEXT)
 
 
 def test_b_min_and_its_ramp_can_be_set() -> None:

@@ -1,0 +1,90 @@
+"""`surge-dagster plan`: one screen for people, one document for programs, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from surge_dagster.cli import app
+from surge_dagster.engine.errors import ConfigError
+from tests.small_catalogs import DIMENSION, numbered_rows, write_partition
+
+MODEL = ("--model", f"hash://{DIMENSION}", "--devices", "cpu")
+SIZES = {"a": 30, "b": 5, "c": 200}
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("catalog")
+    for key, rows in SIZES.items():
+        write_partition(folder, key, numbered_rows(key, rows))
+    return folder
+
+
+def plan(*arguments: Any) -> Result:
+    return CliRunner().invoke(app, ["plan", *map(str, arguments)])
+
+
+def document(*arguments: Any) -> dict[str, Any]:
+    result = plan(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout.strip().splitlines()[-1])
+
+
+def test_screen_says_what_to_expect(catalog: Path, tmp_path: Path) -> None:
+    given = ("--texts-per-second", 100, "--workers", 2, "--b-min", 100, "--price-per-hour", 3.6, "--deadline", "1s")
+    shown = plan(catalog, tmp_path, *given).stdout
+    for expected in (
+        "3 partitions, 235 texts, the largest has 200; texts of 15 bytes",
+        "2 workers",
+        "a call costs 1 ms, a text 10 ms of a worker",
+        "wall time      1.2 s, 200 texts/s; the first files after 1.2 s",
+        "SuperBatches   1, of 100 to 500 texts, the first of 100",
+        "storage        not measured yet on this output",
+        "MB in the largest SuperBatch, never above",
+        "cost           5.004 per million texts at 3.6 an hour",
+        "speedup 1.00 (alpha 0.003)",
+        "SuperBatches are moderately beneficial: few partitions are too small for a call of their own",
+        "Within 1.0 s: 3 workers on 1 machine, 784 ms.",
+    ):
+        assert expected in shown
+    assert len(shown.splitlines()) <= 24 and list(tmp_path.iterdir()) == []
+
+
+def test_plan_with_a_model_knows_its_costs_its_memory_and_the_store(catalog: Path, tmp_path: Path) -> None:
+    first = document(catalog, tmp_path / "out", *MODEL)
+    assert (first["partitions"], first["texts"], first["dimension"], first["device"]) == (3, 235, DIMENSION, "cpu")
+    assert first["call_margin"] is not None and first["peak_resident_bytes"] <= first["memory_limit_bytes"]
+    assert set(first["text_seconds_by_tokens"]) == {"8", "32", "128", "512"}
+    assert not (tmp_path / "out").exists(), "a plan writes nothing"
+    calibrated = document(catalog, tmp_path / "out", *MODEL, "--calibrate")
+    assert calibrated["publish_seconds"] > 0 and calibrated["workers_per_machine"] >= 1
+    assert list(tmp_path.iterdir()) == []
+    embedded = CliRunner().invoke(app, ["embed", str(catalog), str(tmp_path / "out"), *MODEL, "--json"])
+    report = json.loads(embedded.stdout.strip().splitlines()[-1])
+    assert report["superbatches"] == calibrated["superbatches"]
+    assert report["predicted_wall_seconds"] > 0 and report["prediction_error"] is not None
+    assert "were predicted) on cpu" in embedded.stdout
+
+
+@pytest.mark.parametrize("deadline", ["soon", "2", "2 weeks", "0s", "-1h"])
+def test_deadline_that_is_no_time_is_refused(catalog: Path, tmp_path: Path, deadline: str) -> None:
+    result = plan(catalog, tmp_path, "--texts-per-second", 1, "--deadline", deadline)
+    assert isinstance(result.exception, ConfigError) and "90s, 30m or 2h" in str(result.exception)
+
+
+def test_calibration_of_another_machine_is_refused(catalog: Path, tmp_path: Path) -> None:
+    result = plan(catalog, tmp_path, "--texts-per-second", 1, "--calibrate")
+    assert isinstance(result.exception, ConfigError) and "--texts-per-second describes another" in str(result.exception)
+
+
+def test_partitions_of_unknown_size_are_named(tmp_path: Path) -> None:
+    (tmp_path / "catalog").mkdir()
+    (tmp_path / "catalog" / "a.jsonl").write_text('{"id": "1", "text": "one"}\n')
+    shown = plan(tmp_path / "catalog", tmp_path / "out", "--texts-per-second", 1).stdout
+    assert "1 partition of unknown size: not in what follows" in shown
