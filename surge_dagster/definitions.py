@@ -14,6 +14,7 @@ from surge_dagster.assets.catalog_check import catalog_check, catalog_checks
 from surge_dagster.assets.changes_input import ChangesInput
 from surge_dagster.assets.consumers import target_asset
 from surge_dagster.assets.current_space import current_space, switch_current_space
+from surge_dagster.assets.derived_spaces import derive_job, derived_spaces
 from surge_dagster.assets.embeddings import embedding_jobs, embeddings, source_partitions, superbatches
 from surge_dagster.assets.embeddings_input import EmbeddingsInput
 from surge_dagster.automation import schedules
@@ -62,10 +63,11 @@ def embedding_catalog(settings: Settings | None = None, *, name: str | None = No
             superbatches(names),
             embeddings(names, policy, settings.format),
             current_space(names),
+            *derived_spaces(names, settings.derived),
             *tables,
         ],
         asset_checks=[checks],
-        jobs=[refresh, embed, check, switch, *(job for _, job in follow)],
+        jobs=[refresh, embed, check, switch, *(job for _, job in follow), *derive_job(names, settings.derived)],
         sensors=[
             new_partitions(names, settings, embed),
             lost_runs(names),

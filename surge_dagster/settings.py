@@ -45,6 +45,7 @@ from surge_dagster.engine.encoder.devices import device_kind, device_names
 from surge_dagster.engine.encoder.pool import DEFAULT_HANG_TIMEOUT_SECONDS, EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.code import EXPECTED, TRUSTED
+from surge_dagster.engine.model.derivation import DerivedDtype
 from surge_dagster.engine.model.locating import DEFAULT_MODEL
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, FileFormat
@@ -271,6 +272,25 @@ class EncoderSettings(BaseModel):
         )
 
 
+class DerivedSettings(BaseModel):
+    """A derived space: an entry of the setting `derived`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dtype: DerivedDtype = "float32"
+    dimension: int | None = Field(None, ge=1)
+
+    @property
+    def label(self) -> str:
+        """The end of its asset's name."""
+        return self.dtype if self.dimension is None else f"{self.dtype}_{self.dimension}"
+
+    @property
+    def title(self) -> str:
+        """The space for people."""
+        return self.dtype if self.dimension is None else f"{self.dtype} with {self.dimension} dimensions"
+
+
 class FileSettings(BaseModel):
     """Settings of output files; part of `Settings` and of the resource `OutputStore`."""
 
@@ -338,6 +358,11 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
 
     lancedb: LanceDBSettings | None = Field(None, description="a table of LanceDB that follows the vectors")
     pgvector: PgVectorSettings | None = Field(None, description="a table of Postgres that follows the vectors")
+    derived: list[DerivedSettings] = Field(
+        [],
+        description="smaller vectors that are assets of their own",
+        examples=[[{"dtype": "int8"}, {"dtype": "binary", "dimension": 256}]],
+    )
 
     shards: int = Field(1, ge=1, description="most runs that a sensor or schedule divides its work among")
     vanished: VanishedPolicy = Field(

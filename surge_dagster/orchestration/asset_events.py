@@ -150,6 +150,38 @@ def embedding(
     )
 
 
+def derived_embedding(
+    names: CatalogNames, asset: dg.AssetKey, receipt: Receipt, parent_version: str, parent_event_id: int | None
+) -> dg.AssetMaterialization:
+    """The event of one partition of a derived space.
+
+    Args:
+        asset: of the space.
+        parent_version: data version of the partition of `embeddings` that it was computed from.
+        parent_event_id: storage id of that partition's last materialization.
+    """
+    parent = names.embeddings.to_user_string()
+    return dg.AssetMaterialization(
+        asset,
+        partition=to_partition_key(receipt.key),
+        metadata={
+            "key": receipt.key,
+            "dagster/partition_row_count": receipt.rows,
+            "dimension": receipt.dimension,
+            "path": dg.MetadataValue.path(receipt.path),
+            "bytes": receipt.bytes,
+            "space": receipt.space,
+            "action": receipt.action,
+        },
+        tags={
+            DATA_VERSION_TAG: receipt.desired_version,
+            **_USER_VERSION,
+            f"{_INPUT_VERSION_TAG}{parent}": parent_version,
+            f"{_INPUT_EVENT_TAG}{parent}": _pointer(parent_event_id),
+        },
+    )
+
+
 def superbatch(names: CatalogNames, report: SuperBatchReport, space: Space) -> dg.AssetMaterialization:
     """The event of one SuperBatch."""
     metrics = {name: getattr(report, name) for name in _SUPERBATCH_METRICS}

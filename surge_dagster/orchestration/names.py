@@ -79,12 +79,14 @@ class CatalogNames:
     compare_op = _Name("compare_catalog_and_output", "__")
     catalog_checks_op = _Name("catalog_checks", "__")
     current_space_op = _Name("current_space", "__")
+    derive_all_op = _Name("derive", "__")
 
     refresh_job = _Name("catalog_refresh")
     embed_job = _Name("embed_partitions")
     check_job = _Name("catalog_check")
     switch_job = _Name("switch_current_space")
     hand_over_job = _Name("hand_over")
+    derive_job = _Name("derive_embeddings")  # where the settings list derived spaces
 
     sensor = _Name("new_partitions")
     lost_runs_sensor = _Name("lost_runs")
@@ -114,6 +116,14 @@ class CatalogNames:
     def partitions(self) -> dg.DynamicPartitionsDefinition:
         """The dynamic partitions that hold the catalog's keys."""
         return dg.DynamicPartitionsDefinition(name=self.partitions_name)
+
+    def derived(self, label: str) -> dg.AssetKey:
+        """The asset of a derived space."""
+        return _asset_key(self.name, f"embeddings_{label}")
+
+    def derived_op(self, label: str) -> str:
+        """The op of that asset."""
+        return f"{self.embeddings_op}_{label}"
 
     @property
     def run_check(self) -> dg.AssetCheckKey:

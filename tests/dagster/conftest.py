@@ -173,8 +173,10 @@ class Workbench:
         )
         return Ran(self.instance, result.run_id, result.success)
 
-    def materialize(self, config: Mapping[str, Any], tags: Mapping[str, str]) -> Ran:
-        """Materialize the asset in this process, like the UI's button."""
+    def materialize(
+        self, config: Mapping[str, Any], tags: Mapping[str, str], asset: dg.AssetKey = NAMES.embeddings
+    ) -> Ran:
+        """Materialize an asset in this process, like the UI's button."""
         quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
         job = self.definitions.resolve_implicit_global_asset_job_def()
         result = job.execute_in_process(
@@ -182,7 +184,7 @@ class Workbench:
             run_config={**config, **quiet},
             tags=dict(tags),
             raise_on_error=False,
-            asset_selection=[NAMES.embeddings],
+            asset_selection=[asset],
         )
         return Ran(self.instance, result.run_id, result.success)
 
