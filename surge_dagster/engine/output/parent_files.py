@@ -14,7 +14,7 @@ from surge_dagster.engine.errors import ConfigError, DataError
 from surge_dagster.engine.files.conversion import cut
 from surge_dagster.engine.files.facts import InvalidFile
 from surge_dagster.engine.files.formats import SUFFIXES, PublishedFile, file_name, open_output_file
-from surge_dagster.engine.files.rows import READ_BYTES, check_schema, matrix_of
+from surge_dagster.engine.files.rows import check_schema, matrix_of
 from surge_dagster.engine.model.derivation import Ranges
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import Found, replaced
@@ -72,7 +72,7 @@ def parent_rows(
     try:
         with (
             store.open(file.stored.name, file.stored) as source,
-            open_output_file(source, parent.file_format, buffer_size=READ_BYTES, mapped=True) as reader,
+            open_output_file(source, parent.file_format, mapped=True) as reader,
         ):
             if reader.facts != file.facts:  # a store may give one tag to two contents
                 raise replaced(location, key)
