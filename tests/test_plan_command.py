@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 from typer.testing import CliRunner
 
 from surge_dagster.cli import app
@@ -26,7 +25,7 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def plan(*arguments: Any) -> Result:
+def plan(*arguments: Any) -> Any:
     return CliRunner().invoke(app, ["plan", *map(str, arguments)])
 
 
