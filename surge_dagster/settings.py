@@ -125,6 +125,13 @@ class CatalogSettings(BaseModel):
         None, min_length=1, description="name of the catalog, which an output accepts at any place (unset: its place)"
     )
 
+    @field_validator("partition_by")
+    @classmethod
+    def _require_different(cls, value: list[str]) -> list[str]:
+        if len(set(value)) < len(value):
+            raise ValueError("expected each column once")
+        return value
+
     @field_validator("text")
     @classmethod
     def _require_template(cls, value: str) -> str:

@@ -62,6 +62,15 @@ def test_search_without_a_text_says_what_is_missing(
         assert code == 2 and f"the text to search for is missing: surge-dagster search {output} TEXT" in error
 
 
+def test_column_that_divides_twice_is_wrong_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "t.csv").write_text("id,text,category\n1,x,a\n")
+    given = ("embed", "t.csv", "out", *MODEL, "--partition-by", "category,category")
+    code, _, error = in_process(capsys, monkeypatch, tmp_path, *given)
+    assert code == 2 and "setting partition_by is 'category,category': expected each column once" in error
+
+
 def test_errors_are_the_json_document_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

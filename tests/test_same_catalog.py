@@ -26,6 +26,7 @@ from tests.engine.sources.tables import NAMES, Row, write_csv, write_parquet
 from tests.engine.store.object_server import BUCKET, ObjectServer, StaticToken
 from tests.extras import require
 from tests.small_catalogs import DIMENSION, Rows, read_embedded, write_catalog
+from tests.test_cli import in_process
 
 KEYS = ("shoes", "0042", "garden tools/größe 50%", "مرحبا", '中文, "quoted"')
 WORDS = (
@@ -135,6 +136,24 @@ def test_table_or_frame_gives_what_folders_give(
     kind: str, folders: Folders, hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
     assert embedded(KINDS[kind](folders.rows_of, tmp_path), hash_pool, tmp_path / "out") == folders.found
+
+
+@pytest.mark.parametrize("name", ["catalog", "t.parquet", "t.csv", "t.jsonl.gz"])
+def test_command_line_gives_what_folders_give(
+    name: str, folders: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write: dict[str, Callable[[Catalog, Path], Source]] = {
+        "t.parquet": in_parquet,
+        "t.csv": in_csv,
+        "t.jsonl.gz": in_json_lines,
+        "catalog": lambda rows_of, folder: in_folders(rows_of, folder / "catalog"),
+    }
+    write[name](folders.rows_of, tmp_path)
+    divided = () if name == "catalog" else ("--partition-by", "category")
+    given = ("embed", name, "out", "--model", f"hash://{DIMENSION}", *divided)
+    code, _, error = in_process(capsys, monkeypatch, tmp_path, *given)
+    assert code == 0, error
+    assert files(tmp_path / "out", list(folders.rows_of)) == folders.found
 
 
 def test_bucket_gives_what_folders_give(
