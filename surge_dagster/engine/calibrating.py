@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from statistics import median
@@ -10,6 +12,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from surge_dagster.engine.cost_model import Flush
+from surge_dagster.engine.encoder.calibration import OBSERVATIONS
 from surge_dagster.engine.encoder.costs import Call, fit_costs
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.memory import SLOTS
@@ -36,7 +39,7 @@ class Publishing:
 
 
 class RunLog:
-    """The SuperBatches of one run, for its prediction and for later ones.
+    """The SuperBatches of one run, for its prediction and for later ones; some 40 bytes of each, however many.
 
     Args:
         pool: that the run uses; its costs are those before the run.
@@ -47,26 +50,30 @@ class RunLog:
         self._pool = pool
         self._store = store_kind(store)
         self._costs = known_costs(pool, store)
-        self._seen: list[SuperBatchReport] = []
+        self._held = array("d")  # of each SuperBatch its index and the values of a Flush
+        self._newest = deque[SuperBatchReport](maxlen=OBSERVATIONS)
+        self._first_begun: float | None = None
 
     def add(self, superbatch: SuperBatchReport) -> None:
         """Add a SuperBatch that was published."""
-        self._seen.append(superbatch)
+        one, span = superbatch, superbatch.encode_span
+        self._held.extend((one.index, one.texts, one.partitions, one.text_bytes, one.rows_reused))
+        self._newest.append(one)
+        if one.index == 0 and span is not None:
+            self._first_begun = max(0.0, span.begun)
 
     def end(self, report: RunReport) -> None:
         """Enter what was predicted for these SuperBatches into the report of the run, and keep what they took."""
-        if not self._seen:
+        if not self._held:
             return
-        self._seen.sort(key=lambda superbatch: superbatch.index)
-        flushes = [Flush(one.texts, one.partitions, one.text_bytes, one.rows_reused) for one in self._seen]
-        report.predicted_wall_seconds = forecast(flushes, self._costs).wall_seconds
-        calibration = self._pool.calibration
-        calibration.observe(f"runs {self._pool.all_devices}", map(astuple, calls_of(self._seen)))
-        published = [publishing_of(one, self._costs.vector_bytes) for one in self._seen]
+        held = sorted(np.array(self._held).reshape(-1, 1 + len(fields(Flush))).tolist())
+        report.predicted_wall_seconds = forecast([Flush(*row) for _, *row in held], self._costs).wall_seconds
+        calibration, newest = self._pool.calibration, sorted(self._newest, key=lambda one: one.index)
+        calibration.observe(f"runs {self._pool.all_devices}", map(astuple, calls_of(newest)))
+        published = [publishing_of(one, self._costs.vector_bytes) for one in newest]
         calibration.observe(f"publishing {self._store}", map(astuple, published))
-        first = self._seen[0].encode_span
-        if first is not None:
-            calibration.observe(f"starts {self._store}", [[max(0.0, first.begun)]])
+        if self._first_begun is not None:
+            calibration.observe(f"starts {self._store}", [[self._first_begun]])
 
 
 def known_costs(pool: EncoderPool, store: Store) -> RunCosts:

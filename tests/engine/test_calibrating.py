@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from surge_dagster.engine.calibrating import Publishing, calls_of, known_costs, publish_costs, publishing_of, store_kind
+from surge_dagster.engine.calibrating import (
+    Publishing,
+    RunLog,
+    calls_of,
+    known_costs,
+    publish_costs,
+    publishing_of,
+    store_kind,
+)
 from surge_dagster.engine.calibration_run import calibrate, text_bytes_per_listed
 from surge_dagster.engine.cost_model import predict_flushes
 from surge_dagster.engine.encoder.calibration import Calibration
@@ -148,6 +157,21 @@ def test_run_teaches_the_costs_of_publishing_to_its_store(priced_pool: Any, tmp_
     rows = priced_pool.calibration.observations("publishing local", 5)
     assert [row[0] for row in rows] == [1, 2, 1]  # files of each SuperBatch
     assert known_costs(priced_pool, open_store(tmp_path)).publish.publish.values.sum() > 0
+
+
+def test_log_of_a_long_run_stays_small_and_predicts_all_of_it(priced_pool: Any, tmp_path: Path) -> None:
+    log, report = RunLog(priced_pool, open_store(tmp_path)), RunReport()
+    last = 5_000
+    tracemalloc.start()
+    for index in [*range(last), last + 1, last]:  # a SuperBatch may be published after the next one
+        log.add(replace(SOME, index=index, encode_span=Span(2.0 * index, 2.0 * index + 2, 2.0)))
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size < 1_000_000
+    log.end(report)
+    assert report.predicted_wall_seconds == pytest.approx((last + 2) * (C_IPC + C_TEXT * 100), rel=1e-4)
+    assert len(priced_pool.calibration.observations("runs cpu", 6)) == 256
+    assert priced_pool.calibration.observations("starts local", 1) == [[0.0]]
 
 
 def test_waits_for_the_reader_are_told_from_waits_for_storage() -> None:

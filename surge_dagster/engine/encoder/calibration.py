@@ -21,7 +21,7 @@ MEASURING_LOCK = "calibration/.measuring"
 # Increased when the way this package drives a backend or the parity texts change, so that older cached answers are not
 # used.
 _REVISION = 5
-_OBSERVATIONS = 256  # kept of each kind
+OBSERVATIONS = 256  # kept of each kind
 
 
 class Calibration:
@@ -61,7 +61,7 @@ class Calibration:
             document = disk_cache.read_json(self.name) or {}
             kept = document.get(name)
             before = kept if isinstance(kept, list) and not anew else []
-            document[name] = [*before, *([float(f"{value:.6g}") for value in row] for row in rows)][-_OBSERVATIONS:]
+            document[name] = [*before, *([float(f"{value:.6g}") for value in row] for row in rows)][-OBSERVATIONS:]
             disk_cache.write_json(self.name, document)
 
 
