@@ -56,11 +56,11 @@ from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, Selection, Sour
 from surge_dagster.engine.sources.bigquery import BIGQUERY_SCHEME, BigQueryCatalog, default_client
 from surge_dagster.engine.sources.selection import MissingText
 from surge_dagster.engine.store import StorageOptions, open_store
-from surge_dagster.engine.store.object_client import NO_ENDPOINT
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.urls import is_bare, is_object_store, local_path
 from surge_dagster.engine.thresholds import Thresholds
 from surge_dagster.settings_input import check_variables, config_file, problem, require_text, without_quotes
+from surge_dagster.storage_settings import StorageSettings
 
 VanishedPolicy = Literal["report", "delete"]
 
@@ -312,38 +312,6 @@ class FileSettings(BaseModel):
     keep_changes_days: Annotated[
         float, Field(ge=0, description="days for which changes are kept for consumers that do not come")
     ] = DEFAULT_KEEP_DAYS
-
-
-class StorageSettings(BaseModel):
-    """Settings of an object store; see `StorageOptions`. Secrets are never shown, not even in errors about them."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-    endpoint: str | None = None
-    region: str | None = None
-    access_key_id: SecretStr | None = None
-    secret_access_key: SecretStr | None = None
-    session_token: SecretStr | None = None
-    service_account: str | None = None
-
-    @field_validator("endpoint")
-    @classmethod
-    def _require_bare(cls, value: str | None) -> str | None:
-        if value is not None and not is_bare(value):
-            raise ValueError(NO_ENDPOINT)
-        return value
-
-    def options(self) -> StorageOptions:
-        """The engine's form of these settings."""
-        return StorageOptions(**self.revealed())
-
-    def revealed(self) -> dict[str, Any]:
-        """The values by name with secrets in clear text; never show or log them."""
-        values: dict[str, Any] = {name: getattr(self, name) for name in type(self).model_fields}
-        for name, value in values.items():
-            if isinstance(value, SecretStr):
-                values[name] = value.get_secret_value()
-        return values
 
 
 class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  # pyright: ignore[reportIncompatibleVariableOverride]

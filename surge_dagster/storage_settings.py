@@ -1,0 +1,43 @@
+"""The setting `storage_options`: how a bucket is reached."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, SecretStr, field_validator
+
+from surge_dagster.engine.store import StorageOptions
+from surge_dagster.engine.store.object_client import NO_ENDPOINT
+from surge_dagster.engine.support.urls import is_bare
+
+
+class StorageSettings(BaseModel):
+    """Settings of an object store; see `StorageOptions`. Secrets are never shown, not even in errors about them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    endpoint: str | None = None
+    region: str | None = None
+    access_key_id: SecretStr | None = None
+    secret_access_key: SecretStr | None = None
+    session_token: SecretStr | None = None
+    service_account: str | None = None
+
+    @field_validator("endpoint")
+    @classmethod
+    def _require_bare(cls, value: str | None) -> str | None:
+        if value is not None and not is_bare(value):
+            raise ValueError(NO_ENDPOINT)
+        return value
+
+    def options(self) -> StorageOptions:
+        """The engine's form of these settings."""
+        return StorageOptions(**self.revealed())
+
+    def revealed(self) -> dict[str, Any]:
+        """The values by name with secrets in clear text; never show or log them."""
+        values: dict[str, Any] = {name: getattr(self, name) for name in type(self).model_fields}
+        for name, value in values.items():
+            if isinstance(value, SecretStr):
+                values[name] = value.get_secret_value()
+        return values
