@@ -1,0 +1,66 @@
+"""A hand-over that kills its own process with SIGKILL when it passes a point for the n-th time.
+
+    python -m tests.consumers.killed_hand_over KIND PLACE OUTPUT N
+
+Points are steps: before and after each batch that is applied, each write to a table, and the confirmation. Prints how
+many there are where it is not killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from surge_dagster.consumers.lance import LanceTable, _Pending
+from surge_dagster.consumers.postgres import PgVectorTable
+from surge_dagster.consumers.target import HandOver, Target
+from surge_dagster.engine.changes import Changes, changes
+
+CONSUMER = "shop"
+
+
+def open_target(kind: str, place: str) -> Target:
+    return LanceTable(place, "products") if kind == "lancedb" else PgVectorTable(place, "products")
+
+
+def main(kind: str, place: str, output: str, at: int) -> None:
+    passed = 0
+
+    def point() -> None:
+        nonlocal passed
+        passed += 1
+        if passed == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def marked(method: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*given: Any, **named: Any) -> Any:
+            point()
+            result = method(*given, **named)
+            point()
+            return result
+
+        return step
+
+    steps = HandOver.steps
+
+    def each(self: HandOver, conform: Any) -> Iterator[Any]:
+        for step in steps(self, conform):
+            point()
+            yield step
+            point()
+
+    HandOver.steps = each
+    Changes.confirm = marked(Changes.confirm)
+    _Pending.flush, _Pending._merge = marked(_Pending.flush), marked(_Pending._merge)
+    PgVectorTable._write_versions = marked(PgVectorTable._write_versions)
+    PgVectorTable._build_index = marked(PgVectorTable._build_index)
+    open_target(kind, place).apply(partial(changes, output, CONSUMER))
+    print(passed)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4], int(sys.argv[4]))
