@@ -25,7 +25,7 @@ else ifneq ($(filter-out cuda,$(TORCH)),)
   $(error TORCH is "$(TORCH)"; it can be cpu or cuda)
 endif
 
-.PHONY: help venv demo ui test soak lint bench bench-dagster bench-derive bench-output bench-resume bench-sources clean
+.PHONY: help venv demo ui test soak lint bench bench-dagster bench-derive bench-output bench-resume bench-sources bench-nightly clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,6 +83,9 @@ bench-sources: $(STAMP) ## grouping a table in no order, and feeding runs from a
 
 bench-derive: $(STAMP) ## rows per second of derived spaces, from memory and from files
 	@$(BIN)/python -m benchmarks.derive $(ARGS)
+
+bench-nightly: $(STAMP) ## what a night costs that changes little, and tables that follow the vectors
+	@$(BIN)/python -m benchmarks.consumers $(ARGS)
 
 bench-dagster: $(STAMP) ## what Dagster costs: the record of each partition, a tick of the sensor, a refresh, the UI
 	@$(BIN)/python -m benchmarks.dagster $(ARGS)

@@ -178,11 +178,11 @@ def main() -> None:
             )
         }
         try:
-            import pgserver
+            from pgserver.postgres_server import get_server
         except ImportError:
             say("pgvector: not measured, since pgserver is not installed")
         else:
-            with pgserver.get_server(folder / "postgres", cleanup_mode="delete") as server:
+            with get_server(folder / "postgres", cleanup_mode="delete") as server:
                 dsn = server.get_uri()
                 table = PgVectorTable(dsn, index="none")
                 found["pgvector"] = measure("pgvector", output, table, partial(copy_to_postgres, dsn))

@@ -45,7 +45,6 @@ _BATCH_BYTES = 4 * 1024 * 1024
 _BATCH_ROWS = 4096
 _UNKNOWN = ""  # version of a partition whose rows the consumer may have, or a part of them
 _NOT_GIVEN = ("text_hash",)
-_VALUE = {np.dtype("float32"): pa.float32(), np.dtype("float16"): pa.float16()}
 
 
 class Changes:
@@ -93,7 +92,7 @@ class Changes:
         """Columns of the rows, without `op`: those of the file that has most of them; None where there is no file."""
         schemas = [file.columns for file in self._found.values() if isinstance(file, PublishedFile)]
         widest = max(schemas, key=len, default=None)
-        return None if widest is None else pa.schema(list(_batch_schema(widest))[1:])
+        return None if widest is None else _batch_schema(widest).remove(0)
 
     @property
     def versions(self) -> dict[str, str]:
@@ -181,7 +180,8 @@ class PartitionChanges:
         if self._error is not None:
             raise self._error
         if self._file is None:
-            yield self._clear(pa.schema([("id", pa.string()), ("embedding", self._vectors())]))
+            others = self.feed.columns
+            yield self._clear(pa.schema([("id", pa.string())]) if others is None else others.remove(0))
             self.feed._read[self.partition] = None
             return
         with open_published(self.feed.store, self._file) as reader:
@@ -259,10 +259,6 @@ class PartitionChanges:
 
     def _clear(self, columns: pa.Schema) -> pa.RecordBatch:
         return _batch(columns, self.partition, pa.array(["clear"]), {})
-
-    def _vectors(self) -> pa.DataType:
-        space = self.feed.space
-        return pa.list_(pa.field("item", _VALUE[np.dtype(space.dtype)], nullable=False), space.dimension)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,4 +63,5 @@ def main(kind: str, place: str, output: str, at: int) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], int(sys.argv[4]))
+    _, kind, place, output, at = sys.argv
+    main(kind, place, output, int(at))
