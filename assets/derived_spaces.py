@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import dagster as dg
 from pydantic import Field
 
+from surge_dagster.derived_settings import DerivedSettings
 from surge_dagster.engine.derive import DeriveReport, DeriveRun
 from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
 from surge_dagster.engine.files.facts import desired_version
@@ -24,7 +25,6 @@ from surge_dagster.orchestration.failures import failure_table
 from surge_dagster.orchestration.launch import RUN_TAGS
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import from_partition_key, to_partition_key
-from surge_dagster.settings import DerivedSettings
 
 _RETRIES = 2
 _RETRY_SECONDS = 5

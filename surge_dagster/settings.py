@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     SecretStr,
     ValidationError,
@@ -41,11 +40,11 @@ from surge_dagster.check_policy import (
     Severity,
 )
 from surge_dagster.consumers.settings import LanceDBSettings, PgVectorSettings
+from surge_dagster.derived_settings import DerivedSettings
 from surge_dagster.engine.encoder.devices import device_kind, device_names
 from surge_dagster.engine.encoder.pool import DEFAULT_HANG_TIMEOUT_SECONDS, EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.code import EXPECTED, TRUSTED
-from surge_dagster.engine.model.derivation import DerivedDtype
 from surge_dagster.engine.model.locating import DEFAULT_MODEL
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, FileFormat
@@ -277,25 +276,6 @@ class EncoderSettings(BaseModel):
             precision=self.precision,
             hang_timeout_seconds=self.hang_timeout_seconds,
         )
-
-
-class DerivedSettings(BaseModel):
-    """A derived space: an entry of the setting `derived`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    dtype: DerivedDtype = "float32"
-    dimension: int | None = Field(None, ge=1)
-
-    @property
-    def label(self) -> str:
-        """The end of its asset's name."""
-        return self.dtype if self.dimension is None else f"{self.dtype}_{self.dimension}"
-
-    @property
-    def title(self) -> str:
-        """The space for people."""
-        return self.dtype if self.dimension is None else f"{self.dtype} with {self.dimension} dimensions"
 
 
 class FileSettings(BaseModel):

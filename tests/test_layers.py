@@ -25,7 +25,7 @@ LAYERS = (
     "assets",
     "orchestration event_storage",
     "resources",
-    "settings settings_input storage_settings check_policy",
+    "settings settings_input derived_settings storage_settings check_policy",
     "consumers",
     "engine.derive",
     "engine.run engine.calibration_run engine.verify engine.loading engine.changes engine.search engine.switching",
