@@ -148,6 +148,7 @@ class _Measures:
 
     def __init__(self, context: RunContext) -> None:
         self._begun = self._last = context.begun
+        self._speed = context.speed
         self._pace = Pace()
 
     def of(self, call: SuperBatchCall) -> EncodedSuperBatch:
@@ -155,6 +156,7 @@ class _Measures:
         metrics = call.metrics
         now, seconds = time.perf_counter(), metrics.encode_seconds
         since_last, self._last = now - self._last, now
+        self._speed.add(metrics.texts, seconds)
         pace = self._pace.ratio(metrics.padded_tokens, seconds)
         if pace is not None and is_slow(pace, seconds):
             log.warning(

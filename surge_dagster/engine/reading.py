@@ -17,8 +17,8 @@ from surge_dagster.engine.files.facts import InvalidFile
 from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.model.spec import EncodingSpec, FileFormat
 from surge_dagster.engine.output.catalog_record import CatalogRecord
-from surge_dagster.engine.output.drift import DriftSample
 from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.output.previous_rows import PreviousRows, ReadingRates, open_previous_rows
 from surge_dagster.engine.output.rewriting import republish
 from surge_dagster.engine.output.run_context import RunContext
 from surge_dagster.engine.output.space_target import require_unchanged
@@ -113,7 +113,7 @@ class _Reader:
         self._force = force
         self._aggregator = Aggregator(context.bounds, context.acquire, context.reserve)
         self._seen: set[str] = set()
-        self._drift_sample = DriftSample()
+        self._rates = ReadingRates()
 
     def read(self, partition: Partition) -> Iterator[SuperBatch | Receipt | Failure]:
         """Deal with one partition: skip it, rewrite its file, gather its rows, or refuse it."""
@@ -213,17 +213,14 @@ class _Reader:
             ledger.release(size)
 
     def _gather(self, partition: Partition, replaced: PublishedFile | None) -> Iterator[SuperBatch]:
-        is_compared = replaced is not None and self._drift_sample.takes(partition.key)
-        replaces = replaced.facts.content_digest if replaced and is_compared else None
-        previous = replaced.stored if replaced else None
         staged = self._staged(partition)
         with self._pages(partition):
             try:
-                yield from self._gather_unstaged(OpenPartition(partition, replaces=replaces, previous=previous), staged)
+                yield from self._gather_unstaged(_opened(partition, replaced), replaced, staged)
             except OtherRows as error:
                 log.warning("partition %r: its staged rows are not used: %s", partition.key, error)
                 self._context.staging.remove(partition.key)
-                yield from self._gather_unstaged(OpenPartition(partition, replaces=replaces, previous=previous), [])
+                yield from self._gather_unstaged(_opened(partition, replaced), replaced, [])
 
     def _staged(self, partition: Partition) -> list[StagedRows]:
         """Rows of the partition that an earlier run staged and that can be used."""
@@ -239,12 +236,22 @@ class _Reader:
         finally:
             context.ledger.release(context.memory.reader)
 
-    def _gather_unstaged(self, opened: OpenPartition, staged: list[StagedRows]) -> Iterator[SuperBatch]:
-        """Read all rows, and gather those that are not staged.
+    def _gather_unstaged(
+        self, opened: OpenPartition, replaced: PublishedFile | None, staged: list[StagedRows]
+    ) -> Iterator[SuperBatch]:
+        """Read all rows, and gather those that are not staged, with the vectors that the old file has.
 
         Raises:
             OtherRows: the staged rows are not those that are read; nothing of the partition is held any more.
         """
+        with open_previous_rows(self._context, replaced, opened, self._rates, reuse=not self._force) as previous:
+            yield from self._gather_rows(opened, previous, staged)
+        if opened.content_digest is not None:
+            yield from map(self._context.booked, self._aggregator.close())
+
+    def _gather_rows(
+        self, opened: OpenPartition, previous: PreviousRows | None, staged: list[StagedRows]
+    ) -> Iterator[SuperBatch]:
         partition, context = opened.source, self._context
         digest, ids = ContentDigest(), IdSet()
         check = StagedRowsCheck(staged) if staged else None
@@ -255,15 +262,18 @@ class _Reader:
                     return  # a later stage refused and reported it
                 digest.update(batch)
                 opened.missing.count(batch)
-                self._book_ids(partition, ids, len(batch))
+                self._book_ids(partition, ids, len(batch), previous)
                 ids.add(batch.ids)
                 for rows, is_staged in check.cut(batch) if check is not None else ((batch, False),):
                     if is_staged:
+                        if previous is not None:
+                            previous.skip(rows)
                         self._aggregator.skip(rows)
                         continue
-                    ready = self._aggregator.add(rows)
-                    context.in_flight.add(len(rows))
-                    yield from map(context.booked, ready)
+                    for piece, known in previous.known(rows) if previous is not None else ((rows, None),):
+                        ready = self._aggregator.add(piece, known)
+                        context.in_flight.add(len(piece))
+                        yield from map(context.booked, ready)
             if check is not None:
                 check.finish()
             came = opened.rows + opened.missing.skipped_rows
@@ -276,6 +286,7 @@ class _Reader:
             refuse_repeated_id(partition, ids.repeated())
             opened.staged += staged
             opened.reused_texts = sum(rows.stop - rows.start for rows in staged)
+            opened.changes = previous.changes() if previous is not None else None
             opened.content_digest = digest.hexdigest()
         except OtherRows:
             opened.refused = True
@@ -288,7 +299,6 @@ class _Reader:
             context.ledger.release(ids.bytes)
             if opened.content_digest is None:
                 self._drop()
-        yield from map(context.booked, self._aggregator.close())
 
     def _drop(self) -> None:
         """Drop gathered rows of the open partition; segments that were yielded before are still staged."""
@@ -296,10 +306,14 @@ class _Reader:
         self._context.ledger.release(size)
         self._context.in_flight.remove(texts)
 
-    def _book_ids(self, partition: Partition, ids: IdSet, rows: int) -> None:
+    def _book_ids(self, partition: Partition, ids: IdSet, rows: int, previous: PreviousRows | None) -> None:
         memory = self._context.memory
         beyond = max(0, partition.page_bytes - memory.reader_pages)
         needed, available = ids.bytes_after(rows), memory.source - beyond
+        if previous is not None and needed + previous.held > available:
+            previous.give_up()
+            self._context.ledger.release(previous.held)
+            previous.held = 0
         if needed > available:
             raise DataError(
                 partition.key,
@@ -343,6 +357,12 @@ class _Reader:
                 yield batch
             finally:
                 ledger.release(reading)
+
+
+def _opened(partition: Partition, replaced: PublishedFile | None) -> OpenPartition:
+    if replaced is None:
+        return OpenPartition(partition)
+    return OpenPartition(partition, previous=replaced.stored, previous_encoded_at=replaced.facts.oldest_encoded_at)
 
 
 def _refusal(partition: Partition, error: DataError) -> Failure:

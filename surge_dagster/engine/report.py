@@ -124,8 +124,9 @@ class Receipt:
         superbatch: index of the SuperBatch that completed it, None unless it was encoded.
         texts_per_second: throughput of that SuperBatch.
         texts_reused: rows whose vectors an earlier run had staged.
-        compared_rows: rows that were compared with the file that this one replaced.
-        previous_cosine: their mean cosine to the previous vectors; None where nothing was compared.
+        rows_reused, rows_encoded, oldest_encoded_at: see `VectorFacts`; of a file that was republished, those it had.
+        compared_rows: rows with vectors of the old file that were encoded again, to be compared.
+        previous_cosine: their mean cosine to the old vectors; None where nothing was compared.
     """
 
     key: str
@@ -147,6 +148,9 @@ class Receipt:
     previous_cosine: float | None = None
     skipped_rows: int = 0
     blank_texts: int = 0
+    rows_reused: int = 0
+    rows_encoded: int = 0
+    oldest_encoded_at: str = ""
 
     @classmethod
     def of(
@@ -182,6 +186,9 @@ class Receipt:
             previous_cosine=sum(cosines) / len(cosines) if cosines else None,
             skipped_rows=facts.skipped_rows,
             blank_texts=facts.blank_texts,
+            rows_reused=facts.rows_reused,
+            rows_encoded=facts.rows_encoded,
+            oldest_encoded_at=facts.oldest_encoded_at,
         )
 
 

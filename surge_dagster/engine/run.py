@@ -26,7 +26,7 @@ from surge_dagster.engine.output.change_files import DEFAULT_KEEP_DAYS, wanted_f
 from surge_dagster.engine.output.current_space import keep_current
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.publisher import Publisher
-from surge_dagster.engine.output.run_context import RunContext
+from surge_dagster.engine.output.run_context import EncodingSpeed, RunContext
 from surge_dagster.engine.output.space_target import SpaceTarget
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.output.staging import Staging, sweep_orphan_files
@@ -213,6 +213,7 @@ class EmbeddingRun:
             stop=self._stop,
             events=self._events,
             begun=begun,
+            speed=EncodingSpeed(self._pool.texts_per_second),
             feed=wanted_feed(self._store, self.space.name, always=self._changes),
         )
 

@@ -27,6 +27,7 @@ from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeMetrics
 from surge_dagster.engine.encoder.known_vectors import KnownVectors
 from surge_dagster.engine.errors import DataError
+from surge_dagster.engine.files.facts import VectorFacts
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.sources.rows import is_blank
 from surge_dagster.engine.store.store import StoredObject
@@ -40,13 +41,13 @@ class StagedRows:
 
     Attributes:
         digest: content digest over the (id, text) rows.
-        truncated: how many of their texts the model saw only the first tokens of.
+        vectors: where their vectors come from.
     """
 
     start: int
     stop: int
     digest: str
-    truncated: int
+    vectors: VectorFacts
 
 
 @dataclass(slots=True)
@@ -100,8 +101,8 @@ class OpenPartition:
         reused_texts: how many of them an earlier run had staged.
         content_digest: known once the last row was read and every check on the rows has passed.
         refused: set when the partition failed; other stages drop what they hold of it.
-        replaces: content digest of the old file, where the new vectors are to be compared with it.
         previous: the old file as it was listed, None where there was none.
+        previous_encoded_at: its `oldest_encoded_at`.
         cosines: of new vectors to those of the old file, as far as they were compared.
         distrusted: set when vectors of the old file turned out to be wrong, so that none of them is used from then on.
         superbatch, texts_per_second: of the SuperBatch in which it ends, once that was written.
@@ -119,8 +120,8 @@ class OpenPartition:
     id_type: pa.DataType | None = None
     content_digest: str | None = None
     refused: bool = False
-    replaces: str | None = None
     previous: StoredObject | None = None
+    previous_encoded_at: str = ""
     cosines: list[float] = field(default_factory=list)
     distrusted: bool = False
     superbatch: int | None = None
@@ -162,6 +163,20 @@ class Segment:
     def is_whole(self) -> bool:
         """Whether it holds all of its partition."""
         return self.first_row == 0 and self.last
+
+    def vector_facts(self, slot: Slot, now: str) -> VectorFacts:
+        """Where its vectors come from, once the slot was encoded; `now` is the time in the form of the facts."""
+        rows, reused = self.stop - self.start, slot.reused(self.start, self.stop)
+        truncated, lengths = slot.truncation(self.start, self.stop), slot.lengths(self.start, self.stop)
+        count = int(np.count_nonzero(truncated))
+        return VectorFacts(
+            truncated=count,
+            rows_reused=reused,
+            rows_encoded=rows - reused,
+            oldest_encoded_at=min(now, self.partition.previous_encoded_at) if reused else now,
+            longest_whole_bytes=int(lengths.max(initial=0, where=~truncated)),
+            shortest_truncated_bytes=int(lengths[truncated].min()) if count else 0,
+        )
 
 
 @dataclass(frozen=True, slots=True)

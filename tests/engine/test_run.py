@@ -210,7 +210,7 @@ class TestFreshness:
         events = finish(run)
         assert keys_of(receipts(events, "encoded")) == ["b"]
         assert keys_of(receipts(events, "fresh")) == ["a", "c", "d"]
-        assert run.report.texts_encoded == len(changed)
+        assert (run.report.texts_encoded, run.report.rows_reused) == (1, 45)
         assert assert_embedded(tmp_path / "out", run.space.name, "b", changed).source_version == "v2"
 
     def test_other_text_column_makes_existing_files_stale(

@@ -161,6 +161,11 @@ class Slot:
         """Where each text starts, in bytes: one entry more than rows."""
         return self._arrays.offsets[: self._rows + 1]
 
+    def lengths(self, start: int, stop: int) -> np.ndarray:
+        """UTF-8 bytes of the texts of rows start..stop, int64 [n]."""
+        self._check(start, stop)
+        return np.diff(self._arrays.offsets[start : stop + 1])
+
     def append(
         self,
         texts: pa.LargeStringArray,
@@ -250,8 +255,12 @@ class Slot:
 
     def truncated(self, start: int, stop: int) -> int:
         """The number of rows in start..stop that were longer than the model reads."""
+        return int(np.count_nonzero(self.truncation(start, stop)))
+
+    def truncation(self, start: int, stop: int) -> np.ndarray:
+        """Whether rows start..stop were longer than the model reads, bool [n]."""
         self._check(start, stop)
-        return int(np.count_nonzero(self._arrays.truncated[start:stop]))
+        return self._arrays.truncated[start:stop] != 0
 
     def move_tail(self, start: int, other: Slot) -> None:
         """Moves rows start.. into the empty slot `other`, with the vectors that they have already."""

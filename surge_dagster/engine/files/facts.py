@@ -50,10 +50,8 @@ class FileFacts:
         blank_texts: texts that are empty or nothing but white space.
         rows_version: random, new whenever rows are written; the file keeps it when it is merely republished. "" in
             files of before there were any.
-        rows_reused: rows whose vectors were taken from the file that this one replaced.
-        rows_encoded: rows whose vectors were made for this file.
         carried_columns: names and types of the columns that were carried from the source; footers have no checksum.
-        oldest_encoded_at: when the oldest of the vectors was made, in UTC, ISO 8601 with seconds.
+        rows_reused, rows_encoded, oldest_encoded_at, longest_whole_bytes, shortest_truncated_bytes: see `VectorFacts`.
     """
 
     partition_key: str
@@ -74,6 +72,51 @@ class FileFacts:
     rows_reused: int = 0
     rows_encoded: int = 0
     oldest_encoded_at: str = ""
+    longest_whole_bytes: int = 0
+    shortest_truncated_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class VectorFacts:
+    """Where the vectors of some rows come from, and how their texts were truncated.
+
+    Whether a row's text was truncated does not stand in a file. It follows from the length of the text, except between
+    the last two of these numbers.
+
+    Attributes:
+        truncated: texts of which the model saw only the first tokens.
+        rows_reused: rows whose vectors were taken from the file that is replaced.
+        rows_encoded: rows whose vectors were made for the new one.
+        oldest_encoded_at: no vector was made before, in UTC, ISO 8601 with seconds; "" where that is unknown.
+        longest_whole_bytes: of the texts that were not truncated.
+        shortest_truncated_bytes: of the texts that were; zero where none was, or where it is unknown.
+    """
+
+    truncated: int = 0
+    rows_reused: int = 0
+    rows_encoded: int = 0
+    oldest_encoded_at: str = ""
+    longest_whole_bytes: int = 0
+    shortest_truncated_bytes: int = 0
+
+    @property
+    def rows(self) -> int:
+        return self.rows_reused + self.rows_encoded
+
+    def plus(self, other: VectorFacts) -> VectorFacts:
+        """Of both rows together."""
+        if not self.rows or not other.rows:
+            return self if self.rows else other
+        times = sorted((self.oldest_encoded_at, other.oldest_encoded_at))
+        shortest = sorted((self.shortest_truncated_bytes, other.shortest_truncated_bytes))
+        return VectorFacts(
+            truncated=self.truncated + other.truncated,
+            rows_reused=self.rows_reused + other.rows_reused,
+            rows_encoded=self.rows_encoded + other.rows_encoded,
+            oldest_encoded_at=times[0],  # "" is unknown, and less than any time
+            longest_whole_bytes=max(self.longest_whole_bytes, other.longest_whole_bytes),
+            shortest_truncated_bytes=shortest[0] or shortest[1],
+        )
 
 
 def desired_version(content: str, space: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import numpy as np
 
@@ -12,11 +13,10 @@ from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.files.formats import write_file
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.output.change_files import changed_ids
-from surge_dagster.engine.output.drift import compare_with_previous
 from surge_dagster.engine.output.run_context import RunContext
 from surge_dagster.engine.output.space_target import require_unchanged
 from surge_dagster.engine.report import Failure, Receipt, SuperBatchReport, overlap_ratio, worker_idle_ratio
-from surge_dagster.engine.superbatch import EncodedSuperBatch, Segment, StagedRows
+from surge_dagster.engine.superbatch import CHANGED, UNCHANGED, EncodedSuperBatch, Segment, StagedRows
 from surge_dagster.engine.support.timeline import Lane
 
 
@@ -59,8 +59,8 @@ class Publication:
         begun = time.perf_counter()
         matrix = self._valid_vectors(segment)
         rows = target.rows(batch, segment, matrix)
-        facts = target.facts(partition, rows=len(matrix), truncated=batch.slot.truncated(segment.start, segment.stop))
-        self._compare(segment, matrix)
+        facts = target.facts(partition, rows=len(matrix), vectors=segment.vector_facts(batch.slot, _now()))
+        self._finish_changes(segment)
         with target.create(partition.key) as upload:
             write_file(target.space.file_format, upload, rows, facts)
             serialized = time.perf_counter()
@@ -90,14 +90,14 @@ class Publication:
         slot = self.encoded.batch.slot
         begun = time.perf_counter()
         matrix = self._valid_vectors(segment)
-        truncated = slot.truncated(segment.start, segment.stop)
+        vectors = segment.vector_facts(slot, _now())
         texts = slot.texts(segment.start, segment.stop)
-        self._compare(segment, matrix)
+        self._finish_changes(segment)
         checked = time.perf_counter()
-        staged = self.context.staging.write(segment, texts, matrix, truncated=truncated)
+        staged = self.context.staging.write(segment, texts, matrix, vectors)
         with self.lock:
             self.staged[segment.start] = staged
-            self._count(begun, checked, truncated)
+            self._count(begun, checked, vectors.truncated)
 
     def fail(self, failure: Failure) -> None:
         """Add the failure of one partition."""
@@ -121,13 +121,15 @@ class Publication:
         self.serialize.add(begun, serialized)
         self.upload.add(serialized, time.perf_counter())
 
-    def _compare(self, segment: Segment, matrix: np.ndarray) -> None:
-        """Compare a segment with the file that it is about to replace, where its partition is in the sample."""
-        partition, target = segment.partition, self.context.target
-        if partition.replaces is not None:
-            texts = self.encoded.batch.slot.texts(segment.start, segment.stop)
-            found = compare_with_previous(target.store, target.space, segment, texts, matrix, self.context.ledger)
-            partition.cosines.extend(found)
+    def _finish_changes(self, segment: Segment) -> None:
+        """Enter rows whose vectors are new as changed: vectors of equal texts may differ in their last bits."""
+        changes, slot = segment.partition.changes, self.encoded.batch.slot
+        if changes is None:
+            return
+        operations = changes.operations[segment.first_row : segment.first_row + segment.stop - segment.start]
+        known = slot.known(segment.start, segment.stop)
+        is_new = np.ones(len(operations), np.bool_) if known is None else ~known
+        operations[is_new & (operations == UNCHANGED)] = CHANGED
 
     def _valid_vectors(self, segment: Segment) -> np.ndarray:
         """A segment's vectors, [rows, dimension]; refuses its partition if one of them is not a valid embedding."""
@@ -188,3 +190,8 @@ class Publication:
             serialize_span=self.serialize.span(context.begun),
             upload_span=self.upload.span(context.begun),
         )
+
+
+def _now() -> str:
+    """The time as facts have it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

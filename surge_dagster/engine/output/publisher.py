@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 
 from surge_dagster.engine.errors import (
@@ -28,7 +28,7 @@ from surge_dagster.engine.errors import (
     TransientError,
     WriteRefused,
 )
-from surge_dagster.engine.files.facts import InvalidFile
+from surge_dagster.engine.files.facts import InvalidFile, VectorFacts
 from surge_dagster.engine.files.formats import file_name, read_published_file
 from surge_dagster.engine.output.publication import Publication
 from surge_dagster.engine.output.rewriting import assemble
@@ -45,7 +45,7 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _DISK_UNUSABLE = (*_DISK_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.EIO, errno.ESTALE)
 _DOWN_AFTER = 4  # refused writes in a row, as with operations on a bucket
 # Facts in which files of two runs with the same rows may differ.
-_OF_THE_RUN = ("precision", "writer", "rows_version", "rows_reused", "rows_encoded", "oldest_encoded_at")
+_OF_THE_RUN = ("precision", "writer", "rows_version", *(fact.name for fact in fields(VectorFacts)))
 
 
 class Publisher:
@@ -225,7 +225,7 @@ class Publisher:
             file = read_published_file(target.store, name)
         except (InvalidFile, FileNotFoundError):
             return None
-        own = target.facts(partition, rows=partition.rows, truncated=file.facts.truncated)
+        own = target.facts(partition, rows=partition.rows, vectors=VectorFacts(file.facts.truncated))
         has_same_rows = replace(file.facts, **{name: getattr(own, name) for name in _OF_THE_RUN}) == own
         if not has_same_rows or file.stored == partition.previous:
             return None

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
+from functools import reduce
 
 import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.files.facts import WRITER, FileFacts, InvalidFile
+from surge_dagster.engine.files.facts import WRITER, FileFacts, InvalidFile, VectorFacts
 from surge_dagster.engine.files.formats import PublishedFile, new_writer, open_output_file
 from surge_dagster.engine.files.parquet import STRING_COPIES, levels_bytes
 from surge_dagster.engine.files.rows import READ_BYTES, FileWriter, check_schema, rows_at_a_time, vector_bytes
@@ -51,8 +52,8 @@ def assemble(
     """
     source = partition.source
     require_unchanged(source)  # checked again at the publication; this saves the work
-    truncated = sum(segment.truncated for segment in partition.staged)
-    facts = target.facts(partition, rows=partition.rows, truncated=truncated)
+    vectors = reduce(VectorFacts.plus, (segment.vectors for segment in partition.staged), VectorFacts())
+    facts = target.facts(partition, rows=partition.rows, vectors=vectors)
     columns = target.columns(partition)
     changed: list[pa.Array] = []
     with target.create(partition.key) as upload:

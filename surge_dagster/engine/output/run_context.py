@@ -17,6 +17,28 @@ from surge_dagster.engine.support.waiting import StopSignal
 from surge_dagster.engine.thresholds import Bounds
 
 
+class EncodingSpeed:
+    """What encoding a text costs in this run: as the pool measured it, and then as its calls show it.
+
+    Args:
+        texts_per_second: of the pool.
+    """
+
+    def __init__(self, texts_per_second: float) -> None:
+        self._texts = max(texts_per_second, 1e-9)
+        self._seconds = 1.0
+
+    def add(self, texts: int, seconds: float) -> None:
+        """Count an encode call."""
+        self._texts += texts
+        self._seconds += seconds
+
+    @property
+    def text_seconds(self) -> float:
+        """Seconds per text."""
+        return self._seconds / self._texts
+
+
 @dataclass(frozen=True, slots=True)
 class RunContext:
     """What the stages of one run share.
@@ -33,6 +55,7 @@ class RunContext:
         stop: ends the run early.
         events: takes what the stages report.
         begun: `time.perf_counter()` at the beginning of the run.
+        speed: of the encoder.
         feed: writes how the rows of partitions change; None where nobody wants to know.
     """
 
@@ -47,6 +70,7 @@ class RunContext:
     stop: StopSignal
     events: EventStream
     begun: float
+    speed: EncodingSpeed
     feed: ChangeFeed | None = None
 
     def acquire(self) -> Slot:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.files.facts import FileFacts, desired_version
+from surge_dagster.engine.files.facts import FileFacts, VectorFacts, desired_version
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.files.rows import FileRows, in_words, schema
 from surge_dagster.engine.model.spec import Space
@@ -59,7 +59,7 @@ class SpaceTarget:
         include_text, carried = self.include_text, partition.carried_columns
         return schema(id_type, self.space.dimension, self.space.dtype, include_text=include_text, carried=carried)
 
-    def facts(self, partition: OpenPartition, *, rows: int, truncated: int) -> FileFacts:
+    def facts(self, partition: OpenPartition, *, rows: int, vectors: VectorFacts) -> FileFacts:
         """The facts of the file of a partition that was read to its end."""
         if partition.content_digest is None:
             raise RuntimeError(f"partition {partition.key!r} reached its end without a content digest")
@@ -73,9 +73,9 @@ class SpaceTarget:
             desired_version=desired_version(partition.content_digest, self.space.name),
             rows=rows,
             dimension=self.space.dimension,
-            truncated=truncated,
             rows_version=secrets.token_hex(16),
             carried_columns=in_words(partition.carried_columns),
+            **asdict(vectors),
             **asdict(partition.missing),
         )
 

@@ -18,7 +18,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import zip_longest
 from typing import Any
 
@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from surge_dagster.engine.errors import Cancelled, SurgeError
-from surge_dagster.engine.files.facts import WRITER, InvalidFile, desired_version, guarded_metadata
+from surge_dagster.engine.files.facts import WRITER, InvalidFile, VectorFacts, desired_version, guarded_metadata
 from surge_dagster.engine.files.parquet import ParquetWriter, read_guarded, read_rows
 from surge_dagster.engine.files.rows import (
     READ_BYTES,
@@ -66,6 +66,8 @@ class SegmentFacts:
         first_row: place of its first row in the partition.
         widest_row: largest row, in bytes of id, text and carried columns.
         carried_columns: see `FileFacts`.
+
+    The others are those of `VectorFacts`.
     """
 
     partition_key: str
@@ -79,6 +81,16 @@ class SegmentFacts:
     widest_row: int
     writer: str = WRITER
     carried_columns: str = ""
+    rows_reused: int = 0
+    rows_encoded: int = 0
+    oldest_encoded_at: str = ""
+    longest_whole_bytes: int = 0
+    shortest_truncated_bytes: int = 0
+
+    @property
+    def vectors(self) -> VectorFacts:
+        """Where the vectors come from."""
+        return VectorFacts(**{fact.name: getattr(self, fact.name) for fact in fields(VectorFacts)})
 
 
 class Staging:
@@ -127,13 +139,15 @@ class Staging:
                 log.warning("%s is encoded again: %s", self._store.location(name), error)
         return chosen
 
-    def write(self, segment: Segment, texts: pa.LargeStringArray, matrix: np.ndarray, *, truncated: int) -> StagedRows:
+    def write(
+        self, segment: Segment, texts: pa.LargeStringArray, matrix: np.ndarray, vectors: VectorFacts
+    ) -> StagedRows:
         """Stage a segment's rows; they are durable when this returns.
 
         Args:
             texts: as many as the segment has rows.
             matrix: [rows, dimension].
-            truncated: texts that were longer than the model reads.
+            vectors: where these come from.
 
         Raises:
             TransientError, OSError: the store does not take it.
@@ -156,9 +170,9 @@ class Staging:
             content_digest=digest.hexdigest(),
             first_row=start,
             rows=len(matrix),
-            truncated=truncated,
             widest_row=max(int(piece.max(initial=0)) for piece in sizes),
             carried_columns=in_words(partition.carried_columns),
+            **asdict(vectors),
         )
         self._known.add(encode_key(source.key))
         with contextlib.ExitStack() as cleanup:
@@ -179,7 +193,7 @@ class Staging:
             writer.close()
             upload.publish(lambda: None)
         self._store.sync(self._folder(source))
-        return StagedRows(start, start + len(matrix), facts.content_digest, truncated)
+        return StagedRows(start, start + len(matrix), facts.content_digest, vectors)
 
     @contextlib.contextmanager
     def open(
@@ -248,7 +262,7 @@ class Staging:
                 rows += batch.num_rows
         if rows != facts.rows:
             raise InvalidFile(f"{rows:,} rows could be read of {facts.rows:,}")
-        return StagedRows(start, stop, facts.content_digest, facts.truncated)
+        return StagedRows(start, stop, facts.content_digest, facts.vectors)
 
     def _require(self, facts: SegmentFacts, partition: Partition, start: int, stop: int) -> None:
         expected = {

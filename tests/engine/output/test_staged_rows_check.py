@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from surge_dagster.engine.files.facts import VectorFacts
 from surge_dagster.engine.output.staging import OtherRows, StagedRowsCheck
 from surge_dagster.engine.sources.content import ContentDigest
 from surge_dagster.engine.superbatch import StagedRows
@@ -19,7 +20,7 @@ ROWS = numbered_rows("k", 60)
 def staged_of(rows: Rows, start: int, stop: int) -> StagedRows:
     digest = ContentDigest()
     digest.update(row_batch_of(rows[start:stop]))
-    return StagedRows(start, stop, digest.hexdigest(), 0)
+    return StagedRows(start, stop, digest.hexdigest(), VectorFacts())
 
 
 def cut(rows: Rows, staged: list[StagedRows], batch_rows: int = 7) -> list[bool]:

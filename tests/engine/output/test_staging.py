@@ -13,7 +13,7 @@ import pytest
 
 from surge_dagster.engine import memory
 from surge_dagster.engine.errors import Cancelled, TransientError
-from surge_dagster.engine.files.facts import InvalidFile
+from surge_dagster.engine.files.facts import InvalidFile, VectorFacts
 from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.files.parquet import read_facts
 from surge_dagster.engine.files.rows import matrix_of, row_group_rows
@@ -56,7 +56,7 @@ def stage(staging: Staging, opened: OpenPartition, rows: Rows, start: int, matri
     batch = row_batch_of(rows[start : start + len(matrix)])
     halves = [batch.ids[: len(batch) // 2], batch.ids[len(batch) // 2 :]]
     segment = Segment(opened, 0, len(matrix), start, (halves[0], halves[1]), last=False)
-    return staging.write(segment, batch.texts, matrix, truncated=start // 10)
+    return staging.write(segment, batch.texts, matrix, VectorFacts(start // 10, rows_encoded=len(matrix)))
 
 
 def opened_of(rows: Rows) -> OpenPartition:
