@@ -117,6 +117,8 @@ def embedding(
         "truncated": receipt.truncated,
         "skipped_rows": receipt.skipped_rows,
         "blank_texts": receipt.blank_texts,
+        "rows_reused": receipt.rows_reused,
+        "rows_encoded": receipt.rows_encoded,
         "space_title": space_title,
         "space": receipt.space,
         "source_version": receipt.source_version,
@@ -124,6 +126,8 @@ def embedding(
         "etag": receipt.etag,
         "action": "adopted" if adopted else receipt.action,
     }
+    if receipt.oldest_encoded_at:
+        metadata["oldest_encoded_at"] = receipt.oldest_encoded_at
     if receipt.superbatch is not None:
         metadata["superbatch"] = receipt.superbatch
     if receipt.texts_per_second is not None:

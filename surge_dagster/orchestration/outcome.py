@@ -71,7 +71,8 @@ class Drift:
         self.rows += rows
         self._cosines += rows * mean_cosine
         if mean_cosine < MIN_PREVIOUS_COSINE:
-            reason = f"{rows:,} unchanged texts have a mean cosine of {mean_cosine:.4f} to their old vectors"
+            texts = counted(rows, "unchanged text")
+            reason = f"{texts} with a mean cosine of {mean_cosine:.4f} to the old vectors"
             self.below.append((key, f"{reason}; expected at least {MIN_PREVIOUS_COSINE}"))
 
     @property
