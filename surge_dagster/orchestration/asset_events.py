@@ -23,7 +23,7 @@ from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.partition_keys import from_partition_key, to_partition_key
-from surge_dagster.orchestration.run_charts import run_charts
+from surge_dagster.orchestration.run_charts import run_charts, runs_chart
 
 DATA_VERSION_TAG = "dagster/data_version"
 # Raised by hand when the same texts in the same space would give other files.
@@ -42,6 +42,7 @@ _SUPERBATCH_METRICS = (
     *("duty_cycle", "worker_idle_ratio", "compute_intensity", "overlap_ratio", "texts_per_second"),
     "peak_resident_bytes",
 )
+_LAST_RUNS, _MOST_RUNS = "last_runs", 30  # rows encoded and reused by run, the oldest first
 _WHERE_MEASURED = ("pace_ratio", "gpu_utilisation", "gpu_memory_bytes")
 
 SourceEvent = dg.AssetObservation | dg.AssetMaterialization
@@ -199,19 +200,28 @@ def superbatch(names: CatalogNames, report: SuperBatchReport, space: Space) -> d
     )
 
 
-def whole_run(names: CatalogNames, outcome: Outcome) -> dg.AssetMaterialization:
+def whole_run(names: CatalogNames, outcome: Outcome, newest: dg.AssetMaterialization | None) -> dg.AssetMaterialization:
     """The event that follows those of an attempt's SuperBatches, with charts.
 
     Its metrics have other names than theirs: Dagster plots every number over all events of an asset, and a run's would
     stand among those of SuperBatches.
+
+    Args:
+        newest: the asset's last event before the run: that of the run before it, whose list of runs goes on, unless
+            that run was killed.
     """
     report = outcome.report
     times = {name: getattr(report, name) for name in ("predicted_wall_seconds", "wall_seconds", "prediction_error")}
+    before = newest.metadata.get(_LAST_RUNS) if newest else None
+    known: Any = before.value if isinstance(before, dg.JsonMetadataValue) else []
+    runs: list[tuple[int, int]] = [*known[1 - _MOST_RUNS :], (report.texts_encoded, report.rows_reused)]
     return dg.AssetMaterialization(
         names.superbatches,
         description=f"Run: {counted(report.superbatches, 'SuperBatch')} with {counted(report.texts_encoded, 'text')}",
         metadata={
             **run_charts(report, outcome.timeline, outcome.sizes),
+            "rows_of_last_runs": runs_chart(runs),
+            _LAST_RUNS: dg.MetadataValue.json([list(rows) for rows in runs]),
             "superbatches": report.superbatches,
             "partitions_written": report.partitions_written,
             "texts_encoded": report.texts_encoded,

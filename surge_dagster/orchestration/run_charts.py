@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import math
 from collections import Counter
+from collections.abc import Sequence
 from html import escape
 from itertools import accumulate, pairwise
 
@@ -117,6 +118,26 @@ def sizes_chart(sizes: Counter[int], break_even: float, b_min: int) -> dg.Markdo
         x = LEFT + width * (_bits(value) - first)
         chart.line(x, _TOP - 6, x, _BOTTOM, stroke=colour, dashed=True, width=2)
         chart.text(legend, 40, f"{name} = {_short(value)} (dashed)", fill=colour)
+    return chart.metadata()
+
+
+def runs_chart(runs: Sequence[tuple[int, int]]) -> dg.MarkdownMetadataValue:
+    """Rows encoded and reused in each of the last runs, one on top of the other.
+
+    Args:
+        runs: rows that were encoded and rows that were reused, by run, the oldest first.
+    """
+    most, width = 1.1 * max(sum(rows) for rows in runs) or 1.0, (RIGHT - LEFT) / len(runs)
+    chart = _Svg("Rows of the last runs")
+    chart.vertical_axis(most)
+    for place, (encoded, reused) in enumerate(runs):
+        x, border, top = LEFT + width * place, _level(encoded, most), _level(encoded + reused, most)
+        chart.box(x + 1, border, width - 2, _BOTTOM - border, _BLUE)
+        chart.box(x + 1, top, width - 2, border - top, _PALE)
+    encoded, reused = runs[-1]
+    chart.text(LEFT, 40, f"encoded (dark): {encoded:,} in this run", fill=_BLUE)
+    chart.text(LEFT + 300, 40, f"reused (pale): {reused:,}", fill=_GREY)
+    chart.text(RIGHT, _BOTTOM + 18, "this run", anchor="end", fill=_GREY)
     return chart.metadata()
 
 

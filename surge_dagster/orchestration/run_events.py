@@ -66,6 +66,7 @@ class RunEvents:
         self._superbatch_ids: dict[int, int] = {}  # storage ids by index of the SuperBatch
         newest = context.instance.fetch_materializations(names.superbatches, limit=1).records
         self._newest_superbatch = newest[0].storage_id if newest else 0
+        self._newest_event = newest[0].asset_materialization if newest else None
         self._has_embedding = False
         self._writer = EventWriter[Event | _Embedding](context, self._store, grace_seconds)
 
@@ -85,7 +86,7 @@ class RunEvents:
     def end_of_superbatches(self) -> None:
         """Report the attempt as a whole, with charts, if it encoded anything."""
         if self._outcome.report.superbatches:
-            self._writer.put(asset_events.whole_run(self._names, self._outcome))
+            self._writer.put(asset_events.whole_run(self._names, self._outcome, self._newest_event))
 
     def repeated(self, event: dg.AssetMaterialization) -> None:
         """Report the last event of a partition again, as that of this run; its versions stay what they are."""

@@ -121,3 +121,15 @@ def test_run_reports_its_charts_and_metrics_that_can_be_plotted(bench: Workbench
     assert predicted == {name: metrics[name] for name in predicted} and charts["predicted_wall_seconds"] > 0
     assert not set(plotted) & set(charts), "a point of the whole run among those of SuperBatches"
     assert not bench.refresh().charts(), "nothing was encoded"
+
+
+def test_rows_of_the_last_runs_are_drawn_one_beside_the_other(bench: Workbench) -> None:
+    bench.write("a", 12)
+    bench.refresh()
+    bench.write("a", 15, version="v2")
+    charts = bench.refresh().charts()
+    assert charts["last_runs"] == [[12, 0], [3, 12]]
+    svg = drawn(dg.MarkdownMetadataValue(charts["rows_of_last_runs"]))
+    assert "encoded (dark): 3 in this run" in words(svg) and "reused (pale): 12" in words(svg)
+    heights = [float(box.get("height", 0)) for box in svg.iter(f"{_SVG}rect") if box.get("fill") != "#fff"]
+    assert heights == pytest.approx([heights[0], 0, heights[0] / 4, heights[0]], abs=1)

@@ -1,0 +1,33 @@
+"""Edits of a partition's rows, as they happen between two nights."""
+
+from __future__ import annotations
+
+from random import Random
+
+from tests.small_catalogs import Rows
+
+EDITS = ("insert", "delete", "edit", "move", "swap ids", "duplicate")
+
+
+def edited(rows: Rows, edits: list[str], random: Random) -> Rows:
+    """The rows after some edits, each at a random place; ids stay unique."""
+    found = list(rows)
+    for number, edit in enumerate(edits):
+        fresh = f"{random.getrandbits(40):x}.{number}"
+        place, other = (random.randrange(len(found)) if found else 0 for _ in range(2))
+        if edit == "insert":
+            found.insert(place, (fresh, f"inserted {fresh}"))
+        elif not found:
+            continue
+        elif edit == "delete":
+            del found[place]
+        elif edit == "edit":
+            found[place] = found[place][0], f"edited {fresh}" + " long" * random.choice([0, 0, 600])
+        elif edit == "move":
+            found.insert(other, found.pop(place))
+        elif edit == "swap ids":
+            one, two = found[place], found[other]
+            found[place], found[other] = (two[0], one[1]), (one[0], two[1])
+        else:
+            found.insert(other, (fresh, found[place][1]))
+    return found

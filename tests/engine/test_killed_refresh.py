@@ -1,0 +1,96 @@
+"""SIGKILL during an incremental run: the next run completes it, with every row's own vector and without encoding what
+an old file has. `make soak` kills a hundred runs, which takes some minutes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.output import previous_rows
+from surge_dagster.engine.output.staging import STAGING
+from surge_dagster.engine.sources import open_source
+from tests.engine.edits import EDITS, edited
+from tests.engine.killed_run import THRESHOLDS
+from tests.engine.runs import failures, finish, make_run
+from tests.engine.test_resume import CATALOG, Mortal, Output, in_flight, mortal_run
+from tests.small_catalogs import Rows, assert_embedded, published_files, write_catalog
+
+__all__ = ["mortal_run"]
+
+STEPS = 150  # fewer than an incremental run has
+
+
+@pytest.fixture(scope="module")
+def edited_catalog() -> dict[str, Rows]:
+    random = Random(7)
+    return {key: edited(rows, [*EDITS] * (1 + len(rows) // 60), random) for key, rows in CATALOG.items()}
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory: pytest.TempPathFactory, edited_catalog: dict[str, Rows]) -> Path:
+    return write_catalog(tmp_path_factory.mktemp("edited") / "catalog", edited_catalog, version="v2")
+
+
+@pytest.fixture(scope="module")
+def yesterday(tmp_path_factory: pytest.TempPathFactory, hash_pool: EncoderPool) -> Path:
+    root = tmp_path_factory.mktemp("yesterday")
+    finish(make_run(hash_pool, open_source(write_catalog(root / "catalog", CATALOG)), root / "out", THRESHOLDS))
+    return root / "out"
+
+
+def kill_and_complete(
+    pool: EncoderPool, root: Path, yesterday: Path, mortal: Mortal, catalog: Path, rows: dict[str, Rows], step: int
+) -> None:
+    output = Output(str(root / "out"), root / "out", None)
+    shutil.copytree(yesterday, output.folder)
+    status, lines = mortal(output, "any", step)
+    assert status == -signal.SIGKILL
+    run = make_run(pool, open_source(catalog), output.open(), THRESHOLDS)
+    assert failures(finish(run)) == []
+    space = run.space.name
+    for key in rows:
+        assert_embedded(output.folder, space, key, rows[key])
+    assert published_files(output.folder, space) == {f"{key}.parquet" for key in rows}
+    assert not (output.folder / STAGING).exists()
+    new = sum(text not in {old for _, old in CATALOG[key]} for key in rows for _, text in rows[key])
+    assert run.report.texts_encoded <= new
+    assert in_flight(lines) > 0
+
+
+@pytest.mark.parametrize("step", [20, 60, 110])
+def test_incremental_run_is_completed_after_a_kill(
+    hash_pool: EncoderPool,
+    tmp_path: Path,
+    yesterday: Path,
+    mortal_run: Mortal,
+    catalog: Path,
+    edited_catalog: dict[str, Rows],
+    monkeypatch: pytest.MonkeyPatch,
+    step: int,
+) -> None:
+    monkeypatch.setattr(previous_rows.Rate, "mean", 0.0)  # reading a vector costs more than a hash
+    kill_and_complete(hash_pool, tmp_path, yesterday, mortal_run, catalog, edited_catalog, step)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(100))
+def test_incremental_run_is_completed_after_a_kill_at_any_step(
+    hash_pool: EncoderPool,
+    tmp_path: Path,
+    yesterday: Path,
+    mortal_run: Mortal,
+    catalog: Path,
+    edited_catalog: dict[str, Rows],
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+) -> None:
+    monkeypatch.setattr(previous_rows.Rate, "mean", 0.0)
+    step = Random(seed).randint(1, STEPS)
+    kill_and_complete(hash_pool, tmp_path, yesterday, mortal_run, catalog, edited_catalog, step)
