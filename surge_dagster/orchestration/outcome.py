@@ -158,9 +158,9 @@ class Outcome:
             "removed from the source": len(removed),
             "not reached" if self.ended_by else "left out by select": others,
         }
-        encoded, reused = self.metrics.texts_encoded, self.metrics.rows_reused
+        new, reused = self.metrics.texts_encoded, self.metrics.rows_reused
         kept = f", {reused:,} others kept their vectors" if reused else ""
-        texts = f" ({counted(encoded, 'text')}{kept})" if encoded or reused else ""
+        texts = f" ({counted(new, 'text')}{kept})" if new or reused else ""
         parts = [f"{len(encoded):,} encoded{texts}", f"{len(fresh):,} up to date"]
         parts += [f"{count:,} {what}" for what, count in counts.items() if count]
         parts += [f"{len(failed):,} failed", f"{time.monotonic() - self.begun:,.1f} s"]
