@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from surge_dagster.consumers.target import HandOver, OpenFeed, missing_extra
+from surge_dagster.consumers.target import HandOver, OpenFeed, ahead, missing_extra
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.files.rows import matrix_of
 from surge_dagster.engine.model.spec import Space
@@ -96,7 +96,7 @@ class PgVectorTable:
         known = run(self._sql("SELECT space, partition, version FROM {versions}")).fetchall()
         there = self._columns(connection)
         feed = open_feed(since={partition: version for _, partition, version in known} if there else {})
-        if not there or any(space != feed.space.name for space, _, _ in known):
+        if known and (not there or any(space != feed.space.name for space, _, _ in known)):
             if there:
                 self._require_usable(feed.space, there)
                 run(self._sql("DELETE FROM {table}"))  # vectors of two spaces cannot be compared
@@ -123,7 +123,7 @@ class PgVectorTable:
     def _load(self, connection: Connection[Any], done: HandOver, there: Mapping[str, str]) -> None:
         """Copy the whole feed into the table, which has no rows."""
         with self._copying(connection, "{table}", there) as write:
-            for step in done.steps(lambda batch: self._conformed(batch, there)):
+            for step in ahead(done.steps(lambda batch: self._conformed(batch, there))):
                 if step.rows is not None:
                     write(step.rows, None)
         if done.failures:  # the table has a part of them
@@ -138,7 +138,7 @@ class PgVectorTable:
         empty = "AS SELECT ''::text AS op, t.* FROM {table} t WITH NO DATA"
         run(self._sql("CREATE TEMPORARY TABLE {staging} ON COMMIT DROP " + empty))
         with self._copying(connection, "{staging}", {"op": "text", **there}) as write:
-            for step in done.steps(lambda batch: self._conformed(batch, there)):
+            for step in ahead(done.steps(lambda batch: self._conformed(batch, there))):
                 if step.rows is not None:
                     write(step.rows, "put")
                 elif step.deleted is not None:

@@ -7,6 +7,7 @@ columns partition, id, the other columns of the files, and embedding.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -85,6 +86,15 @@ class Step:
     rows: pa.RecordBatch | None = None
     is_end: bool = False
     failed: bool = False
+
+
+def ahead(steps: Iterator[Step]) -> Iterator[Step]:
+    """The same steps; each is read from the files while the database takes the one before."""
+    with ThreadPoolExecutor(1, "surge-hand-over") as reader:
+        coming = reader.submit(next, steps, None)
+        while (step := coming.result()) is not None:
+            coming = reader.submit(next, steps, None)
+            yield step
 
 
 class Target(Protocol):
