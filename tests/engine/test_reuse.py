@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from surge_dagster.engine.output import previous_rows
 from surge_dagster.engine.output.publication import Publication
 from surge_dagster.engine.report import Receipt
 from surge_dagster.engine.run import EmbeddingRun
+from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.superbatch import RowChanges, Segment
 from surge_dagster.engine.thresholds import Thresholds
 from tests.engine.runs import SMALL, finish, make_run, receipts
@@ -31,6 +33,7 @@ from tests.small_catalogs import (
     partition_of,
     read_embedded,
     rewrite,
+    row_batch_of,
     with_vectors,
 )
 
@@ -324,6 +327,21 @@ class TestChanges:
         output.embed([*rows[:300], ("new", "new"), *rows[301:]], changes=True)
         assert found[1] is not None and np.flatnonzero(found[1].operations).tolist() == [300]
         assert found[1].deleted.to_pylist() == ["id-300"]
+
+    def test_rows_whose_carried_columns_differ_have_changed(
+        self, output: Output, found: list[RowChanges | None]
+    ) -> None:
+        def embed(prices: list[int | None]) -> Receipt:
+            carried = pa.record_batch({"price": pa.array(prices, pa.int64())})
+            batch = replace(row_batch_of(ROWS), carried=carried)
+            version = str(prices)
+            partition = Partition("k", version, lambda: iter([batch]), lambda: version)
+            [receipt] = receipts(finish(make_run(output.pool, [partition], output.root, changes=True)))
+            return receipt
+
+        embed([1, None, None, *range(57)])
+        assert embed([2, None, 5, *range(57)]).rows_reused == 60
+        assert found[1] is not None and found[1].operations.tolist() == [2, 0, 2] + 57 * [0]
 
     def test_ids_of_another_type_are_not_compared(self, output: Output, found: list[RowChanges | None]) -> None:
         output.embed(ROWS, changes=True)

@@ -142,14 +142,14 @@ class PreviousRows:
                 is_same = np.zeros(len(piece), np.bool_)
                 if vectors is not None:
                     is_same[vectors.rows] = old.rows[vectors.rows] == by_id[vectors.rows]
-                self._comparison.add(by_id, is_same)
+                self._comparison.add(by_id, is_same, piece.carried)
             yield piece, vectors
 
     def skip(self, batch: RowBatch) -> None:
         """Leave out the next rows of the partition, which have new vectors already."""
         by_id = self._by_id(batch)
         if self._comparison is not None and by_id is not None:
-            self._comparison.add(by_id, np.zeros(len(batch), np.bool_))
+            self._comparison.add(by_id, np.zeros(len(batch), np.bool_), batch.carried)
 
     def changes(self) -> RowChanges | None:
         """How the rows differ from those of the old file, after the last one; None where that is unknown."""

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from surge_dagster.engine.files.rows import OutputFile
+from surge_dagster.engine.files.rows import OutputFile, carried_columns
 from surge_dagster.engine.superbatch import ADDED, CHANGED, UNCHANGED, RowChanges
 
 _COPIES = 3  # of the ids: as they are read, in one piece, and in the table that finds them
@@ -34,14 +34,17 @@ class RowComparison:
         self._previous_version = reader.facts.rows_version
         self._operations: list[np.ndarray] = []
         self._shift = 0
-        parts: list[pa.Array] = []
-        for batch in reader.read(columns=["id"]):
-            parts.append(batch.column("id"))
-            self.is_possible = self.is_possible and reserve(_COPIES * parts[-1].nbytes + 2)
+        carried = carried_columns(reader.columns)
+        self._carried_names = [] if carried is None else carried.names
+        parts: list[pa.RecordBatch] = []
+        for batch in reader.read(columns=["id", *self._carried_names]):
+            parts.append(batch)
+            self.is_possible = self.is_possible and reserve(_COPIES * batch.nbytes + 2 * len(batch))
             if not self.is_possible:
                 return
         kind = reader.columns.field("id").type
-        self._ids = pa.concat_arrays(parts) if parts else pa.array([], kind)
+        self._ids = pa.concat_arrays([part.column("id") for part in parts]) if parts else pa.array([], kind)
+        self._carried = pa.Table.from_batches(parts).drop_columns(["id"]) if self._carried_names and parts else None
         self._seen = np.zeros(len(self._ids), np.bool_)
 
     def old_rows(self, ids: pa.Array, first_row: int) -> np.ndarray | None:
@@ -72,10 +75,35 @@ class RowComparison:
         self._seen[old[matched]] = True
         return old
 
-    def add(self, old_rows: np.ndarray, is_same: np.ndarray) -> None:
-        """Enter the next rows; `is_same` says of which of them everything is that of the old row."""
+    def add(self, old_rows: np.ndarray, is_same: np.ndarray, carried: pa.RecordBatch | None) -> None:
+        """Enter the next rows.
+
+        Args:
+            old_rows: see `old_rows`.
+            is_same: which of them have the text and the vector of the old row.
+            carried: their further columns.
+        """
+        is_same = is_same & self._has_same_carried(old_rows, carried)
         operations = np.where(old_rows == NO_ROW, ADDED, np.where(is_same, UNCHANGED, CHANGED))
         self._operations.append(operations.astype(np.int8))
+
+    def _has_same_carried(self, old_rows: np.ndarray, carried: pa.RecordBatch | None) -> np.ndarray:
+        """Which rows have the carried columns of the old row, bool; those that have no old row count as equal."""
+        names = [] if carried is None else carried.schema.names
+        same = np.full(len(old_rows), names == self._carried_names)
+        if carried is None or self._carried is None or names != self._carried_names:
+            return same
+        found = np.flatnonzero(old_rows != NO_ROW)
+        there = self._carried.take(pa.array(old_rows[found]))
+        here = carried.take(pa.array(found))
+        for name in names:
+            one, other = here.column(name), there.column(name).combine_chunks()
+            if one.type != other.type or pa.types.is_nested(one.type):  # values of nested types cannot be compared
+                return np.zeros(len(old_rows), np.bool_)
+            both_null = pc.and_(one.is_null(), other.is_null())  # pyright: ignore[reportAttributeAccessIssue]
+            equal = pc.fill_null(pc.equal(one, other), False)  # pyright: ignore[reportAttributeAccessIssue]
+            same[found] &= pc.or_(equal, both_null).to_numpy(zero_copy_only=False)  # pyright: ignore[reportAttributeAccessIssue]
+        return same
 
     def result(self) -> RowChanges | None:
         """What was found, after the last row; None where the rows could not be compared."""
