@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from filelock import FileLock
 
-from surge_dagster.consumers.target import HandOver, OpenFeed, ahead, conformed, missing_extra
+from surge_dagster.consumers.target import HandOver, OpenFeed, conformed, missing_extra
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.files.rows import matrix_of
 
@@ -86,7 +86,7 @@ class LanceTable:
                 f"{self.place} has rows that no hand-over put there. Name another table, or drop this one."
             )
         if columns is not None:
-            steps = ahead(done.steps(lambda batch: conformed(batch, columns, self.place)))
+            steps = done.steps(lambda batch: conformed(batch, columns, self.place))
             reader = pa.RecordBatchReader.from_batches(columns, (step.rows for step in steps if step.rows is not None))
             self._connect().create_table(self._name, data=reader, mode="overwrite")
         elif table is not None:

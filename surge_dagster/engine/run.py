@@ -233,7 +233,7 @@ class EmbeddingRun:
             except BaseException as caught:
                 error = caught
             publisher.close()
-            if context.feed is not None and error is None and not self._stop.stopping.is_set():
+            if context.feed is not None and error is None and self._stop.requested_at is None:
                 context.feed.remove_passed(keep_days=self._keep_changes_days, keep_all=self._changes)
         except BaseException as caught:
             error = error or caught
