@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.output.current_space import write_current
+from tests.engine.encoder import faults
 from tests.engine.encoder.conftest import tiny_model
+from tests.engine.model.small_model import model_folder
 from tests.spaces import Spaces
 from tests.test_cli import in_process, write_partition
 
@@ -57,20 +60,27 @@ def test_search_and_verify_use_the_only_space_with_the_prompt_and_columns_of_its
     assert code == 1 and "text" in error, "a setting that somebody gives counts"
 
 
-@pytest.fixture(scope="module")
-def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model's folder to copy: one that is made again is another model, which is converted and compared again."""
-    return tiny_model("bert_cls", tmp_path_factory.mktemp("tiny"))
+@pytest.fixture(params=["hashed", pytest.param("loaded", marks=pytest.mark.soak)])
+def tiny(request: pytest.FixtureRequest, surge: Command, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder `models/tiny` of a model. Workers hash the prompt and the text; those of `make soak` load the model,
+    which takes seconds for each pool.
+    """
+    folder = surge.root / "models" / "tiny"
+    if request.param == "loaded":
+        folder.parent.mkdir()
+        return tiny_model("bert_cls", surge.root / "made").rename(folder)
+    monkeypatch.setenv("PYTHONPATH", str(Path(faults.__file__).parent))
+    assert EncoderPool.__init__.__kwdefaults__
+    monkeypatch.setitem(EncoderPool.__init__.__kwdefaults__, "backend", "faults:FaultyBackend")
+    return model_folder(folder)
 
 
-def test_model_in_a_relative_folder_is_found_from_any_working_folder(surge: Command, tiny_bert: Path) -> None:
-    """Takes seconds: three pools load a model."""
-    shutil.copytree(tiny_bert, surge.root / "models" / "tiny")
+def test_model_in_a_relative_folder_is_found_from_any_working_folder(surge: Command, tiny: Path) -> None:
     write_partition(surge.root / "catalog", "a", 3)
     name = surge.json("embed", "catalog", "out", "--model", "models/tiny")["space"]
     assert name.startswith("tiny-")
     record = json.loads(surge.space_json().read_text())
-    assert (record["requested"]["model"], record["model_folder"]) == ("tiny", str(surge.root / "models" / "tiny"))
+    assert (record["requested"]["model"], record["model_folder"]) == ("tiny", str(tiny))
     surge.folder = surge.root / "elsewhere"
     surge.folder.mkdir()
     found = surge.json("search", "../out", "a number 2", "-k", 1, "--yes")
@@ -84,22 +94,21 @@ def test_model_in_a_relative_folder_is_found_from_any_working_folder(surge: Comm
 
 
 def test_space_made_before_the_models_prompts_were_used_is_searched_and_verified_with_its_own(
-    surge: Command, tiny_bert: Path
+    surge: Command, tiny: Path
 ) -> None:
-    """Takes seconds: pools load a model."""
-    model = shutil.copytree(tiny_bert, surge.root / "models" / "tiny")
     write_partition(surge.root / "catalog", "a", 3)
-    name = surge.json("embed", "catalog", "out", "--model", model)["space"]
-    settings = model / "config_sentence_transformers.json"
+    name = surge.json("embed", "catalog", "out", "--model", tiny)["space"]
+    settings = tiny / "config_sentence_transformers.json"
     prompts = {"prompts": {"query": "q: ", "passage": "p: "}, "default_prompt_name": None}
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | prompts))  # it resolves to others from now on
-    for given in (("--model", model), ("--yes",)):
+    before = json.loads(settings.read_text()) if settings.exists() else {}
+    settings.write_text(json.dumps(before | prompts))  # it resolves to others from now on
+    for given in (("--model", tiny), ("--yes",)):
         assert surge.json("search", "out", "a number 2", *given)["hits"][0]["score"] == pytest.approx(1, abs=1e-5)
         assert surge.json("verify", "catalog", "out", *given)["violations"] == []
-    assert surge.json("embed", "catalog", "out", "--model", model)["space"] != name, "begun, and not current"
+    assert surge.json("embed", "catalog", "out", "--model", tiny)["space"] != name, "begun, and not current"
     found = surge.json("search", "out", "a number 2", "--yes")
     assert (found["space"], found["hits"][0]["score"]) == (name, pytest.approx(1, abs=1e-5))
-    weights = next(model.rglob("*.safetensors"))
+    weights = next(tiny.rglob("*.safetensors"))
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
@@ -107,11 +116,10 @@ def test_space_made_before_the_models_prompts_were_used_is_searched_and_verified
     assert code == 2 and f"not into {name}: the model's content has changed." in error
 
 
-def test_space_is_searched_with_its_model_in_a_renamed_folder(surge: Command, tiny_bert: Path) -> None:
-    model = shutil.copytree(tiny_bert, surge.root / "models" / "tiny")
+def test_space_is_searched_with_its_model_in_a_renamed_folder(surge: Command, tiny: Path) -> None:
     write_partition(surge.root / "catalog", "a", 3)
-    name = surge.json("embed", "catalog", "out", "--model", model)["space"]
-    found = surge.json("search", "out", "a number 2", "--model", model.rename(model.with_name("renamed")))
+    name = surge.json("embed", "catalog", "out", "--model", tiny)["space"]
+    found = surge.json("search", "out", "a number 2", "--model", tiny.rename(tiny.with_name("renamed")))
     assert (found["space"], found["hits"][0]["id"]) == (name, "a-2")
 
 

