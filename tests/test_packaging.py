@@ -59,6 +59,14 @@ def test_definitions_load_without_packages_that_take_seconds_to_import() -> None
     assert result.stdout.split() == []
 
 
+def test_encoder_worker_begins_without_packages_that_its_model_may_not_need() -> None:
+    """Each GPU has such a process, and each worker that was lost is replaced by one."""
+    slow = {"torch", "transformers", "pandas", "pyarrow", "openvino", "sentence_transformers"}
+    command = f"import sys, surge_dagster.engine.encoder.worker.main; print(*sorted({slow!r} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", command], cwd="/", check=True, capture_output=True, text=True)
+    assert result.stdout.split() == []
+
+
 def test_wheel_holds_every_file_of_the_package(tmp_path: Path) -> None:
     """Takes seconds: it builds the wheel with the installed setuptools."""
     build = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"

