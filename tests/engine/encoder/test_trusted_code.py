@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, encode_texts
+from surge_dagster.engine.encoder.worker.loading import load_backend
 from surge_dagster.engine.encoder.worker.sentence_model import load_reference, reference_vectors
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.code import UntrustedCode
@@ -59,12 +62,26 @@ def trusted(folder: Path) -> EncodingSpec:
     return EncodingSpec(str(folder), trust_remote_code=told[1])
 
 
-@pytest.mark.usefixtures("cache_folder")
-def test_model_runs_with_the_code_that_its_refusal_names(folder: Path) -> None:
-    spec = trusted(folder)
+def in_process(spec: EncodingSpec) -> tuple[np.ndarray, float | None]:
+    space = spec.resolve()
+    loaded = load_backend(space, BackendSettings("cpu", "fp32", 2, 500), "auto", check_parity=True)
+    return encode_texts(loaded.backend, _TEXTS, space.dimension, space.dtype)[0], loaded.lowest_cosine
+
+
+def in_a_worker(spec: EncodingSpec) -> tuple[np.ndarray, float | None]:
+    """Takes ten seconds: the worker imports torch and sentence-transformers."""
     with EncoderPool(spec, devices="cpu") as pool:
-        vectors = encode(pool, _TEXTS)
-        assert pool.lowest_cosine is not None and pool.lowest_cosine >= 0.99999
+        return encode(pool, _TEXTS), pool.lowest_cosine
+
+
+@pytest.mark.usefixtures("cache_folder")
+@pytest.mark.parametrize("vectors_of", [in_process, pytest.param(in_a_worker, marks=pytest.mark.soak)])
+def test_model_runs_with_the_code_that_its_refusal_names(
+    folder: Path, vectors_of: Callable[[EncodingSpec], tuple[np.ndarray, float | None]]
+) -> None:
+    spec = trusted(folder)
+    vectors, lowest_cosine = vectors_of(spec)
+    assert lowest_cosine is not None and lowest_cosine >= 0.99999
     expected = reference_vectors(load_reference(spec.resolve(), "cpu"), spec.resolve(), _TEXTS)
     np.testing.assert_allclose(vectors, expected, atol=1e-5)
 
