@@ -21,6 +21,9 @@ from tests.small_catalogs import DIMENSION
 from tests.spaces import Spaces, embed_into_three_spaces
 
 if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadFileScheduling
+
     from tests.engine.store.object_server import ObjectServer
 
 AnyReport = TypeVar("AnyReport", pytest.TestReport, pytest.CollectReport)
@@ -42,27 +45,44 @@ _BEGUN_FIRST = (
     "engine/encoder/test_supervision.py",
     "dagster/test_nightly_runs.py",
     "dagster/test_checks.py",
-    "engine/encoder/test_zoo.py",
     "dagster/test_events.py",
     "dagster/test_failures.py",
-    "engine/encoder/test_architectures.py",
     "engine/test_resume.py",
     "dagster/test_runs.py",
     "engine/test_run_object_store.py",
     "engine/encoder/test_pool_endings.py",
-    "engine/encoder/test_prompts.py",
     "dagster/test_sensor.py",
     "test_cli.py",
     "dagster/test_removed_partitions.py",
     "engine/test_staged_runs.py",
-    "engine/encoder/test_mutations.py",
     "engine/test_run_faults.py",
     "dagster/test_upstream_asset.py",
     "dagster/test_refusals.py",
     "dagster/test_shards.py",
-    "engine/encoder/test_converted_models.py",
-    "engine/encoder/test_trusted_code.py",
 )
+
+
+# Those whose tests import sentence-transformers, which takes nine seconds: one of the processes runs them all.
+_OF_MODELS = {
+    f"tests/engine/encoder/{name}.py"
+    for name in (
+        *("test_architectures", "test_converted_models", "test_mutations", "test_prompts", "test_trusted_code"),
+        *("test_vectors", "test_zoo", "worker/test_pass_loop"),
+    )
+}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    """Keep the tests of real models together, as `--dist loadfile` keeps those of a file."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "models" if file in _OF_MODELS else file
+
+    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
