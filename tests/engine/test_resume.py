@@ -179,7 +179,8 @@ def test_run_after_a_kill_encodes_at_most_what_was_in_flight(
     assert not (found / STAGING).exists()
     for key, rows in CATALOG.items():
         one, other = (assert_embedded(place, space, key, rows) for place in (found, uninterrupted))
-        assert replace(one, rows_version=other.rows_version) == other, "all but the random name of its rows"
+        of_the_run = {name: getattr(other, name) for name in ("rows_version", "oldest_encoded_at")}
+        assert replace(one, **of_the_run) == other
     [workers] = [[int(pid) for pid in line[1:]] for line in lines if line[0] == "workers"]
     assert all_gone(workers)
 
