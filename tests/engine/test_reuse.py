@@ -316,6 +316,21 @@ class TestChanges:
         assert second.deleted.to_pylist() == [ROWS[n][0] for n in (3, 4, *range(50, 60))]
         assert second.previous_rows_version == version
 
+    def test_row_takes_the_vector_of_its_own_id_where_texts_are_equal(
+        self, output: Output, found: list[RowChanges | None]
+    ) -> None:
+        output.embed([("a", "equal"), ("b", "equal"), ("c", "other")], changes=True)
+        output.embed([("b", "equal"), ("c", "other"), ("a", "equal")], changes=True)
+        assert found[1] is not None and found[1].operations.tolist() == [0, 0, 0]
+
+    def test_rows_whose_old_vectors_are_not_trusted_have_changed(
+        self, output: Output, found: list[RowChanges | None]
+    ) -> None:
+        output.embed(ROWS, changes=True)
+        rewrite(output.path, lambda table: with_vectors(table, lambda matrix: matrix[:, ::-1]))
+        output.embed(ROWS[1:], changes=True)
+        assert found[1] is not None and set(found[1].operations.tolist()) == {2}
+
     def test_rows_that_were_encoded_again_have_changed(self, output: Output, found: list[RowChanges | None]) -> None:
         output.embed(ROWS, changes=True)
         output.embed(ROWS, changes=True, force=True)
