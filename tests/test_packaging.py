@@ -61,7 +61,7 @@ def test_definitions_load_without_packages_that_take_seconds_to_import() -> None
 
 def test_encoder_worker_begins_without_packages_that_its_model_may_not_need() -> None:
     """Each GPU has such a process, and each worker that was lost is replaced by one."""
-    slow = {"torch", "transformers", "pandas", "pyarrow", "openvino", "sentence_transformers"}
+    slow = {"torch", "transformers", "pandas", "pyarrow", "openvino", "tokenizers"}
     command = f"import sys, surge_dagster.engine.encoder.worker.main; print(*sorted({slow!r} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", command], cwd="/", check=True, capture_output=True, text=True)
     assert result.stdout.split() == []

@@ -17,7 +17,6 @@ from surge_dagster.engine.encoder.calibration import Calibration, calibration_na
 from surge_dagster.engine.encoder.devices import processor
 from surge_dagster.engine.encoder.worker import parity
 from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, encode_texts
-from surge_dagster.engine.encoder.worker.token_budget import set_token_budget
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.folder import ModelFacts, describe_model
 from surge_dagster.engine.model.spec import Space
@@ -81,6 +80,9 @@ def load_backend(space: Space, settings: BackendSettings, backend: str, check_pa
 
 
 def _attempt(space: Space, name: str, settings: BackendSettings, check_parity: bool, notes: tuple[str, ...]) -> Loaded:
+    # Imported here: a worker of another backend starts a fifth sooner without the tokenizers.
+    from surge_dagster.engine.encoder.worker.token_budget import set_token_budget
+
     made = _LOADERS[name](space, settings)
     _probe(made, space)
     calibration = _calibration(space, made, settings)
