@@ -39,7 +39,7 @@ def eventually(what: str, look: Callable[[], T | None], *, seconds: float = 60) 
     while not (seen := look()):
         if time.monotonic() > end:
             raise AssertionError(f"not within {seconds} s: {what}")
-        time.sleep(0.2)
+        time.sleep(0.5)  # each answer takes processor time of a server
     return seen
 
 
