@@ -74,7 +74,9 @@ class SuperBatchCall:
             if metrics is None:
                 return None
             rows = self._take_vectors(metrics)
-            self._call = self._submit(rows) if len(rows) else None
+            self._call = None  # its vectors must not be taken again where the pool refuses the next call
+            if len(rows):
+                self._call = self._submit(rows)
         return self.metrics
 
     def end(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,7 @@ from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.known_vectors import KnownVectors
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
+from surge_dagster.engine.errors import EncoderError
 from surge_dagster.engine.memory import ResultMemory
 from surge_dagster.engine.superbatch import OpenPartition, Segment, SuperBatch
 from surge_dagster.engine.superbatch_call import SuperBatchCall
@@ -162,3 +163,26 @@ def test_call_that_ends_early_counts_no_row_without_its_vector(tmp_path: Any) ->
         right = is_right(batch.slot, [text for each in partitions.values() for text in each])
         for segment in batch.segments:
             assert not call.is_encoded(segment) or right[segment.start : segment.stop].all()
+
+
+def test_rows_that_a_failed_pool_never_got_count_as_not_encoded(hash_pool: EncoderPool) -> None:
+    """A second call that the pool refuses must not be taken for done, neither by `result` nor by `end`."""
+    calls: list[Any] = []
+
+    def submit(slot: Slot, borders: np.ndarray | None = None, rows: np.ndarray | None = None) -> Any:
+        if calls:
+            raise EncoderError("the pool failed")
+        calls.append(hash_pool.submit(slot, borders, rows))
+        return calls[0]
+
+    texts = [f"text {row}" for row in range(8)]
+    old = -hash_vectors(texts, DIMENSION)
+    with batch_of(hash_pool, {"a": texts[:4], "b": texts[4:]}, known(list(range(8)), old, [0, 4])) as batch:
+        pool: Any = SimpleNamespace(submit=submit, precision="fp32")
+        call = SuperBatchCall(pool, batch, context())
+        for _ in range(2):
+            with suppress(EncoderError):
+                call.result()
+        call.end()
+        assert not any(call.is_encoded(segment) for segment in batch.segments)
+        assert call.metrics.texts == 2
