@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.output import previous_rows
 from surge_dagster.engine.output.publication import Publication
+from surge_dagster.engine.output.run_context import EncodingSpeed
 from surge_dagster.engine.report import Receipt
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources.partition import Partition
@@ -262,6 +264,37 @@ class TestCosts:
         monkeypatch.setattr(previous_rows.Rate, "mean", 1e6)
         assert output.embed(ROWS[1:]).rows_reused == 0
         output.check(ROWS[1:])
+
+    def test_slow_large_files_do_not_keep_small_ones_from_being_used(
+        self, hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Half a second per row to open a file, one second to encode a text, by a clock of the test's own."""
+        clock, read = SimpleNamespace(now=0.0), previous_rows._read_hashes
+
+        def slow(reader: Any) -> Any:
+            clock.now += reader.facts.rows * clock.row_seconds
+            return read(reader)
+
+        def embed(version: str) -> dict[str, int]:
+            sizes = {**{f"a{n}": 300 for n in range(4)}, **{f"b{n}": 10 for n in range(4)}}
+            partitions = [
+                partition_of(key, [*numbered_rows(key, sizes[key]), (version, version)], version=version)
+                for key in sizes
+            ]
+            run = make_run(hash_pool, partitions, tmp_path, force=version == "v1")
+            return {receipt.key: receipt.rows_reused for receipt in receipts(finish(run), "encoded")}
+
+        rows = {"a": 300, "b": 10}
+        monkeypatch.setattr(EncodingSpeed, "text_seconds", 1.0)
+        monkeypatch.setattr(previous_rows, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+        monkeypatch.setattr(previous_rows, "_read_hashes", slow)
+        embed("v1")
+        clock.row_seconds = 0.5
+        assert all(reused == rows[key[0]] for key, reused in embed("v2").items())
+        clock.row_seconds, caplog.records[:] = 2, []
+        with caplog.at_level("INFO"):
+            assert {key for key, reused in embed("v3").items() if not reused} == {"a3", "b3"}
+        assert caplog.text.count("opening it would take longer than encoding") == 2
 
     def test_old_file_that_does_not_fit_is_not_used(self, output: Output, monkeypatch: pytest.MonkeyPatch) -> None:
         output.embed(ROWS)

@@ -16,6 +16,7 @@ import contextlib
 import logging
 import random
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -68,10 +69,23 @@ class Rate:
 
 @dataclass(slots=True)
 class ReadingRates:
-    """What reading old files costs in this run: opening one with its hashes, and reading the vectors of a row group."""
+    """What reading old files of about the same rows costs: opening one with its hashes, and reading the vectors of a
+    row group.
+    """
 
     opening: Rate = field(default_factory=Rate)
     groups: Rate = field(default_factory=Rate)
+
+
+class RatesBySize(defaultdict[int, ReadingRates]):
+    """The rates of a run: what large files cost says nothing about small ones."""
+
+    def __init__(self) -> None:
+        super().__init__(ReadingRates)
+
+    def of(self, rows: int) -> ReadingRates:
+        """The rates of files with up to twice as many rows as the same power of two."""
+        return self[rows.bit_length()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +103,7 @@ class PreviousRows:
         reader: the open file.
         space: of the file.
         partition: that is gathered; `distrusted` is set where the file turns out to be damaged.
-        rates: of the run.
+        rates: of files of its size.
         text_seconds: what encoding a text costs.
         reuse: whether vectors are taken from it.
         comparison: by ids, where a change feed is wanted.
@@ -288,7 +302,7 @@ class PreviousRows:
 
 @contextlib.contextmanager
 def open_previous_rows(
-    context: RunContext, file: PublishedFile | None, partition: OpenPartition, rates: ReadingRates, *, reuse: bool
+    context: RunContext, file: PublishedFile | None, partition: OpenPartition, rates: RatesBySize, *, reuse: bool
 ) -> Iterator[PreviousRows | None]:
     """The rows of a partition's old file; None where nothing of it is needed, or where it cannot be used.
 
@@ -301,8 +315,15 @@ def open_previous_rows(
         yield None
         return
     facts, text_seconds = file.facts, context.speed.text_seconds
+    same_size = rates.of(facts.rows)
     reuse = reuse and facts.precision == context.target.precision
-    reuse = reuse and facts.rows * text_seconds > rates.opening.mean
+    if reuse and facts.rows and facts.rows * text_seconds <= same_size.opening.mean:
+        reuse = False
+        log.info(
+            "partition %r: its old file of %d rows is not used, because opening it would take longer than encoding: "
+            "%.2g s, %.2g s per text",
+            *(partition.key, facts.rows, same_size.opening.mean, text_seconds),
+        )
     wants_changes = context.feed is not None and bool(facts.rows_version)
     previous: PreviousRows | None = None
     with contextlib.ExitStack() as opened:
@@ -310,11 +331,13 @@ def open_previous_rows(
             begun = time.perf_counter()
             try:
                 reader = opened.enter_context(_open(context, file))
-                previous = _previous_rows(context, reader, partition, rates, reuse=reuse, wants_changes=wants_changes)
+                previous = _previous_rows(
+                    context, reader, partition, same_size, reuse=reuse, wants_changes=wants_changes
+                )
             except UNUSABLE as error:
                 where = context.target.store.location(file.stored.name)
                 log.warning("%s: its vectors are not used: %s", where, first_line(error))
-            rates.opening.add(time.perf_counter() - begun)
+            same_size.opening.add(time.perf_counter() - begun)
         try:
             yield previous
         finally:
