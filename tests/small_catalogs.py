@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.errors import DataError
@@ -194,3 +195,23 @@ def published_files(output: Path, space: str) -> set[str]:
 def keys_of(events: Iterable[Any]) -> list[str]:
     """Keys of receipts or failures, sorted."""
     return sorted(event.key for event in events)
+
+
+def make_unreadable(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    """Have the system refuse to open what has `part` in its name in a local output; until `monkeypatch.undo()`."""
+    open_file, open_end = LocalStore.open, os.open
+
+    def refuse(name: object) -> None:
+        if part in str(name):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    def open_listed(store: LocalStore, name: str, listed: StoredObject | None = None) -> pa.NativeFile:
+        refuse(name)
+        return open_file(store, name, listed)
+
+    def open_path(path: Any, *flags: Any, **options: Any) -> int:
+        refuse(path)
+        return open_end(path, *flags, **options)
+
+    monkeypatch.setattr(LocalStore, "open", open_listed)
+    monkeypatch.setattr(os, "open", open_path)

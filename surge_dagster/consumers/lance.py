@@ -9,7 +9,7 @@ in memory for that. At the end it compacts the table, extends its indexes, and d
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pyarrow as pa
 from filelock import FileLock
 
 from surge_dagster.consumers.target import HandOver, OpenFeed, conformed, missing_extra
+from surge_dagster.engine.changes import Changes
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.files.rows import matrix_of
 
@@ -58,6 +59,10 @@ class LanceTable:
                 table.optimize()
             done.feed.confirm()
         return done
+
+    def forget(self, feed: Changes, partitions: Collection[str]) -> None:
+        feed.forget(partitions)
+        feed.confirm()
 
     def counts(self) -> dict[str, int]:
         table, counts = self._open(), dict[str, int]()

@@ -8,8 +8,8 @@ which the table got its first rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from surge_dagster.consumers.target import HandOver, OpenFeed, ahead, missing_extra
+from surge_dagster.engine.changes import Changes
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.files.rows import matrix_of
 from surge_dagster.engine.model.spec import Space
@@ -42,6 +43,7 @@ _TYPES = {  # the names that Postgres itself uses
 }
 _REQUIRED = ("partition", "id", "embedding")
 _ZERO = "\0"  # not in any text of Postgres
+_NAME_BYTES = 63 - len("_versions")  # Postgres cuts longer names
 
 
 class PgVectorTable:
@@ -74,6 +76,16 @@ class PgVectorTable:
                 self._build_index(connection)
         done.feed.confirm()
         return done
+
+    def forget(self, feed: Changes, partitions: Collection[str]) -> None:
+        query = self._sql(
+            "INSERT INTO {versions} (space, partition, version) SELECT %s, unnest(%s::text[]), '' "
+            "ON CONFLICT (partition) DO UPDATE SET version = ''"
+        )
+        with self._connected() as connection:
+            connection.execute(query, [feed.space.name, _storable(partitions)])
+        feed.forget(partitions)
+        feed.confirm()
 
     def counts(self) -> dict[str, int]:
         with self._connected() as connection:
@@ -275,6 +287,7 @@ class PgVectorTable:
             from pgvector.psycopg import register_vector
         except ImportError as error:
             raise missing_extra("pgvector", error) from error
+        self._require_names(psycopg)
         try:
             with psycopg.connect(self._dsn, autocommit=True) as connection:
                 connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
@@ -287,6 +300,20 @@ class PgVectorTable:
             raise TransientError(f"{self.place} does not answer: {first_line(error)}. Run again.") from error
         except psycopg.Error as error:
             raise ConfigError(f"{self.place} cannot be used: {first_line(error)}.") from error
+
+    def _require_names(self, psycopg: Any) -> None:
+        """Refuse a table or a dsn that cannot be; libpq's own message quotes the dsn, which may hold a password."""
+        if len(self._name.split(".")[-1].encode()) > _NAME_BYTES:
+            raise ConfigError(f"{self.place} has a name of more than {_NAME_BYTES} bytes. Choose a shorter one.")
+        is_dsn = False
+        with suppress(psycopg.ProgrammingError):
+            psycopg.conninfo.conninfo_to_dict(self._dsn)
+            is_dsn = True
+        if not is_dsn:
+            raise ConfigError(
+                "the dsn of pgvector is not one that libpq takes: postgresql://USER@HOST/DATABASE, or host=HOST "
+                "dbname=DATABASE. It is not shown, because it may hold a password."
+            )
 
     def _sql(self, query: str, **parts: Any) -> Composed:
         """A query with the names of the tables."""

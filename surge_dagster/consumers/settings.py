@@ -19,6 +19,7 @@ class _Target(BaseModel):
 class LanceDBSettings(_Target):
     """A table of an embedded LanceDB."""
 
+    table: str = Field("embeddings", pattern=r"^[A-Za-z0-9_.-]+$", description="as LanceDB takes it: name of the table")
     uri: str = Field(min_length=1, description="folder of the database, or a URL that LanceDB takes")
 
     def target(self) -> LanceTable:

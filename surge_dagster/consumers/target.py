@@ -6,7 +6,7 @@ columns partition, id, the other columns of the files, and embedding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -111,6 +111,17 @@ class Target(Protocol):
         Raises:
             ConfigError: the target cannot be used as it is set up.
             TransientError: it does not answer; the next time continues.
+        """
+        ...
+
+    def forget(self, feed: Changes, partitions: Collection[str]) -> None:
+        """Have the next hand-over load these partitions whole, because the table does not have their rows.
+
+        Args:
+            feed: that was applied last.
+
+        Raises:
+            SurgeError: as for `apply`.
         """
         ...
 

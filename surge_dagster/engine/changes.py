@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,12 +32,12 @@ from surge_dagster.engine.files.formats import PublishedFile, file_name
 from surge_dagster.engine.files.rows import OutputFile
 from surge_dagster.engine.loading import Embeddings, open_embeddings
 from surge_dagster.engine.output.change_files import MOST_IDS, ChangeFile, ChangeFiles
-from surge_dagster.engine.output.confirmations import confirm_versions, confirmed_versions
+from surge_dagster.engine.output.confirmations import confirm_versions, confirmed_versions, forget_elsewhere
 from surge_dagster.engine.output.tables import open_published
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.superbatch import ADDED
 from surge_dagster.engine.support.keys import encode_key
-from surge_dagster.engine.support.unreadable import UNREADABLE
+from surge_dagster.engine.support.unreadable import UNREADABLE, is_systems, not_given
 
 log = logging.getLogger(__name__)
 
@@ -67,10 +67,12 @@ class Changes:
             since = confirmed_versions(self.store, self.space.name, encode_key(consumer))
         self._since = dict(since or {})
         self.is_new = not any(self._since.values())
+        if self.is_new and consumer is not None:
+            forget_elsewhere(self.store, self.space.name, consumer)
         self._read: dict[str, str | None] = {}
         self._embeddings = embeddings
         # In this order: a change file is written before the file that it leads to.
-        self._found = embeddings.found()
+        self._found = embeddings.each_found()
         self._files = ChangeFiles(self.store, self.space.name)
 
     def __iter__(self) -> Iterator[PartitionChanges]:
@@ -120,6 +122,10 @@ class Changes:
         if self.consumer is None:
             raise ConfigError("only a named consumer can confirm; give changes(…, consumer=…), or keep its versions.")
         confirm_versions(self.store, self.space.name, self.consumer, self.versions)
+
+    def forget(self, partitions: Iterable[str]) -> None:
+        """Count these partitions as unknown to the consumer, so that the next look gives them whole."""
+        self._read |= dict.fromkeys(partitions, _UNKNOWN)
 
     def files(self) -> dict[str, PublishedFile]:
         """The present files, by key, of those partitions whose rows the consumer has (see `versions`)."""
@@ -200,6 +206,9 @@ class PartitionChanges:
         try:
             return self._read_chain(chain, reader.columns.field("id").type)
         except (InvalidFile, *UNREADABLE) as error:
+            # A consumer that dies within a whole partition needs it whole again: no error that may pass leads to one.
+            if is_systems(error) and not isinstance(error, FileNotFoundError):
+                raise not_given("a change file", error, self.partition) from error
             log.warning("partition %r is given whole: a change file cannot be used: %s", self.partition, error)
             return None
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from surge_dagster.engine.errors import ConfigError, DataError, SurgeError
+from surge_dagster.engine.errors import ConfigError, DataError, SurgeError, TransientError
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile
 from surge_dagster.engine.files.formats import SUFFIXES, PublishedFile, file_name
 from surge_dagster.engine.files.rows import carried_columns, check_schema, embedding_type
@@ -117,8 +117,15 @@ class Embeddings:
         """
         return {name: self._usable(name, file) for name, file in self._files.files().items()}
 
-    def refusal_of(self, name: str, error: InvalidFile | FileNotFoundError) -> SurgeError:
+    def each_found(self) -> dict[str, Found | TransientError]:
+        """The same, with the error in the place of each file that cannot be read now."""
+        files = self._files.each_file().items()
+        return {name: file if isinstance(file, TransientError) else self._usable(name, file) for name, file in files}
+
+    def refusal_of(self, name: str, error: InvalidFile | FileNotFoundError | TransientError) -> SurgeError:
         """The error about one file that cannot be loaded, naming its partition."""
+        if isinstance(error, TransientError):
+            return TransientError(f"partition {self._key(name)!r}: {error}", self._key(name))
         return self._refusal({name: error})
 
     def _loadable(self) -> list[PublishedFile]:

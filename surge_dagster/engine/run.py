@@ -22,7 +22,7 @@ from surge_dagster.engine.events import EventStream
 from surge_dagster.engine.memory import SLOTS, fit_memory
 from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.output.catalog_record import CatalogRecord
-from surge_dagster.engine.output.change_files import DEFAULT_KEEP_DAYS, wanted_feed
+from surge_dagster.engine.output.change_files import DEFAULT_KEEP_DAYS, ChangeFeed, wanted_feed
 from surge_dagster.engine.output.current_space import keep_current
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.publisher import Publisher
@@ -233,8 +233,9 @@ class EmbeddingRun:
             except BaseException as caught:
                 error = caught
             publisher.close()
-            if context.feed is not None and error is None and self._stop.requested_at is None:
-                context.feed.remove_passed(keep_days=self._keep_changes_days, keep_all=self._changes)
+            if error is None and self._stop.requested_at is None:
+                feed = context.feed or ChangeFeed(self._store, self.space.name)  # of consumers that are forgotten
+                feed.remove_passed(keep_days=self._keep_changes_days, keep_all=self._changes or context.feed is None)
         except BaseException as caught:
             error = error or caught
         finally:

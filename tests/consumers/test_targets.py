@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,43 @@ def test_table_follows_the_current_space(follower: Follower) -> None:
     follower = Follower(output, follower.target, space=output.space.name)
     follower.hand_over()
     follower.assert_equal()
+
+
+def test_table_has_vectors_of_one_space_when_an_earlier_space_is_current_again(follower: Follower) -> None:
+    output = follower.output
+    first, others = output.space, {row: f"{text} for another model" for row, text in TEXTS.items()}
+    second = claim_space(output.store, EncodingSpec("hash://8", document_prompt="passage: ").resolve())
+    for space, texts in ((second, others), (first, TEXTS)):
+        output.space = space
+        output.rows.clear()
+        output.write("a", texts)
+    rows = {first.name: {"a": dict(TEXTS)}, second.name: {"a": others}}
+    for space in (first, second, first):
+        output.rows = rows[space.name]
+        follower = Follower(output, follower.target, space=space.name)
+        follower.hand_over()
+        follower.assert_equal()
+
+
+def test_partitions_that_are_found_wrong_are_loaded_whole_by_the_next_hand_over(follower: Follower) -> None:
+    for key in ("a", "b"):
+        follower.output.write(key, TEXTS)
+    follower.hand_over()
+    if isinstance(follower.target, LanceTable):
+        table = follower.target._open()
+        assert table is not None
+        table.delete("partition = 'a' AND id = 'id-3'")
+        table.add(table.search().where("partition = 'b'").limit(1).to_arrow().set_column(0, "partition", [["c"]]))
+    else:
+        run(follower.target, "DELETE FROM products WHERE partition = 'a' AND id = 'id-3'")
+        run(follower.target, "INSERT INTO products SELECT 'c', id, text, embedding FROM products LIMIT 1")
+    done = follower.hand_over()
+    found = compare(done.feed, follower.target)
+    assert set(found.wrong) == {"a", "c"}
+    follower.target.forget(done.feed, found.wrong)
+    assert follower.hand_over().rows_sent == 10
+    follower.assert_equal()
+    assert follower.hand_over().partitions == 0
 
 
 def test_table_of_others_is_left_alone(follower: Follower) -> None:
@@ -196,3 +234,15 @@ class TestPostgres:
         with pytest.raises(TransientError, match="does not answer") as error:
             nobody.hand_over()
         assert "hunter2" not in str(error.value)
+
+    @pytest.mark.parametrize("dsn", ["postgres//a:hunter2@b/c", "postgresql://a:hunter2@[::1/c"])
+    def test_dsn_that_libpq_does_not_take_is_not_shown(self, follower: Follower, dsn: str) -> None:
+        with pytest.raises(ConfigError, match="the dsn of pgvector is not one that libpq takes") as error:
+            Follower(follower.output, PgVectorTable(dsn)).hand_over()
+        assert "hunter2" not in "".join(traceback.format_exception(error.value)).replace(repr(dsn), "")
+
+    def test_name_that_postgres_would_cut_is_refused(self, follower: Follower) -> None:
+        target = follower.target
+        assert isinstance(target, PgVectorTable)
+        with pytest.raises(ConfigError, match="has a name of more than 54 bytes"):
+            Follower(follower.output, PgVectorTable(target._dsn, "public." + "x" * 55)).hand_over()

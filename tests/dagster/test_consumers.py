@@ -53,6 +53,13 @@ def test_table_follows_the_embeddings_and_is_compared_with_the_files(bench: Work
     assert ran.success and table.counts() == {"a": 3, "b, 50%": 3}
     assert set(table.vectors("a", ["id-0", "id-2", "new"])) == {"id-0", "new"}
 
+    opened = table._open()
+    assert opened is not None
+    opened.delete("partition = 'a' AND id = 'new'")
+    found = hand_over(bench).checks()[CHECK]
+    assert not found.passed and "the next hand-over loads 1 partition whole" in str(found.description)
+    assert hand_over(bench).checks()[CHECK].passed and table.counts()["a"] == 3
+
     bench.file("a").write_bytes(b"x")
     ran = hand_over(bench)
     assert not ran.success and "1 partition could not be handed over" in ran.failure() and "'a'" in ran.failure()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.files.formats import FileFormat
 from tests.engine.feeds import Applied, Output, apply
+from tests.small_catalogs import make_unreadable
 
 TEXTS = {f"id-{row}": f"text {row}" for row in range(10)}
 
@@ -163,6 +164,38 @@ def test_damaged_file_is_refused_by_name_and_the_others_are_given(output: Output
     with pytest.raises(DataError, match="partition 'a'"):
         list(damaged)
     assert sum(map(len, whole)) == 11
+
+
+def test_file_that_cannot_be_read_is_refused_by_name_and_the_others_are_given(
+    output: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in ("a", "b"):
+        output.write(key, TEXTS)
+    make_unreadable(monkeypatch, output.name("a"))
+    feed = output.feed()
+    unreadable, whole = feed
+    with pytest.raises(TransientError, match=r"partition 'a': .*: Permission denied"):
+        list(unreadable)
+    assert sum(map(len, whole)) == 11
+    feed.confirm()
+    monkeypatch.undo()
+    assert [partition.partition for partition in output.feed()] == ["a"]
+
+
+def test_change_file_that_cannot_be_read_now_never_gives_a_whole_partition(
+    output: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output.write("a", TEXTS)
+    feed = output.feed()
+    apply(feed, {})
+    feed.confirm()
+    output.write("a", {**TEXTS, "id-1": "edited"})
+    make_unreadable(monkeypatch, "/rows/")
+    [partition] = output.feed()
+    with pytest.raises(TransientError, match="partition 'a': a change file could not be read: Permission denied"):
+        next(iter(partition))
+    monkeypatch.undo()
+    assert apply(output.feed(), {}) == [("change", "a", "id-1")]
 
 
 def test_file_that_was_replaced_since_the_look_is_left_to_the_next_one(output: Output) -> None:

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from surge_dagster.engine.files.facts import WRITER, InvalidFile, guarded_metadata, invalid_when_damaged
 from surge_dagster.engine.files.parquet import read_guarded
+from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.keys import encode_key
 
@@ -88,6 +89,24 @@ def confirm_versions(store: Store, space: str, consumer: str, versions: Mapping[
     name = f"{_folder(space)}/{encode_key(consumer)}.parquet"
     write_table(store, name, table, guarded_metadata(facts, FORMAT))
     store.sync(_folder(space))
+
+
+def forget_elsewhere(store: Store, space: str, consumer: str) -> None:
+    """Remove what a consumer has confirmed of other spaces, before its copy becomes one of this space.
+
+    Else it would be given only the latest changes when it comes back to such a space, and its copy would have vectors
+    of two spaces.
+
+    Args:
+        consumer: its name.
+
+    Raises:
+        TransientError, ConfigError: the store does not answer.
+    """
+    own = encode_key(consumer)
+    for other in list_spaces(store):
+        if other.name != space and own in consumers(store, other.name):
+            store.delete(f"{_folder(other.name)}/{own}.parquet")
 
 
 def write_table(store: Store, name: str, table: pa.Table, metadata: Mapping[bytes, bytes]) -> None:

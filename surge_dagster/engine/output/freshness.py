@@ -94,16 +94,26 @@ class OutputState:
         Raises:
             TransientError: one cannot be read now.
         """
+        found = self.each_file(keys)
+        for file in found.values():
+            if isinstance(file, TransientError):
+                raise file
+        return {name: file for name, file in found.items() if not isinstance(file, TransientError)}
+
+    def each_file(self, keys: Iterable[str] | None = None) -> dict[str, Found | TransientError]:
+        """The same, with the error in the place of each file that cannot be read now.
+
+        Raises:
+            StoreUnavailable: the store does not answer at all.
+        """
         names = sorted(self._listed) if keys is None else [name for name in self._names(keys) if name in self._listed]
         unread = [name for name in names if name not in self._found]
         # Loading the cache takes longer than reading a few files.
         with self._cached() if self.store.is_remote and len(unread) > CONCURRENT_READS else contextlib.nullcontext():
             self._read_all(names)
-        found: dict[str, Found] = {}
+        found: dict[str, Found | TransientError] = {}
         for name in names:
-            if name in self._unreadable:
-                raise self._unreadable[name]
-            file = found[name] = self._found[name]
+            file = found[name] = self._unreadable.get(name) or self._found[name]
             if isinstance(file, PublishedFile) and file.stored != self._listed[name]:
                 found[name] = FileNotFoundError(f"{self.store.location(name)!r} was replaced after it was listed")
         return found
