@@ -14,7 +14,7 @@ import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
@@ -96,7 +96,7 @@ class DeriveRun:
 
     Raises:
         ConfigError: such a space cannot be derived, or the parent holds no vectors to calibrate int8 with.
-        TransientError: a file of the parent cannot be read now.
+        StoreUnavailable: the store does not answer.
     """
 
     def __init__(
@@ -136,9 +136,9 @@ class DeriveRun:
             TransientError, ConfigError: the store does not answer, or its files cannot be listed.
         """
         report, requested = self.report, None if keys is None else list(keys)
-        parents = self._parents.files(requested)
+        parents = self._parents.each_file(requested)
         outputs = OutputState(self._store, self.space.name, self.space.file_format)
-        own = outputs.files(requested)
+        own = outputs.each_file(requested)
         todo: list[PublishedFile] = []
         for name, found in parents.items():
             try:
@@ -147,7 +147,11 @@ class DeriveRun:
                 yield self._fail(error)
                 continue
             before = own.get(self._own_name(file))
-            if isinstance(before, PublishedFile) and self._is_fresh(file, before):
+            if isinstance(before, TransientError):  # whether it is fresh is not known
+                yield self._fail(
+                    TransientError(f"partition {file.facts.partition_key!r}: {before}", file.facts.partition_key)
+                )
+            elif isinstance(before, PublishedFile) and self._is_fresh(file, before):
                 report.partitions_fresh += 1
                 yield self._receipt(before, "fresh")
             else:
@@ -172,7 +176,7 @@ class DeriveRun:
     def _usable(self) -> list[PublishedFile]:
         """All files of the parent that can be used."""
         usable = []
-        for name, found in self._parents.files().items():
+        for name, found in self._parents.each_file().items():
             with contextlib.suppress(DataError, TransientError):
                 usable.append(usable_file(self._store, self._parent, name, found))
         return usable
@@ -183,7 +187,7 @@ class DeriveRun:
         same_rows = facts.rows_version == rows_version_of(parent)
         return is_own and same_rows and facts.source_version == parent.facts.source_version
 
-    def _handle_removed(self, parents: Mapping[str, Found], own: Mapping[str, Found]) -> None:
+    def _handle_removed(self, parents: Collection[str], own: Mapping[str, Found | TransientError]) -> None:
         """Delete or report the files whose parent's file is not there any more."""
         for name, found in own.items():
             if self._parent.name + name.removeprefix(self.space.name) in parents:

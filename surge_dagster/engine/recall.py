@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from surge_dagster.engine.errors import DataError
+from surge_dagster.engine.errors import DataError, StoreUnavailable, TransientError
 from surge_dagster.engine.files.conversion import comparable, convert, cut
 from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.files.rows import matrix_of
@@ -55,14 +55,14 @@ def measure_recall(
 ) -> Recall | None:
     """Measure a space on a sample of its parent's rows, at most 64 MiB of them; None where it has fewer than two.
 
-    Damaged files give no rows.
+    Files that are damaged or cannot be read now give no rows.
 
     Args:
         files: of the parent.
         seed: the same seed draws the same rows of the same files.
 
     Raises:
-        TransientError: a file was replaced since it was listed, or cannot be read now.
+        StoreUnavailable: the store does not answer.
     """
     sample, partitions = _sample(store, parent, files, random.Random(seed))
     if len(sample) < 2:
@@ -119,7 +119,9 @@ def _sample(store: Store, parent: Space, files: Sequence[PublishedFile], draw: r
                 taken.append(matrix_of(batch)[: wanted - sum(map(len, taken))])
                 if sum(map(len, taken)) == wanted:
                     break
-        except DataError:
+        except StoreUnavailable:
+            raise
+        except (DataError, TransientError):
             continue
         parts += taken
         held += sum(map(len, taken))

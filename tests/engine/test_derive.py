@@ -18,7 +18,7 @@ from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.current_space import read_current
 from surge_dagster.engine.output.spaces import find_space, list_spaces
 from surge_dagster.engine.report import Failure
-from tests.small_catalogs import rewrite, with_vectors
+from tests.small_catalogs import make_unreadable, rewrite, with_vectors
 from tests.spaces import KEYS, ROWS, Spaces
 
 MODEL = "hash://16"
@@ -90,6 +90,22 @@ def test_damaged_file_of_the_parent_fails_its_partition_alone(made: Spaces) -> N
     assert [path.name for path in (made.root / "output" / run(made, "float16").space.name).glob("*.parquet")] == [
         "a.parquet"
     ]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "binary"])
+def test_file_of_the_parent_that_cannot_be_read_fails_its_partition_alone(
+    made: Spaces, monkeypatch: pytest.MonkeyPatch, dtype: DerivedDtype
+) -> None:
+    make_unreadable(monkeypatch, "/b.parquet")
+    found = derive(made, dtype)
+    assert (found["a"], found["c"]) == ("derived", "derived")
+    assert "partition 'b'" in found["b"] and "Permission denied" in found["b"]
+    monkeypatch.undo()
+    assert derive(made, dtype) == {"a": "fresh", "b": "derived", "c": "fresh"}
+    own = file_of(made, run(made, dtype).space, "b")
+    own.write_bytes(own.read_bytes())  # what was read of it is known no more
+    make_unreadable(monkeypatch, f"{own.parent.name}/b.parquet")
+    assert "Permission denied" in derive(made, dtype)["b"], "whether it is fresh is not known"
 
 
 def test_damaged_file_of_the_derived_space_is_derived_again(made: Spaces) -> None:

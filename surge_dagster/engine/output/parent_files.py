@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.errors import ConfigError, DataError
+from surge_dagster.engine.errors import ConfigError, DataError, StoreUnavailable, TransientError
 from surge_dagster.engine.files.conversion import cut
 from surge_dagster.engine.files.facts import InvalidFile
 from surge_dagster.engine.files.formats import SUFFIXES, PublishedFile, file_name, open_output_file
@@ -34,12 +34,12 @@ def rows_version_of(file: PublishedFile) -> str:
     return file.facts.rows_version or hashlib.blake2b(stored, digest_size=16).hexdigest()
 
 
-def usable_file(store: Store, parent: Space, name: str, found: Found) -> PublishedFile:
+def usable_file(store: Store, parent: Space, name: str, found: Found | TransientError) -> PublishedFile:
     """A file of the parent that is valid and in its own place.
 
     Raises:
         DataError: it is damaged, or the file of another partition or space.
-        TransientError: it was replaced since it was listed.
+        TransientError: it was replaced since it was listed, or cannot be read now.
     """
     location = store.location(name)
     if isinstance(found, PublishedFile):
@@ -56,6 +56,8 @@ def usable_file(store: Store, parent: Space, name: str, found: Found) -> Publish
         key = encoded
     if isinstance(found, FileNotFoundError):
         raise replaced(location, key)
+    if isinstance(found, TransientError):
+        raise TransientError(f"partition {key!r}: {found}", key)
     raise DataError(key, f"its file {location!r} cannot be used: {reason}", _EMBED_AGAIN)
 
 
@@ -95,8 +97,8 @@ def find_ranges(
         wanted: the space that is to be derived, still without ranges.
 
     Raises:
-        ConfigError: there are no vectors.
-        TransientError: a file was replaced, or cannot be read now; damaged ones are left out.
+        ConfigError: there are no vectors; files that are damaged or cannot be read now are left out.
+        StoreUnavailable: the store does not answer.
     """
 
     def of_file(file: PublishedFile) -> np.ndarray | None:
@@ -106,8 +108,10 @@ def find_ranges(
                 vectors = cut(matrix_of(batch), wanted)
                 np.minimum(found[0], vectors.min(0), out=found[0])
                 np.maximum(found[1], vectors.max(0), out=found[1])
-        except DataError as error:  # its conversion reports it
-            log.info("not used to find the ranges of int8: %s", error)
+        except StoreUnavailable:
+            raise
+        except (DataError, TransientError) as error:
+            log.warning("the ranges of int8 are found without this partition, whose values may be clipped: %s", error)
             return None
         return found
 
