@@ -223,10 +223,12 @@ class DeriveRun:
         except StoreUnavailable:
             raise
         except (DataError, TransientError) as error:
+            error.key = error.key or file.facts.partition_key
             return error
         except OSError as error:
             reason = f"{self._store.location(self._own_name(file))!r} could not be written: {first_line(error)}"
-            return TransientError(f"partition {file.facts.partition_key!r}: {reason}. Run again.")
+            key = file.facts.partition_key
+            return TransientError(f"partition {key!r}: {reason}. Run again.", key)
 
     def _write(self, file: PublishedFile) -> PublishedFile:
         """Write the file of one partition.

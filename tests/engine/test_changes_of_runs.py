@@ -75,3 +75,18 @@ def test_changes_are_recorded_without_a_consumer_where_that_is_asked_for(
     catalog["a"] = [*catalog["a"][:10], ("new", "added")]
     embed(hash_pool, tmp_path, catalog, "v2", changes=True)
     assert len(apply(changes(tmp_path, since=feed.versions), target)) == 11 and target == expected(catalog)
+
+
+def test_old_change_files_of_a_forgotten_consumer_are_removed(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    catalog: dict[str, Rows] = {"a": numbered_rows("a", 5)}
+    embed(hash_pool, tmp_path, catalog, "v1")
+    feed = changes(tmp_path, "shop")
+    apply(feed, {})
+    feed.confirm()
+    embed(hash_pool, tmp_path, {"a": catalog["a"][:4]}, "v2")
+    for path in (tmp_path / ".changes").glob("*/consumers/*"):
+        path.unlink()
+    embed(hash_pool, tmp_path, {"a": catalog["a"][:3]}, "v3")
+    assert len(list((tmp_path / ".changes").glob("*/rows/*"))) == 1
+    embed(hash_pool, tmp_path, {"a": catalog["a"][:3]}, "v3", keep_changes_days=0)
+    assert not list((tmp_path / ".changes").glob("*/rows/*"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.derive import DeriveRun
-from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.files.conversion import convert, cut
 from surge_dagster.engine.model.derivation import DERIVED_DTYPES, DerivedDtype
 from surge_dagster.engine.model.spec import EncodingSpec, Space
@@ -106,6 +107,20 @@ def test_file_of_the_parent_that_cannot_be_read_fails_its_partition_alone(
     own.write_bytes(own.read_bytes())  # what was read of it is known no more
     make_unreadable(monkeypatch, f"{own.parent.name}/b.parquet")
     assert "Permission denied" in derive(made, dtype)["b"], "whether it is fresh is not known"
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), TransientError("disk is full")])
+def test_file_that_cannot_be_written_fails_its_partition_by_key(
+    made: Spaces, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise type(error)(*error.args)
+
+    monkeypatch.setattr("surge_dagster.engine.derive.write_rows", fail)
+    found = derive(made, "float16")
+    assert list(found) == list(KEYS) and not {"derived", "fresh"} & set(found.values())
+    monkeypatch.undo()
+    assert derive(made, "float16") == dict.fromkeys(KEYS, "derived")
 
 
 def test_damaged_file_of_the_derived_space_is_derived_again(made: Spaces) -> None:
