@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import threading
 import time
@@ -88,8 +89,16 @@ def complain(text: str) -> None:
 
 
 def print_json(document: dict[str, Any]) -> None:
-    """Print one JSON document as one line."""
-    print(json.dumps(document, default=str), flush=True)
+    """Print one JSON document as one line; numbers that JSON does not have, such as NaN, are null."""
+    print(json.dumps(_with_json_numbers(document), default=str), flush=True)
+
+
+def _with_json_numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_json_numbers(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_json_numbers(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def one_line(text: str, width: int = 110) -> str:

@@ -57,3 +57,8 @@ def test_package_runs_as_a_module(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "surge_dagster", "--version"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"surge-dagster {__version__}"
+
+
+def test_numbers_that_json_does_not_have_are_null(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.print_json({"hits": [{"columns": {"price": float("nan"), "sizes": [float("inf"), 1.5]}}]})
+    assert capsys.readouterr().out == '{"hits": [{"columns": {"price": null, "sizes": [null, 1.5]}}]}\n'

@@ -101,6 +101,14 @@ def _cosines(queries: np.ndarray, batch: pa.RecordBatch, space: Space) -> np.nda
     return queries @ matrix.T / np.maximum(np.linalg.norm(matrix, axis=1), _TINY)
 
 
+def _value(batch: pa.RecordBatch, name: str, row: int) -> Any:
+    """A value as an object of Python; a time that Python does not have, such as one of year 40,000, in words."""
+    try:
+        return batch.column(name)[row].as_py()
+    except (OverflowError, ValueError):
+        return batch.column(name).slice(row, 1).to_string(skip_new_lines=True).strip("[]")
+
+
 class _Nearest:
     """The `k` best hits of one query among the rows added so far."""
 
@@ -126,9 +134,7 @@ class _Nearest:
         for row in rows[: self._k].tolist():
             row_id = str(batch.column("id")[row].as_py())
             text = None if texts is None else texts[row].as_py()
-            hit = Hit(
-                float(scores[row]), key, row_id, text or "", {name: batch.column(name)[row].as_py() for name in carried}
-            )
+            hit = Hit(float(scores[row]), key, row_id, text or "", {name: _value(batch, name, row) for name in carried})
             candidates.append(((key, row_id) if text is None else text, hit))
         self._hits = {}
         for identity, hit in sorted(candidates, key=lambda candidate: -candidate[1].score):

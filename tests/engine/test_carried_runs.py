@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -279,3 +280,22 @@ def test_existing_files_stay_fresh_without_columns(hash_pool: EncoderPool, tmp_p
     assert [each.source_version for each in open_source(tmp_path / "in")] == [
         each.source_version for each in open_source(tmp_path / "in", selection=Selection(carried=()))
     ]
+
+
+def test_numbers_that_are_none_and_times_that_python_does_not_have_are_verified_and_found(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    further = {"p": pa.array([[float("nan"), 1.0]]), "far": pa.array([2**60], pa.timestamp("us"))}
+    table = pa.table({"id": ["1"], "text": ["one"], **further})
+    source = FrameCatalog({"k": table}, Selection(carried=("p", "far")))
+    run = make_run(hash_pool, source, tmp_path)
+    finish(run)
+    assert not [each for each in verify(source, open_store(tmp_path), run.space) if isinstance(each, Violation)]
+    [[hit]] = search(open_store(tmp_path), hash_pool, ["one"], 1)
+    assert "1152921504606846976" in hit.columns["far"], hit.columns
+
+
+def test_lists_of_a_lazy_frame_of_polars_are_carried(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    frame = pl.LazyFrame({"id": ["1", "2"], "text": ["a", "b"], "key": ["k", "k"], "tags": [["x", "y" * 20], None]})
+    finish(make_run(hash_pool, FrameTable(frame, ["key"], Selection(carried=("tags",))), tmp_path))
+    assert open_embeddings(tmp_path).dataset().to_table()["tags"].to_pylist() == [["x", "y" * 20], None]

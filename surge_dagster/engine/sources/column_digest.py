@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from surge_dagster.engine.support.columns import value_parts
+from surge_dagster.engine.support.values import value_streams
 
 _NULL = np.uint32(0xFFFFFFFF)  # the length of a null; no value is that long
 
@@ -42,13 +43,20 @@ class ColumnDigest:
                 first.update(_is_null(column).data)
                 second.update(_filled(column, 0).to_numpy(zero_copy_only=False).view(np.uint8).data)
             else:  # rare, and slow: values of nested types have no canonical buffers
-                for value in column.to_pylist():
-                    first.update(repr(value).encode("utf-8", "surrogatepass") + b"\0")
+                for row in range(len(column)):
+                    first.update(_shown(column, row) + b"\0")
 
     def hexdigest(self) -> str:
         """The digest so far, 32 hex digits."""
         head = b"surge.columns.1\0" + self._names + b"\0" + self._rows.to_bytes(8, "little")
         return hashlib.sha256(head + b"".join(stream.digest() for stream in self._streams)).hexdigest()[:32]
+
+
+def _shown(column: pa.Array, row: int) -> bytes:
+    try:
+        return repr(column[row].as_py()).encode("utf-8", "surrogatepass")
+    except (OverflowError, ValueError):  # a time that Python does not have, such as one of year 20,000
+        return b"".join(map(bytes, value_streams(column.slice(row, 1))))
 
 
 def _filled(column: pa.Array, value: object) -> pa.Array:

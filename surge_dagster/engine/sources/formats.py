@@ -14,7 +14,8 @@ import io
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -34,13 +35,17 @@ _DELIMITERS = (",", ";", "\t", "|")
 _HEAD_BYTES = 256 * 1024  # in which the header of a CSV file ends
 _BLOCK_BYTES = 2 * 1024 * 1024
 _LONGEST_ROW = 64 * 1024 * 1024
+_LONGEST_PARSED = 1024 * 1024  # line of JSON that is parsed into Python's objects
 # pyarrow reads 32 blocks ahead, so the large ones are for files with rows that need them.
 _CSV_BLOCKS = (1024 * 1024, 8 * 1024 * 1024)
 _BATCH_ROWS = 8192
 _BODY_BYTES = 256 * 1024 * 1024  # of an Arrow record batch, which is read as a whole
+_MOST_READ_ON_SECONDS = 0.2
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 _MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _FLATTEN = "Flatten it in the source."
+_WRITE_AGAIN = "Write the file again, then run again."
+_QUOTE = "Give that row as many values as the header has, those with a delimiter, quote or newline in quotes."
 _IN_ROW = re.compile(r" in row (\d+)$")
 
 
@@ -82,7 +87,8 @@ def batches(
         if is_systems(error):
             raise not_given(file.shown, error, key) from error
         row = f"row {found[1]}, " if (found := _IN_ROW.search(first_line(error))) and kind == "csv" else ""
-        raise problem(f"{row}cannot be read ({first_line(error)})", "Write the file again, then run again.") from error
+        remedy = _WRITE_AGAIN if "CSV parse error: Row" not in str(error) else _QUOTE
+        raise problem(f"{row}cannot be read ({first_line(error)})", remedy) from error
 
 
 class _Problem:
@@ -108,7 +114,8 @@ class _Problem:
                 known = ", ".join(visible(repr(each)) for each in names)
                 raise self(
                     f"has no column {name!r}; its columns are {known}",
-                    "Name the right ones with the settings id, text and partition_by (--id, --text, --partition-by).",
+                    "Name the right ones with the settings id, text, columns and partition_by (--id, --text, "
+                    "--columns, --partition-by).",
                 )
             if names.count(name) > 1:
                 raise self(f"has two columns {name!r}", "Rename one of them.")
@@ -245,9 +252,9 @@ def _csv(
     for block_bytes in _CSV_BLOCKS:
         options = pacsv.ReadOptions(use_threads=False, block_size=block_bytes)
         try:
-            with open_plain() as stream:
-                marked = pa.PythonFile(_WithLastRow(stream, last), mode="r")
-                for batch in _from_row(pacsv.open_csv(marked, options, parse, convert), done):
+            with open_plain() as stream, _WithLastRow(stream, last) as marked:
+                reader = pacsv.open_csv(pa.PythonFile(marked, mode="r"), options, parse, convert)
+                for batch in _from_row(reader, done):
                     if len(batch) and batch.column(0)[-1].as_py() == mark:
                         is_whole, batch = True, batch.slice(0, len(batch) - 1)
                     done += len(batch)
@@ -266,18 +273,38 @@ def _csv(
 
 
 class _WithLastRow(io.RawIOBase):
-    """A CSV file with one more row: a quote that is never closed swallows it, and pyarrow accepts such a file."""
+    """A CSV file with one more row: a quote that is never closed swallows it, and pyarrow accepts such a file.
+
+    pyarrow reads ahead on a thread of its own, also after an error. A process that ends while this thread is in
+    Python's code is aborted or hangs, so that leaving the context ends the file and lets the thread find out.
+    """
 
     def __init__(self, stream: pa.NativeFile, last: bytes) -> None:
         self._stream, self._last = stream, last
+        self._lock, self._is_left, self._has_ended = threading.Lock(), False, threading.Event()
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:  # waits for what is being read
+            self._is_left = True
+        self._has_ended.wait(_MOST_READ_ON_SECONDS)  # it does not read on where it holds as much as it may
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int | None = -1, /) -> bytes:
-        content = self._stream.read(size)
-        if not content:
-            content, self._last = self._last, b""
+        with self._lock:
+            content = b"" if self._is_left else self._content(size if size and size > 0 else _BLOCK_BYTES)
+            if not content:
+                self._has_ended.set()
+            return content
+
+    def _content(self, size: int) -> bytes:
+        """As many bytes as there are: a block that ended within the header would be refused."""
+        content = b""
+        while len(content) < size and (more := self._stream.read(size - len(content))):
+            content += more
+        room = size - len(content)
+        content, self._last = content + self._last[:room], self._last[room:]
         return content
 
 
@@ -287,7 +314,7 @@ def _header(head: bytes, columns: Sequence[str] | None) -> tuple[str, list[str]]
     found: dict[str, list[str]] = {}
     for delimiter in _DELIMITERS:
         with contextlib.suppress(csv.Error, StopIteration):
-            rows = csv.reader(io.StringIO(text), delimiter=delimiter)
+            rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
             found[delimiter] = next(row for row in rows if row)
     for delimiter, names in found.items():
         if columns is not None and set(columns) <= set(names):
@@ -317,14 +344,16 @@ def _json(
 
 def _lines(stream: pa.NativeFile, problem: _Problem) -> Iterator[bytes]:
     """Blocks of whole lines."""
-    rest = b""
-    while piece := stream.read(_BLOCK_BYTES):
-        end = piece.rfind(b"\n") + 1
+    rest, piece = b"", stream.read(_BLOCK_BYTES)
+    while piece:
+        following = stream.read(_BLOCK_BYTES)
+        end = piece.rfind(b"\n") + 1 if following else len(piece)
         if end:
             yield rest + piece[:end]
             rest = piece[end:]
         elif len(rest := rest + piece) > _LONGEST_ROW:
             raise problem(f"has a line of more than {_LONGEST_ROW:,} bytes", "Write one object per line.")
+        piece = following
     if rest.strip():
         yield rest
 
@@ -336,7 +365,8 @@ def _json_schema(block: bytes, columns: Sequence[str] | None, problem: _Problem)
     for number, line in enumerate(block.splitlines()):
         row: Any = None
         try:
-            row = json.loads(line)
+            is_long = columns is not None and len(line) > _LONGEST_PARSED
+            row = _examples(line, types) if is_long else json.loads(line)
         except ValueError:
             continue  # the reader that follows says what is wrong with it
         except RecursionError as error:
@@ -357,6 +387,21 @@ def _json_schema(block: bytes, columns: Sequence[str] | None, problem: _Problem)
     if nested is not None:
         raise problem(f"has lists or objects in column {nested!r}; expected plain values", _FLATTEN)
     return pa.schema([(name, kind or pa.string()) for name, kind in types.items()])
+
+
+def _examples(line: bytes, columns: Iterable[str]) -> dict[str, Any]:
+    """A value of the same type for each of these columns; Python's objects for a whole line take 20 times its bytes."""
+    return {name: _example(line, name) for name in columns}
+
+
+def _example(line: bytes, name: str) -> Any:
+    options = pajson.ReadOptions(use_threads=False, block_size=len(line) + 1)
+    for known, kind in _JSON_TYPES.items():
+        parse = pajson.ParseOptions(explicit_schema=pa.schema([(name, kind)]), unexpected_field_behavior="ignore")
+        with contextlib.suppress(pa.ArrowInvalid):
+            found = pajson.read_json(pa.BufferReader(line), options, parse)
+            return known() if found.num_rows and not found.column(0).null_count else None
+    return []
 
 
 _JSON_TYPES = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}

@@ -88,12 +88,26 @@ def without_dictionary(column: pa.Array) -> pa.Array:
 
 
 def canonical_type(kind: pa.DataType) -> pa.DataType:
-    """One type for all that differ in their layout alone; a column of nothing but nulls counts as strings."""
+    """One type for all that differ in their layout alone; a column of nothing but nulls counts as strings.
+
+    Integers become int64, but inside lists and structs keep their type.
+    """
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(_inner_type(kind.value_type))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_inner_type(kind.value_type), kind.list_size)
+    if pa.types.is_struct(kind):
+        return pa.struct([(each.name, _inner_type(each.type)) for each in kind.fields])
     if pa.types.is_null(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return pa.string()
     if pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind) or pa.types.is_binary_view(kind):
         return pa.binary()
     return pa.int64() if pa.types.is_integer(kind) and not pa.types.is_uint64(kind) else kind
+
+
+def _inner_type(kind: pa.DataType) -> pa.DataType:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return kind if pa.types.is_integer(kind) else canonical_type(kind)
 
 
 def carried_columns(key: str, batch: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:

@@ -134,3 +134,20 @@ def test_bytes_of_carried_columns_count_per_row() -> None:
     assert batch.carried_sizes is not None and batch.carried_sizes.tolist() == [116, 16]
     assert batch.value_bytes == 16 + 1 + 132
     assert batch.rows(1, 2).value_bytes == 8 + 1 + 16
+
+
+def test_lists_and_structs_have_one_layout_whoever_made_them() -> None:
+    given = {
+        "a": pa.array([["x"]], pa.large_list(pa.string_view())),  # of polars
+        "b": pa.array([{"c": ["x"]}], pa.struct([pa.field("c", pa.large_list(pa.large_string()), nullable=False)])),
+        "d": pa.array([["x"]], pa.list_(pa.dictionary(pa.int8(), pa.string()))),
+        "e": pa.array([["x"]], pa.list_(pa.field("element", pa.string(), nullable=False))),  # of files by Spark
+        "f": pa.array([["x"]], pa.list_(pa.string_view(), 1)),
+        "g": pa.array([[]], pa.list_(pa.null())),
+    }
+    [batch] = batches_of(Selection(carried=tuple(given)), id=["1"], text=["t"], **given)
+    assert batch.carried is not None
+    strings = pa.list_(pa.string())
+    kinds = [strings, pa.struct([("c", strings)]), strings, strings, pa.list_(pa.string(), 1), strings]
+    assert [str(kind) for kind in batch.carried.schema.types] == [str(kind) for kind in kinds]
+    assert carried(batch) == [{"a": ["x"], "b": {"c": ["x"]}, "d": ["x"], "e": ["x"], "f": ["x"], "g": []}]

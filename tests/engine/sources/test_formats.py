@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
+from surge_dagster.engine.sources import formats
 from surge_dagster.engine.sources.endings import is_source_file
 from surge_dagster.engine.sources.formats import batches
 from tests.engine.sources.source_files import COLUMNS, rows_in, source_file
@@ -99,6 +100,29 @@ class TestRows:
         (tmp_path / "p.jsonl").write_text('{"a": null, "b": 1, "c": 2}\n{"a": true, "b": 1, "c": 0.5}\n')
         assert rows_in(tmp_path / "p.jsonl", ["a", "b", "c"]) == [(None, 1, 2.0), (True, 1, 0.5)]
 
+    def test_last_row_without_a_newline_counts_among_the_first_values(self, tmp_path: Path) -> None:
+        (tmp_path / "p.jsonl").write_text('{"a": 20}\n{"a": 19.5}')
+        assert rows_in(tmp_path / "p.jsonl", ["a"]) == [(20.0,), (19.5,)]
+
+    def test_long_line_of_json_is_not_parsed_into_objects(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(formats, "_LONGEST_PARSED", 5)
+        monkeypatch.setattr(formats.json, "loads", lambda _: pytest.fail("parsed"))
+        (tmp_path / "p.jsonl").write_text('{"a": "2024-01-01", "b": 1, "c": 2.5, "d": true, "e": null, "x": [{}]}\n')
+        assert rows_in(tmp_path / "p.jsonl", list("abcde")) == [("2024-01-01", 1, 2.5, True, None)]
+        assert "lists or objects in column 'x'" in refused(tmp_path / "p.jsonl", ["x"])
+
+    @pytest.mark.parametrize(("text", "rows"), [("id,text", []), ("id,text\r1,a\r2,b\r", [("1", "a"), ("2", "b")])])
+    def test_header_alone_and_carriage_returns_are_read(self, tmp_path: Path, text: str, rows: list[Any]) -> None:
+        (tmp_path / "p.csv").write_bytes(text.encode())
+        assert rows_in(tmp_path / "p.csv", ["id", "text"]) == rows
+
+    def test_thread_that_reads_a_csv_file_ahead_finds_its_end_where_reading_was_given_up(self) -> None:
+        with formats._WithLastRow(pa.BufferReader(b"id\n1\n2\n"), b"end") as marked:
+            assert marked.read(4) == b"id\n1"
+        assert marked.read(4) == b""
+
     def test_endings_say_which_files_are_read(self) -> None:
         assert all(is_source_file(f"x/p.{ending}") for ending in [*ENDINGS, "CSV", "feather", "pq"])
         assert not any(map(is_source_file, ["csv", "p.txt", "p.gz", "p.parquet.gz", "p.csv.bz2", "p.csv~"]))
@@ -144,7 +168,7 @@ class TestRefusedFiles:
         ("text", "reason"),
         [
             ("", "is empty"),
-            ("id,text\n1,a\n2\n", "Expected 2 columns, got 1"),
+            ("id,text\n1,a\n2\n", "Expected 2 columns, got 1: 2). Give that row as many values as the header has"),
             ('id,text\n1,"a\n2,b\n', "a quote that is never closed"),
             ('id,text\n1,"a\n2,b', "a quote that is never closed"),
         ],
