@@ -8,7 +8,7 @@ import numpy as np
 
 from surge_dagster.consumers.target import Target
 from surge_dagster.engine.changes import Changes
-from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.errors import DataError, TransientError
 from surge_dagster.engine.files.rows import matrix_of
 
 SAMPLED_PARTITIONS = 50
@@ -42,7 +42,7 @@ def compare(feed: Changes, target: Target) -> Comparison:
         feed: read and applied.
 
     Raises:
-        SurgeError: a file is damaged.
+        SurgeError: the target cannot be read.
     """
     files, counts = feed.files(), target.counts()
     found = Comparison(sum(file.facts.rows for file in files.values()), sum(counts.values()))
@@ -62,6 +62,8 @@ def compare(feed: Changes, target: Target) -> Comparison:
                     found.wrong[key] = f"the row {row!r} is missing"
                 elif _bits(vectors[row]) != _bits(vector):
                     found.wrong[key] = f"the vector of the row {row!r} is not that of its file"
+    except DataError as error:
+        found.wrong[error.key] = f"its file is damaged: {error.reason}"
     except TransientError:
         pass  # a run replaces files meanwhile; the next hand-over compares again
     return found

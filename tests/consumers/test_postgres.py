@@ -1,0 +1,77 @@
+"""What is special about the table in Postgres."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from surge_dagster.consumers.postgres import PgVectorTable
+from surge_dagster.engine.errors import ConfigError
+from tests.consumers.scripts import TEXTS, Follower
+from tests.engine.feeds import Output
+
+
+@pytest.fixture
+def follower(tmp_path: Path, new_database: Callable[[], str]) -> Follower:
+    return Follower(Output(tmp_path / "out"), PgVectorTable(new_database(), "products"))
+
+
+def test_zero_byte_is_refused_by_name_and_stops_no_other(follower: Follower) -> None:
+    follower.output.write("a", {**TEXTS, "last": "zero \0 byte"})
+    follower.output.write("b", TEXTS)
+    done = follower.hand_over()
+    assert "partition 'a'" in str(done.failures["a"]) and "row 'last' has a zero byte" in str(done.failures["a"])
+    assert follower.target.counts() == {"b": 10}
+    follower.output.write("a", TEXTS)
+    follower.output.write("b", {**TEXTS, "id-9": "zero \0 byte", "new": "new"})
+    done = follower.hand_over()
+    assert list(done.failures) == ["b"] and follower.target.counts() == {"a": 10, "b": 10}
+
+
+def test_versions_are_those_of_the_table_when_the_confirmation_was_lost(follower: Follower) -> None:
+    follower.output.write("a", TEXTS)
+    follower.hand_over()
+    for path in follower.output.store.root.glob(".changes/*/consumers/*"):
+        path.unlink()
+    assert follower.hand_over().rows_sent == 0
+    follower.assert_equal()
+
+
+def test_index_is_built_once_the_table_has_rows(follower: Follower) -> None:
+    follower.output.write("a", TEXTS)
+    follower.hand_over()
+    follower.output.write("a", {"1": "one"})
+    follower.hand_over()
+    import psycopg
+
+    with psycopg.connect(follower.target._dsn) as connection:  # pyright: ignore[reportAttributeAccessIssue]
+        found = connection.execute("SELECT indexdef FROM pg_indexes WHERE tablename = 'products' ORDER BY 1")
+        indexes = [definition for (definition,) in found.fetchall()]
+    assert len(indexes) == 2 and "USING hnsw (embedding vector_cosine_ops)" in indexes[0]
+    follower.assert_equal()
+
+
+def test_server_that_does_not_answer_can_be_tried_again(follower: Follower) -> None:
+    from surge_dagster.engine.errors import TransientError
+
+    nobody = Follower(follower.output, PgVectorTable("postgresql://127.0.0.1:1/db?password=hunter2"))
+    with pytest.raises(TransientError, match="does not answer") as error:
+        nobody.hand_over()
+    assert "hunter2" not in str(error.value)
+
+
+@pytest.mark.parametrize("dsn", ["postgres//a:hunter2@b/c", "postgresql://a:hunter2@[::1/c"])
+def test_dsn_that_libpq_does_not_take_is_not_shown(follower: Follower, dsn: str) -> None:
+    with pytest.raises(ConfigError, match="the dsn of pgvector is not one that libpq takes") as error:
+        Follower(follower.output, PgVectorTable(dsn)).hand_over()
+    assert "hunter2" not in "".join(traceback.format_exception(error.value)).replace(repr(dsn), "")
+
+
+def test_name_that_postgres_would_cut_is_refused(follower: Follower) -> None:
+    target = follower.target
+    assert isinstance(target, PgVectorTable)
+    with pytest.raises(ConfigError, match="has a name of more than 54 bytes"):
+        Follower(follower.output, PgVectorTable(target._dsn, "public." + "x" * 55)).hand_over()
