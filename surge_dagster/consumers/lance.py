@@ -25,6 +25,7 @@ from surge_dagster.engine.files.rows import matrix_of
 _MERGED_BYTES = 128 * 1024 * 1024
 _DELETED_IDS = 10_000  # of one commit: they are named in its condition
 _KEY = ["partition", "id"]
+_MADE_HERE = {b"surge.table": b"1"}  # in the schema of each table that a hand-over has made
 
 
 class LanceTable:
@@ -47,6 +48,10 @@ class LanceTable:
     def apply(self, open_feed: OpenFeed) -> HandOver:
         with self._lock():
             table = self._open()
+            if table is not None and not _MADE_HERE.items() <= (table.schema.metadata or {}).items():
+                raise ConfigError(
+                    f"{self.place} has rows that no hand-over put there. Name another table, or drop this one."
+                )
             # Without a table, confirmations say nothing.
             done = HandOver(open_feed(since={}) if table is None else open_feed())
             if table is None or done.feed.is_new:
@@ -86,11 +91,8 @@ class LanceTable:
     def _load(self, done: HandOver, table: Any | None) -> None:
         """Make the table anew from the whole feed, in one commit."""
         columns = done.feed.columns
-        if table is not None and not {"partition", "id", "embedding"} <= set(table.schema.names):
-            raise ConfigError(
-                f"{self.place} has rows that no hand-over put there. Name another table, or drop this one."
-            )
         if columns is not None:
+            columns = columns.with_metadata(_MADE_HERE)
             steps = done.steps(lambda batch: conformed(batch, columns, self.place))
             reader = pa.RecordBatchReader.from_batches(columns, (step.rows for step in steps if step.rows is not None))
             self._connect().create_table(self._name, data=reader, mode="overwrite")
