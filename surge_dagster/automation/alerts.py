@@ -54,7 +54,7 @@ def webhook_alerts(names: CatalogNames, settings: Settings) -> list[dg.SensorDef
     )
     def sensor(context: dg.RunFailureSensorContext) -> None:
         run = context.dagster_run
-        ours = run.job_name in (*names.jobs, names.derive_job) or embeds(names, context.instance, run)
+        ours = run.job_name in names.jobs or embeds(names, context.instance, run)
         if not ours or run.tags.get(_WILL_RETRY_TAG) == "true":
             return
         keys = _failed_partitions(context.instance, run.run_id)

@@ -7,6 +7,7 @@ from typing import Any
 import dagster as dg
 
 from surge_dagster.orchestration.active_runs import active_runs, embeds
+from surge_dagster.orchestration.launch import RUN_TAGS
 from surge_dagster.orchestration.names import CatalogNames
 
 _SENSOR_SECONDS = 60
@@ -18,6 +19,7 @@ def hand_over_changes(names: CatalogNames, assets: list[dg.AssetKey]) -> tuple[d
         names.hand_over_job,
         selection=dg.AssetSelection.assets(*assets),
         executor_def=dg.in_process_executor,
+        run_tags=RUN_TAGS,
         description="Brings the tables that follow the embeddings up to date.",
     )
 

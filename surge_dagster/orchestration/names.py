@@ -132,8 +132,9 @@ class CatalogNames:
 
     @property
     def jobs(self) -> frozenset[str]:
-        """All jobs of the catalog."""
-        return frozenset((self.refresh_job, self.embed_job, self.check_job, self.switch_job, self.hand_over_job))
+        """All jobs of the catalog; those of tables and derived spaces exist where the settings list some."""
+        embedding = (self.refresh_job, self.embed_job, self.check_job, self.switch_job)
+        return frozenset((*embedding, self.hand_over_job, self.derive_job))
 
     @property
     def resource_keys(self) -> set[str]:

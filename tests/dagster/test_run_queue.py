@@ -32,4 +32,6 @@ def test_run_is_launched_again_if_its_process_died_and_not_if_data_were_bad(eage
 
 @pytest.mark.parametrize("job", sorted(NAMES.jobs))
 def test_no_job_is_retried_after_a_failure_of_an_op(bench: Workbench, job: str) -> None:
+    bench.settings["pgvector"] = {"dsn": "postgresql://127.0.0.1/shop", "table": "products"}
+    bench.settings["derived"] = [{"dtype": "int8"}]
     assert bench.definitions.resolve_job_def(job).run_tags["dagster/retry_on_asset_or_op_failure"] == "false"
