@@ -200,7 +200,9 @@ class _Reader:
 
     @contextlib.contextmanager
     def _held(self, size: int, beside: int = 0) -> Iterator[None]:
-        ledger, available = self._context.ledger, self._context.memory.beside_superbatch
+        # Gathered rows that have their vectors already wait for this stage too.
+        ledger = self._context.ledger
+        available = self._context.memory.beside_superbatch - self._aggregator.held_vector_bytes
         if size + beside > available:
             raise _NoRoom(
                 f"reading it takes {size + beside:,} bytes at a time and {available:,} are available; "

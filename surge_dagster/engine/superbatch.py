@@ -300,6 +300,12 @@ class Aggregator:
         """Bytes of ids, texts and overhead in the slot being filled."""
         return self._pending_bytes + (self._current.bytes if self._current else 0)
 
+    @property
+    def held_vector_bytes(self) -> int:
+        """Bytes of the vectors that rows in the slot being filled have already."""
+        held = [*self._pending, self._current] if self._current else self._pending
+        return sum(one.vector_bytes for one in held)
+
     def open(self, partition: OpenPartition) -> None:
         """Begin a partition; the one before must be closed or discarded."""
         if self._current is not None:

@@ -18,6 +18,7 @@ from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.files.formats import file_name
+from surge_dagster.engine.files.parquet import STRING_COPIES, ParquetFile
 from surge_dagster.engine.output import previous_rows
 from surge_dagster.engine.output.publication import Publication
 from surge_dagster.engine.output.run_context import EncodingSpeed
@@ -301,6 +302,32 @@ class TestCosts:
         monkeypatch.setattr(previous_rows, "_LOOKUP_BYTES", 1 << 40)
         assert output.embed(ROWS[1:]).rows_reused == 0
         output.check(ROWS[1:])
+
+    @pytest.mark.parametrize("beyond", [0, -70_000])
+    def test_copying_a_file_does_not_wait_for_vectors_that_wait_for_it(
+        self, output: Output, monkeypatch: pytest.MonkeyPatch, beyond: int
+    ) -> None:
+        """The file takes what is left beside a SuperBatch, or so much less as the gathered vectors take."""
+        rows = [(f"id-{n}", str(n)) for n in range(950)]
+        thresholds = Thresholds(b_min=1000, b_max=1000, b_min_bytes=24_000, b_max_bytes=24_000)
+
+        def run(version: str, rows: Rows) -> EmbeddingRun:
+            partitions = [partition_of("a", rows, version=version), partition_of("b", ROWS, version=version)]
+            return make_run(output.pool, partitions, output.root, thresholds)
+
+        finish(run("v1", rows))
+        second = run("v2", rows[1:])
+        left = second.memory.beside_superbatch - second.memory.reader - (1 + STRING_COPIES) * 40
+        try_reserve = second.ledger.try_reserve
+        monkeypatch.setattr(ParquetFile, "reading_bytes", lambda *_: left + beyond)
+
+        def reserve_at_once(size: int, cancelled: Any = None) -> None:
+            if not try_reserve(size):
+                raise AssertionError(f"nothing would release the {size:,} bytes that are waited for")
+
+        monkeypatch.setattr(second.ledger, "reserve", reserve_at_once)
+        found = {receipt.key: (receipt.action, receipt.rows_reused) for receipt in receipts(finish(second))}
+        assert found == {"a": ("encoded", 949), "b": ("republished", 0) if beyond else ("encoded", 60)}
 
     def test_old_rows_give_way_to_the_ids_of_a_grown_partition(
         self, output: Output, monkeypatch: pytest.MonkeyPatch
