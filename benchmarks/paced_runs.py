@@ -10,12 +10,19 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
+from types import TracebackType
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
 
 from surge_dagster.catalogs.synthetic import draw_texts
+from surge_dagster.engine.encoder.arena import Slot
+from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress
 from surge_dagster.engine.model.spec import EncodingSpec, Space
@@ -29,6 +36,7 @@ BACKEND = "benchmarks.paced_runs:PacedBackend"
 DIMENSION = 384
 # Read by the worker, which inherits the environment of the process that starts the pool.
 _SECONDS_PER_TEXT = "SURGE_BENCH_SECONDS_PER_TEXT"
+_SECONDS_PER_CALL = "SURGE_BENCH_SECONDS_PER_CALL"
 _BEHIND_SECONDS = 0.005  # that a late chunk may catch up; more would hide what delayed it
 _BATCH_ROWS, _BATCH_BYTES = 8192, 2 * 1024 * 1024
 
@@ -41,7 +49,9 @@ class PacedBackend:
 
     def __init__(self, space: Space, settings: BackendSettings) -> None:
         self._seconds_per_text = float(os.environ.get(_SECONDS_PER_TEXT, "0"))
-        self.detail = f"{self._seconds_per_text} s per text"  # each speed has a calibration of its own
+        per_call = float(os.environ.get(_SECONDS_PER_CALL, "0"))  # which the pool waits
+        # Each speed has a calibration of its own.
+        self.detail = f"{self._seconds_per_text} s per text, {per_call} s per call"
         self._due = 0.0
         self._vector = np.full(space.dimension, space.dimension**-0.5, space.dtype)
 
@@ -60,28 +70,90 @@ class PacedBackend:
         return ChunkMetrics(prepared, prepared, seconds)
 
 
+class PacedPool(EncoderPool):
+    """A pool whose calls take turns, each of them after a pause in which no worker encodes: c_ipc of the cost model.
+
+    Args:
+        call_seconds: the pause.
+        options: those of `EncoderPool`.
+    """
+
+    def __init__(self, spec: EncodingSpec, call_seconds: float, **options: Any) -> None:
+        self._call_seconds = call_seconds
+        self._turns = ThreadPoolExecutor(1, "paced-calls")
+        super().__init__(spec, **options)
+
+    def submit(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, slot: Slot, borders: np.ndarray | None = None, rows: np.ndarray | None = None
+    ) -> _PacedCall:
+        """See `EncoderPool.submit`."""
+        return _PacedCall(self._turns.submit(self._call, slot, borders, rows), self._call_seconds)
+
+    def _call(self, slot: Slot, borders: np.ndarray | None, rows: np.ndarray | None) -> EncodeCall:
+        time.sleep(self._call_seconds)
+        call = super().submit(slot, borders, rows)
+        call.result()
+        return call
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        self._turns.shutdown()
+
+
+class _PacedCall:
+    """A call that waits for its turn; its seconds are those of the call and the pause."""
+
+    def __init__(self, turn: Future[EncodeCall], call_seconds: float) -> None:
+        self._turn = turn
+        self._call_seconds = call_seconds
+
+    def result(self, timeout_seconds: float | None = None) -> EncodeMetrics | None:
+        try:
+            self._turn.result(timeout_seconds)
+        except TimeoutError:
+            return None
+        return self.metrics
+
+    def abandon(self) -> None:
+        self._turn.result()
+
+    @property
+    def encoded(self) -> list[tuple[int, int]]:
+        return self._turn.result().encoded
+
+    @property
+    def metrics(self) -> EncodeMetrics:
+        metrics = self._turn.result().metrics
+        return replace(metrics, encode_seconds=metrics.encode_seconds + self._call_seconds)
+
+
 @contextlib.contextmanager
 def paced_pool(
-    texts_per_second: float | None = None, dimension: int = DIMENSION, *, workers: int = 1
+    texts_per_second: float | None = None,
+    dimension: int = DIMENSION,
+    *,
+    workers: int = 1,
+    call_seconds: float = 0.0,
 ) -> Iterator[EncoderPool]:
-    """A pool with the encoder above; without a speed, which is that of one worker, it takes no time."""
-    before = os.environ.get(_SECONDS_PER_TEXT)
-    os.environ[_SECONDS_PER_TEXT] = str(1 / texts_per_second if texts_per_second else 0)
-    try:
-        with EncoderPool(
-            EncodingSpec(f"hash://{dimension}"), backend=BACKEND, devices=",".join(["cpu"] * workers)
-        ) as pool:
-            yield pool
-    finally:
-        if before is None:
-            del os.environ[_SECONDS_PER_TEXT]
-        else:
-            os.environ[_SECONDS_PER_TEXT] = before
+    """A pool with the encoder above; without a speed, which is that of one worker, it takes no time.
+
+    Args:
+        call_seconds: c_ipc, beside the pool's own; calls follow each other without a pause where it is 0.
+    """
+    spec, seconds = EncodingSpec(f"hash://{dimension}"), 1 / texts_per_second if texts_per_second else 0.0
+    options: dict[str, Any] = {"backend": BACKEND, "devices": ",".join(["cpu"] * workers)}
+    with (
+        patch.dict(os.environ, {_SECONDS_PER_TEXT: str(seconds), _SECONDS_PER_CALL: str(call_seconds)}),
+        PacedPool(spec, call_seconds, **options) if call_seconds else EncoderPool(spec, **options) as pool,
+    ):
+        yield pool
 
 
 def drawn_partitions(sizes: Sequence[int], mean_bytes: int = 47) -> Iterator[Partition]:
     """Partitions of these sizes, drawn while they are read and not kept."""
-    return (_partition(number, partial(_draw, number, size, mean_bytes)) for number, size in enumerate(sizes))
+    return (_partition(number, size, partial(_draw, number, size, mean_bytes)) for number, size in enumerate(sizes))
 
 
 def ready_partitions(count: int, texts: int) -> list[Partition]:
@@ -92,7 +164,7 @@ def ready_partitions(count: int, texts: int) -> list[Partition]:
     def read(start: int) -> Iterator[RowBatch]:
         yield RowBatch(ids, drawn.slice(start, texts))  # pyright: ignore[reportArgumentType]
 
-    return [_partition(number, partial(read, number * texts)) for number in range(count)]
+    return [_partition(number, texts, partial(read, number * texts)) for number in range(count)]
 
 
 def embed(
@@ -118,8 +190,8 @@ def embed(
     return run.report
 
 
-def _partition(number: int, read: Callable[[], Iterator[RowBatch]]) -> Partition:
-    return Partition(f"category-{number:06d}", "v1", read, lambda: "v1")
+def _partition(number: int, size: int, read: Callable[[], Iterator[RowBatch]]) -> Partition:
+    return Partition(f"category-{number:06d}", "v1", read, lambda: "v1", rows=int(size))
 
 
 def _draw(number: int, size: int, mean_bytes: int) -> Iterator[RowBatch]:

@@ -14,12 +14,13 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
+from unittest.mock import patch
 
 import numpy as np
 
@@ -116,7 +117,7 @@ class SentenceTransformersPool:
         gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if setting.device != "cpu" else []
         devices = gpus or ["cpu"] * cores
         self._model = _load_model(setting.folder, "cpu", {"torch_dtype": torch.float32})
-        with _environment(OMP_NUM_THREADS=str(max(1, cores // len(devices)))):
+        with patch.dict(os.environ, OMP_NUM_THREADS=str(max(1, cores // len(devices)))):
             self._pool = self._model.start_multi_process_pool(devices)
         for _ in devices:
             self._model.encode(setting.pilot[: 4 * len(devices)], pool=self._pool, chunk_size=1)
@@ -198,20 +199,6 @@ def _load_model(folder: Path, device: str, options: dict[str, Any]) -> Any:
 
     transformers_logging.disable_progress_bar()
     return SentenceTransformer(str(folder), device=device, local_files_only=True, model_kwargs=options)
-
-
-@contextlib.contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _exported(setting: Setting) -> Path:
