@@ -13,7 +13,7 @@ import dagster as dg
 from pydantic import Field
 
 from surge_dagster.derived_settings import DerivedSettings
-from surge_dagster.engine.derive import DeriveReport, DeriveRun
+from surge_dagster.engine.derive import DeriveRun
 from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
 from surge_dagster.engine.files.facts import desired_version
 from surge_dagster.engine.report import Failure, Receipt
@@ -119,7 +119,7 @@ def _run(
             run = DeriveRun(store, parent, each.dtype, each.dimension, removed=removed)
             _report(names, context, run, each, keys)
             failures += run.report.partitions_failed
-            context.log.info(_summary(run.report))
+            context.log.info(f"{run.report.space}: {run.report.in_words()}")
     except SurgeError as error:
         if isinstance(error, TransientError):
             raise dg.RetryRequested(_RETRIES, _RETRY_SECONDS) from error
@@ -162,15 +162,3 @@ def _report(
         elif isinstance(event, Failure):
             context.log.error(event.reason)
     flush()
-
-
-def _summary(report: DeriveReport) -> str:
-    recall = report.recall
-    measured = "" if recall is None else f"; recall@10 {recall.recall_at_10} among {recall.rows:,} rows"
-    if recall is not None and recall.rescored_at_10 is not None:
-        measured += f", {recall.rescored_at_10} with int8 rescoring"
-    removed = f", {len(report.partitions_removed):,} removed from the parent" if report.partitions_removed else ""
-    return (
-        f"{report.space}: {report.partitions_written:,} partitions written, {report.partitions_fresh:,} fresh, "
-        f"{len(report.partitions_failed):,} failed{removed}{measured}"
-    )

@@ -8,12 +8,10 @@ import typer
 
 from surge_dagster.command_settings import takes_settings
 from surge_dagster.command_spaces import describes_space, space_to_read
-from surge_dagster.engine.derive import DeriveReport, DeriveRun
+from surge_dagster.engine.derive import DeriveRun
 from surge_dagster.engine.model.derivation import DerivedDtype
 from surge_dagster.engine.output.current_space import named_space
-from surge_dagster.engine.recall import Recall
 from surge_dagster.engine.report import Failure
-from surge_dagster.engine.support.counts import counted
 from surge_dagster.settings import Settings
 from surge_dagster.terminal import Json, Quiet, complain, print_json, progress_bar, terminable
 
@@ -48,24 +46,7 @@ def derive(
     for key in report.partitions_removed if removed == "report" else ():
         complain(f"partition {key!r} was removed from {parent.name}; --removed delete deletes its file")
     if not quiet:
-        print(f"{_summary(report)}\nfiles are in {store.location(report.space)}")
+        print(f"{report.in_words()}\nfiles are in {store.location(report.space)}")
     if as_json:
         print_json(report.as_dict())
     raise typer.Exit(1 if report.partitions_failed else 0)
-
-
-def _summary(report: DeriveReport) -> str:
-    pace = f" in {report.convert_seconds:.1f} s ({report.rows_per_second:,.0f} rows/s)" if report.rows else ""
-    line = (
-        f"{counted(report.partitions_written, 'partition')} written, {report.partitions_fresh:,} fresh, "
-        f"{len(report.partitions_failed):,} failed; {counted(report.rows, 'row')} derived{pace}"
-    )
-    return line if report.recall is None else f"{line}\n{_in_words(report.recall)}"
-
-
-def _in_words(recall: Recall) -> str:
-    rescored = "" if recall.rescored_at_10 is None else f", {recall.rescored_at_10:.3f} with int8 rescoring"
-    return (
-        f"recall@10 against float32: {recall.recall_at_10:.3f}{rescored} ({recall.queries:,} rows as queries among "
-        f"{recall.rows:,} of {counted(recall.total_rows, 'row')}, in {counted(recall.partitions, 'partition')})"
-    )

@@ -11,11 +11,11 @@ values beyond them are clipped; `recall.py` measures what is lost.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
-from collections import deque
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
 from typing import Any, Literal
@@ -38,6 +38,7 @@ from surge_dagster.engine.output.spaces import claim_derived, find_derived, note
 from surge_dagster.engine.recall import Recall, measure_recall
 from surge_dagster.engine.report import Failure, Receipt
 from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.unreadable import first_line
 
 
@@ -72,6 +73,16 @@ class DeriveReport:
     @property
     def rows_per_second(self) -> float:
         return self.rows / self.convert_seconds if self.convert_seconds else 0.0
+
+    def in_words(self) -> str:
+        """The report for people, in a line, and the recall in another one."""
+        removed = f", {len(self.partitions_removed):,} removed from the parent" if self.partitions_removed else ""
+        pace = f" in {self.convert_seconds:.1f} s ({self.rows_per_second:,.0f} rows/s)" if self.rows else ""
+        line = (
+            f"{counted(self.partitions_written, 'partition')} written, {self.partitions_fresh:,} fresh, "
+            f"{len(self.partitions_failed):,} failed{removed}; {counted(self.rows, 'row')} derived{pace}"
+        )
+        return line if self.recall is None else f"{line}\n{self.recall.in_words()}"
 
     def as_dict(self) -> dict[str, Any]:
         """The report as the command prints it in JSON."""
@@ -199,17 +210,10 @@ class DeriveRun:
 
     def _converted(self, files: Iterable[PublishedFile]) -> Iterator[PublishedFile | DataError | TransientError]:
         """Derive files in several threads; what is published is durable before it is yielded."""
-        waiting: deque[Future[PublishedFile | DataError | TransientError]] = deque()
         pool = ThreadPoolExecutor(self._threads, thread_name_prefix="surge-derive")
-        source = iter(files)
+        results = pool.map(self._derive, files)
         try:
-            more = True
-            while more or waiting:
-                while more and len(waiting) < 16 * self._threads:
-                    more = (file := next(source, None)) is not None
-                    if file is not None:
-                        waiting.append(pool.submit(self._derive, file))
-                done = [waiting.popleft().result() for _ in range(min(len(waiting), 8 * self._threads))]
+            while done := list(itertools.islice(results, 8 * self._threads)):
                 self._store.sync(self.space.name)
                 yield from done
         finally:

@@ -22,6 +22,7 @@ from surge_dagster.engine.files.rows import matrix_of
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.parent_files import parent_rows
 from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.counts import counted
 
 K = 10
 QUERIES = 200
@@ -48,6 +49,13 @@ class Recall:
     rows: int
     partitions: int
     total_rows: int
+
+    def in_words(self) -> str:
+        rescored = "" if self.rescored_at_10 is None else f", {self.rescored_at_10:.3f} with int8 rescoring"
+        return (
+            f"recall@10 against float32: {self.recall_at_10:.3f}{rescored} ({self.queries:,} rows as queries among "
+            f"{self.rows:,} of {counted(self.total_rows, 'row')}, in {counted(self.partitions, 'partition')})"
+        )
 
 
 def measure_recall(

@@ -71,7 +71,5 @@ def _steps(space: Space) -> tuple[np.ndarray, np.ndarray]:
 def _to_int8(vectors: np.ndarray, starts: np.ndarray, steps: np.ndarray) -> np.ndarray:
     values = vectors - starts
     values /= steps
-    np.floor(values, out=values)
     np.clip(values, 0, 255, out=values)
-    values -= 128
-    return values.astype(np.int8)
+    return (values.astype(np.uint8) ^ 128).view(np.int8)  # rounded down, less 128
