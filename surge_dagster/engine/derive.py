@@ -127,12 +127,12 @@ class DeriveRun:
         self._parents = OutputState(store, parent.name, parent.file_format)
         wanted = parent.derive(dtype, dimension)
         space, calibrated = find_derived(store, wanted), 0
-        if space is None:
-            space = wanted
-            if dtype == "int8":
-                ranges, calibrated = find_ranges(store, parent, wanted, self._usable(), self._threads)
-                space = parent.derive(dtype, dimension, ranges)
-            keep_current(store, space)
+        if space is None and dtype == "int8":
+            ranges, calibrated = find_ranges(store, parent, wanted, self._usable(), self._threads)
+            # Another run may have found other ranges meanwhile.
+            space = find_derived(store, wanted) or parent.derive(dtype, dimension, ranges)
+        space = space or wanted
+        keep_current(store, space)
         claim_derived(store, space, {})
         self.space = space
         self.report = DeriveReport(space.name, parent.name, space.dtype, space.dimension, calibrated_rows=calibrated)
