@@ -22,7 +22,7 @@ from benchmarks.paced_runs import embed, paced_pool
 from benchmarks.shapes import SHAPES, write_model
 from surge_dagster.catalogs.synthetic import build_synthetic_catalog
 from surge_dagster.engine.calibrating import known_costs
-from surge_dagster.engine.calibration_run import calibrate, text_bytes_per_listed
+from surge_dagster.engine.calibration_run import calibrate, estimate_bytes
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.planner import plan
@@ -33,6 +33,7 @@ from surge_dagster.engine.thresholds import Thresholds
 
 MODELS = ("minilm", *SHAPES, "simulated")
 _SIMULATED_SPEED = 5_000.0  # texts per second of one worker
+_TOKENS = 11.0  # of a text of the synthetic catalog
 _MEAN_SIZE = 2_500 / 4  # texts of a partition: a quarter of the paper's, so that a short run has many
 _LARGEST_ERROR = 0.02
 
@@ -64,16 +65,15 @@ def _pool(model: str, workers: int, folder: Path) -> Iterator[EncoderPool]:
 
 def _case(pool: EncoderPool, sigma: float, seconds: float, repeats: int, folder: Path) -> Document:
     """One catalog, planned and then embedded `repeats` times."""
-    texts = max(100, round(seconds * pool.texts_per_second))
+    texts = max(100, round(seconds * pool.costs.workers / pool.costs.text_seconds(_TOKENS)))
     source, output = folder / f"catalog-{sigma}", folder / "output"
     build_synthetic_catalog(source, texts=texts, partitions=max(4, round(texts / _MEAN_SIZE)), sigma=sigma, seed=1)
     partitions = list(open_source(str(source)))
     calibrate(partitions, str(output), StorageOptions(), pool)
     store = open_store(output / f"{sigma}-0")
     bounds = EmbeddingRun(partitions, store, pool).bounds
-    scale = text_bytes_per_listed(partitions)
-    in_bytes = [scale * (partition.text_bytes or 0) for partition in partitions]
-    planned = plan([partition.rows or 0 for partition in partitions], in_bytes, known_costs(pool, store), bounds)
+    sizes, (text_bytes, beside_bytes) = [partition.rows or 0 for partition in partitions], estimate_bytes(partitions)
+    planned = plan(sizes, text_bytes, known_costs(pool, store), bounds, beside_bytes=beside_bytes)
     pinned = Thresholds(bounds.b_min, bounds.b_max, bounds.b_min_bytes, bounds.b_max_bytes, 0, bounds.first_b_min)
     reports = [embed(pool, partitions, open_store(output / f"{sigma}-{number}"), pinned) for number in range(repeats)]
     walls = [report.wall_seconds for report in reports]

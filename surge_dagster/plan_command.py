@@ -9,8 +9,8 @@ import numpy as np
 import typer
 
 from surge_dagster.command_settings import CATALOG, SPACE, start_pool, takes_settings
-from surge_dagster.engine.calibrating import known_costs, publish_costs
-from surge_dagster.engine.calibration_run import calibrate, text_bytes_per_listed
+from surge_dagster.engine.calibrating import io_costs, known_costs
+from surge_dagster.engine.calibration_run import calibrate, estimate_bytes
 from surge_dagster.engine.cost_model import CALL_SECONDS
 from surge_dagster.engine.encoder.costs import EncodeCosts
 from surge_dagster.engine.encoder.pool import EncoderPool
@@ -81,14 +81,15 @@ def plan(
     else:
         encode = EncodeCosts.given(call_seconds, 1 / texts_per_second, workers)
         vector_bytes = (settings.dimension or _USUAL_DIMENSION) * np.dtype(settings.dtype).itemsize
-        costs = RunCosts(encode, publish_costs([]), vector_bytes)
+        costs = RunCosts(encode, io_costs([]), vector_bytes)
         bounds = thresholds.resolve(encode.efficient_texts)
-    scale = text_bytes_per_listed(partitions)
+    text_bytes, beside_bytes = estimate_bytes(partitions)
     made = make_plan(
         [partition.rows or 0 for partition in partitions],
-        [scale * (partition.text_bytes or 0) for partition in partitions],
+        text_bytes,
         costs,
         bounds,
+        beside_bytes=beside_bytes,
         memory=memory,
         price_per_hour=price_per_hour,
         deadline_seconds=seconds,
@@ -153,7 +154,7 @@ def _storage(made: Plan, costs: RunCosts) -> str:
     found = made.forecast
     if not found.publish_seconds:
         return "not measured yet on this output: --calibrate or the first run does; counted as free here"
-    serialize, upload = costs.publish.serialize.values, costs.publish.upload.values
+    serialize, upload = costs.io.serialize.values, costs.io.upload.values
     text = (
         f"a file costs {_time(serialize[0] + upload[0])} and a megabyte {_time(1e6 * (serialize[1] + upload[1]))} of a "
         f"thread; {found.overlap_ratio:.0%} of it hides behind encoding; it serves up to "

@@ -7,14 +7,14 @@ planner is what a run would.
 from __future__ import annotations
 
 import contextlib
-import math
 import random
-import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import SurgeError
@@ -23,11 +23,8 @@ from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.thresholds import Thresholds
 
-_SECONDS = 10.0
-_MOST_TEXTS = 1_000_000
-_SUPERBATCHES, _FIRST = 16, 16  # of such a run; the first one is so much smaller
+_SECONDS = 20.0
 _SAMPLED_PARTITIONS, _SAMPLED_ROWS = 16, 256  # so many large ones, and as many others
 _NAME = ".surge-calibration"
 
@@ -44,47 +41,49 @@ def calibrate(
 
     Args:
         output: where the run would write.
-        seconds: of encoding, about.
+        seconds: of encoding, after which no further partition is begun.
 
     Returns:
         The texts that were encoded for it.
     """
-    speed = pool.read_costs(anew=True)
-    wanted = min(_MOST_TEXTS, max(_SUPERBATCHES, math.ceil(seconds * speed.workers / speed.text_seconds())))
-    thresholds = Thresholds(
-        b_min=math.ceil(wanted / _SUPERBATCHES), first_b_min=wanted // (_SUPERBATCHES * _FIRST) or 1
-    )
-    chosen, texts = list[Partition](), 0
-    for partition in random.Random(0).sample(partitions, len(partitions)):
-        rows = min(partition.rows or _SAMPLED_ROWS, 2 * wanted // _SUPERBATCHES)
-        chosen.append(replace(partition, read=partial(_first_rows, partition, rows), rows=rows))
-        texts += rows
-        if texts >= wanted:
-            break
+    pool.read_costs(anew=True)
+
+    def chosen() -> Iterator[Partition]:
+        for partition in random.Random(0).sample(partitions, len(partitions)):
+            if run.report.encode_seconds >= seconds:
+                return
+            yield replace(partition, read=partial(_first_rows, partition, run.bounds.b_min), rows=None)
+
     with _temporary_store(output, options) as store:
-        run = EmbeddingRun(chosen, store, pool, thresholds, file_format=file_format)
+        # Forced, as a calibration that was killed may have left files in a bucket.
+        run = EmbeddingRun(chosen(), store, pool, file_format=file_format, force=True)
         for _ in run.events():
             pass
-    pool.read_costs()
     return run.report.texts_encoded
 
 
-def text_bytes_per_listed(partitions: Sequence[Partition]) -> float:
-    """Bytes of text for each byte that the source lists, from the first rows of some partitions; 1 where it lists none.
+def estimate_bytes(partitions: Sequence[Partition]) -> tuple[np.ndarray, float]:
+    """Bytes of text in each partition, and of a row beside its text, from the first rows of some of them.
 
     What a source lists is an estimate: the size of a Parquet file counts its other columns too.
     """
-    known = sorted((one for one in partitions if one.rows and one.text_bytes), key=lambda one: -(one.rows or 0))
+    known = sorted((one for one in partitions if one.rows), key=lambda one: -(one.rows or 0))
     largest, others = known[:_SAMPLED_PARTITIONS], known[_SAMPLED_PARTITIONS:]
-    found = listed = 0.0
+    read = list[tuple[float, float, float, float]]()  # of each partition its rows, text, what is beside it, and listed
     for partition in largest + random.Random(0).sample(others, min(len(others), _SAMPLED_PARTITIONS)):
         with contextlib.suppress(SurgeError, OSError):  # the run will say what is wrong with it
-            read = [(len(batch), len(batch.text_values)) for batch in _first_rows(partition, _SAMPLED_ROWS)]
-            rows = sum(count for count, _ in read)
+            batches = list(_first_rows(partition, _SAMPLED_ROWS))
+            rows = sum(map(len, batches))
             if rows:
-                found += (partition.rows or 0) * sum(size for _, size in read) / rows
-                listed += partition.text_bytes or 0
-    return found / listed if listed else 1.0
+                each, text = (partition.rows or 0) / rows, sum(len(batch.text_values) for batch in batches)
+                beside = sum(batch.value_bytes for batch in batches) - text
+                read.append((each * rows, each * text, each * beside, partition.text_bytes or 0.0))
+    rows, text, beside, listed = np.array(read, float).reshape(-1, 4).T
+    is_listed = listed > 0
+    scale = text[is_listed].sum() / listed.sum() if is_listed.any() else 1.0
+    of_row = text.sum() / max(1.0, rows.sum())
+    in_bytes = [scale * one.text_bytes if one.text_bytes else of_row * (one.rows or 0) for one in partitions]
+    return np.array(in_bytes, float), float(beside.sum() / max(1.0, rows.sum()))
 
 
 def _first_rows(partition: Partition, rows: int) -> Iterator[RowBatch]:
@@ -109,8 +108,5 @@ def _temporary_store(output: str, options: StorageOptions) -> Iterator[Store]:
                 store.delete(stored.name)
         return
     above = next(folder for folder in (Path(store.url), *Path(store.url).parents) if folder.is_dir())
-    folder = tempfile.mkdtemp(prefix=_NAME, dir=above)
-    try:
+    with tempfile.TemporaryDirectory(prefix=_NAME, dir=above, ignore_cleanup_errors=True) as folder:
         yield open_store(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -64,10 +64,8 @@ class CostConstants:
         return calls * self.call_seconds + texts / self.texts_per_second
 
     def alpha(self, partitions: int, texts: int) -> float:
-        """Cost of all calls of a run partition by partition, as a multiple of the cost of its texts."""
-        if texts == 0:
-            return math.inf if partitions else 0.0
-        return partitions * self.call_seconds * self.texts_per_second / texts
+        """Cost of all calls of a run partition by partition, as a multiple of the cost of its texts; 0 without any."""
+        return partitions * self.call_seconds * self.texts_per_second / texts if texts else 0.0
 
 
 class Recommendation(StrEnum):
@@ -81,11 +79,7 @@ class Recommendation(StrEnum):
 
 def speedup(alpha: float, flushes: int, partitions: int) -> float:
     """T_PBP / T_SURGE."""
-    if partitions == 0:
-        return 1.0
-    if math.isinf(alpha):
-        return partitions / max(1, flushes)
-    return (1 + alpha) / (1 + alpha * flushes / partitions)
+    return (1 + alpha) / (1 + alpha * flushes / partitions) if partitions else 1.0
 
 
 def flushes_upper_bound(texts: int, b_min: int) -> int:
@@ -121,33 +115,39 @@ class Flush:
     """What one SuperBatch holds; a partition that is divided among several counts in each of them.
 
     Attributes:
-        text_bytes: of its rows, as they were given.
-        reused: texts that have vectors already.
+        text_bytes: of its rows.
+        reused: texts that have vectors already; `compared` of them are encoded nevertheless.
     """
 
     texts: int
     partitions: int = 1
     text_bytes: float = 0.0
     reused: int = 0
+    compared: int = 0
 
 
 def predict_flushes(
-    sizes: Sequence[int] | np.ndarray, bounds: Bounds, row_bytes: Sequence[float] | np.ndarray | float = 0.0
+    sizes: Sequence[int] | np.ndarray,
+    bounds: Bounds,
+    text_bytes: Sequence[float] | np.ndarray | float = 0.0,
+    beside_bytes: float = 0.0,
 ) -> list[Flush]:
     """The SuperBatches that the aggregator will make of these partitions, in their order, if no row has a vector yet.
 
     Args:
         sizes: texts of each partition.
-        row_bytes: mean size of a row (id and text), of each partition or of all. The thresholds in bytes are met
-            exactly where the rows of a partition are of equal size.
+        text_bytes: mean size of a text, of each partition or of all. The thresholds in bytes are met exactly where the
+            rows of a partition are of equal size.
+        beside_bytes: mean size of a row's other columns.
     """
-    each = np.broadcast_to(np.asarray(row_bytes, dtype=float), np.shape(sizes)).tolist()
-    return list(_flushes(zip(np.asarray(sizes).tolist(), each, strict=True), bounds))
+    each = np.broadcast_to(np.asarray(text_bytes, dtype=float), np.shape(sizes)).tolist()
+    return list(_flushes(zip(np.asarray(sizes).tolist(), each, strict=True), bounds, beside_bytes))
 
 
-def _flushes(partitions: Iterator[tuple[int, float]], bounds: Bounds) -> Iterator[Flush]:
+def _flushes(partitions: Iterator[tuple[int, float]], bounds: Bounds, beside_bytes: float) -> Iterator[Flush]:
     made, pending, held_bytes = 0, Flush(0, 0), 0.0  # the bytes that the thresholds count: with overhead
-    for rows, row_bytes in partitions:
+    for rows, text_bytes in partitions:
+        row_bytes = text_bytes + beside_bytes
         size = rows * row_bytes + PARTITION_OVERHEAD_BYTES
         too_many = pending.texts + rows > bounds.b_max or held_bytes + size > bounds.b_max_bytes
         if pending.partitions and too_many:
@@ -155,10 +155,10 @@ def _flushes(partitions: Iterator[tuple[int, float]], bounds: Bounds) -> Iterato
             made, pending, held_bytes = made + 1, Flush(0, 0), 0.0
         room = _fitting_rows(bounds, row_bytes, PARTITION_OVERHEAD_BYTES)  # counted once, with the first rows
         while rows > room:  # oversized, so nothing is pending by now
-            yield Flush(room, 1, room * row_bytes)
+            yield Flush(room, 1, room * text_bytes)
             made, rows = made + 1, rows - room
             size, room = rows * row_bytes, _fitting_rows(bounds, row_bytes)
-        pending = Flush(pending.texts + rows, pending.partitions + 1, pending.text_bytes + rows * row_bytes)
+        pending = Flush(pending.texts + rows, pending.partitions + 1, pending.text_bytes + rows * text_bytes)
         held_bytes += size
         if pending.texts >= bounds.b_min_of(made) or held_bytes >= bounds.b_min_bytes:
             yield pending

@@ -73,10 +73,14 @@ class ReadAhead:
                 self._ready.get(timeout=_POLL_SECONDS)
 
     def _run(self) -> None:
+        io = self._context.exposed_io
+        begun, waited = time.perf_counter(), io.reader_seconds
         try:
             for item in self._items:
                 if isinstance(item, SuperBatch):
-                    self._put(item)
+                    seconds = time.perf_counter() - begun - (io.reader_seconds - waited)
+                    self._put(replace(item, read_seconds=seconds))
+                    begun, waited = time.perf_counter(), io.reader_seconds
                 else:
                     self._context.events.emit(item)
             self._put(None)

@@ -2,8 +2,7 @@
 
 The aggregator's rule makes SuperBatches of the sizes (`predict_flushes`), the fitted costs give the seconds of each
 stage for each of them, and `forecast` lets these pass the stages as a run does: one encodes while the one before it is
-published, and a slot is filled again when its SuperBatch is published. Reading is hidden behind encoding, except for
-the start and for the waits that earlier runs have shown.
+published and the next one is read, into the slot of the one before these.
 """
 
 from __future__ import annotations
@@ -36,15 +35,17 @@ _TOKENS_OF_TEXTS = (8, 32, 128, 512)
 
 
 @dataclass(frozen=True, slots=True)
-class PublishCosts:
-    """The costs of publishing SuperBatches to one kind of store; all 0 where nothing was published to it yet.
+class IoCosts:
+    """The costs of reading SuperBatches and publishing them to one kind of store; all 0 where that was not done yet.
 
     Attributes:
+        read: seconds of a partition, of a row, and of a row that keeps its old vector.
         serialize, upload: seconds of a file and of a byte, summed over threads.
         publish: seconds of a SuperBatch, of a file and of a byte, by the clock.
-        start_seconds: from the beginning of a run to its first encode call.
+        start_seconds: from the beginning of a run to its first encode call, without reading.
     """
 
+    read: Fit
     serialize: Fit
     upload: Fit
     publish: Fit
@@ -60,7 +61,7 @@ class RunCosts:
     """
 
     encode: EncodeCosts
-    publish: PublishCosts
+    io: IoCosts
     vector_bytes: int
 
 
@@ -87,23 +88,25 @@ def forecast(flushes: Sequence[Flush], costs: RunCosts) -> Forecast:
     """Predict the times of a run that makes these SuperBatches."""
     if not flushes:
         return Forecast()
-    texts, partitions, text_bytes, reused = np.array([astuple(flush) for flush in flushes], float).T
-    encoded_texts = (texts - reused) * (1 - costs.encode.equal_share)
+    texts, partitions, text_bytes, reused, compared = np.array([astuple(flush) for flush in flushes], float).T
+    encoded_texts = (texts - reused) * (1 - costs.encode.equal_share) + compared
     tokens = text_bytes * encoded_texts / np.maximum(texts, 1) * costs.encode.tokens_per_byte
-    calls = np.column_stack([encoded_texts > 0, encoded_texts, tokens]).astype(float)
-    encode, waited = costs.encode.fit.seconds(calls), encoded_texts * costs.encode.waited_per_text
     file_bytes = text_bytes + texts * costs.vector_bytes
-    publish = costs.publish.publish.seconds(np.column_stack([np.ones(len(flushes)), partitions, file_bytes]))
-    encoded, exposed, published = costs.publish.start_seconds, 0.0, list[float]()
+    read = costs.io.read.seconds(np.column_stack([partitions, texts, reused]))
+    encode = costs.encode.seconds(encoded_texts, tokens)
+    publish = costs.io.publish.seconds(np.column_stack([np.ones(len(flushes)), partitions, file_bytes]))
+    ready = encoded = costs.io.start_seconds
+    exposed, published = 0.0, list[float]()
     for index in range(len(flushes)):
-        ready = encoded + (waited[index] if index else 0.0)
-        stalled = max(0.0, published[index - SLOTS] - ready) if index >= SLOTS else 0.0
-        encoded, exposed = ready + stalled + encode[index], exposed + stalled
+        slot_free = published[index - SLOTS] if index >= SLOTS else 0.0
+        exposed += max(0.0, slot_free - max(ready, encoded))
+        ready = max(ready, slot_free) + read[index]
+        encoded = max(ready, encoded) + encode[index]
         published.append(max(encoded, published[-1] if published else 0.0) + publish[index])
     wall, all_encode, all_publish = float(published[-1]), float(encode.sum()), float(publish.sum())
     return Forecast(
         wall_seconds=wall,
-        margin_seconds=costs.encode.fit.margin(calls.sum(axis=0)),
+        margin_seconds=costs.encode.margin(encoded_texts, tokens),
         texts_per_second=float((texts - reused).sum()) / wall if wall else 0.0,
         encode_seconds=all_encode,
         publish_seconds=all_publish,
@@ -156,6 +159,7 @@ class Plan:
         call_seconds, text_seconds: c_ipc, and c_enc of a text of the catalog's mean length, on one worker.
         call_margin, text_margin: half of their 95 % confidence intervals; None where they were given.
         text_seconds_by_tokens: c_enc of texts of other lengths, with its margin.
+        alpha: the paper's, with the mean fixed cost of a call for one partition.
         break_even_texts: n*, which phi is measured against.
         partition_by_partition_seconds: encoding with one call per partition; `speedup` compares it with SuperBatches.
         peak_superbatch_bytes: lemma 3, of the largest SuperBatch that the sizes will make.
@@ -210,6 +214,7 @@ def plan(
     costs: RunCosts,
     bounds: Bounds,
     *,
+    beside_bytes: float = 0.0,
     memory: MemoryPlan | None = None,
     price_per_hour: float | None = None,
     deadline_seconds: float | None = None,
@@ -219,6 +224,7 @@ def plan(
 
     Args:
         text_bytes: of each partition.
+        beside_bytes: of a row: its id and the columns that travel with it.
         memory: how the run's memory is divided, where that is known.
         price_per_hour: of one machine.
         deadline_seconds: size a fleet that ends in time.
@@ -226,18 +232,16 @@ def plan(
     """
     counts, in_bytes = np.asarray(sizes, dtype=np.int64), np.asarray(text_bytes, dtype=float)
     partitions, texts, encode = len(counts), int(counts.sum()), costs.encode
-    flushes = predict_flushes(counts, bounds, in_bytes / np.maximum(counts, 1))
+    flushes = predict_flushes(counts, bounds, in_bytes / np.maximum(counts, 1), beside_bytes)
     found = forecast(flushes, costs)
     mean_bytes = float(in_bytes.sum()) / max(1, texts)
     mean_tokens = mean_bytes * encode.tokens_per_byte
     text_seconds = encode.text_seconds(mean_tokens)
-    model = CostConstants(encode.call_seconds, text_seconds, encode.workers)
-    alpha = model.alpha(partitions, texts)
-    phi, cv, gain = (
-        small_share(counts, model.break_even_texts),
-        variation(counts),
-        speedup(alpha, len(flushes), partitions),
-    )
+    of_texts = texts * text_seconds / encode.workers
+    own_calls = float(encode.seconds(counts, in_bytes * encode.tokens_per_byte).sum())  # one for each partition
+    own = CostConstants(max(0.0, own_calls - of_texts) / max(1, partitions), text_seconds, encode.workers)
+    alpha, break_even = own.alpha(partitions, texts), encode.break_even_texts(mean_tokens)
+    phi, cv, gain = small_share(counts, break_even), variation(counts), speedup(alpha, len(flushes), partitions)
     file_bytes = texts * (mean_bytes + costs.vector_bytes)
     if bandwidth is None and found.publish_seconds > 0:
         bandwidth = file_bytes / found.publish_seconds
@@ -246,7 +250,8 @@ def plan(
         served = max(1, int(bandwidth * text_seconds / (mean_bytes + costs.vector_bytes)))
     fleet = None
     if deadline_seconds is not None:
-        other = costs.publish.start_seconds + found.publish_seconds / max(1, len(flushes))
+        model = CostConstants(encode.superbatch_seconds, text_seconds, encode.workers)
+        other = costs.io.start_seconds + found.publish_seconds / max(1, len(flushes))
         fleet = size_fleet(model, texts, len(flushes), other, deadline_seconds, served)
     return Plan(
         forecast=found,
@@ -267,17 +272,17 @@ def plan(
         text_seconds_by_tokens={
             tokens: (encode.text_seconds(tokens), encode.text_margin(tokens)) for tokens in _TOKENS_OF_TEXTS
         },
-        partition_by_partition_seconds=model.seconds(partitions, texts),
+        partition_by_partition_seconds=own_calls,
         speedup=gain,
         alpha=alpha,
-        break_even_texts=model.break_even_texts,
+        break_even_texts=break_even,
         phi=phi,
         cv=cv,
         recommendation=recommend(phi, cv),
         verdict=verdict(phi, cv, gain),
         peak_superbatch_bytes=_lemma_3(max((flush.texts for flush in flushes), default=0), mean_bytes, costs),
         bound_superbatch_bytes=_lemma_3(bounds.b_max, mean_bytes, costs),
-        peak_resident_bytes=_peak_resident_bytes(flushes, memory) if memory else None,
+        peak_resident_bytes=_peak_resident_bytes(flushes, beside_bytes, memory) if memory else None,
         memory_limit_bytes=memory.limit if memory else None,
         workers_per_machine=served,
         cost_per_million_texts=price_per_hour * found.wall_seconds / texts / 3.6e-3
@@ -299,9 +304,12 @@ def _lemma_3(texts: int, mean_bytes: float, costs: RunCosts) -> int:
     return superbatch_bytes(texts, mean_bytes, costs.vector_bytes, itemsize=1)
 
 
-def _peak_resident_bytes(flushes: Sequence[Flush], memory: MemoryPlan) -> int:
+def _peak_resident_bytes(flushes: Sequence[Flush], beside_bytes: float, memory: MemoryPlan) -> int:
     """Of the reader and of the SuperBatches that are alive together: one filling, one encoding, one being published."""
-    strings = [math.ceil(flush.text_bytes) + flush.partitions * PARTITION_OVERHEAD_BYTES for flush in flushes]
+    strings = [
+        math.ceil(flush.text_bytes + flush.texts * beside_bytes) + flush.partitions * PARTITION_OVERHEAD_BYTES
+        for flush in flushes
+    ]
     each = [size + memory.result.of_rows(flush.texts, size) for flush, size in zip(flushes, strings, strict=True)]
     together = [sum(each[start : start + SLOTS]) for start in range(len(each))]
     return min(memory.limit, memory.reader + max(together, default=0))

@@ -53,6 +53,8 @@ class SuperBatchReport:
         texts: all of them, those included that have their vectors from old files.
         rows_reused: texts that have their vectors from old files.
         texts_deduplicated: texts that got the vector of an equal text of the same SuperBatch.
+        texts_computed: texts that the encode call was given; those too whose old vectors were compared with new ones.
+        read_seconds: of the reader, without its waits for memory.
         serialize_seconds, upload_seconds: summed over the publishing threads.
         publish_seconds: both together by the clock; `overlap_ratio` compares it with the encoding.
         fill_ratio: texts with new vectors / B_min.
@@ -83,6 +85,8 @@ class SuperBatchReport:
     texts_per_second: float
     rows_reused: int = 0
     texts_deduplicated: int = 0
+    texts_computed: int = 0
+    read_seconds: float = 0.0
     copy_seconds: float = 0.0
     duty_cycle: float = 1.0
     worker_idle_ratio: float = 0.0
@@ -253,6 +257,7 @@ class RunReport:
     copy_seconds: float = 0.0
     workers: int = 1
     replays: int = 0
+    read_seconds: float = 0.0
     serialize_seconds: float = 0.0
     upload_seconds: float = 0.0
     publish_seconds: float = 0.0
@@ -376,6 +381,7 @@ _OF_SUPERBATCHES = (
     "forward_seconds",
     "copy_seconds",
     "replays",
+    "read_seconds",
     "serialize_seconds",
     "upload_seconds",
     "publish_seconds",
@@ -450,10 +456,15 @@ class InFlight:
 
 
 class ExposedIo:
-    """Adds up the seconds in which the encoder waits for texts while the reader waits for storage."""
+    """Adds up the seconds in which the encoder waits for texts while the reader waits for storage.
+
+    Attributes:
+        seconds: of both.
+        reader_seconds: in which the reader waits.
+    """
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.seconds = self.reader_seconds = 0.0
         self._lock = threading.Lock()
         self._waiting: dict[str, float] = {}
 
@@ -466,6 +477,9 @@ class ExposedIo:
             yield
         finally:
             with self._lock:
+                now = time.perf_counter()
                 if len(self._waiting) == 2:
-                    self.seconds += time.perf_counter() - max(self._waiting.values())
-                del self._waiting[stage]
+                    self.seconds += now - max(self._waiting.values())
+                begun = self._waiting.pop(stage)
+                if stage == "reader":
+                    self.reader_seconds += now - begun

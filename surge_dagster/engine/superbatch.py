@@ -190,6 +190,7 @@ class SuperBatch:
             still lie in this one.
         vector_bytes: booked beside these: vectors that rows had from the start, then all that encoding and writing it
             take.
+        read_seconds: see `SuperBatchReport`.
     """
 
     index: int
@@ -197,6 +198,7 @@ class SuperBatch:
     segments: tuple[Segment, ...]
     held_bytes: int
     vector_bytes: int = 0
+    read_seconds: float = 0.0
 
     @property
     def texts(self) -> int:

@@ -38,7 +38,8 @@ _NO_EVENT = "NULL"
 _SUPERBATCHES_VERSION = "INITIAL"
 _SUPERBATCH_METRICS = (
     *("partitions", "texts", "text_bytes", "tokens", "padding_ratio", "truncated", "replays", "fill_ratio"),
-    *("encode_seconds", "tokenize_seconds", "forward_seconds", "copy_seconds", "serialize_seconds", "upload_seconds"),
+    *("encode_seconds", "tokenize_seconds", "forward_seconds", "copy_seconds"),
+    *("read_seconds", "serialize_seconds", "upload_seconds"),
     *("duty_cycle", "worker_idle_ratio", "compute_intensity", "overlap_ratio", "texts_per_second"),
     "peak_resident_bytes",
 )

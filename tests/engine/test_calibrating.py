@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from surge_dagster.engine.calibrating import (
-    Publishing,
+    Io,
     RunLog,
     calls_of,
+    io_costs,
+    io_of,
     known_costs,
-    publish_costs,
-    publishing_of,
     store_kind,
 )
-from surge_dagster.engine.calibration_run import calibrate, text_bytes_per_listed
+from surge_dagster.engine.calibration_run import calibrate, estimate_bytes
 from surge_dagster.engine.cost_model import predict_flushes
 from surge_dagster.engine.encoder.calibration import Calibration
 from surge_dagster.engine.encoder.costs import EncodeCosts, timed_calls
@@ -50,6 +50,8 @@ SOME = SuperBatchReport(
     fill_ratio=1.0,
     overlap_ratio=1.0,
     texts_per_second=50.0,
+    texts_computed=100,
+    read_seconds=0.25,
     encode_span=Span(1.0, 3.0, 2.0),
     serialize_span=Span(3.1, 3.4, 0.3),
     upload_span=Span(3.2, 3.6, 0.4),
@@ -123,7 +125,7 @@ def test_prediction_of_the_encoding_equals_what_an_encoder_of_fixed_costs_takes(
         finish(run)
         assert run.report.superbatches == len(predict_flushes(sizes, run.bounds))
         assert predicted.encode_seconds == pytest.approx(run.report.encode_seconds, rel=1e-4)
-        assert priced_pool.read_costs().call_seconds == pytest.approx(C_IPC, rel=1e-3)
+        assert priced_pool.costs.call_seconds == pytest.approx(C_IPC, rel=1e-3)
 
 
 def test_report_of_a_run_has_prediction_and_outcome_side_by_side(priced_pool: Any, tmp_path: Path) -> None:
@@ -149,14 +151,15 @@ def test_run_that_is_stopped_teaches_nothing(priced_pool: Any, tmp_path: Path) -
         run.stop()
     assert 0 < run.report.superbatches < 20
     assert run.report.predicted_wall_seconds is None
-    assert priced_pool.calibration.observations("runs cpu", 6) == []
+    assert priced_pool.calibration.observations("runs cpu", 5) == []
 
 
 def test_run_teaches_the_costs_of_publishing_to_its_store(priced_pool: Any, tmp_path: Path) -> None:
     finish(make_run(priced_pool, in_memory(catalog([60, 10, 80, 30])), tmp_path))
-    rows = priced_pool.calibration.observations("publishing local", 5)
+    rows = priced_pool.calibration.observations("io local", 8)
     assert [row[0] for row in rows] == [1, 2, 1]  # files of each SuperBatch
-    assert known_costs(priced_pool, open_store(tmp_path)).publish.publish.values.sum() > 0
+    costs = known_costs(priced_pool, open_store(tmp_path)).io
+    assert costs.publish.values.sum() > 0 and costs.read.values.sum() > 0
 
 
 def test_log_of_a_long_run_stays_small_and_predicts_all_of_it(priced_pool: Any, tmp_path: Path) -> None:
@@ -170,41 +173,41 @@ def test_log_of_a_long_run_stays_small_and_predicts_all_of_it(priced_pool: Any, 
     assert size < 1_000_000
     log.end(report)
     assert report.predicted_wall_seconds == pytest.approx((last + 2) * (C_IPC + C_TEXT * 100), rel=1e-4)
-    assert len(priced_pool.calibration.observations("runs cpu", 6)) == 256
+    assert len(priced_pool.calibration.observations("runs cpu", 5)) == 256
     assert priced_pool.calibration.observations("starts local", 1) == [[0.0]]
 
 
-def test_waits_for_the_reader_are_told_from_waits_for_storage() -> None:
-    begun = [1.0, 3.5, 6.0, 12.0]  # each takes two seconds; the fourth waits for the slot of the first
-    seen = [replace(SOME, index=index, encode_span=Span(at, at + 2, 2.0)) for index, at in enumerate(begun)]
-    seen[0] = replace(seen[0], upload_span=Span(3.0, 11.5, 8.5))
-    assert [call.waited_seconds for call in calls_of(seen)] == pytest.approx([0, 0.5, 0.5, 0.5])
-
-
-def test_only_texts_that_were_encoded_count() -> None:
-    [call] = calls_of([replace(SOME, rows_reused=20, texts_deduplicated=30, tokens=600)])
-    assert (call.texts, call.text_bytes, call.tokens, call.equal_texts) == (50, 2_350, 600, 30)
+def test_only_texts_that_were_encoded_count_also_those_that_were_compared() -> None:
+    [call] = calls_of([replace(SOME, rows_reused=20, texts_deduplicated=32, texts_computed=50, tokens=600)])
+    assert (call.texts, call.text_bytes, call.tokens, call.equal_texts) == (50, 2_350, 600, 32)
     costs = EncodeCosts.of([call], [], 1)
-    assert (costs.equal_share, costs.tokens_per_text) == (30 / 80, 12)
-    assert calls_of([replace(SOME, rows_reused=100)]) == []
+    assert (costs.equal_share, costs.tokens_per_text) == (32 / 82, 12)
+    assert calls_of([replace(SOME, rows_reused=100, texts_computed=0)]) == []
 
 
 def test_calls_whose_time_says_nothing_are_left_out() -> None:
-    assert calls_of([replace(SOME, replays=1), replace(SOME, texts=0), replace(SOME, encode_span=None)]) == []
+    assert calls_of([replace(SOME, replays=1), replace(SOME, encode_span=None)]) == []
 
 
 def test_publishing_does_not_count_the_wait_for_the_superbatch_before() -> None:
-    assert publishing_of(SOME, 64).publish_seconds == pytest.approx(0.4)  # its threads began 0.1 s after the call
-    assert publishing_of(SOME, 64).file_bytes == 4_700 + 6_400
+    assert io_of(SOME, 64).publish_seconds == pytest.approx(0.4)  # its threads began 0.1 s after the call
+    assert io_of(SOME, 64).file_bytes == 4_700 + 6_400
 
 
-def test_costs_of_files_and_bytes_are_told_apart() -> None:
-    shapes = [(1, 1e6), (50, 1e6), (10, 5e7), (200, 2e7)]
+def test_costs_of_files_rows_and_bytes_are_told_apart() -> None:
+    shapes = [(1, 700, 0, 1e6), (50, 700, 300, 1e6), (10, 40_000, 40_000, 5e7), (200, 9_000, 0, 2e7)]
     seen = [
-        Publishing(files, size, 2e-3 * files + 1e-9 * size, 5e-3 * files + 3e-9 * size, 0.02 + 2e-3 * files)
-        for files, size in shapes
+        Io(
+            *(files, texts, reused, size),
+            read_seconds=4e-3 * files + 1e-6 * texts + 5e-6 * reused,
+            serialize_seconds=2e-3 * files + 1e-9 * size,
+            upload_seconds=5e-3 * files + 3e-9 * size,
+            publish_seconds=0.02 + 2e-3 * files,
+        )
+        for files, texts, reused, size in shapes
     ]
-    found = publish_costs(seen, [0.1, 9.0, 0.2])
+    found = io_costs(seen, [0.1, 9.0, 0.2])
+    assert found.read.values == pytest.approx([4e-3, 1e-6, 5e-6])
     assert found.serialize.values == pytest.approx([2e-3, 1e-9])
     assert found.upload.values == pytest.approx([5e-3, 3e-9])
     assert found.publish.values == pytest.approx([0.02, 2e-3, 0], abs=1e-12)
@@ -223,14 +226,15 @@ def test_buckets_and_the_local_disk_have_costs_of_their_own(tmp_path: Path, monk
 def test_calibration_encodes_some_texts_forgets_earlier_runs_and_leaves_no_file(
     priced_pool: Any, tmp_path: Path
 ) -> None:
-    priced_pool.calibration.observe("runs cpu", [[1, 1, 1, 99.0, 0, 0.0]])
-    sizes = [400, 3, 50] * 10
+    priced_pool.calibration.observe("runs cpu", [[1, 1, 1, 99.0, 0]])
+    sizes = [70, 3, 50] * 80
     partitions = [replace(one, rows=rows) for one, rows in zip(in_memory(catalog(sizes)), sizes, strict=True)]
     encoded = calibrate(partitions, str(tmp_path / "not" / "there"), StorageOptions(), priced_pool, seconds=5.0)
-    assert 500 <= encoded < 570  # five seconds of them, and the rest of a partition
+    assert 500 <= encoded < sum(sizes)  # five seconds of them, and what was read ahead
     assert list(tmp_path.iterdir()) == []
     assert priced_pool.costs.call_seconds == pytest.approx(C_IPC, rel=1e-3)
-    assert len(priced_pool.calibration.observations("runs cpu", 6)) > 3  # from small SuperBatches to larger ones
+    first, second, *_ = priced_pool.calibration.observations("runs cpu", 5)
+    assert first[0] < second[0] < priced_pool.costs.efficient_texts  # from small SuperBatches to larger ones
 
 
 def test_listed_bytes_are_scaled_to_those_of_the_texts() -> None:
@@ -238,9 +242,14 @@ def test_listed_bytes_are_scaled_to_those_of_the_texts() -> None:
         replace(partition, rows=rows, text_bytes=40 * rows)
         for partition, rows in zip(in_memory(catalog([300, 20])), (300, 20), strict=True)
     ]
-    read = [len(text) for rows in catalog([300, 20]).values() for _, text in rows]
-    assert text_bytes_per_listed(partitions) == pytest.approx(sum(read) / (40 * 320), rel=0.01)
-    assert text_bytes_per_listed([replace(one, text_bytes=None) for one in partitions]) == 1.0
+    read = [sum(len(text) for _, text in rows) for rows in catalog([300, 20]).values()]
+    text_bytes, beside_bytes = estimate_bytes(partitions)
+    assert text_bytes == pytest.approx(np.array([300, 20]) * sum(read) / 320, rel=0.01)
+    assert 1 <= beside_bytes <= 3  # the digits of an id
+    unlisted, _ = estimate_bytes([replace(one, text_bytes=None) for one in partitions])
+    assert unlisted == pytest.approx(text_bytes)
+    assert estimate_bytes([replace(one, rows=None, text_bytes=None) for one in partitions])[0].tolist() == [0, 0]
+    assert estimate_bytes([])[0].tolist() == []
 
 
 def test_attempts_of_a_run_add_up_their_predictions() -> None:

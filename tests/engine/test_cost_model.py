@@ -177,8 +177,7 @@ def test_prediction_equals_the_flushes_of_the_aggregator(
                 emit(aggregator.add(RowBatch(pa.array(range(size), pa.int64()), texts)))
             emit(aggregator.close())
         emit(aggregator.finish())
-    row_bytes = [length + 8 for _, length in partitions]  # of text and id
-    predicted = predict_flushes([size for size, _ in partitions], bounds, row_bytes)
+    predicted = predict_flushes([size for size, _ in partitions], bounds, [length for _, length in partitions], 8)
     assert made == [(flush.texts, flush.partitions) for flush in predicted]
 
 

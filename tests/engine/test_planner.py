@@ -15,21 +15,26 @@ from surge_dagster.engine.cost_model import CostConstants, Flush, Recommendation
 from surge_dagster.engine.encoder.costs import EncodeCosts, Fit
 from surge_dagster.engine.memory import plan_memory
 from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.planner import PublishCosts, RunCosts, forecast, plan, size_fleet, verdict
+from surge_dagster.engine.planner import IoCosts, RunCosts, forecast, plan, size_fleet, verdict
 from surge_dagster.engine.report import RunReport
 from surge_dagster.engine.thresholds import Bounds, Thresholds
 
 MINILM = EncodeCosts.given(call_seconds=0.087, text_seconds=0.149e-3, workers=4)
-FREE = PublishCosts(Fit(np.zeros(2)), Fit(np.zeros(2)), Fit(np.zeros(3)))
+FREE = IoCosts(Fit(np.zeros(3)), Fit(np.zeros(2)), Fit(np.zeros(2)), Fit(np.zeros(3)))
 VECTOR = 384 * 4
 PAPER = Bounds(100_000, 500_000, 1 << 60, 1 << 60)
 
 
 def run_costs(
-    encode: EncodeCosts = MINILM, per_superbatch: float = 0.0, per_file: float = 0.0, start: float = 0.0
+    encode: EncodeCosts = MINILM,
+    per_superbatch: float = 0.0,
+    per_file: float = 0.0,
+    start: float = 0.0,
+    per_row: float = 0.0,
+    per_reused: float = 0.0,
 ) -> RunCosts:
-    publish = replace(FREE, publish=Fit(np.array([per_superbatch, per_file, 0.0])), start_seconds=start)
-    return RunCosts(encode, publish, VECTOR)
+    read, publish = Fit(np.array([0.0, per_row, per_reused])), Fit(np.array([per_superbatch, per_file, 0.0]))
+    return RunCosts(encode, replace(FREE, read=read, publish=publish, start_seconds=start), VECTOR)
 
 
 def test_plan_of_the_papers_run() -> None:
@@ -86,9 +91,20 @@ class TestForecast:
         # The fourth to sixth wait for the slots of the first to third, ready at 30, 45 and 70.
         assert found.exposed_io_seconds == pytest.approx((35 - 30) + (60 - 45) + (85 - 70))
 
-    def test_waits_for_the_reader_come_before_every_call_but_the_first(self) -> None:
-        slow_reader = replace(self.ENCODE, waited_per_text=0.5)
-        assert forecast([Flush(10)] * 3, run_costs(slow_reader)).wall_seconds == pytest.approx(3 * 11 + 2 * 5)
+    def test_reader_that_is_fast_enough_costs_its_first_superbatch_alone(self) -> None:
+        found = forecast([Flush(10)] * 3, run_costs(self.ENCODE, per_row=0.5))
+        assert found.wall_seconds == pytest.approx(5 + 3 * 11)
+
+    def test_reader_that_is_too_slow_sets_the_pace(self) -> None:
+        found = forecast([Flush(10, reused=5)] * 3, run_costs(self.ENCODE, per_row=1.0, per_reused=2.0))
+        assert found.wall_seconds == pytest.approx(3 * (10 + 10) + 6)
+        assert found.exposed_io_seconds == 0  # the encoder waits for the reader, which does not wait for storage
+
+    def test_reader_waits_for_a_slot(self) -> None:
+        found = forecast([Flush(9)] * 4, run_costs(self.ENCODE, per_row=1.0, per_superbatch=25.0))
+        # The third call ends at 9 + 30, and the slot of the first SuperBatch is free at 9 + 10 + 25.
+        assert found.exposed_io_seconds == pytest.approx(44 - 39)
+        assert found.wall_seconds == pytest.approx(9 + 10 + 4 * 25)
 
     def test_reused_rows_and_equal_texts_are_written_and_not_encoded(self) -> None:
         encode = replace(self.ENCODE, equal_share=0.25)
@@ -97,19 +113,22 @@ class TestForecast:
         assert found.publish_seconds == 6.0
         assert forecast([Flush(100, reused=100)], run_costs(self.ENCODE)).encode_seconds == 0
 
+    def test_reused_rows_that_are_compared_are_encoded_too(self) -> None:
+        assert forecast([Flush(100, reused=100, compared=3)], run_costs(self.ENCODE)).encode_seconds == 1 + 3
+
     def test_interval_is_that_of_all_calls_together(self) -> None:
-        covariance = np.diag([0.25, 0.0, 0.0])
-        unsure = replace(self.ENCODE, fit=Fit(np.array([1.0, 1.0, 0.0]), covariance))
+        covariance = np.diag([0.25, 0.0, 0.0, 0.0])
+        unsure = replace(self.ENCODE, fit=Fit(np.array([1.0, 0.0, 1.0, 0.0]), covariance))
         assert forecast([Flush(9)] * 4, run_costs(unsure)).margin_seconds == pytest.approx(1.96 * 4 * 0.5)
 
     @given(
         sizes=st.lists(st.integers(0, 3_000), min_size=1, max_size=40),
         per_file=st.floats(0, 0.1),
         more=st.floats(0, 0.1),
-        waited=st.floats(0, 1e-3),
+        per_row=st.floats(0, 1e-3),
     )
     def test_wall_time_is_at_least_each_stage_and_grows_with_each_cost(
-        self, sizes: list[int], per_file: float, more: float, waited: float
+        self, sizes: list[int], per_file: float, more: float, per_row: float
     ) -> None:
         flushes = predict_flushes(sizes, Bounds(1_000, 5_000, 1 << 60, 1 << 60), 40.0)
         encode = EncodeCosts.given(0.01, 1e-3, 1)
@@ -122,7 +141,7 @@ class TestForecast:
             run_costs(encode, per_file=per_file + more),
             run_costs(EncodeCosts.given(0.01 + more, 1e-3, 1), per_file=per_file),
             run_costs(EncodeCosts.given(0.01, 1e-3 + more, 1), per_file=per_file),
-            run_costs(replace(encode, waited_per_text=waited), per_file=per_file),
+            run_costs(encode, per_file=per_file, per_row=per_row),
         ):
             assert forecast(flushes, dearer).wall_seconds * (1 + 1e-9) >= found.wall_seconds
 

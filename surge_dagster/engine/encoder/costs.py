@@ -1,10 +1,14 @@
 """What encoding costs: c_ipc and c_enc of a pool, fitted to encode calls that were timed.
 
-    seconds of a call = c_ipc + texts·(c_text + c_token·tokens of a text) / G
+    seconds of a call = c_ipc + c_length·min(texts, 32) + texts·(c_text + c_token·tokens of a text) / G
+
+The second term is for the first texts of a call: most of them have a length of their own and so a forward pass of their
+own, which later texts of that length share. Without it calls of a few texts make large ones look a third too slow.
 
 A start times a few calls of growing size, with short texts and with long ones; runs add their SuperBatches. A time of
 two seconds varies by more than one of two milliseconds, so a call weighs 1/seconds: the fitted seconds of all calls
-together are then close to the measured ones, and a long run counts for more than a short measurement.
+together are then close to the measured ones, and a long run counts for more than a short measurement. The speed of a
+machine changes, so the calls of runs weigh less with each minute of encoding that came after them.
 """
 
 from __future__ import annotations
@@ -21,17 +25,20 @@ EFFICIENCY_LOSS = 0.01
 # Of one thread, for what each SuperBatch costs beside its encode call: a folder flush, events, records of its segments.
 # Where the encoder has all cores, as on a CPU, it is not hidden.
 SUPERBATCH_SECONDS = 0.01
+_LENGTHS = 32  # texts of a call until a new one mostly has the length of an earlier one
+_HALF_LIFE_SECONDS = 60.0  # of encoding, after which a call of a run weighs half
 _EQUAL = 1e-9
 _NORMAL_95 = 1.96
 _LEAST_SECONDS = 1e-9  # of a text, so that speeds are finite
 _SIZES = (1, 4, 16, 64, 256, 1024, 4096, 16_384)
 _MOST_WORDS = 170_000  # of a timed call
-_LONG_ENOUGH_SECONDS = 0.1
+_LONG_ENOUGH_SECONDS, _TOO_LONG_SECONDS = 0.1, 1.0
 _TEXT = (
     "steel bottle cotton shirt lamp oak table garden hose travel mug wool scarf desk chair ceramic bowl running shoe "
     "phone case glass jar bath towel ink pen leather belt camping stove rain jacket bread knife"
 )
-_SHORT_WORDS, _LONG_WORDS = (6, 10), (60, 100)  # of a product title, and of a paragraph
+# Words of a product title, and of a paragraph, with a number of texts that tells a call from its lengths and its texts.
+_SHORT, _LONG = (6, 10, 2 * _LENGTHS), (60, 100, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +48,6 @@ class Call:
     Attributes:
         texts, text_bytes, tokens: of the texts that were encoded.
         equal_texts: others, which got the vector of an equal one.
-        waited_seconds: before it, in which the pool had no texts because the reader was not ready.
     """
 
     texts: float
@@ -49,7 +55,6 @@ class Call:
     tokens: float
     seconds: float
     equal_texts: float = 0.0
-    waited_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +80,19 @@ class Fit:
         return _NORMAL_95 * float(np.sqrt(max(0.0, amounts @ self.covariance @ amounts)))
 
 
-def fit_costs(amounts: np.ndarray, seconds: np.ndarray) -> Fit:
+def fit_costs(amounts: np.ndarray, seconds: np.ndarray, weights: np.ndarray | float = 1.0) -> Fit:
     """The costs per unit that explain the seconds best, each at least 0; of equal fits the one with fewest costs.
 
     Args:
         amounts: [observations, columns]
         seconds: [observations]
+        weights: of the observations, beside that of 1/seconds.
     """
     rows, columns = amounts.shape
     best, values, covariance = np.inf, np.zeros(columns), None
     if not rows:
         return Fit(values)
-    weights = 1 / np.sqrt(np.maximum(seconds, 1e-6))
+    weights = np.sqrt(weights / np.maximum(seconds, 1e-6))
     weighted, target = amounts * weights[:, None], seconds * weights
     for count in range(1, min(rows, columns) + 1):
         for chosen in map(list, itertools.combinations(range(columns), count)):
@@ -109,11 +115,10 @@ class EncodeCosts:
     """The costs of encode calls of one pool.
 
     Attributes:
-        fit: seconds of a call, of a text and of a token, on all workers together.
+        fit: seconds of a call, of one of its first texts, of a text and of a token, on all workers together.
         workers: G.
         tokens_per_byte, tokens_per_text: of the texts that were encoded last.
         equal_share: of the texts that needed a vector, those that got it from an equal one.
-        waited_per_text: seconds in which the pool waited for the reader, for each text that was encoded.
     """
 
     fit: Fit
@@ -121,14 +126,15 @@ class EncodeCosts:
     tokens_per_byte: float = 0.25
     tokens_per_text: float = 12.0
     equal_share: float = 0.0
-    waited_per_text: float = 0.0
 
     @classmethod
     def of(cls, measured: Sequence[Call], of_runs: Sequence[Call], workers: int) -> EncodeCosts:
         """Fit timed calls: of a measurement, and of the SuperBatches of runs."""
-        calls = [*measured, *of_runs]
-        amounts = np.array([[1, call.texts, call.tokens] for call in calls], float).reshape(-1, 3)
-        fit = fit_costs(amounts, np.array([call.seconds for call in calls]))
+        texts, _, tokens, seconds, _ = np.array([astuple(call) for call in (*measured, *of_runs)]).reshape(-1, 5).T
+        weights = np.ones(len(seconds))
+        since = np.cumsum(seconds[len(measured) :][::-1])[::-1] - seconds[len(measured) :]
+        weights[len(measured) :] = 0.5 ** (since / _HALF_LIFE_SECONDS)
+        fit = fit_costs(_amounts(texts, tokens), seconds, weights)
         known = of_runs or measured
         texts, tokens = sum(call.texts for call in known), sum(call.tokens for call in known)
         return cls(
@@ -137,21 +143,21 @@ class EncodeCosts:
             tokens_per_byte=tokens / max(1.0, sum(call.text_bytes for call in known)),
             tokens_per_text=tokens / max(1, texts),
             equal_share=1 - texts / max(1, texts + sum(call.equal_texts for call in known)) if texts else 0.0,
-            waited_per_text=sum(call.waited_seconds for call in known) / max(1, texts),
         )
 
     @classmethod
     def given(cls, call_seconds: float, text_seconds: float, workers: int) -> EncodeCosts:
         """Costs that somebody named: c_ipc, and c_enc of one text on one worker whatever its length."""
-        return cls(Fit(np.array([call_seconds, text_seconds / workers, 0.0])), workers)
+        return cls(Fit(np.array([call_seconds, 0.0, text_seconds / workers, 0.0])), workers)
 
     @property
     def efficient_texts(self) -> float:
         """The smallest SuperBatch that is encoded within 1 % of the speed of an endless one.
 
-        Its fixed cost is a call, at the upper end of its confidence interval, and what the other stages spend on it.
+        Its fixed cost is that of the call, at the upper end of its confidence interval, and what the other stages spend
+        on it.
         """
-        fixed = self.call_seconds + (self.call_margin or 0.0) + SUPERBATCH_SECONDS
+        fixed = self.superbatch_seconds + (self.fit.margin(_OF_SUPERBATCH) or 0.0) + SUPERBATCH_SECONDS
         return (1 / EFFICIENCY_LOSS - 1) * fixed * self.workers / self.text_seconds()
 
     @property
@@ -162,7 +168,26 @@ class EncodeCosts:
     @property
     def call_margin(self) -> float | None:
         """Half of the 95 % confidence interval of c_ipc."""
-        return self.fit.margin(np.array([1.0, 0, 0]))
+        return self.fit.margin(_OF_CALL)
+
+    @property
+    def superbatch_seconds(self) -> float:
+        """What a call of many texts takes beside their c_enc: c_ipc, and passes that few texts share."""
+        return float(self.fit.values @ _OF_SUPERBATCH)
+
+    def break_even_texts(self, tokens: float) -> float:
+        """n*: a partition of fewer texts, of so many tokens, spends more on its call than on its texts."""
+        of_text = self.text_seconds(tokens) / self.workers
+        found = self.superbatch_seconds / of_text
+        return found if found >= _LENGTHS else self.call_seconds / (of_text - float(self.fit.values[1]))
+
+    def seconds(self, texts: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """The predicted seconds of calls with so many texts and tokens; 0 where there are no texts."""
+        return self.fit.seconds(_amounts(texts, tokens))
+
+    def margin(self, texts: np.ndarray, tokens: np.ndarray) -> float | None:
+        """Half of the 95 % confidence interval of the seconds of all these calls together."""
+        return self.fit.margin(_amounts(texts, tokens).sum(axis=0))
 
     def text_seconds(self, tokens: float | None = None) -> float:
         """c_enc of a text of so many tokens, on one worker; None is the mean length."""
@@ -173,7 +198,15 @@ class EncodeCosts:
         return self.fit.margin(self._of_text(tokens))
 
     def _of_text(self, tokens: float | None) -> np.ndarray:
-        return self.workers * np.array([0.0, 1.0, self.tokens_per_text if tokens is None else tokens])
+        return self.workers * np.array([0.0, 0.0, 1.0, self.tokens_per_text if tokens is None else tokens])
+
+
+def _amounts(texts: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """What the costs of a fit count, of each call, [calls, 4]."""
+    return np.column_stack([texts > 0, np.minimum(texts, _LENGTHS), texts, tokens]).astype(float)
+
+
+_OF_CALL, _OF_SUPERBATCH = np.array([1.0, 0, 0, 0]), np.array([1.0, _LENGTHS, 0, 0])
 
 
 def time_calls(encode: Callable[[list[str]], tuple[float, float]]) -> list[Call]:
@@ -183,15 +216,15 @@ def time_calls(encode: Callable[[list[str]], tuple[float, float]]) -> list[Call]
         encode: gives the tokens and the seconds of a call.
     """
     calls: list[Call] = []
-    for words in (_SHORT_WORDS, _LONG_WORDS):
-        encode(speed_texts(1, *words))  # warms up
+    for least_words, most_words, enough in (_SHORT, _LONG):
+        encode(speed_texts(1, least_words, most_words))  # warms up
         for size in _SIZES:
-            if size * words[1] > _MOST_WORDS:
+            if size * most_words > _MOST_WORDS:
                 break
-            texts = speed_texts(size, *words)
+            texts = speed_texts(size, least_words, most_words)
             tokens, seconds = min(encode(texts), encode(texts), key=lambda timed: timed[1])
             calls.append(Call(size, sum(map(len, texts)), tokens, seconds))
-            if seconds > _LONG_ENOUGH_SECONDS and size > 1:  # one size does not tell a call from its texts
+            if seconds > (_LONG_ENOUGH_SECONDS if size >= enough else _TOO_LONG_SECONDS) and size > 1:
                 break
     return calls
 

@@ -178,6 +178,8 @@ class Publication:
             texts_per_second=encoded_texts / metrics.encode_seconds if metrics.encode_seconds > 0 else 0.0,
             rows_reused=rows_reused,
             texts_deduplicated=encoded.deduplicated,
+            texts_computed=metrics.texts,
+            read_seconds=batch.read_seconds,
             copy_seconds=metrics.copy_seconds,
             duty_cycle=encoded.duty_cycle,
             worker_idle_ratio=worker_idle_ratio(metrics.forward_seconds, metrics.workers, metrics.encode_seconds),

@@ -21,23 +21,25 @@ from surge_dagster.engine.encoder.costs import (
 from surge_dagster.engine.support import disk_cache
 from surge_dagster.engine.thresholds import Thresholds
 
-C_IPC, C_TEXT, C_TOKEN = 0.004, 0.0002, 0.00005
+C_IPC, C_LENGTH, C_TEXT, C_TOKEN = 0.004, 0.0003, 0.0002, 0.00005
 
 
 def simulated(texts: list[str]) -> tuple[float, float]:
     """Tokens and seconds of a call that costs exactly what the constants say."""
     tokens = sum(2 + len(text) // 4 for text in texts)
-    return tokens, C_IPC + C_TEXT * len(texts) + C_TOKEN * tokens
+    return tokens, C_IPC + C_LENGTH * min(32, len(texts)) + C_TEXT * len(texts) + C_TOKEN * tokens
 
 
 def call(texts: int, tokens_each: float = 12.0, pace: float = 1.0) -> Call:
     tokens = texts * tokens_each
-    return Call(texts, 4 * tokens, tokens, pace * (C_IPC + C_TEXT * texts + C_TOKEN * tokens))
+    seconds = C_IPC + C_LENGTH * min(32, texts) + C_TEXT * texts + C_TOKEN * tokens
+    return Call(texts, 4 * tokens, tokens, pace * seconds)
 
 
 def test_costs_of_a_call_a_text_and_a_token_are_found_from_timed_calls() -> None:
     costs = EncodeCosts.of(time_calls(simulated), [], workers=2)
     assert costs.call_seconds == pytest.approx(C_IPC)
+    assert costs.superbatch_seconds == pytest.approx(C_IPC + 32 * C_LENGTH)
     assert costs.text_seconds(10) == pytest.approx(2 * (C_TEXT + 10 * C_TOKEN))  # on one of two workers
     assert costs.text_seconds(300) == pytest.approx(2 * (C_TEXT + 300 * C_TOKEN))
     assert costs.call_margin == pytest.approx(0, abs=1e-9)
@@ -53,8 +55,18 @@ def test_slow_model_is_measured_with_few_texts_that_still_tell_a_call_from_its_t
 
     costs = EncodeCosts.of(time_calls(encode), [], workers=1)
     assert max(calls) == 4 and len(calls) == 10
-    assert costs.call_seconds == pytest.approx(1_000 * C_IPC)
-    assert costs.text_seconds(50) == pytest.approx(1_000 * (C_TEXT + 50 * C_TOKEN))
+    assert costs.seconds(np.array([2]), np.array([20])) == pytest.approx(1_000 * call(2, 10).seconds)
+
+
+def test_calls_grow_until_later_texts_share_the_passes_of_the_first() -> None:
+    def encode(texts: list[str]) -> tuple[float, float]:
+        tokens, seconds = simulated(texts)
+        return tokens, 20 * seconds  # over a tenth of a second from four texts on
+
+    calls = time_calls(encode)
+    assert max(call.texts for call in calls) == 64
+    large = EncodeCosts.of(calls, [], workers=1).seconds(np.array([10_000]), np.array([120_000]))
+    assert large == pytest.approx(20 * call(10_000).seconds)
 
 
 def test_confidence_interval_holds_the_true_costs_in_nineteen_of_twenty_fits() -> None:
@@ -81,8 +93,15 @@ def test_costs_are_never_negative_and_unobserved_ones_are_zero() -> None:
 
 def test_long_runs_outweigh_the_short_measurement() -> None:
     costs = EncodeCosts.of(time_calls(simulated), [call(2_000, pace=1.2) for _ in range(50)], workers=1)
-    predicted = costs.fit.seconds(np.array([1, 2_000, 24_000.0]))
+    predicted = costs.seconds(np.array([2_000]), np.array([24_000]))
     assert predicted == pytest.approx(call(2_000, pace=1.2).seconds, rel=0.01)
+
+
+def test_new_calls_outweigh_those_of_minutes_ago() -> None:
+    slow, fast = ([call(20_000, pace=pace) for _ in range(count)] for count, pace in ((6, 2.0), (12, 1.0)))
+    for runs, pace in ((slow + fast, 1.0), (fast + slow, 2.0)):  # as many seconds of each
+        [predicted] = EncodeCosts.of([], runs, workers=1).seconds(np.array([20_000]), np.array([240_000]))
+        assert predicted / call(20_000).seconds == pytest.approx(pace, abs=0.3)
 
 
 def test_mean_length_is_that_of_the_texts_of_runs() -> None:
@@ -118,8 +137,8 @@ def test_derived_b_min_grows_with_the_cost_of_a_call_and_falls_with_that_of_a_te
 
 
 def test_uncertain_cost_of_a_call_makes_b_min_larger() -> None:
-    values = np.array([C_IPC, C_TEXT, 0.0])
-    sure, unsure = (EncodeCosts(Fit(values, np.diag([error**2, 0, 0]))) for error in (0.0, 0.5 * C_IPC))
+    values = np.array([C_IPC, 0.0, C_TEXT, 0.0])
+    sure, unsure = (EncodeCosts(Fit(values, np.diag([error**2, 0, 0, 0]))) for error in (0.0, 0.5 * C_IPC))
     assert unsure.efficient_texts == pytest.approx(99 * (1.98 * C_IPC + SUPERBATCH_SECONDS) / C_TEXT)
     assert sure.efficient_texts == pytest.approx(99 * (C_IPC + SUPERBATCH_SECONDS) / C_TEXT)
 
@@ -157,7 +176,7 @@ class TestWhatIsKept:
     def test_measuring_anew_forgets_what_runs_have_shown(self) -> None:
         calibration = Calibration("calibration/three.json")
         timed_calls(calibration, "cpu", lambda texts: (1, 9.0))
-        calibration.observe("runs cpu", [[1, 1, 1, 9.0, 0, 0.0]])
+        calibration.observe("runs cpu", [[1, 1, 1, 9.0, 0]])
         assert timed_calls(calibration, "cpu", simulated)[1]
         measured, of_runs = timed_calls(calibration, "cpu", simulated, anew=True)
         assert not of_runs and max(one.seconds for one in measured) < 9.0
