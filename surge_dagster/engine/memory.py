@@ -99,7 +99,6 @@ class MemoryPlan:
         source: left for the id set and, beyond their part of the reader's share, for pages of the source.
         pages: most that these may take, so that a small partition's ids fit beside them.
         beside_superbatch: left for a stage that the SuperBatch being gathered waits for.
-        keep_pages: whether released slots keep the memory they touched; not where three full ones exceed the limit.
         result: the memory of a SuperBatch's results.
     """
 
@@ -108,7 +107,6 @@ class MemoryPlan:
     source: int
     pages: int
     beside_superbatch: int
-    keep_pages: bool
     result: ResultMemory
 
     @property
@@ -184,7 +182,7 @@ def plan_memory(bounds: Bounds, space: Space, threads: int, limit: int, upload_b
         ConfigError: the limit cannot hold one SuperBatch; the text names the smallest that can.
     """
     result = _result_memory(space, threads, upload_bytes)
-    least, wanted, gathered = result.least(bounds), result.wanted(bounds), 2 * _slot_bytes(bounds)
+    least, gathered = result.least(bounds), 2 * _slot_bytes(bounds)
     if limit < least:
         raise ConfigError(
             f"a memory limit of {limit:,} bytes cannot hold one SuperBatch of {bounds.b_max:,} texts: "
@@ -192,7 +190,7 @@ def plan_memory(bounds: Bounds, space: Space, threads: int, limit: int, upload_b
         )
     source = limit - least + _LEAST_ID_SET_BYTES
     pages = _READER_BYTES // 2 + limit - least
-    return MemoryPlan(limit, _READER_BYTES, source, pages, limit - gathered, limit >= wanted, result)
+    return MemoryPlan(limit, _READER_BYTES, source, pages, limit - gathered, result)
 
 
 def _result_memory(space: Space, threads: int, upload_bytes: int) -> ResultMemory:

@@ -2,8 +2,9 @@
 
 An arena is one anonymous memory file (`memfd_create`), mapped by this process and by every worker. It has no name, so
 no crash leaves a segment behind, and the size of /dev/shm does not limit it. Pages are allocated when they are first
-written: a half-filled slot costs half. Texts are stored in Arrow's layout, so the rows of a slot are an Arrow array
-without a copy, and workers write each vector to its final row, so serializers read the memory that the encoder wrote.
+written and given back with their slot: a half-filled slot costs half, and a free one nothing. Texts are stored in
+Arrow's layout, so the rows of a slot are an Arrow array without a copy, and workers write each vector to its final row,
+so serializers read the memory that the encoder wrote.
 
 A slot belongs to its acquirer until `release()`; views of it are valid just as long. A slot that a worker may still
 write to (its encode call was abandoned) goes back to the arena only when the worker has finished with it.
@@ -106,9 +107,8 @@ class Arena:
         # The mapping lives as long as its last view: Arrow tables may still point into it.
         os.close(self.fd)
 
-    def _take_back(self, index: int, keep_pages: bool) -> None:
-        if not keep_pages:
-            self._memory.madvise(mmap.MADV_REMOVE, index * self.layout.slot_bytes, self.layout.slot_bytes)
+    def _take_back(self, index: int) -> None:
+        self._memory.madvise(mmap.MADV_REMOVE, index * self.layout.slot_bytes, self.layout.slot_bytes)
         with self._changed:
             self._free.append(index)
             self._changed.notify()
@@ -139,7 +139,6 @@ class Slot:
         self._text_bytes = 0
         self._pins = 0
         self._released = False
-        self._keep_pages = True
         self._known: np.ndarray | None = None  # uint8 per row; None where no row has a vector yet
         self._lock = threading.Lock()
 
@@ -299,21 +298,18 @@ class Slot:
         self._rows = rows
         self._text_bytes = int(self._arrays.offsets[rows])
 
-    def release(self, *, keep_pages: bool = True) -> None:
-        """Gives the slot back to the arena; its views are no longer valid. Releasing twice is harmless.
+    def release(self) -> None:
+        """Gives the slot back to the arena, and its memory to the system; its views are no longer valid.
 
-        Args:
-            keep_pages: keep the allocated memory for the next user of the slot, which is faster; otherwise it goes
-                back to the system.
+        Releasing twice is harmless.
         """
         with self._lock:
             if self._released:
                 return
             self._released = True
-            self._keep_pages = keep_pages
             if self._pins:
                 return
-        self.arena._take_back(self.index, keep_pages)
+        self.arena._take_back(self.index)
 
     def pin(self) -> None:
         """Keeps the slot from being acquired again while a worker may write to it."""
@@ -326,7 +322,7 @@ class Slot:
             self._pins -= 1
             if self._pins or not self._released:
                 return
-        self.arena._take_back(self.index, self._keep_pages)
+        self.arena._take_back(self.index)
 
     def _check(self, start: int, stop: int) -> None:
         if self._released:

@@ -105,6 +105,6 @@ class RunContext:
 
     def release(self, batch: SuperBatch, texts: int) -> None:
         """Give back the slot and the bytes of a SuperBatch that was written, of which `texts` rows were in flight."""
-        batch.slot.release(keep_pages=self.memory.keep_pages)
+        batch.slot.release()
         self.ledger.release(batch.held_bytes + batch.vector_bytes)
         self.in_flight.remove(texts)
