@@ -18,7 +18,7 @@ from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.model.spec import EncodingSpec, FileFormat
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.output.previous_rows import PreviousRows, RatesBySize, open_previous_rows
+from surge_dagster.engine.output.previous_rows import PreviousRows, ReadingRates, open_previous_rows
 from surge_dagster.engine.output.rewriting import republish
 from surge_dagster.engine.output.run_context import RunContext
 from surge_dagster.engine.output.space_target import require_unchanged
@@ -113,7 +113,7 @@ class _Reader:
         self._force = force
         self._aggregator = Aggregator(context.bounds, context.acquire, context.reserve)
         self._seen: set[str] = set()
-        self._rates = RatesBySize()
+        self._rates = ReadingRates()
 
     def read(self, partition: Partition) -> Iterator[SuperBatch | Receipt | Failure]:
         """Deal with one partition: skip it, rewrite its file, gather its rows, or refuse it."""

@@ -74,7 +74,7 @@ def test_incremental_run_is_completed_after_a_kill(
     monkeypatch: pytest.MonkeyPatch,
     step: int,
 ) -> None:
-    monkeypatch.setattr(previous_rows.Rate, "mean", 0.0)  # reading a vector costs more than a hash
+    monkeypatch.setattr(previous_rows.Rate, "is_below", lambda *_: True)  # reading a vector costs more than a hash
     kill_and_complete(hash_pool, tmp_path, yesterday, mortal_run, catalog, edited_catalog, step)
 
 
@@ -91,6 +91,6 @@ def test_incremental_run_is_completed_after_a_kill_at_any_step(
     monkeypatch: pytest.MonkeyPatch,
     seed: int,
 ) -> None:
-    monkeypatch.setattr(previous_rows.Rate, "mean", 0.0)
+    monkeypatch.setattr(previous_rows.Rate, "is_below", lambda *_: True)
     step = Random(seed).randint(1, STEPS)
     kill_and_complete(hash_pool, tmp_path, yesterday, mortal_run, catalog, edited_catalog, step)

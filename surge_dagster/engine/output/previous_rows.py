@@ -1,9 +1,7 @@
 """The rows of a partition's old file, from which unchanged texts take their vectors while the new file is gathered.
 
 Yesterday's file is the cache; there is no second store. A row's vector is found by the hash of its text, so it does not
-matter whether the row has moved, has another id, or stands between other rows. Most rows of a nightly run are where
-they were, so a row is first compared with the one that follows the match before it; the others are looked up in the
-sorted hashes.
+matter whether the row has moved, has another id, or stands between other rows.
 
 Vectors come from pages whose checksums hold, and from row groups in which every vector is finite and has its length;
 otherwise the old file counts as damaged, and none of its vectors is used. Nothing here stops a partition: what cannot
@@ -18,7 +16,6 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -30,12 +27,13 @@ from surge_dagster.engine.files.formats import PublishedFile, open_output_file
 from surge_dagster.engine.files.rows import OutputFile, check_schema, matrix_of, row_group_rows
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.output.row_comparison import NO_ROW, RowComparison
+from surge_dagster.engine.output.old_values import LOOKUP_BYTES, NO_ROW, OldValues
+from surge_dagster.engine.output.row_comparison import RowComparison
 from surge_dagster.engine.output.run_context import RunContext
 from surge_dagster.engine.sources.content import IdSet
 from surge_dagster.engine.sources.partition import RowBatch
 from surge_dagster.engine.superbatch import OpenPartition, RowChanges
-from surge_dagster.engine.support.text_hash import HASH_BYTES, text_hashes
+from surge_dagster.engine.support.text_hash import HASH_BYTES, TEXT_HASH, text_hashes
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line
 
 log = logging.getLogger(__name__)
@@ -43,57 +41,50 @@ log = logging.getLogger(__name__)
 ROWS_PER_SAMPLE = 400
 UNUSABLE = (InvalidFile, TransientError, *UNREADABLE)
 _PIECE_BYTES = 8 * 1024 * 1024  # of vectors that are handed over at a time
-_LOOKUP_BYTES = 16  # per row: the sorted hashes and the rows that they belong to
 _COPIES = 5  # of a row group's vectors: as they are read, with their levels, and decoded
+_MOST_READINGS = 10  # of a row group on average: where rows were shuffled, each piece needs most of them
 _LEAST_MEASURED = 3
-_NO_HASHES = np.empty((0, 2), np.uint64)
+_REMEMBERED = 8
+_FALL = 1 / 64
+_NO_VALUES = pa.array([], TEXT_HASH)
 
 
 class Rate:
-    """Seconds that a piece of work takes on average, measured as a run goes on."""
+    """Seconds that a piece of work took of late.
+
+    They fall a little with each piece that is left out because of them, so a slow moment does not keep work from being
+    done until the end of the run. Where the work stays slow, trying it costs at most an eighth of what is encoded
+    instead.
+    """
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self.count = 0
+        self._count = 0
 
-    def add(self, seconds: float, count: int = 1) -> None:
-        """Count some pieces of work."""
-        self.seconds += seconds
-        self.count += count
+    def add(self, seconds: float) -> None:
+        """Count a piece of work."""
+        self._count += 1
+        self.seconds += (seconds - self.seconds) / min(self._count, _REMEMBERED)
 
-    @property
-    def mean(self) -> float:
-        """Seconds per piece of work; zero until a few were measured."""
-        return self.seconds / self.count if self.count >= _LEAST_MEASURED else 0.0
+    def is_below(self, seconds: float) -> bool:
+        """Whether the work takes less than this, as far as that is known; it is left out otherwise."""
+        if self._count < _LEAST_MEASURED or self.seconds < seconds:
+            return True
+        self.seconds -= _FALL * seconds
+        return False
 
 
-@dataclass(slots=True)
 class ReadingRates:
-    """What reading old files of about the same rows costs: opening one with its hashes, and reading the vectors of a
-    row group.
+    """What reading old files takes in a run, by the bits of their rows: large files say nothing about small ones.
+
+    Attributes:
+        opening: of a file, with its hashes.
+        groups: of the vectors of a row group.
     """
 
-    opening: Rate = field(default_factory=Rate)
-    groups: Rate = field(default_factory=Rate)
-
-
-class RatesBySize(defaultdict[int, ReadingRates]):
-    """The rates of a run: what large files cost says nothing about small ones."""
-
     def __init__(self) -> None:
-        super().__init__(ReadingRates)
-
-    def of(self, rows: int) -> ReadingRates:
-        """The rates of files with up to twice as many rows as the same power of two."""
-        return self[rows.bit_length()]
-
-
-@dataclass(frozen=True, slots=True)
-class _OldRows:
-    """For some rows: one of the old file with the same text (or -1), and whether that text was truncated."""
-
-    rows: np.ndarray
-    truncated: np.ndarray
+        self.opening: defaultdict[int, Rate] = defaultdict(Rate)
+        self.groups: defaultdict[int, Rate] = defaultdict(Rate)
 
 
 class PreviousRows:
@@ -103,7 +94,7 @@ class PreviousRows:
         reader: the open file.
         space: of the file.
         partition: that is gathered; `distrusted` is set where the file turns out to be damaged.
-        rates: of files of its size.
+        reading: of a row group, measured.
         text_seconds: what encoding a text costs.
         reuse: whether vectors are taken from it.
         comparison: by ids, where a change feed is wanted.
@@ -120,7 +111,7 @@ class PreviousRows:
         reader: OutputFile,
         space: Space,
         partition: OpenPartition,
-        rates: ReadingRates,
+        reading: Rate,
         text_seconds: float,
         *,
         reuse: bool = True,
@@ -130,16 +121,14 @@ class PreviousRows:
         self._reader = reader
         self._space = space
         self._partition = partition
-        self._rates = rates
+        self._reading = reading
         self._text_seconds = text_seconds
         self._reuse = reuse
         self._comparison = comparison
         self._random = random.Random(f"{partition.key}:{partition.source.source_version}")
-        self._hashes, self._group_ends = _read_hashes(reader) if reuse else (_NO_HASHES, np.empty(0, np.int64))
-        self._sorted: tuple[np.ndarray, np.ndarray] | None = None
-        self._shift = 0
+        self._hashes, self._group_ends = _read_hashes(reader) if reuse else (OldValues(_NO_VALUES), np.empty(0))
         self._group: tuple[int, np.ndarray] | None = None
-        self._found = self._declined = 0
+        self._readings = self._found = self._declined = 0
 
     def known(self, batch: RowBatch) -> Iterator[tuple[RowBatch, KnownVectors | None]]:
         """The next rows of the partition in pieces, with the vectors of those whose texts the old file has.
@@ -150,12 +139,11 @@ class PreviousRows:
         for start in range(0, len(batch), size) if len(batch) > size else (0,):
             piece = batch.rows(start, min(start + size, len(batch))) if len(batch) > size else batch
             by_id = self._by_id(piece)
-            old = self._old_rows(piece, by_id)
-            vectors = self._known(old)
+            vectors, old_rows = self._known(piece, by_id)
             if self._comparison is not None and by_id is not None:
                 is_same = np.zeros(len(piece), np.bool_)
                 if vectors is not None:
-                    is_same[vectors.rows] = old.rows[vectors.rows] == by_id[vectors.rows]
+                    is_same[vectors.rows] = old_rows == by_id[vectors.rows]
                 self._comparison.add(by_id, is_same, piece.carried)
             yield piece, vectors
 
@@ -172,15 +160,16 @@ class PreviousRows:
     def give_up(self) -> None:
         """Free its memory: no further vector is taken, and it is unknown what has changed."""
         self._reuse, self._comparison = False, None
-        self._hashes, self._sorted, self._group = _NO_HASHES, None, None
+        self._hashes, self._group = OldValues(_NO_VALUES), None
 
     def describe(self) -> None:
         """Say in the log what was found."""
         if self._declined:
             log.info(
                 "partition %r: %d rows are encoded although the old file has their vectors, because reading them would "
-                "take longer: %.2g s per row group, %.2g s per text",
-                *(self._partition.key, self._declined, self._rates.groups.mean, self._text_seconds),
+                "take longer: %.2g s per row group, %.2g s per text, %d row groups were read and the file has %d",
+                *(self._partition.key, self._declined, self._reading.seconds, self._text_seconds),
+                *(self._readings, len(self._group_ends)),
             )
         log.debug("partition %r: %d rows have vectors of the old file", self._partition.key, self._found)
 
@@ -189,64 +178,29 @@ class PreviousRows:
             return None
         return self._comparison.old_rows(batch.ids, self._partition.rows)
 
-    def _old_rows(self, batch: RowBatch, by_id: np.ndarray | None) -> _OldRows:
-        """For each row one of the old file with the same text, where its vector can be taken."""
+    def _known(self, batch: RowBatch, by_id: np.ndarray | None) -> tuple[KnownVectors | None, np.ndarray]:
+        """The vectors that the old file has of some rows, and the rows of the old file that they come from."""
+        nothing = None, np.empty(0, np.int64)
         if not self._reuse or self._partition.distrusted or not len(batch):
-            nothing = np.full(len(batch), NO_ROW)
-            return _OldRows(nothing, nothing != NO_ROW)
-        rows = self._matching(_pairs(text_hashes(batch.texts)), self._partition.rows, by_id)
+            return nothing
+        old = self._hashes.rows(text_hashes(batch.texts), self._partition.rows, by_id)
         truncated, is_certain = self._truncation(np.diff(batch.text_offsets))
-        return _OldRows(np.where(is_certain, rows, NO_ROW), truncated)
-
-    def _known(self, old: _OldRows) -> KnownVectors | None:
-        rows = np.flatnonzero(old.rows != NO_ROW)
-        groups = np.searchsorted(self._group_ends, old.rows[rows], side="right")
-        if not len(rows) or not self._is_cheaper(rows, groups):
-            return None
+        rows = np.flatnonzero(is_certain & (old != NO_ROW))
+        groups = np.searchsorted(self._group_ends, old[rows], side="right")
+        is_cheaper = self._is_cheaper(groups)
+        rows, groups = rows[is_cheaper], groups[is_cheaper]
+        if not len(rows):
+            return nothing
         try:
-            matrix = self._vectors(old.rows[rows], groups)
+            matrix = self._vectors(old[rows], groups)
         except UNUSABLE as error:
             self._partition.distrusted = True
             log.warning(
                 "partition %r: its old file is damaged, so the whole partition is encoded: %s",
                 *(self._partition.key, first_line(error)),
             )
-            return None
-        return KnownVectors(rows, matrix, old.truncated[rows], self._sample(len(rows)))
-
-    def _matching(self, new: np.ndarray, first_row: int, by_id: np.ndarray | None) -> np.ndarray:
-        """For each new row one of the old file with the same text, or -1; the one of its id where that has it."""
-        old = np.full(len(new), NO_ROW, np.int64)
-        begin = first_row + self._shift
-        start, stop = max(0, -begin), min(len(new), len(self._hashes) - begin)
-        if start < stop:
-            places = np.arange(begin + start, begin + stop)
-            equal = (self._hashes[begin + start : begin + stop] == new[start:stop]).all(axis=1)
-            old[start:stop] = np.where(equal, places, NO_ROW)
-        if by_id is not None:
-            named = np.flatnonzero(by_id != NO_ROW)
-            equal = (self._hashes[by_id[named]] == new[named]).all(axis=1)
-            old[named[equal]] = by_id[named[equal]]
-        unmatched = np.flatnonzero(old == NO_ROW)
-        if len(unmatched):
-            old[unmatched] = self._looked_up(new[unmatched])
-        matched = np.flatnonzero(old != NO_ROW)
-        if len(matched):
-            last = int(matched[-1])
-            self._shift = int(old[last]) - first_row - last
-        return old
-
-    def _looked_up(self, new: np.ndarray) -> np.ndarray:
-        if not len(self._hashes):
-            return np.full(len(new), NO_ROW, np.int64)
-        if self._sorted is None:
-            order = np.argsort(self._hashes[:, 0], kind="stable")
-            self._sorted = self._hashes[order, 0], order
-        values, order = self._sorted
-        # Of two old texts whose hashes begin alike only the first is found: the other one is encoded.
-        places = np.minimum(np.searchsorted(values, new[:, 0]), len(values) - 1)
-        rows = order[places]
-        return np.where((self._hashes[rows] == new).all(axis=1), rows, NO_ROW)
+            return nothing
+        return KnownVectors(rows, matrix, truncated[rows], self._sample(len(rows))), old[rows]
 
     def _truncation(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of texts of the old file with these bytes: whether each was truncated, and whether that is certain."""
@@ -258,12 +212,14 @@ class PreviousRows:
         truncated = lengths > facts.longest_whole_bytes
         return truncated, truncated | (lengths < facts.shortest_truncated_bytes)
 
-    def _is_cheaper(self, rows: np.ndarray, groups: np.ndarray) -> bool:
-        wanted = np.unique(groups)
-        is_cheaper = len(rows) * self._text_seconds > len(wanted) * self._rates.groups.mean
-        if not is_cheaper:
-            self._declined += len(rows)
-        return is_cheaper
+    def _is_cheaper(self, groups: np.ndarray) -> np.ndarray:
+        """Which rows cost less to read than to encode, bool, by the row groups that their vectors lie in."""
+        wanted, places, rows = np.unique(groups, return_inverse=True, return_counts=True)
+        is_cheaper = np.zeros(len(wanted), np.bool_)
+        if self._readings < _MOST_READINGS * len(self._group_ends):
+            is_cheaper[:] = [self._reading.is_below(count * self._text_seconds) for count in rows.tolist()]
+        self._declined += int(rows[~is_cheaper].sum())
+        return is_cheaper[places]
 
     def _vectors(self, old: np.ndarray, groups: np.ndarray) -> np.ndarray:
         """The vectors of some rows of the file, [n, dimension], reading each row group once."""
@@ -278,6 +234,7 @@ class PreviousRows:
         return matrix
 
     def _read_group(self, group: int) -> np.ndarray:
+        self._readings += 1
         begun = time.perf_counter()
         parts = [matrix_of(batch) for batch in self._reader.read(columns=["embedding"], groups=[group])]
         vectors = parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -288,7 +245,7 @@ class PreviousRows:
         wrong = invalid_row(vectors, normalized=self._space.normalize)
         if wrong is not None:
             raise InvalidFile(f"row {first + wrong[0]}: {wrong[1]}")
-        self._rates.groups.add(time.perf_counter() - begun)
+        self._reading.add(time.perf_counter() - begun)
         return vectors
 
     def _sample(self, rows: int) -> np.ndarray:
@@ -302,42 +259,41 @@ class PreviousRows:
 
 @contextlib.contextmanager
 def open_previous_rows(
-    context: RunContext, file: PublishedFile | None, partition: OpenPartition, rates: RatesBySize, *, reuse: bool
+    context: RunContext, file: PublishedFile | None, partition: OpenPartition, rates: ReadingRates, *, reuse: bool
 ) -> Iterator[PreviousRows | None]:
     """The rows of a partition's old file; None where nothing of it is needed, or where it cannot be used.
 
     Args:
         context: of the run; what the rows take is booked until the end.
         file: the old file, as it was listed.
+        rates: of the run.
         reuse: whether vectors may be taken from it; not those of another precision.
     """
     if file is None:
         yield None
         return
     facts, text_seconds = file.facts, context.speed.text_seconds
-    same_size = rates.of(facts.rows)
-    reuse = reuse and facts.precision == context.target.precision
-    if reuse and facts.rows and facts.rows * text_seconds <= same_size.opening.mean:
+    opening = rates.opening[facts.rows.bit_length()]
+    reuse = reuse and facts.rows > 0 and facts.precision == context.target.precision
+    if reuse and not opening.is_below(facts.rows * text_seconds):
         reuse = False
         log.info(
             "partition %r: its old file of %d rows is not used, because opening it would take longer than encoding: "
             "%.2g s, %.2g s per text",
-            *(partition.key, facts.rows, same_size.opening.mean, text_seconds),
+            *(partition.key, facts.rows, opening.seconds, text_seconds),
         )
     wants_changes = context.feed is not None and bool(facts.rows_version)
     previous: PreviousRows | None = None
     with contextlib.ExitStack() as opened:
-        if (facts.rows and reuse) or wants_changes:
+        if reuse or wants_changes:
             begun = time.perf_counter()
             try:
                 reader = opened.enter_context(_open(context, file))
-                previous = _previous_rows(
-                    context, reader, partition, same_size, reuse=reuse, wants_changes=wants_changes
-                )
+                previous = _previous_rows(context, reader, partition, rates, reuse=reuse, wants_changes=wants_changes)
             except UNUSABLE as error:
                 where = context.target.store.location(file.stored.name)
                 log.warning("%s: its vectors are not used: %s", where, first_line(error))
-            same_size.opening.add(time.perf_counter() - begun)
+            opening.add(time.perf_counter() - begun)
         try:
             yield previous
         finally:
@@ -387,8 +343,8 @@ def _previous_rows(
         comparison = RowComparison(reader, reserve) if wants_changes else None
         if not reuse and comparison is None:
             return None
-        text_seconds = context.speed.text_seconds
-        previous = PreviousRows(reader, space, partition, rates, text_seconds, reuse=reuse, comparison=comparison)
+        reading, text_seconds = rates.groups[reader.facts.rows.bit_length()], context.speed.text_seconds
+        previous = PreviousRows(reader, space, partition, reading, text_seconds, reuse=reuse, comparison=comparison)
         previous.held, held = held, 0
         return previous
     finally:
@@ -402,29 +358,22 @@ def _reading_bytes(reader: OutputFile, space: Space) -> int:
     group, hashing = _COPIES * min(rows, row_group_rows(space.dimension, itemsize)) * row, 0
     if "text_hash" not in reader.columns.names:
         hashing = 2 * max((reader.group_bytes(number) for number in range(reader.groups)), default=0)
-    return rows * (HASH_BYTES + _LOOKUP_BYTES) + max(group + min(rows * row, _PIECE_BYTES), hashing)
+    return rows * (HASH_BYTES + LOOKUP_BYTES) + max(group + min(rows * row, _PIECE_BYTES), hashing)
 
 
-def _read_hashes(reader: OutputFile) -> tuple[np.ndarray, np.ndarray]:
-    """The hashes of all texts of a file as pairs of numbers, uint64 [rows, 2], and where its row groups end."""
+def _read_hashes(reader: OutputFile) -> tuple[OldValues, np.ndarray]:
+    """The hashes of all texts of a file, and where its row groups end, int64."""
     name = "text_hash" if "text_hash" in reader.columns.names else "text"
-    hashes, rows, ends = np.empty((reader.facts.rows, 2), np.uint64), 0, []
+    parts: list[pa.Array] = []
+    ends: list[int] = []
+    rows = 0
     for group in range(reader.groups):
         for batch in reader.read(columns=[name], groups=[group]):
             column = batch.column(name)
-            if rows + len(column) > len(hashes):
-                raise InvalidFile(f"it has more than the {len(hashes):,} rows that its metadata promise")
-            hashes[rows : rows + len(column)] = _pairs(column if name == "text_hash" else text_hashes(column))
+            parts.append(column if name == "text_hash" else text_hashes(column))
             rows += len(column)
         ends.append(rows)
-    if rows != len(hashes):
-        raise InvalidFile(f"its metadata promise {len(hashes):,} rows and it has {rows:,}")
-    return hashes, np.array(ends, np.int64)
-
-
-def _pairs(hashes: pa.Array) -> np.ndarray:
-    """Hashes as pairs of numbers, uint64 [rows, 2], without a copy."""
-    _, values = hashes.buffers()
-    if not len(hashes) or values is None:
-        return np.empty((0, 2), np.uint64)
-    return np.frombuffer(values, np.uint64, 2 * len(hashes), hashes.offset * HASH_BYTES).reshape(-1, 2)
+    hashes = pa.concat_arrays(parts) if parts else _NO_VALUES
+    if len(hashes) != reader.facts.rows:
+        raise InvalidFile(f"its metadata promise {reader.facts.rows:,} rows and it has {len(hashes):,}")
+    return OldValues(hashes), np.array(ends, np.int64)

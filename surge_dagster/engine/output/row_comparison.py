@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from surge_dagster.engine.files.rows import OutputFile, carried_columns
+from surge_dagster.engine.output.old_values import LOOKUP_BYTES, NO_ROW, OldValues
 from surge_dagster.engine.superbatch import ADDED, CHANGED, UNCHANGED, RowChanges
 
-_COPIES = 3  # of the ids: as they are read, in one piece, and in the table that finds them
-NO_ROW = -1
+_COPIES = 2  # of the ids: as they are read, and in one piece
 
 
 class RowComparison:
@@ -33,19 +33,18 @@ class RowComparison:
         self.is_possible = True
         self._previous_version = reader.facts.rows_version
         self._operations: list[np.ndarray] = []
-        self._shift = 0
         carried = carried_columns(reader.columns)
         self._carried_names = [] if carried is None else carried.names
         parts: list[pa.RecordBatch] = []
         for batch in reader.read(columns=["id", *self._carried_names]):
             parts.append(batch)
-            self.is_possible = self.is_possible and reserve(_COPIES * batch.nbytes + 2 * len(batch))
+            self.is_possible = self.is_possible and reserve(_COPIES * batch.nbytes + (LOOKUP_BYTES + 2) * len(batch))
             if not self.is_possible:
                 return
         kind = reader.columns.field("id").type
-        self._ids = pa.concat_arrays([part.column("id") for part in parts]) if parts else pa.array([], kind)
+        self._ids = OldValues(pa.concat_arrays([part.column("id") for part in parts]) if parts else pa.array([], kind))
         self._carried = pa.Table.from_batches(parts).drop_columns(["id"]) if self._carried_names and parts else None
-        self._seen = np.zeros(len(self._ids), np.bool_)
+        self._seen = np.zeros(reader.facts.rows, np.bool_)
 
     def old_rows(self, ids: pa.Array, first_row: int) -> np.ndarray | None:
         """The row that each of the next ids has in the old file, -1 where it has none; None where that is unknown.
@@ -53,26 +52,11 @@ class RowComparison:
         Args:
             first_row: the place of the first one in its partition.
         """
-        if not self.is_possible or ids.type != self._ids.type:
+        if not self.is_possible or ids.type != self._ids.values.type:
             self.is_possible = False
             return None
-        old = np.full(len(ids), NO_ROW, np.int64)
-        begin = first_row + self._shift
-        start, stop = max(0, -begin), min(len(ids), len(self._ids) - begin)
-        if start < stop:
-            there = self._ids.slice(begin + start, stop - start)
-            equal = pc.equal(ids.slice(start, stop - start), there)  # pyright: ignore[reportAttributeAccessIssue]
-            places = np.arange(begin + start, begin + stop)
-            old[start:stop] = np.where(equal.to_numpy(zero_copy_only=False), places, NO_ROW)
-        others = np.flatnonzero(old == NO_ROW)
-        if len(others):
-            found = pc.index_in(ids.take(pa.array(others)), value_set=self._ids)  # pyright: ignore[reportAttributeAccessIssue]
-            old[others] = found.fill_null(NO_ROW).to_numpy()
-        matched = np.flatnonzero(old != NO_ROW)
-        if len(matched):
-            last = int(matched[-1])
-            self._shift = int(old[last]) - first_row - last
-        self._seen[old[matched]] = True
+        old = self._ids.rows(ids, first_row)
+        self._seen[old[old != NO_ROW]] = True
         return old
 
     def add(self, old_rows: np.ndarray, is_same: np.ndarray, carried: pa.RecordBatch | None) -> None:
@@ -110,4 +94,4 @@ class RowComparison:
         if not self.is_possible or not self._previous_version:
             return None
         operations = np.concatenate(self._operations) if self._operations else np.empty(0, np.int8)
-        return RowChanges(operations, self._ids.filter(pa.array(~self._seen)), self._previous_version)
+        return RowChanges(operations, self._ids.values.filter(pa.array(~self._seen)), self._previous_version)

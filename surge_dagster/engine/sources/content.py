@@ -79,7 +79,7 @@ class IdSet:
         begin, self._rows = self._rows, self._rows + len(ids)
         if self._rows > self._hashes.size:
             self._hashes.resize(_capacity(self._rows), refcheck=False)
-        self._hashes[begin : self._rows] = _hash_ids(ids)
+        self._hashes[begin : self._rows] = id_keys(ids)
 
     def repeated(self) -> np.ndarray:
         """Hashes that came twice, int64, sorted; nothing can be added afterwards, because this sorts in place."""
@@ -105,7 +105,7 @@ def _refuse_one_of(partition: Partition, suspects: np.ndarray) -> None:
     seen: dict[object, int] = {}
     row = 0
     for batch in partition.read():
-        for offset in np.flatnonzero(np.isin(_hash_ids(batch.ids), suspects)):
+        for offset in np.flatnonzero(np.isin(id_keys(batch.ids), suspects)):
             value = batch.ids[int(offset)].as_py()
             if value in seen:
                 raise DataError(
@@ -123,7 +123,8 @@ def _lengths(offsets: np.ndarray) -> memoryview:
     return (offsets[1:] - offsets[:-1]).astype("<u4", copy=False).data
 
 
-def _hash_ids(ids: pa.Array) -> np.ndarray:
+def id_keys(ids: pa.Array) -> np.ndarray:
+    """A number for each id, int64; equal ids have equal ones within this process."""
     # An integer stands for itself: Python's hashes of -1 and -2 are equal.
     if ids.type == _INT64:
         return ids.to_numpy(zero_copy_only=True)

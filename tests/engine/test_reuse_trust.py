@@ -1,0 +1,81 @@
+"""Old vectors that are not those of the model are not used."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from surge_dagster.engine.output import previous_rows
+from tests.engine.refreshes import ROWS, Output, output
+from tests.small_catalogs import (
+    Rows,
+    numbered_rows,
+    rewrite,
+    with_vectors,
+)
+
+__all__ = ["output"]
+
+
+@pytest.fixture(params=["whole", "split"])
+def rows(request: pytest.FixtureRequest) -> Rows:
+    return ROWS if request.param == "whole" else numbered_rows("k", 450)
+
+
+def test_vectors_of_another_model_behind_the_same_name(
+    output: Output, rows: Rows, caplog: pytest.LogCaptureFixture
+) -> None:
+    output.embed(rows)
+    rewrite(output.path, lambda table: with_vectors(table, lambda matrix: matrix[:, ::-1]))
+    edited = [*rows, ("new", "new")]
+    receipt = output.embed(edited)
+    output.check(edited)
+    assert receipt.rows_reused == 0 and "the whole partition is encoded" in caplog.text
+    assert receipt.previous_cosine is not None and receipt.previous_cosine < 0.9
+
+
+@pytest.mark.parametrize("wrong", [0.0, np.nan, 2.0])
+def test_vectors_that_are_no_embeddings(output: Output, wrong: float, caplog: pytest.LogCaptureFixture) -> None:
+    def change(matrix: np.ndarray) -> np.ndarray:
+        matrix[40] *= wrong
+        return matrix
+
+    output.embed(ROWS)
+    rewrite(output.path, lambda table: with_vectors(table, change))
+    receipt = output.embed(ROWS[1:])
+    output.check(ROWS[1:])
+    assert receipt.rows_reused == 0 and "its old file is damaged" in caplog.text
+
+
+def test_file_with_flipped_bits(output: Output) -> None:
+    output.embed(ROWS)
+    content = output.path.read_bytes()
+    for place in random.Random(1).sample(range(len(content)), 60):
+        changed = bytearray(content)
+        changed[place] ^= 1 << place % 8
+        output.path.write_bytes(changed)
+        output.embed(ROWS[1:])
+        output.check(ROWS[1:])
+
+
+def test_vectors_of_another_precision(output: Output) -> None:
+    output.embed(ROWS)
+    output.pool.precision = "bf16"
+    assert output.embed(ROWS[1:]).rows_reused == 0
+
+
+def test_file_that_was_replaced_since_it_was_listed(output: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    output.embed(ROWS)
+    read = previous_rows.open_output_file
+
+    def replaced(*arguments: Any, **options: Any) -> Any:
+        rewrite(output.path, lambda table: table, source_version="other")
+        return read(pa.OSFile(str(output.path)), "parquet")
+
+    monkeypatch.setattr(previous_rows, "open_output_file", replaced)
+    assert output.embed(ROWS[1:]).rows_reused == 0
+    output.check(ROWS[1:])
