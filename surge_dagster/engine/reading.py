@@ -33,6 +33,8 @@ from surge_dagster.engine.support.keys import encode_key
 
 log = logging.getLogger(__name__)
 
+_POLL_SECONDS = 0.05
+
 
 def superbatches(
     partitions: Iterable[Partition],
@@ -61,6 +63,11 @@ def superbatches(
         context.stop.require_running()
         yield from reader.read(partition)
     yield from reader.finish()
+    again = reader.mixed()
+    for partition in again:
+        yield from reader.read(partition)
+    if again:
+        yield from reader.finish()
 
 
 def report_when_fresh(
@@ -114,6 +121,7 @@ class _Reader:
         self._aggregator = Aggregator(context.bounds, context.acquire, context.reserve)
         self._seen: set[str] = set()
         self._rates = ReadingRates()
+        self._may_be_mixed = False
 
     def read(self, partition: Partition) -> Iterator[SuperBatch | Receipt | Failure]:
         """Deal with one partition: skip it, rewrite its file, gather its rows, or refuse it."""
@@ -139,6 +147,18 @@ class _Reader:
     def finish(self) -> Iterator[SuperBatch]:
         """Yield the rows that are left after the last partition."""
         yield from map(self._context.booked, self._aggregator.finish())
+
+    def mixed(self) -> list[Partition]:
+        """Partitions that have to be read again, after `finish`; from then on nothing is reused.
+
+        It waits for the SuperBatches that may still show that the old file of a split partition is not to be trusted.
+        """
+        context = self._context
+        while self._may_be_mixed and context.in_flight.texts:
+            context.stop.stopping.wait(_POLL_SECONDS)
+            context.stop.require_running()
+        self._force, self._seen = True, set()
+        return [opened.source for opened in context.read_again.values() if not opened.refused]
 
     def _require_new(self, partition: Partition) -> None:
         try:
@@ -218,11 +238,19 @@ class _Reader:
         staged = self._staged(partition)
         with self._pages(partition):
             try:
-                yield from self._gather_unstaged(_opened(partition, replaced), replaced, staged)
+                yield from self._gather_unstaged(self._opened(partition, replaced), replaced, staged)
             except OtherRows as error:
                 log.warning("partition %r: its staged rows are not used: %s", partition.key, error)
                 self._context.staging.remove(partition.key)
-                yield from self._gather_unstaged(_opened(partition, replaced), replaced, [])
+                yield from self._gather_unstaged(self._opened(partition, replaced), replaced, [])
+
+    def _opened(self, partition: Partition, replaced: PublishedFile | None) -> OpenPartition:
+        opened = OpenPartition(partition)
+        if replaced is not None:
+            opened.previous, opened.previous_encoded_at = replaced.stored, replaced.facts.oldest_encoded_at
+        if partition.key in self._context.read_again:
+            opened.cosines = self._context.read_again[partition.key].cosines
+        return opened
 
     def _staged(self, partition: Partition) -> list[StagedRows]:
         """Rows of the partition that an earlier run staged and that can be used."""
@@ -257,6 +285,8 @@ class _Reader:
         partition, context = opened.source, self._context
         digest, ids = ContentDigest(), IdSet()
         check = StagedRowsCheck(staged) if staged else None
+        opened.kept = bool(staged)
+        self._may_be_mixed |= opened.kept and previous is not None
         self._aggregator.open(opened)
         try:
             for batch in self._batches(partition):
@@ -275,7 +305,10 @@ class _Reader:
                     for piece, known in previous.known(rows) if previous is not None else ((rows, None),):
                         ready = self._aggregator.add(piece, known)
                         context.in_flight.add(len(piece))
-                        yield from map(context.booked, ready)
+                        for full in map(context.booked, ready):
+                            is_split = full.segments[-1].partition is opened
+                            self._may_be_mixed |= is_split and previous is not None
+                            yield full
             if check is not None:
                 check.finish()
             came = opened.rows + opened.missing.skipped_rows
@@ -359,12 +392,6 @@ class _Reader:
                 yield batch
             finally:
                 ledger.release(reading)
-
-
-def _opened(partition: Partition, replaced: PublishedFile | None) -> OpenPartition:
-    if replaced is None:
-        return OpenPartition(partition)
-    return OpenPartition(partition, previous=replaced.stored, previous_encoded_at=replaced.facts.oldest_encoded_at)
 
 
 def _refusal(partition: Partition, error: DataError) -> Failure:

@@ -105,6 +105,7 @@ class OpenPartition:
         previous_encoded_at: its `oldest_encoded_at`.
         cosines: of new vectors to those of the old file, as far as they were compared.
         distrusted: set when vectors of the old file turned out to be wrong, so that none of them is used from then on.
+        kept: set when rows of it that are not all of it got their final vectors from the old file or in an earlier run.
         superbatch, texts_per_second: of the SuperBatch in which it ends, once that was written.
         changes: since the old file, known with the content digest and final when the partition's last segment was
             encoded; None where no change feed is wanted, where there is no old file with a `rows_version`, or where it
@@ -124,6 +125,7 @@ class OpenPartition:
     previous_encoded_at: str = ""
     cosines: list[float] = field(default_factory=list)
     distrusted: bool = False
+    kept: bool = False
     superbatch: int | None = None
     texts_per_second: float | None = None
     changes: RowChanges | None = None
@@ -132,6 +134,11 @@ class OpenPartition:
     @property
     def key(self) -> str:
         return self.source.key
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether vectors were kept before those of the old file turned out to be wrong."""
+        return self.distrusted and self.kept
 
     @property
     def is_complete(self) -> bool:

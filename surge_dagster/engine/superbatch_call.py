@@ -2,8 +2,8 @@
 
 Rows with a vector from the partition's old file are trusted after a look at a sample of them, which is encoded in the
 same call. Where a new vector differs from the old one by more than the precision promises, the model or a device gives
-other vectors than it gave then: every such row of the partition is encoded too, in a second call. A partition larger
-than a SuperBatch is judged segment by segment: what was staged before has passed on its own sample.
+other vectors than it gave then: every such row of the partition is encoded too, in a second call. Where a partition is
+larger than a SuperBatch and has kept vectors in an earlier one, the reader reads it again and all of it is encoded.
 
 The second call also encodes rows that waited for an equal text of a partition that failed.
 """
@@ -163,6 +163,9 @@ class SuperBatchCall:
         if known is not None:
             trusted = known[sampled]
             matrix[sampled[trusted]] = kept[trusted]
+        for segment in self.batch.segments:
+            if not segment.is_whole and self._slot.reused(segment.start, segment.stop):
+                segment.partition.kept = True
 
     def _judge(self, segment: Segment, row: int, cosine: float) -> None:
         partition = segment.partition

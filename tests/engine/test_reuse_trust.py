@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import Any
 
@@ -10,10 +11,13 @@ import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.output import previous_rows
+from surge_dagster.engine.output.staging import STAGING
 from tests.engine.refreshes import ROWS, Output, output
+from tests.engine.runs import make_run
 from tests.small_catalogs import (
     Rows,
     numbered_rows,
+    partition_of,
     rewrite,
     with_vectors,
 )
@@ -36,6 +40,32 @@ def test_vectors_of_another_model_behind_the_same_name(
     output.check(edited)
     assert receipt.rows_reused == 0 and "the whole partition is encoded" in caplog.text
     assert receipt.previous_cosine is not None and receipt.previous_cosine < 0.9
+
+
+def test_split_partition_does_not_mix_the_vectors_of_two_models(output: Output) -> None:
+    """Rows from 200 on are another model's, and the sample shows it three SuperBatches later."""
+    rows = numbered_rows("k", 450)
+    output.embed(rows)
+    rewrite(output.path, lambda table: with_vectors(table, lambda matrix: np.vstack([matrix[:200], -matrix[200:]])))
+    receipt = output.embed(rows[:-1])
+    output.check(rows[:-1])
+    assert (receipt.rows_reused, receipt.rows_encoded) == (0, 449)
+    assert (receipt.compared_rows, receipt.previous_cosine) == (2, pytest.approx(0, abs=1e-6)), "1 and -1"
+    assert not (output.root / STAGING).exists()
+
+
+def test_rows_staged_under_another_model_are_encoded_with_the_others(output: Output) -> None:
+    rows = numbered_rows("k", 450)
+    output.embed(rows)
+    rewrite(output.path, lambda table: with_vectors(table, lambda matrix: -matrix))
+    partition = partition_of("k", rows[1:], version="v2")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("surge_dagster.engine.superbatch_call.cosines", lambda one, other: np.ones(len(one)))
+        with contextlib.closing(make_run(output.pool, [partition], output.root).events()) as events:
+            next(events)
+    assert (output.root / STAGING).exists()
+    assert output.embed(rows[1:]).rows_reused == 0
+    output.check(rows[1:])
 
 
 @pytest.mark.parametrize("wrong", [0.0, np.nan, 2.0])

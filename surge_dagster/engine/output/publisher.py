@@ -124,6 +124,8 @@ class Publisher:
                 try:
                     if segment.is_whole:
                         publication.publish(segment)
+                    elif segment.partition.is_mixed:
+                        self._context.read_again[segment.partition.key] = segment.partition
                     elif segment.start < segment.stop:
                         publication.stage(segment)
                 except BaseException as error:

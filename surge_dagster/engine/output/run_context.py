@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from surge_dagster.engine.encoder.arena import Arena, Slot
 from surge_dagster.engine.events import EventStream
@@ -11,7 +11,7 @@ from surge_dagster.engine.output.change_files import ChangeFeed
 from surge_dagster.engine.output.space_target import SpaceTarget
 from surge_dagster.engine.output.staging import Staging
 from surge_dagster.engine.report import ExposedIo, InFlight
-from surge_dagster.engine.superbatch import SuperBatch
+from surge_dagster.engine.superbatch import OpenPartition, SuperBatch
 from surge_dagster.engine.support.ledger import Ledger
 from surge_dagster.engine.support.waiting import StopSignal
 from surge_dagster.engine.thresholds import Bounds
@@ -57,6 +57,7 @@ class RunContext:
         begun: `time.perf_counter()` at the beginning of the run.
         speed: of the encoder.
         feed: writes how the rows of partitions change; None where nobody wants to know.
+        read_again: partitions by key whose vectors would be those of two models; all their rows are encoded at the end.
     """
 
     target: SpaceTarget
@@ -72,6 +73,7 @@ class RunContext:
     begun: float
     speed: EncodingSpeed
     feed: ChangeFeed | None = None
+    read_again: dict[str, OpenPartition] = field(default_factory=dict)
 
     def acquire(self) -> Slot:
         """An empty slot; waits until storage has released one.
