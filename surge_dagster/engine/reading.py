@@ -347,8 +347,6 @@ class _Reader:
         needed, available = ids.bytes_after(rows), memory.source - beyond
         if previous is not None and needed + previous.held > available:
             previous.give_up()
-            self._context.ledger.release(previous.held)
-            previous.held = 0
         if needed > available:
             raise DataError(
                 partition.key,

@@ -153,15 +153,11 @@ def test_copying_a_file_does_not_wait_for_vectors_that_wait_for_it(
 
 def test_old_rows_give_way_to_the_ids_of_a_grown_partition(output: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     output.embed(ROWS)
-    book = previous_rows._previous_rows
+    reserve = previous_rows._Memory.reserve
 
-    def greedy(context: Any, *arguments: Any, **options: Any) -> Any:
-        previous = book(context, *arguments, **options)
-        assert previous is not None
-        context.ledger.reserve(context.memory.source - previous.held)
-        previous.held = context.memory.source
-        return previous
+    def greedy(memory: Any, size: int) -> bool:
+        return reserve(memory, memory._context.memory.source - memory.held)
 
-    monkeypatch.setattr(previous_rows, "_previous_rows", greedy)
+    monkeypatch.setattr(previous_rows._Memory, "reserve", greedy)
     assert output.embed(ROWS[1:]).rows_reused == 0
     output.check(ROWS[1:])

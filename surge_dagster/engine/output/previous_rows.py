@@ -31,7 +31,7 @@ from surge_dagster.engine.output.old_values import LOOKUP_BYTES, NO_ROW, OldValu
 from surge_dagster.engine.output.row_comparison import RowComparison
 from surge_dagster.engine.output.run_context import RunContext
 from surge_dagster.engine.sources.content import IdSet
-from surge_dagster.engine.sources.partition import RowBatch
+from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.superbatch import OpenPartition, RowChanges
 from surge_dagster.engine.support.text_hash import HASH_BYTES, TEXT_HASH, text_hashes
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line
@@ -46,7 +46,6 @@ _MOST_READINGS = 10  # of a row group on average: where rows were shuffled, each
 _LEAST_MEASURED = 3
 _REMEMBERED = 8
 _FALL = 1 / 64
-_NO_VALUES = pa.array([], TEXT_HASH)
 
 
 class Rate:
@@ -92,15 +91,11 @@ class PreviousRows:
 
     Args:
         reader: the open file.
-        space: of the file.
         partition: that is gathered; `distrusted` is set where the file turns out to be damaged.
         reading: of a row group, measured.
-        text_seconds: what encoding a text costs.
+        memory: that may be booked for it.
         reuse: whether vectors are taken from it.
-        comparison: by ids, where a change feed is wanted.
-
-    Attributes:
-        held: bytes that are booked for it.
+        wants_changes: whether rows are compared by id.
 
     Raises:
         InvalidFile: the file is damaged.
@@ -108,27 +103,36 @@ class PreviousRows:
 
     def __init__(
         self,
+        context: RunContext,
         reader: OutputFile,
-        space: Space,
         partition: OpenPartition,
         reading: Rate,
-        text_seconds: float,
+        memory: _Memory,
         *,
-        reuse: bool = True,
-        comparison: RowComparison | None = None,
+        reuse: bool,
+        wants_changes: bool,
     ) -> None:
-        self.held = 0
+        self._context = context
+        self._space = context.target.space
         self._reader = reader
-        self._space = space
         self._partition = partition
         self._reading = reading
-        self._text_seconds = text_seconds
-        self._reuse = reuse
-        self._comparison = comparison
+        self._memory = memory
         self._random = random.Random(f"{partition.key}:{partition.source.source_version}")
-        self._hashes, self._group_ends = _read_hashes(reader) if reuse else (OldValues(_NO_VALUES), np.empty(0))
+        self._hashes: OldValues | None = None
+        if reuse and {"text_hash", "text"} & set(reader.columns.names):
+            if memory.reserve(_reading_bytes(reader, self._space)):
+                self._hashes, self._group_ends = _read_hashes(reader)
+            else:
+                log.info("partition %r: its old file is not used, as reading it takes too much memory", partition.key)
+        self._comparison = RowComparison(reader, memory.reserve) if wants_changes else None
         self._group: tuple[int, np.ndarray] | None = None
         self._readings = self._found = self._declined = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes that are booked for it."""
+        return self._memory.held
 
     def known(self, batch: RowBatch) -> Iterator[tuple[RowBatch, KnownVectors | None]]:
         """The next rows of the partition in pieces, with the vectors of those whose texts the old file has.
@@ -136,8 +140,8 @@ class PreviousRows:
         Each piece must have been gathered before the next one is taken.
         """
         size = max(1, _PIECE_BYTES // (self._space.dimension * np.dtype(self._space.dtype).itemsize))
-        for start in range(0, len(batch), size) if len(batch) > size else (0,):
-            piece = batch.rows(start, min(start + size, len(batch))) if len(batch) > size else batch
+        for start in range(0, len(batch) or 1, size):
+            piece = batch if len(batch) <= size else batch.rows(start, min(start + size, len(batch)))
             by_id = self._by_id(piece)
             vectors, old_rows = self._known(piece, by_id)
             if self._comparison is not None and by_id is not None:
@@ -159,8 +163,8 @@ class PreviousRows:
 
     def give_up(self) -> None:
         """Free its memory: no further vector is taken, and it is unknown what has changed."""
-        self._reuse, self._comparison = False, None
-        self._hashes, self._group = OldValues(_NO_VALUES), None
+        self._hashes = self._comparison = self._group = None
+        self._memory.release()
 
     def describe(self) -> None:
         """Say in the log what was found."""
@@ -168,8 +172,8 @@ class PreviousRows:
             log.info(
                 "partition %r: %d rows are encoded although the old file has their vectors, because reading them would "
                 "take longer: %.2g s per row group, %.2g s per text, %d row groups were read and the file has %d",
-                *(self._partition.key, self._declined, self._reading.seconds, self._text_seconds),
-                *(self._readings, len(self._group_ends)),
+                *(self._partition.key, self._declined, self._reading.seconds, self._context.speed.text_seconds),
+                *(self._readings, self._reader.groups),
             )
         log.debug("partition %r: %d rows have vectors of the old file", self._partition.key, self._found)
 
@@ -181,7 +185,7 @@ class PreviousRows:
     def _known(self, batch: RowBatch, by_id: np.ndarray | None) -> tuple[KnownVectors | None, np.ndarray]:
         """The vectors that the old file has of some rows, and the rows of the old file that they come from."""
         nothing = None, np.empty(0, np.int64)
-        if not self._reuse or self._partition.distrusted or not len(batch):
+        if self._hashes is None or self._partition.distrusted or not len(batch):
             return nothing
         old = self._hashes.rows(text_hashes(batch.texts), self._partition.rows, by_id)
         truncated, is_certain = self._truncation(np.diff(batch.text_offsets))
@@ -215,9 +219,9 @@ class PreviousRows:
     def _is_cheaper(self, groups: np.ndarray) -> np.ndarray:
         """Which rows cost less to read than to encode, bool, by the row groups that their vectors lie in."""
         wanted, places, rows = np.unique(groups, return_inverse=True, return_counts=True)
-        is_cheaper = np.zeros(len(wanted), np.bool_)
-        if self._readings < _MOST_READINGS * len(self._group_ends):
-            is_cheaper[:] = [self._reading.is_below(count * self._text_seconds) for count in rows.tolist()]
+        is_cheaper, text_seconds = np.zeros(len(wanted), np.bool_), self._context.speed.text_seconds
+        if self._readings < _MOST_READINGS * self._reader.groups:
+            is_cheaper[:] = [self._reading.is_below(count * text_seconds) for count in rows.tolist()]
         self._declined += int(rows[~is_cheaper].sum())
         return is_cheaper[places]
 
@@ -228,9 +232,8 @@ class PreviousRows:
             if self._group is None or self._group[0] != group:
                 self._group = None  # one is held at a time
                 self._group = group, self._read_group(group)
-            first = int(self._group_ends[group - 1]) if group else 0
             places = np.flatnonzero(groups == group)
-            matrix[places] = self._group[1][old[places] - first]
+            matrix[places] = self._group[1][old[places] - self._group_ends[group]]  # from the group's end
         return matrix
 
     def _read_group(self, group: int) -> np.ndarray:
@@ -284,22 +287,52 @@ def open_previous_rows(
         )
     wants_changes = context.feed is not None and bool(facts.rows_version)
     previous: PreviousRows | None = None
+    memory = _Memory(context, partition.source, facts.rows)
     with contextlib.ExitStack() as opened:
         if reuse or wants_changes:
-            begun = time.perf_counter()
+            opened.callback(memory.release)
+            begun, reading = time.perf_counter(), rates.groups[facts.rows.bit_length()]
             try:
                 reader = opened.enter_context(_open(context, file))
-                previous = _previous_rows(context, reader, partition, rates, reuse=reuse, wants_changes=wants_changes)
+                previous = PreviousRows(
+                    context, reader, partition, reading, memory, reuse=reuse, wants_changes=wants_changes
+                )
+                opened.callback(previous.describe)
             except UNUSABLE as error:
                 where = context.target.store.location(file.stored.name)
                 log.warning("%s: its vectors are not used: %s", where, first_line(error))
             opening.add(time.perf_counter() - begun)
-        try:
-            yield previous
-        finally:
-            if previous is not None:
-                previous.describe()
-                context.ledger.release(previous.held)
+        yield previous
+
+
+class _Memory:
+    """Books what an old file takes, as far as it fits beside the ids and pages of its partition's source.
+
+    Args:
+        rows: of the file.
+
+    Attributes:
+        held: bytes that are booked.
+    """
+
+    def __init__(self, context: RunContext, source: Partition, rows: int) -> None:
+        memory, ids = context.memory, IdSet().bytes_after(max(source.rows or 0, rows))
+        self._context = context
+        self._available = memory.source - max(0, source.page_bytes - memory.reader_pages) - 2 * ids
+        self.held = 0
+
+    def reserve(self, size: int) -> bool:
+        """Book bytes, waiting for other stages; False where they do not fit."""
+        if self.held + size > self._available:
+            return False
+        self._context.reserve(size)
+        self.held += size
+        return True
+
+    def release(self) -> None:
+        """Free everything."""
+        self._context.ledger.release(self.held)
+        self.held = 0
 
 
 @contextlib.contextmanager
@@ -310,45 +343,6 @@ def _open(context: RunContext, file: PublishedFile) -> Iterator[OutputFile]:
         if reader.facts != file.facts:
             raise InvalidFile("it was replaced since it was listed")
         yield reader
-
-
-def _previous_rows(
-    context: RunContext,
-    reader: OutputFile,
-    partition: OpenPartition,
-    rates: ReadingRates,
-    *,
-    reuse: bool,
-    wants_changes: bool,
-) -> PreviousRows | None:
-    """The rows of an open file, as far as they fit beside the ids and pages of the source."""
-    memory, source, space = context.memory, partition.source, context.target.space
-    ids = IdSet().bytes_after(max(source.rows or 0, reader.facts.rows))
-    available = memory.source - max(0, source.page_bytes - memory.reader_pages) - 2 * ids
-    held = 0
-
-    def reserve(size: int) -> bool:
-        nonlocal held
-        if held + size > available:
-            return False
-        context.reserve(size)
-        held += size
-        return True
-
-    reuse = reuse and bool({"text_hash", "text"} & set(reader.columns.names))
-    if reuse and not reserve(_reading_bytes(reader, space)):
-        log.info("partition %r: its old file is not used, because reading it takes too much memory", partition.key)
-        reuse = False
-    try:
-        comparison = RowComparison(reader, reserve) if wants_changes else None
-        if not reuse and comparison is None:
-            return None
-        reading, text_seconds = rates.groups[reader.facts.rows.bit_length()], context.speed.text_seconds
-        previous = PreviousRows(reader, space, partition, reading, text_seconds, reuse=reuse, comparison=comparison)
-        previous.held, held = held, 0
-        return previous
-    finally:
-        context.ledger.release(held)
 
 
 def _reading_bytes(reader: OutputFile, space: Space) -> int:
@@ -373,7 +367,7 @@ def _read_hashes(reader: OutputFile) -> tuple[OldValues, np.ndarray]:
             parts.append(column if name == "text_hash" else text_hashes(column))
             rows += len(column)
         ends.append(rows)
-    hashes = pa.concat_arrays(parts) if parts else _NO_VALUES
+    hashes = pa.concat_arrays(parts) if parts else pa.array([], TEXT_HASH)
     if len(hashes) != reader.facts.rows:
         raise InvalidFile(f"its metadata promise {reader.facts.rows:,} rows and it has {len(hashes):,}")
     return OldValues(hashes), np.array(ends, np.int64)
