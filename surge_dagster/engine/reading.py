@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections.abc import Iterable, Iterator
 
+from surge_dagster.engine.aggregator import Aggregator
 from surge_dagster.engine.errors import Cancelled, DataError, PlaceTaken, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.files.facts import InvalidFile
 from surge_dagster.engine.files.formats import PublishedFile
@@ -28,7 +29,7 @@ from surge_dagster.engine.report import Failure, Receipt, RunReport
 from surge_dagster.engine.sources.content import ContentDigest, IdSet, refuse_repeated_id
 from surge_dagster.engine.sources.partition import Partition, RowBatch, read_rows
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.superbatch import Aggregator, MissingTexts, OpenPartition, StagedRows, SuperBatch, row_bytes
+from surge_dagster.engine.superbatch import MissingTexts, OpenPartition, StagedRows, SuperBatch, row_bytes
 from surge_dagster.engine.support.keys import encode_key
 
 log = logging.getLogger(__name__)

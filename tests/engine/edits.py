@@ -11,9 +11,11 @@ EDITS = ("insert", "delete", "edit", "move", "swap ids", "duplicate")
 
 def edited(rows: Rows, edits: list[str], random: Random) -> Rows:
     """The rows after some edits, each at a random place; ids stay unique."""
-    found = list(rows)
+    found, taken = list(rows), {row_id for row_id, _ in rows}
     for number, edit in enumerate(edits):
         fresh = f"{random.getrandbits(40):x}.{number}"
+        while fresh in taken:  # hypothesis draws the same bits again and again
+            fresh += "."
         place, other = (random.randrange(len(found)) if found else 0 for _ in range(2))
         if edit == "insert":
             found.insert(place, (fresh, f"inserted {fresh}"))

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surge_dagster.catalogs.synthetic import partition_sizes
+from surge_dagster.engine.aggregator import Aggregator
 from surge_dagster.engine.cost_model import (
     CostConstants,
     Flush,
@@ -27,7 +28,7 @@ from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.report import overlap_ratio
 from surge_dagster.engine.sources.partition import Partition, RowBatch
-from surge_dagster.engine.superbatch import Aggregator, OpenPartition
+from surge_dagster.engine.superbatch import OpenPartition
 from surge_dagster.engine.thresholds import Bounds
 
 TEXTS, PARTITIONS, FLUSHES = 10_000_000, 4_000, 100

@@ -9,9 +9,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from surge_dagster.engine.aggregator import Aggregator
 from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.encoder.known_vectors import KnownVectors
-from surge_dagster.engine.superbatch import Aggregator, OpenPartition, SuperBatch
+from surge_dagster.engine.superbatch import OpenPartition, SuperBatch
 from surge_dagster.engine.thresholds import Bounds
 from tests.small_catalogs import numbered_rows, partition_of, row_batch_of
 

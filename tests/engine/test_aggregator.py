@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from surge_dagster.engine.aggregator import Aggregator
 from surge_dagster.engine.encoder.arena import Arena, Slot
 from surge_dagster.engine.errors import ConfigError, DataError
-from surge_dagster.engine.superbatch import Aggregator, OpenPartition, SuperBatch
+from surge_dagster.engine.superbatch import OpenPartition, SuperBatch
 from surge_dagster.engine.thresholds import PARTITION_OVERHEAD_BYTES, Bounds, Thresholds
 from tests.small_catalogs import Rows, numbered_rows, partition_of, row_batch_of
 
