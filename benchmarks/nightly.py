@@ -1,21 +1,24 @@
-"""What a night costs that changes little: an incremental run beside the full run, and identical texts encoded once.
+"""What a refresh costs after few changes: an incremental run beside the full run, and identical texts encoded once.
 
-    python -m benchmarks.nightly [--partitions 500] [--rows 400] [--model hash://384]
+    python -m benchmarks.nightly [--partitions 500] [--rows 400] [--pairs 3] [--model hash://384]
 
 A full run embeds a catalog of short texts. Then one percent of the rows of each partition changes (texts are edited,
 rows are inserted, deleted and moved), and a second run follows. A catalog in which 13 % of the texts are copies of
-others in their partition is embedded twice: with and without looking for equal texts. The last line is one JSON
-document.
+others in their partition is embedded twice: with and without looking for equal texts. These pairs of runs alternate,
+each pair in new outputs, and an aim is compared with the median of its pairs' ratios, so that a machine that becomes
+slower or faster meanwhile does not decide. The last line is one JSON document.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from unittest.mock import patch
 
 import numpy as np
@@ -50,62 +53,82 @@ def measure(arguments: argparse.Namespace) -> Document:
         f"part-{number}": [(f"{number}-{row}", texts[number * arguments.rows + row]) for row in range(arguments.rows)]
         for number in range(arguments.partitions)
     }
+    some = list(catalog.items())[: max(2, arguments.partitions // 10)]
     with tempfile.TemporaryDirectory(prefix="surge-bench-") as name, EncoderPool(EncodingSpec(arguments.model)) as pool:
         folder = Path(name)
-        _write(folder / "catalog", catalog)
-        full = _embed(pool, folder / "catalog", folder / "out", "the full run")
-        full_bytes = _bytes(folder / "out")
+        _write(folder / "copies", {key: _with_copies(rows, chance) for key, rows in some})
+        _write(folder / "before", catalog)
         for rows in catalog.values():
             _change(rows, max(1, round(CHANGED_SHARE * len(rows))), spare, chance)
-        _write(folder / "catalog", catalog)
-        night = _embed(pool, folder / "catalog", folder / "out", "the incremental run")
-        some = list(catalog.items())[: max(2, arguments.partitions // 10)]
-        copied = {key: _with_copies(rows, chance) for key, rows in some}
-        _write(folder / "copies", copied)
-        once = _embed(pool, folder / "copies", folder / "once", "identical texts once")
+        _write(folder / "after", catalog)
+        runs = [_pair(pool, folder, number) for number in range(arguments.pairs)]
+    return document | {"pairs": runs}
+
+
+def _pair(pool: EncoderPool, folder: Path, number: int) -> Document:
+    """One run of each kind, by name, in new outputs."""
+    say(f"pair {number + 1}")
+    runs: Document = {}
+
+    def embed(name: str, catalog: str, output: str) -> None:
+        report = _embed(pool, folder / catalog, folder / output, name)
+        runs[name] = asdict(report) | {"partitions_failed": [], "output_bytes": _bytes(folder / output)}
+
+    def embed_each() -> None:
         with patch.object(superbatch_call, "_distinct", lambda slot, rows, ledger: (rows, *2 * [np.empty(0, np.intp)])):
-            each = _embed(pool, folder / "copies", folder / "each", "identical texts each")
-        document |= {"night_bytes": _bytes(folder / "out"), "full_bytes": full_bytes}
-    runs = {"full": full, "night": night, "once": once, "each": each}
-    return document | {"runs": {name: asdict(report) | {"partitions_failed": []} for name, report in runs.items()}}
+            embed("each", "copies", "out-each")
+
+    embed("full", "before", "out")
+    embed("incremental", "after", "out")
+    if number % 2:
+        embed_each()
+    embed("once", "copies", "out-once")
+    if not number % 2:
+        embed_each()
+    for output in folder.glob("out*"):
+        shutil.rmtree(output)
+    return runs
 
 
 def targets(document: Document) -> list[Target]:
     """The aims beside what was measured."""
-    runs = document["runs"]
-    full, night, once, each = (runs[name] for name in ("full", "night", "once", "each"))
+
+    def ratio(metric: str, run: str, beside: str) -> float:
+        return median(pair[run][metric] / pair[beside][metric] for pair in document["pairs"])
+
     return [
         at_most(
             "encoder seconds of the incremental run, of the full run's",
             AIM_ENCODER_SHARE,
-            night["encode_seconds"] / full["encode_seconds"],
+            ratio("encode_seconds", "incremental", "full"),
         ),
         at_most(
             "wall seconds of the incremental run, of the full run's",
             AIM_WALL_SHARE,
-            night["wall_seconds"] / full["wall_seconds"],
+            ratio("wall_seconds", "incremental", "full"),
         ),
         at_most(
             "bytes on disk after it, of those after the full run",
             AIM_BYTES,
-            document["night_bytes"] / document["full_bytes"],
+            ratio("output_bytes", "incremental", "full"),
         ),
         Target(
             "encoder seconds saved where 13 % of the texts are copies",
             AIM_SAVED,
-            1 - once["encode_seconds"] / each["encode_seconds"],
+            1 - ratio("encode_seconds", "once", "each"),
         ),
     ]
 
 
 def lines(document: Document) -> Iterator[str]:
     """A table of the runs."""
-    yield f"{'run':8}{'encoded':>10}{'reused':>10}{'copies':>9}{'encoder s':>11}{'wall s':>9}{'calls':>7}"
-    for name, run in document["runs"].items():
-        yield (
-            f"{name:8}{run['texts_encoded']:>10,}{run['rows_reused']:>10,}{run['texts_deduplicated']:>9,}"
-            f"{run['encode_seconds']:>11.2f}{run['wall_seconds']:>9.2f}{run['superbatches']:>7}"
-        )
+    yield f"{'run':14}{'encoded':>10}{'reused':>10}{'copies':>9}{'encoder s':>11}{'wall s':>9}{'calls':>7}"
+    for pair in document["pairs"]:
+        for name, run in pair.items():
+            yield (
+                f"{name:14}{run['texts_encoded']:>10,}{run['rows_reused']:>10,}{run['texts_deduplicated']:>9,}"
+                f"{run['encode_seconds']:>11.2f}{run['wall_seconds']:>9.2f}{run['superbatches']:>7}"
+            )
 
 
 def _embed(pool: EncoderPool, catalog: Path, output: Path, what: str) -> RunReport:
@@ -158,6 +181,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--partitions", type=int, default=500, help="of the catalog (default: %(default)s)")
     parser.add_argument("--rows", type=int, default=400, help="of each partition (default: %(default)s)")
+    parser.add_argument("--pairs", type=int, default=3, help="of runs (default: %(default)s)")
     parser.add_argument("--model", default=EncodingSpec().model, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(arguments)
