@@ -226,6 +226,7 @@ class RunReport:
         rows_reused: texts that kept the vector of the file that was replaced.
         predicted_wall_seconds: by the costs that were known before the run, for the SuperBatches that it made; None
             until it has ended by itself, and where it encoded nothing.
+        call_seconds: fixed cost of an encode call (c_ipc), as it was known before the run.
     """
 
     space: str = ""
@@ -270,6 +271,7 @@ class RunReport:
     b_min: int = 0
     b_max: int = 0
     predicted_wall_seconds: float | None = None
+    call_seconds: float = 0.0
 
     @property
     def prediction_error(self) -> float | None:
@@ -354,6 +356,7 @@ class RunReport:
             hardware=last.hardware,
             precision=last.precision,
             workers=last.workers,
+            call_seconds=last.call_seconds,
             b_min=last.b_min,
             b_max=last.b_max,
             predicted_wall_seconds=sum(predicted) if attempts and len(predicted) == len(attempts) else None,

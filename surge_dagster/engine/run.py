@@ -118,6 +118,7 @@ class EmbeddingRun:
             b_min=self.bounds.b_min,
             b_max=self.bounds.b_max,
             workers=len(pool.worker_pids),
+            call_seconds=pool.costs.call_seconds,
         )
         self.ledger = Ledger(self.memory.limit)
         self.in_flight = InFlight()

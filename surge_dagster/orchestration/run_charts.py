@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 
 import dagster as dg
 
-from surge_dagster.engine.cost_model import CALL_SECONDS, CostConstants
+from surge_dagster.engine.cost_model import CostConstants
 from surge_dagster.engine.report import RunReport
 from surge_dagster.engine.support.timeline import Span, Timeline
 
@@ -24,6 +24,7 @@ LEFT, RIGHT = 90, 740  # of the plotted area
 _TOP, _BOTTOM = 52, 210
 _LANES = (("encode", "#2f6f9f"), ("serialize", "#c98a3a"), ("upload", "#5b9a68"))
 _LANE, _FAINTEST = 40, 0.25
+_FEWEST = 4  # counts at the end of an axis, so that its lines are at whole numbers
 _BLUE, _PALE, _RED, _DARK, _GREY = "#2f6f9f", "#a9c6dc", "#b5403a", "#444", "#8a8a8a"
 
 
@@ -41,7 +42,7 @@ def run_charts(report: RunReport, timeline: Timeline, sizes: Counter[int]) -> di
         charts["throughput"] = throughput_chart(timeline)
     if sizes and report.texts_encoded and report.encode_seconds > 0:
         rate = report.texts_encoded / report.encode_seconds
-        break_even = CostConstants(CALL_SECONDS, report.workers / rate, report.workers).break_even_texts
+        break_even = CostConstants(report.call_seconds, report.workers / rate, report.workers).break_even_texts
         charts["partition_sizes"] = sizes_chart(sizes, break_even, report.b_min)
     return charts
 
@@ -103,10 +104,10 @@ def sizes_chart(sizes: Counter[int], break_even: float, b_min: int) -> dg.Markdo
         break_even: n*, below which a partition alone would spend more on its encode call than on its texts.
         b_min: the SuperBatches' least number of texts.
     """
-    marks = [("n*", max(break_even, 0), _RED), ("B_min", b_min, _DARK)]
-    all_bits = [*sizes, *(int(_bits(value)) for _, value, _ in marks)]
+    marks = [("n*", max(break_even, 0), _RED, RIGHT, "end"), ("B_min", b_min, _DARK, LEFT, "start")]
+    all_bits = [*sizes, *(int(_bits(mark[1])) for mark in marks)]
     first, last = min(all_bits), max(all_bits)
-    most, width = max(sizes.values()), (RIGHT - LEFT) / (last + 1 - first)
+    most, width = max(_FEWEST, *sizes.values()), (RIGHT - LEFT) / (last + 1 - first)
     chart = _Svg(f"Encoded partitions by their number of texts ({sum(sizes.values()):,} in all)")
     chart.vertical_axis(most)
     for bits in range(first, last + 1):
@@ -114,10 +115,12 @@ def sizes_chart(sizes: Counter[int], break_even: float, b_min: int) -> dg.Markdo
         if sizes[bits]:
             chart.box(x + 1, top, width - 2, _BOTTOM - top, _PALE)
         chart.text(x, _BOTTOM + 18, _power(bits), anchor="middle", fill=_GREY)
-    for (name, value, colour), legend in zip(marks, (LEFT, LEFT + 150), strict=True):
+    for name, value, colour, legend, anchor in marks:
         x = LEFT + width * (_bits(value) - first)
         chart.line(x, _TOP - 6, x, _BOTTOM, stroke=colour, dashed=True, width=2)
-        chart.text(legend, 40, f"{name} = {_short(value)} (dashed)", fill=colour)
+        meaning = "(a call costs more than fewer texts)" if name == "n*" else "(of a SuperBatch)"
+        chart.text(legend, 40, f"{name} = {_short(value)} texts {meaning}", anchor=anchor, fill=colour)
+    chart.text(RIGHT, _BOTTOM + 34, "texts of a partition, from", anchor="end", fill=_GREY)
     return chart.metadata()
 
 
@@ -127,16 +130,22 @@ def runs_chart(runs: Sequence[tuple[int, int]]) -> dg.MarkdownMetadataValue:
     Args:
         runs: rows that were encoded and rows that were reused, by run, the oldest first.
     """
-    most, width = 1.1 * max(sum(rows) for rows in runs) or 1.0, (RIGHT - LEFT) / len(runs)
-    chart = _Svg("Rows of the last runs")
+    most, width = max(_FEWEST, *(1.1 * sum(rows) for rows in runs)), (RIGHT - LEFT) / len(runs)
+    chart = _Svg("Rows of this run and of those before it: encoded, or reused because their text did not change")
     chart.vertical_axis(most)
     for place, (encoded, reused) in enumerate(runs):
         x, border, top = LEFT + width * place, _level(encoded, most), _level(encoded + reused, most)
-        chart.box(x + 1, border, width - 2, _BOTTOM - border, _BLUE)
-        chart.box(x + 1, top, width - 2, border - top, _PALE)
+        if reused:
+            chart.box(x + 1, top, width - 2, border - top, _PALE)
+        if encoded:
+            chart.box(x + 1, border, width - 2, _BOTTOM - border, _BLUE)
     encoded, reused = runs[-1]
     chart.text(LEFT, 40, f"encoded (dark): {encoded:,} in this run", fill=_BLUE)
-    chart.text(LEFT + 300, 40, f"reused (pale): {reused:,}", fill=_GREY)
+    chart.text(RIGHT, 40, f"reused (pale): {reused:,} in this run", anchor="end", fill=_GREY)
+    if len(runs) > 1:
+        chart.text(
+            LEFT, _BOTTOM + 18, "the run before" if len(runs) == 2 else f"{len(runs) - 1} runs before", fill=_GREY
+        )
     chart.text(RIGHT, _BOTTOM + 18, "this run", anchor="end", fill=_GREY)
     return chart.metadata()
 
@@ -190,10 +199,11 @@ class _Svg:
         )
 
     def box(self, x: float, y: float, width: float, height: float, fill: str, opacity: float = 1.0) -> None:
-        """Fill a rectangle; one that is thinner than a pixel is widened to a pixel."""
+        """Fill a rectangle; one that is too small to be seen grows, to the right and upwards."""
+        bottom, height = y + height, max(2.0, height)
         self._parts.append(
-            f'<rect x="{x:.1f}" y="{y:.0f}" width="{max(1.0, width):.1f}" height="{height:.0f}" fill="{fill}" '
-            f'fill-opacity="{opacity:.2f}"/>'
+            f'<rect x="{x:.1f}" y="{bottom - height:.0f}" width="{max(1.0, width):.1f}" height="{height:.0f}" '
+            f'fill="{fill}" fill-opacity="{opacity:.2f}"/>'
         )
 
     def line(

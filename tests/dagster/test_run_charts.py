@@ -9,10 +9,13 @@ from collections import Counter
 import dagster as dg
 import pytest
 
+from surge_dagster.engine.report import RunReport
 from surge_dagster.engine.support.timeline import Entry, Span, Timeline
 from surge_dagster.orchestration.run_charts import (
     LEFT,
     RIGHT,
+    run_charts,
+    runs_chart,
     sizes_chart,
     throughput_chart,
     ticks,
@@ -132,4 +135,22 @@ def test_rows_of_the_last_runs_are_drawn_one_beside_the_other(bench: Workbench) 
     svg = drawn(dg.MarkdownMetadataValue(charts["rows_of_last_runs"]))
     assert "encoded (dark): 3 in this run" in words(svg) and "reused (pale): 12" in words(svg)
     heights = [float(box.get("height", 0)) for box in svg.iter(f"{_SVG}rect") if box.get("fill") != "#fff"]
-    assert heights == pytest.approx([heights[0], 0, heights[0] / 4, heights[0]], abs=1)
+    assert heights == pytest.approx([heights[0], heights[0], heights[0] / 4], abs=1)
+
+
+def test_few_encoded_rows_are_seen_beside_many_reused_ones() -> None:
+    svg = drawn(runs_chart([(500, 200_000), (0, 200_000), (0, 0)]))
+    boxes = [(box.get("fill"), float(box.get("height", 0))) for box in svg.iter(f"{_SVG}rect")][1:]
+    assert [colour for colour, _ in boxes] == [boxes[0][0], boxes[1][0], boxes[0][0]] and boxes[1][1] == 2
+    assert "2 runs before" in words(svg)
+
+
+def test_axes_of_counts_have_whole_numbers() -> None:
+    for chart in (runs_chart([(0, 0)]), sizes_chart(Counter({3: 1}), 0, 1)):
+        assert "0.2" not in words(drawn(chart))
+
+
+def test_n_star_follows_from_the_cost_of_a_call() -> None:
+    report = RunReport(texts_encoded=100, encode_seconds=1.0, call_seconds=0.16)
+    svg = drawn(run_charts(report, Timeline(), Counter({3: 1}))["partition_sizes"])
+    assert "n* = 16 texts" in words(svg)

@@ -23,7 +23,7 @@ PROMISED = (
     "peak_rss_bytes space space_title dimension device hardware precision"
 )
 NOT_ADDED_UP = (
-    "predicted_wall_seconds "
+    "predicted_wall_seconds call_seconds "
     "space space_title dimension device hardware precision encoder_notes workers b_min b_max partitions_written "
     "partitions_skipped partitions_failed time_to_first_output_seconds storage_retries"
 )
