@@ -142,7 +142,7 @@ class TestFirstFitDecreasing:
 
 class TestMetering:
     def test_overlapping_spans_count_once(self) -> None:
-        spans = union([(4.0, 5.0), (0.0, 1.0), (0.5, 2.0), (2.0, 3.0)])
+        spans = union([(4.0, 5.0), (0.0, 1.0), (0.5, 2.0), (2.0, 3.0), (2.1, 2.5)])
         assert spans == [(0.0, 3.0), (4.0, 5.0)]
         assert covered(spans) == 4.0
 
