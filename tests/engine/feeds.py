@@ -21,7 +21,8 @@ from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.superbatch import ADDED, CHANGED, UNCHANGED, OpenPartition, RowChanges
 from surge_dagster.engine.support.text_hash import text_hashes
-from tests.small_catalogs import partition_of
+from tests.small_catalogs import DIMENSION as RUN_DIMENSION
+from tests.small_catalogs import Rows, partition_of
 
 DIMENSION = 8
 Texts = Mapping[str, str]  # of a partition, by id, in order
@@ -71,6 +72,15 @@ class Output:
             for key, texts in self.rows.items()
             if texts
         }
+
+
+def rows_of(catalog: Mapping[str, Rows]) -> Applied:
+    """What a consumer has that applied the changes of a catalog which runs with `hash_pool` embedded."""
+    return {
+        key: {row: (text, hash_vectors([text], RUN_DIMENSION)[0].tobytes()) for row, text in rows}
+        for key, rows in catalog.items()
+        if rows
+    }
 
 
 def write_file(path: Path, key: str, space: str, texts: Texts, version: str, file_format: FileFormat) -> None:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from surge_dagster.engine.changes import changes
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
-from tests.engine.feeds import Applied, apply
+from tests.engine.feeds import Applied, apply, rows_of
 from tests.engine.runs import finish, make_run
-from tests.small_catalogs import DIMENSION, Rows, numbered_rows, partition_of
+from tests.small_catalogs import Rows, numbered_rows, partition_of
 
 
 def embed(pool: EncoderPool, output: Path, catalog: dict[str, Rows], version: str, **options: Any) -> None:
@@ -22,20 +19,13 @@ def embed(pool: EncoderPool, output: Path, catalog: dict[str, Rows], version: st
     assert not run.failed
 
 
-def expected(catalog: dict[str, Rows]) -> Applied:
-    return {
-        key: {row: (text, hash_vectors([text], DIMENSION)[0].astype(np.float32).tobytes()) for row, text in rows}
-        for key, rows in catalog.items()
-    }
-
-
 def test_consumer_gets_the_changed_rows_of_whole_and_split_partitions(hash_pool: EncoderPool, tmp_path: Path) -> None:
     catalog: dict[str, Rows] = {"small": numbered_rows("small", 20), "split": numbered_rows("split", 350)}
     target: Applied = {}
     embed(hash_pool, tmp_path, catalog, "v1")
     assert not (tmp_path / ".changes").exists()
     feed = changes(tmp_path, "shop")
-    assert len(apply(feed, target)) == 372 and target == expected(catalog)
+    assert len(apply(feed, target)) == 372 and target == rows_of(catalog)
     feed.confirm()
 
     for number, key in enumerate(catalog):
@@ -47,7 +37,7 @@ def test_consumer_gets_the_changed_rows_of_whole_and_split_partitions(hash_pool:
     embed(hash_pool, tmp_path, catalog, "v2")
     feed = changes(tmp_path, "shop")
     came = apply(feed, target)
-    assert target == expected(catalog)
+    assert target == rows_of(catalog)
     assert sorted(came) == [
         ("add", "small", "new"),
         ("add", "split", "new"),
@@ -74,7 +64,7 @@ def test_changes_are_recorded_without_a_consumer_where_that_is_asked_for(
     apply(feed, target)
     catalog["a"] = [*catalog["a"][:10], ("new", "added")]
     embed(hash_pool, tmp_path, catalog, "v2", changes=True)
-    assert len(apply(changes(tmp_path, since=feed.versions), target)) == 11 and target == expected(catalog)
+    assert len(apply(changes(tmp_path, since=feed.versions), target)) == 11 and target == rows_of(catalog)
 
 
 def test_old_change_files_of_a_forgotten_consumer_are_removed(hash_pool: EncoderPool, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """SIGKILL during an incremental run: the next run completes it, with every row's own vector and without encoding what
-an old file has. `make soak` kills a hundred runs, which takes some minutes.
+an old file has, and a consumer of the change feed has the rows of the files. `make soak` kills a hundred runs, which
+takes some minutes.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from random import Random
 
 import pytest
 
+from surge_dagster.engine.changes import changes
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.output import previous_rows
 from surge_dagster.engine.output.staging import STAGING
 from surge_dagster.engine.sources import open_source
 from tests.engine.edits import EDITS, edited
+from tests.engine.feeds import Applied, apply, rows_of
 from tests.engine.killed_run import THRESHOLDS
 from tests.engine.runs import failures, finish, make_run
 from tests.engine.test_resume import CATALOG, Mortal, Output, in_flight, mortal_run
@@ -41,7 +44,18 @@ def catalog(tmp_path_factory: pytest.TempPathFactory, edited_catalog: dict[str, 
 def yesterday(tmp_path_factory: pytest.TempPathFactory, hash_pool: EncoderPool) -> Path:
     root = tmp_path_factory.mktemp("yesterday")
     finish(make_run(hash_pool, open_source(write_catalog(root / "catalog", CATALOG)), root / "out", THRESHOLDS))
+    target: Applied = {}
+    hand_over(root / "out", target)
+    assert target == rows_of(CATALOG)
     return root / "out"
+
+
+def hand_over(output: Path, target: Applied) -> list[tuple[str, str, str | None]]:
+    """Apply what changed and confirm it; gives op, partition and id of everything that came."""
+    feed = changes(output, "shop")
+    came = apply(feed, target)
+    feed.confirm()
+    return came
 
 
 def kill_and_complete(
@@ -51,6 +65,8 @@ def kill_and_complete(
     shutil.copytree(yesterday, output.folder)
     status, lines = mortal(output, "any", step)
     assert status == -signal.SIGKILL
+    target = rows_of(CATALOG)
+    came = hand_over(output.folder, target) if step % 2 else []
     run = make_run(pool, open_source(catalog), output.open(), THRESHOLDS)
     assert failures(finish(run)) == []
     space = run.space.name
@@ -61,9 +77,15 @@ def kill_and_complete(
     new = sum(text not in {old for _, old in CATALOG[key]} for key in rows for _, text in rows[key])
     assert run.report.texts_encoded <= new
     assert in_flight(lines) > 0
+    came += hand_over(output.folder, target)
+    assert target == rows_of(rows)
+    given = [(partition, row) for _, partition, row in came]
+    assert len(given) == len(set(given)), "nothing comes twice"
+    assert "clear" not in {op for op, _, _ in came}, "no partition comes whole"
+    assert hand_over(output.folder, target) == []
 
 
-@pytest.mark.parametrize("step", [20, 60, 110])
+@pytest.mark.parametrize("step", [20, 61, 110])
 def test_incremental_run_is_completed_after_a_kill(
     hash_pool: EncoderPool,
     tmp_path: Path,
