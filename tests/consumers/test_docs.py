@@ -1,0 +1,59 @@
+"""The configurations and programs of docs/consumers.md run as they stand, in a fresh folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+import yaml
+
+from surge_dagster import changes, embedding_catalog
+from surge_dagster.settings import Settings, load_settings
+from tests.small_catalogs import numbered_rows, write_catalog
+
+PAGE = (Path(__file__).parents[2] / "docs" / "consumers.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def run(program: str, names: dict[str, Any]) -> None:
+    exec(compile(program, "docs/consumers.md", "exec", dont_inherit=True), names)
+
+
+def test_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_database: Callable[[], str]) -> None:
+    pytest.importorskip("lancedb", reason="not installed: the extra 'lancedb'")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SURGE_MODEL", "hash://16")
+    write_catalog(tmp_path / "data" / "catalog", {"a": numbered_rows("a", 3), "b": numbered_rows("b", 2)})
+    catalog, loop, asset = blocks("python")
+    batches: list[Any] = []
+    names: dict[str, Any] = {"embedding_catalog": embedding_catalog, "apply_to_your_index": batches.append}
+    run(f"made = {catalog}", names)
+    run(asset, names)
+    job = dg.define_asset_job("mine", selection=dg.AssetSelection.assets(names["search_index"]))
+    added = dg.Definitions(assets=[names["search_index"]], jobs=[job], executor=dg.in_process_executor)
+    definitions = dg.Definitions.merge(names["made"], added)
+    with dg.DagsterInstance.ephemeral(str(tmp_path)) as instance:
+        for name in ("catalog_refresh", "hand_over", "mine"):
+            assert definitions.resolve_job_def(name).execute_in_process(instance=instance).success
+    assert [len(batch) for batch in batches] == [1, 3, 1, 2]
+
+    emptied = []
+    run(loop, names | {"empty_your_index": lambda: emptied.append(True)})
+    assert [len(batch) for batch in batches] == [1, 3, 1, 2] * 2 and emptied == [True]
+    run(loop, names)
+    assert len(batches) == 8, "it has confirmed"
+
+    lancedb, pgvector = blocks("yaml")
+    for text in (lancedb, re.sub(r'"postgresql:.*?"', lambda _: f'"{new_database()}"', pgvector)):
+        settings: Settings = load_settings(output="data/embeddings", **yaml.safe_load(text))
+        [target] = [one.target() for one in (settings.lancedb, settings.pgvector) if one is not None]
+        assert target.apply(partial(changes, "data/embeddings", target.place)).rows_sent == 5
+        assert target.counts() == {"a": 3, "b": 2}
