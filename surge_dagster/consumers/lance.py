@@ -102,6 +102,8 @@ class LanceTable:
 
     def _merge(self, done: HandOver, table: Any) -> None:
         """Insert, replace and delete rows of the table."""
+        if further := [each for each in done.feed.columns or () if each.name not in table.schema.names]:
+            table.add_columns(further)
         columns: pa.Schema = table.schema
         pending = _Pending(table, columns)
         known: set[str] | None = None  # partitions of the table

@@ -8,7 +8,7 @@ which the table got its first rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -115,11 +115,9 @@ class PgVectorTable:
             run(self._sql("DELETE FROM {versions}"))
             feed = open_feed(since={})
         done, columns = HandOver(feed), feed.columns
-        if not there:
-            if columns is None:
-                return done
-            self._create(connection, columns)
-            there = self._columns(connection)
+        if not there and columns is None:
+            return done
+        there = self._with_columns(connection, there, columns or ())
         self._require_usable(feed.space, there)
         before = feed.versions
         is_empty = run(self._sql("SELECT FROM {table} LIMIT 1")).fetchone() is None
@@ -221,7 +219,7 @@ class PgVectorTable:
         names = list(there)
         query = self._sql(f"COPY {place} ({{names}}) FROM STDIN WITH (FORMAT BINARY)", names=_joined(names))
         with connection.cursor().copy(query) as copy:
-            copy.set_types(list(there.values()))
+            copy.set_types(["bytea" if kind == "vector" else kind for kind in there.values()])  # see `_binary`
 
             def write(rows: pa.RecordBatch | pa.Table, operation: str | None) -> None:
                 columns = {name: rows.column(name).to_pylist() for name in rows.schema.names if name != "embedding"}
@@ -235,21 +233,33 @@ class PgVectorTable:
 
             yield write
 
-    def _create(self, connection: Connection[Any], columns: pa.Schema) -> None:
+    def _with_columns(
+        self, connection: Connection[Any], there: Mapping[str, str], columns: Iterable[pa.Field]
+    ) -> Mapping[str, str]:
+        """Make the table, or the columns that came to be carried since; gives the type of each column."""
+        if not there:
+            connection.execute(self._sql("CREATE TABLE {table} ({columns})", columns=self._defined(columns)))
+        for column in columns if there else ():
+            if column.name not in there and column.name not in _REQUIRED:
+                connection.execute(self._sql("ALTER TABLE {table} ADD COLUMN {column}", column=self._defined([column])))
+        return self._columns(connection)
+
+    def _defined(self, columns: Iterable[pa.Field]) -> Composed:
+        """Columns as Postgres defines them: name and type."""
         from psycopg.sql import SQL, Identifier
 
-        parts = []
+        parts: list[Composed] = []
         for column in columns:
             size = f"({column.type.list_size})" if column.name == "embedding" else ""  # pyright: ignore[reportAttributeAccessIssue]
             kind = _type_of(column)
             if kind is None:
                 raise ConfigError(
                     f"the column {column.name!r} is of type {column.type}, and {self.place} has none for it. "
-                    "Leave the column out of the setting columns, or make the table yourself without it."
+                    "Leave the column out of the setting columns."
                 )
             required = " NOT NULL" if column.name in _REQUIRED else ""
             parts.append(SQL("{} {}").format(Identifier(column.name), SQL(kind + size + required)))  # pyright: ignore[reportArgumentType]
-        connection.execute(self._sql("CREATE TABLE {table} ({parts})", parts=SQL(", ").join(parts)))
+        return SQL(", ").join(parts)
 
     def _columns(self, connection: Connection[Any]) -> dict[str, str]:
         """Type of each column of the table; empty where there is no table."""
@@ -272,12 +282,20 @@ class PgVectorTable:
             )
 
     def _build_index(self, connection: Connection[Any]) -> None:
+        """Build the index of the vectors where there is none, or one for another distance."""
         from psycopg.sql import SQL, Identifier
 
-        *_, table = self._name.split(".")
+        *schema, table = self._name.split(".")
+        name, operators = f"{table}_embedding_hnsw", f"vector_{self._distance}_ops"
+        found = connection.execute(
+            "SELECT opcname FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid "
+            "JOIN pg_opclass ON pg_opclass.oid = indclass[0] WHERE indrelid = to_regclass(%s) AND relname = %s::name",
+            [self._quoted(connection), name],
+        ).fetchone()
+        if found not in (None, (operators,)):
+            connection.execute(self._sql("DROP INDEX {index}", index=Identifier(*schema, name)))
         made = "CREATE INDEX IF NOT EXISTS {index} ON {table} USING hnsw (embedding {operators})"
-        operators = SQL(f"vector_{self._distance}_ops")  # pyright: ignore[reportArgumentType]
-        connection.execute(self._sql(made, index=Identifier(f"{table}_embedding_hnsw"), operators=operators))
+        connection.execute(self._sql(made, index=Identifier(name), operators=SQL(operators)))  # pyright: ignore[reportArgumentType]
 
     @contextmanager
     def _connected(self) -> Iterator[Connection[Any]]:
@@ -292,7 +310,6 @@ class PgVectorTable:
             with psycopg.connect(self._dsn, autocommit=True) as connection:
                 connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
                 register_vector(connection)
-                _send_as_they_are(connection, "vector")
                 columns = "(space text NOT NULL, partition text PRIMARY KEY, version text NOT NULL)"
                 connection.execute(self._sql("CREATE TABLE IF NOT EXISTS {versions} " + columns))
                 yield connection
@@ -331,27 +348,6 @@ class PgVectorTable:
         return self._sql("{table}").as_string(connection)
 
 
-def _send_as_they_are(connection: Connection[Any], kind: str) -> None:
-    """Have COPY send bytes as the values of a type."""
-    from psycopg.adapt import Dumper
-    from psycopg.pq import Format
-    from psycopg.types import TypeInfo
-
-    found = TypeInfo.fetch(connection, kind)
-
-    class AsTheyAre(Dumper):
-        format = Format.BINARY
-        oid = found.oid if found else 0
-
-        def dump(self, obj: Any) -> Any:
-            return obj
-
-    class Sent(bytes):
-        """For which psycopg keeps the dumper; COPY finds it by the type of the column."""
-
-    connection.adapters.register_dumper(Sent, AsTheyAre)
-
-
 def _joined(names: Sequence[str] | Mapping[str, str], of: str | None = None) -> Composed:
     from psycopg.sql import SQL, Identifier
 
@@ -359,7 +355,7 @@ def _joined(names: Sequence[str] | Mapping[str, str], of: str | None = None) -> 
 
 
 def _binary(matrix: np.ndarray) -> list[bytes]:
-    """Vectors as pgvector sends and receives them; its own package takes twice the time, a vector at a time."""
+    """Vectors as bytes that pgvector receives; its own package makes them one at a time, which takes twice as long."""
     rows, dimension = matrix.shape
     sent = np.zeros(rows, [("dimension", ">i2"), ("unused", ">i2"), ("values", ">f4", (dimension,))])
     sent["dimension"], sent["values"] = dimension, matrix

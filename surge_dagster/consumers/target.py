@@ -6,6 +6,7 @@ columns partition, id, the other columns of the files, and embedding.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ import pyarrow as pa
 
 from surge_dagster.engine.changes import Changes
 from surge_dagster.engine.errors import ConfigError, DataError, StoreUnavailable, SurgeError
+
+_STEPS_AHEAD = 16  # each of up to 4 MB
 
 
 class OpenFeed(Protocol):
@@ -89,11 +92,11 @@ class Step:
 
 
 def ahead(steps: Iterator[Step]) -> Iterator[Step]:
-    """The same steps; each is read from the files while the database takes the one before."""
+    """The same steps; the next ones are read from the files while the database takes one."""
     with ThreadPoolExecutor(1, "surge-hand-over") as reader:
-        coming = reader.submit(next, steps, None)
-        while (step := coming.result()) is not None:
-            coming = reader.submit(next, steps, None)
+        coming = deque(reader.submit(next, steps, None) for _ in range(_STEPS_AHEAD))
+        while (step := coming.popleft().result()) is not None:
+            coming.append(reader.submit(next, steps, None))
             yield step
 
 

@@ -45,6 +45,7 @@ _BATCH_BYTES = 4 * 1024 * 1024
 _BATCH_ROWS = 4096
 _UNKNOWN = ""  # version of a partition whose rows the consumer may have, or a part of them
 _NOT_GIVEN = ("text_hash",)
+_OPERATION = pa.field("op", pa.string(), nullable=False)
 
 
 class Changes:
@@ -91,10 +92,16 @@ class Changes:
 
     @property
     def columns(self) -> pa.Schema | None:
-        """Columns of the rows, without `op`: those of the file that has most of them; None where there is no file."""
-        schemas = [file.columns for file in self._found.values() if isinstance(file, PublishedFile)]
-        widest = max(schemas, key=len, default=None)
-        return None if widest is None else _batch_schema(widest).remove(0)
+        """Columns of the rows, without `op`: those of all files, of the first file's type; None where there is none."""
+        schemas = {id(file.columns): file.columns for file in self._found.values() if isinstance(file, PublishedFile)}
+        found: dict[str, pa.Field] = {}
+        for schema in schemas.values():
+            for column in _batch_schema(schema).remove(0):
+                found.setdefault(column.name, column)
+        if not found:
+            return None
+        found["embedding"] = found.pop("embedding")  # the last one
+        return pa.schema(list(found.values()))
 
     @property
     def versions(self) -> dict[str, str]:
@@ -187,14 +194,15 @@ class PartitionChanges:
             raise self._error
         if self._file is None:
             others = self.feed.columns
-            yield self._clear(pa.schema([("id", pa.string())]) if others is None else others.remove(0))
+            schema = _batch_schema(pa.schema([("id", pa.string())])) if others is None else others.insert(0, _OPERATION)
+            yield _batch(schema, self.partition, pa.array(["clear"]), {})
             self.feed._read[self.partition] = None
             return
         with open_published(self.feed.store, self._file) as reader:
-            known = self._known_changes(reader)
+            known, schema = self._known_changes(reader), _batch_schema(reader.columns)
             if known is None:
-                yield self._clear(reader.columns)
-            yield from self._rows(reader, known)
+                yield _batch(schema, self.partition, pa.array(["clear"]), {})
+            yield from self._rows(reader, schema, known)
         self.feed._read[self.partition] = version_of(self._file)
 
     def _known_changes(self, reader: OutputFile) -> _Known | None:
@@ -227,7 +235,7 @@ class PartitionChanges:
         _, first = np.unique(encoded.indices.to_numpy(), return_index=True)
         return _Known(encoded.dictionary, np.concatenate(operations)[first] == ADDED if ids else np.zeros(0, bool))
 
-    def _rows(self, reader: OutputFile, known: _Known | None) -> Iterator[pa.RecordBatch]:
+    def _rows(self, reader: OutputFile, schema: pa.Schema, known: _Known | None) -> Iterator[pa.RecordBatch]:
         """The rows of the file, all of them or those whose ids changed; then the ids that it does not have."""
         rows, most = 0, _batch_rows(reader)
         columns = [name for name in reader.columns.names if name not in _NOT_GIVEN]
@@ -247,9 +255,11 @@ class PartitionChanges:
                 here = None if places is None else places[row : row + len(batch)]
                 row += len(batch)
                 if here is None or known is None:
-                    yield self._given(batch, np.ones(len(batch), bool))
+                    yield _batch(schema, self.partition, pa.repeat("add", len(batch)), _values(batch))
                 elif here.null_count < len(here):
-                    yield self._given(batch.filter(here.is_valid()), known.is_added[here.drop_null().to_numpy()])
+                    is_added = known.is_added[here.drop_null().to_numpy()]
+                    operations = pa.array(np.where(is_added, "add", "change"), pa.string())
+                    yield _batch(schema, self.partition, operations, _values(batch.filter(here.is_valid())))
             if places is not None and row != len(places):
                 raise InvalidFile(f"its row group {group} has {row:,} rows, or {len(places):,}")
             rows += row
@@ -259,15 +269,7 @@ class PartitionChanges:
             gone = known.ids.filter(pa.array(~there))
             for start in range(0, len(gone), _BATCH_ROWS):
                 ids = gone[start : start + _BATCH_ROWS]
-                yield _batch(reader.columns, self.partition, pa.repeat("delete", len(ids)), {"id": ids})
-
-    def _given(self, batch: pa.RecordBatch, is_added: np.ndarray) -> pa.RecordBatch:
-        operations = pa.array(np.where(is_added, "add", "change"), pa.string())
-        values = {name: batch.column(name) for name in batch.schema.names}
-        return _batch(batch.schema, self.partition, operations, values)
-
-    def _clear(self, columns: pa.Schema) -> pa.RecordBatch:
-        return _batch(columns, self.partition, pa.array(["clear"]), {})
+                yield _batch(schema, self.partition, pa.repeat("delete", len(ids)), {"id": ids})
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,14 +327,16 @@ def _batch_rows(reader: OutputFile) -> int:
 def _batch_schema(columns: pa.Schema) -> pa.Schema:
     """The columns of a batch of the feed from those of a file."""
     given = (column.with_nullable(True) for column in columns if column.name not in _NOT_GIVEN)
-    named = [pa.field("op", pa.string(), nullable=False), pa.field("partition", pa.string(), nullable=False)]
-    return pa.schema([*named, *given])
+    return pa.schema([_OPERATION, pa.field("partition", pa.string(), nullable=False), *given])
 
 
-def _batch(columns: pa.Schema, partition: str, operations: pa.Array, values: Mapping[str, pa.Array]) -> pa.RecordBatch:
+def _batch(schema: pa.Schema, partition: str, operations: pa.Array, values: Mapping[str, pa.Array]) -> pa.RecordBatch:
     """A batch of the feed from columns of the file; those that are not given are null."""
-    rows, schema = len(operations), _batch_schema(columns)
+    rows = len(operations)
     known = {"op": operations, "partition": pa.repeat(partition, rows), **values}
-    return pa.RecordBatch.from_arrays(
-        [known.get(column.name, pa.nulls(rows, column.type)) for column in schema], schema=schema
-    )
+    columns = [known[each.name] if each.name in known else pa.nulls(rows, each.type) for each in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _values(batch: pa.RecordBatch) -> dict[str, pa.Array]:
+    return dict(zip(batch.schema.names, batch.columns, strict=True))

@@ -1,11 +1,16 @@
-"""A Postgres server with pgvector, which listens on a unix socket alone."""
+"""Tables of every kind, and a Postgres server with pgvector, which listens on a unix socket alone."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+
+from surge_dagster.consumers.lance import LanceTable
+from surge_dagster.consumers.postgres import PgVectorTable
+from surge_dagster.consumers.target import Target
 
 
 @pytest.fixture(scope="session")
@@ -33,3 +38,11 @@ def new_database(postgres_with_vectors: str) -> Callable[[], str]:
         return postgres_with_vectors.replace("/postgres?", f"/{name}?")
 
     return make
+
+
+@pytest.fixture(params=["lancedb", "pgvector"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
+    if request.param == "pgvector":
+        return PgVectorTable(request.getfixturevalue("new_database")(), "products")
+    pytest.importorskip("lancedb", reason="not installed: the extra 'lancedb'")
+    return LanceTable(str(tmp_path / "lance"), "products")

@@ -40,18 +40,30 @@ def test_versions_are_those_of_the_table_when_the_confirmation_was_lost(follower
     follower.assert_equal()
 
 
-def test_index_is_built_once_the_table_has_rows(follower: Follower) -> None:
+def test_index_is_built_once_the_table_has_rows_and_again_for_another_distance(follower: Follower) -> None:
     follower.output.write("a", TEXTS)
     follower.hand_over()
+    first = index_of(follower)
+    assert "USING hnsw (embedding vector_cosine_ops)" in first[0]
     follower.output.write("a", {"1": "one"})
     follower.hand_over()
+    assert index_of(follower) == first
+    other = PgVectorTable(follower.target._dsn, "products", distance="l2")  # pyright: ignore[reportAttributeAccessIssue]
+    Follower(follower.output, other).hand_over()
+    assert "USING hnsw (embedding vector_l2_ops)" in index_of(follower)[0]
+    follower.assert_equal()
+
+
+def index_of(follower: Follower) -> tuple[str, int]:
+    """The definition of the index of the vectors, and its number."""
     import psycopg
 
     with psycopg.connect(follower.target._dsn) as connection:  # pyright: ignore[reportAttributeAccessIssue]
-        found = connection.execute("SELECT indexdef FROM pg_indexes WHERE tablename = 'products' ORDER BY 1")
-        indexes = [definition for (definition,) in found.fetchall()]
-    assert len(indexes) == 2 and "USING hnsw (embedding vector_cosine_ops)" in indexes[0]
-    follower.assert_equal()
+        [index] = connection.execute(
+            "SELECT pg_get_indexdef(indexrelid), indexrelid FROM pg_index "
+            "WHERE indrelid = 'products'::regclass AND NOT indisunique"
+        ).fetchall()
+    return index
 
 
 def test_server_that_does_not_answer_can_be_tried_again(follower: Follower) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from surge_dagster.consumers.comparison import compare
 from surge_dagster.consumers.lance import LanceTable
-from surge_dagster.consumers.postgres import PgVectorTable
 from surge_dagster.consumers.target import Target
 from surge_dagster.engine.changes import changes
 from surge_dagster.engine.errors import ConfigError
@@ -18,14 +17,6 @@ from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.spaces import claim_space
 from tests.consumers.scripts import TEXTS, Follower, follow_a_script
 from tests.engine.feeds import Output
-
-
-@pytest.fixture(params=["lancedb", "pgvector"])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
-    if request.param == "pgvector":
-        return PgVectorTable(request.getfixturevalue("new_database")(), "products")
-    pytest.importorskip("lancedb", reason="not installed: the extra 'lancedb'")
-    return LanceTable(str(tmp_path / "lance"), "products")
 
 
 @pytest.fixture

@@ -1,0 +1,78 @@
+"""Tables follow what runs write: columns that are carried, also from a later run on, and outputs in buckets."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from surge_dagster.consumers.comparison import compare
+from surge_dagster.consumers.lance import LanceTable
+from surge_dagster.consumers.target import HandOver, Target
+from surge_dagster.engine.changes import changes
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.sources import Selection
+from surge_dagster.engine.sources.frames import FrameCatalog
+from surge_dagster.engine.store import open_store
+from surge_dagster.engine.store.store import Store
+from tests.engine.runs import finish_receipts, make_run
+from tests.engine.store.object_server import ObjectServer
+from tests.engine.store.test_object_store import open_store_of
+
+ROWS = pa.table({"id": ["1", "2", "3"], "text": ["one", "two", "three"], "sku": ["a", "b", None], "price": [1, 2, 3]})
+
+
+def follow(pool: EncoderPool, store: Store, target: Target, rows: pa.Table, *carried: str) -> HandOver:
+    """Embed a partition with some of its columns, and hand it over."""
+    version = f"{rows.to_pydict()} {carried}"
+    source = FrameCatalog({"k": rows}, Selection(carried=carried), versions={"k": version})
+    assert finish_receipts(make_run(pool, source, store), "encoded")
+    done = target.apply(partial(changes, store, "shop"))
+    assert done.failures == {} and compare(done.feed, target).wrong == {}
+    return done
+
+
+def found(target: Any, *columns: str) -> list[tuple[Any, ...]]:
+    """Some columns of a table, sorted."""
+    if isinstance(target, LanceTable):
+        table = target._open()
+        assert table is not None
+        return sorted(zip(*(table.to_arrow()[name].to_pylist() for name in columns), strict=True))
+    import psycopg
+
+    with psycopg.connect(target._dsn) as connection:
+        return sorted(connection.execute(f"SELECT {', '.join(columns)} FROM products".encode()).fetchall())
+
+
+def test_carried_columns_reach_the_table_also_from_a_later_run_on(
+    hash_pool: EncoderPool, tmp_path: Path, target: Target
+) -> None:
+    embed = partial(follow, hash_pool, open_store(tmp_path / "out"), target)
+    embed(ROWS, "sku")
+    assert found(target, "id", "sku") == [("1", "a"), ("2", "b"), ("3", None)]
+    embed(ROWS, "sku", "price")
+    assert found(target, "id", "sku", "price") == [("1", "a", 1), ("2", "b", 2), ("3", None, 3)]
+    dearer = ROWS.set_column(3, "price", pa.array([1, 20, 3]))
+    assert embed(dearer, "sku", "price").rows_sent == 1
+    assert found(target, "id", "price") == [("1", 1), ("2", 20), ("3", 3)]
+    embed(dearer, "price")
+    assert found(target, "id", "sku", "price") == [("1", None, 1), ("2", None, 20), ("3", None, 3)]
+
+
+def test_table_follows_an_output_in_a_bucket(
+    hash_pool: EncoderPool, tmp_path: Path, object_server: ObjectServer
+) -> None:
+    pytest.importorskip("lancedb", reason="not installed: the extra 'lancedb'")
+    embed = partial(follow, hash_pool, open_store_of(object_server), LanceTable(str(tmp_path / "lance"), "products"))
+    assert embed(ROWS).rows_sent == 3
+    edited = pa.table({"id": ["1", "3", "4"], "text": ["one", "edited", "four"]})
+    done = embed(edited)
+    assert (done.rows_sent, done.rows_deleted, done.commits) == (2, 1, 2)
+    assert found(LanceTable(str(tmp_path / "lance"), "products"), "id", "text") == [
+        ("1", "one"),
+        ("3", "edited"),
+        ("4", "four"),
+    ]
