@@ -12,25 +12,21 @@ The consumer's name is that of the asset's op, so that each asset gets what it h
 Dagster finds nested resources by looking at annotations while the class is made, so they must not be strings here.
 """
 
-from typing import Any, NoReturn
-
 import dagster as dg
 
+from surge_dagster.assets.embeddings_input import EmbeddingsInput
 from surge_dagster.engine.changes import Changes, changes
 from surge_dagster.engine.errors import ConfigError, DataError
-from surge_dagster.resources import OutputStore
 
 
-class ChangesInput(dg.ConfigurableIOManager):
-    """Opens the change feed; it does not write.
+class ChangesInput(EmbeddingsInput):
+    """Opens the change feed of the embeddings; it does not write.
 
     Attributes:
         space: None is the output's current space, or its only one.
         consumer: under which the asset confirms; None is the name of its op.
     """
 
-    output: OutputStore
-    space: str | None = None
     consumer: str | None = None
 
     def load_input(self, context: dg.InputContext) -> Changes:
@@ -43,11 +39,3 @@ class ChangesInput(dg.ConfigurableIOManager):
             return changes(self.output.open(), self.consumer or context.op_def.name, space=self.space)
         except (ConfigError, DataError) as error:
             raise dg.Failure(str(error), allow_retries=False) from error
-
-    def handle_output(self, context: dg.OutputContext, obj: Any) -> NoReturn:
-        """Refused: only runs write embeddings."""
-        raise dg.Failure(
-            f"{context.name!r} cannot be written by the input manager of changes, which only reads. Give the asset "
-            "another io_manager_key.",
-            allow_retries=False,
-        )

@@ -73,10 +73,10 @@ class EmbeddingsInput(dg.ConfigurableIOManager):
             raise dg.Failure(str(error), allow_retries=False) from error
 
     def handle_output(self, context: dg.OutputContext, obj: Any) -> NoReturn:
-        """Refused: embeddings are written by the asset `embeddings` alone."""
+        """Refused: only runs write embeddings."""
         raise dg.Failure(
-            f"{context.name!r} cannot be written by embeddings_input, which only reads. Give the asset another "
-            "io_manager_key; embeddings_input is for AssetIn(input_manager_key=...).",
+            f"{context.name!r} cannot be written by this input manager, which only reads. Give the asset another "
+            "io_manager_key; this one is for AssetIn(input_manager_key=...).",
             allow_retries=False,
         )
 

@@ -64,17 +64,12 @@ class ChangeFile:
     written_at: int  # Unix seconds
 
 
+@dataclass(frozen=True, slots=True)
 class ChangeFeed:
-    """Writes the change files of one run, and removes those that nobody needs any more.
+    """Writes the change files of one run into a space, and removes those that nobody needs any more."""
 
-    Args:
-        store: the output.
-        space: name of the space.
-    """
-
-    def __init__(self, store: Store, space: str) -> None:
-        self._store = store
-        self._space = space
+    store: Store
+    space: str
 
     def write(self, partition: OpenPartition, after: str, ids: Sequence[pa.Array]) -> None:
         """Write how a partition differs from the file that it is about to replace, where that is known.
@@ -99,10 +94,10 @@ class ChangeFeed:
             [column for column in (*ids, changes.deleted) if len(column)], columns.field("id").type
         )
         before = changes.previous_rows_version
-        facts = ChangeFacts(partition.key, self._space, before, after, len(both))
+        facts = ChangeFacts(partition.key, self.space, before, after, len(both))
         table = pa.Table.from_arrays([pa.chunked_array([both]), named], schema=columns)
-        name = f"{_folder(self._space)}/{int(time.time())}-{before}-{after}.parquet"
-        write_table(self._store, name, table, guarded_metadata(facts, FORMAT))
+        name = f"{_folder(self.space)}/{int(time.time())}-{before}-{after}.parquet"
+        write_table(self.store, name, table, guarded_metadata(facts, FORMAT))
 
     def remove_passed(self, *, keep_days: float, keep_all: bool) -> None:
         """Remove the change files that are too old, and those that no named consumer needs.
@@ -113,14 +108,14 @@ class ChangeFeed:
             keep_all: keep also those that no named consumer needs, for consumers without a name.
         """
         try:
-            files = ChangeFiles(self._store, self._space)
+            files = ChangeFiles(self.store, self.space)
             oldest = time.time() - keep_days * _DAY_SECONDS
-            wanted = set() if keep_all else files.ahead_of(_versions_of_consumers(self._store, self._space))
+            wanted = set() if keep_all else files.ahead_of(_versions_of_consumers(self.store, self.space))
             for file in files:
                 if file.written_at < oldest or not (keep_all or file.name in wanted):
-                    self._store.delete(file.name)
+                    self.store.delete(file.name)
         except (SurgeError, OSError, Cancelled) as error:
-            log.warning("old change files of %s could not be removed: %s", self._space, error)
+            log.warning("old change files of %s could not be removed: %s", self.space, error)
 
 
 class ChangeFiles:
