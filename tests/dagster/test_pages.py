@@ -122,7 +122,7 @@ def see_a_refresh(server: DevServer, camera: Camera, folder: Path) -> None:
     files = [event for event in server.events(run) if event["asset"] == "embeddings"]
     assert len(files) == PARTITIONS - 200 + 1
     camera.take("check-passed", _CHECK, "partitions_written", height=_TALL)
-    for entry in ("timeline", "throughput", "partition_sizes"):
+    for entry in ("timeline", "throughput", "partition_sizes", "rows_of_last_runs"):
         camera.take_chart(entry, _SUPERBATCHES, entry)
     camera.take("partition", "/assets/embeddings?view=partitions&partition=category%20003", "row_count")
     assert not [line for line in camera.lines() if "did not materialize" in line], "another run has fixed it since"

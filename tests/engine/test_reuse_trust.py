@@ -8,13 +8,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from surge_dagster.engine.files.formats import new_writer
+from surge_dagster.engine.files.parquet import read_facts
+from surge_dagster.engine.files.rows import schema
 from surge_dagster.engine.output import previous_rows
 from surge_dagster.engine.output.staging import STAGING
 from tests.engine.refreshes import ROWS, Output, output
 from tests.engine.runs import make_run
 from tests.small_catalogs import (
+    DIMENSION,
     Rows,
     numbered_rows,
     partition_of,
@@ -96,6 +101,18 @@ def test_vectors_of_another_precision(output: Output) -> None:
     output.embed(ROWS)
     output.pool.precision = "bf16"
     assert output.embed(ROWS[1:]).rows_reused == 0
+
+
+def test_vectors_of_another_dtype(output: Output, caplog: pytest.LogCaptureFixture) -> None:
+    """They are so near to those of float32 that no sample would show it."""
+    output.embed(ROWS)
+    table, facts = pq.read_table(output.path), read_facts(pq.read_metadata(output.path))
+    columns = schema(pa.string(), DIMENSION, "float16", include_text=True)
+    with pa.OSFile(str(output.path), "wb") as sink, new_writer("parquet", sink, columns, facts) as writer:
+        writer.append_table(table.replace_schema_metadata(None).cast(columns))
+        writer.close()
+    assert output.embed(ROWS[1:]).rows_reused == 0 and "its vectors are not used" in caplog.text
+    output.check(ROWS[1:])
 
 
 def test_file_that_was_replaced_since_it_was_listed(output: Output, monkeypatch: pytest.MonkeyPatch) -> None:
