@@ -1,4 +1,4 @@
-"""Edits of a partition's rows, as they happen between two nights."""
+"""Edits of a partition's rows, as they happen between two nightly runs."""
 
 from __future__ import annotations
 

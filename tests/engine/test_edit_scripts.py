@@ -44,7 +44,7 @@ _STEPS = st.lists(
 )
 
 
-class Nights:
+class Refreshed:
     """A catalog on disk and its output, refreshed after each step of a script."""
 
     def __init__(self, pool: EncoderPool, root: Path, random: Random, file_format: FileFormat) -> None:
@@ -117,14 +117,14 @@ class Nights:
 
 
 @contextmanager
-def nights(pool: EncoderPool, random: Random, file_format: FileFormat) -> Iterator[Nights]:
+def refreshed(pool: EncoderPool, random: Random, file_format: FileFormat) -> Iterator[Refreshed]:
     root, noted = Path(mkdtemp()), Publication._finish_changes
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(previous_rows.Rate, "is_below", lambda *_: True)  # reading costs more than a hash
             patch.setattr("surge_dagster.engine.files.rows.MAX_ROW_GROUP_ROWS", 16)
             patch.setattr(previous_rows, "_PIECE_BYTES", 4096)
-            found = Nights(pool, root, random, file_format)
+            found = Refreshed(pool, root, random, file_format)
 
             def note(publication: Publication, segment: Segment) -> None:
                 noted(publication, segment)
@@ -137,7 +137,7 @@ def nights(pool: EncoderPool, random: Random, file_format: FileFormat) -> Iterat
 
 
 def follow(pool: EncoderPool, script: list[dict[str, Any]], random: Random, file_format: FileFormat) -> None:
-    with nights(pool, random, file_format) as found:
+    with refreshed(pool, random, file_format) as found:
         found.refresh(dict.fromkeys(found.rows, "cast"))
         for step in script:
             found.refresh(step)
