@@ -76,6 +76,13 @@ def test_slow_moment_does_not_end_the_reuse_of_a_run() -> None:
     assert rate.is_below(1)
 
 
+def test_single_slow_piece_does_not_stop_the_next() -> None:
+    rate = previous_rows.Rate()
+    for seconds in (*[0.5] * 8, 3):
+        rate.add(seconds)
+    assert rate.is_below(1)
+
+
 @pytest.mark.parametrize("seconds", [1.5, 10.0, 1000.0])
 def test_trying_what_stays_slow_takes_little(seconds: float) -> None:
     rate, tried = previous_rows.Rate(), 0
