@@ -1,6 +1,6 @@
-"""The path from vectors to files: writing files, slow stores, and the bound on memory.
+"""The path from vectors to files: writing files, and the bound on memory.
 
-    python -m benchmarks.output [--scenarios serialization,profiles,tiny,bound] [--quick]
+    python -m benchmarks.output [--scenarios serialization,tiny,bound] [--quick]
 
 Prints a table and, as the last line of standard output, one JSON document; docs/benchmarks.md explains it.
 """
@@ -22,12 +22,10 @@ from benchmarks.output_files import (
     tiny_document,
     tiny_lines,
 )
-from benchmarks.output_profiles import PROFILES, profiles_document, profiles_lines, profiles_targets
 
 # Each scenario's table and aims, made from its part of the document.
 SCENARIOS: dict[str, tuple[Callable[..., Iterable[str]], Callable[..., Iterable[Target]]]] = {
     "serialization": (serialization_lines, serialization_targets),
-    "profiles": (profiles_lines, profiles_targets),
     "tiny": (tiny_lines, lambda found: ()),
     "bound": (bound_lines, bound_targets),
 }
@@ -40,9 +38,6 @@ def measure(arguments: argparse.Namespace) -> Document:
     disk = Path(tempfile.mkdtemp(prefix="surge-bench-", dir=arguments.disk_folder))
     measures: dict[str, Callable[[], object]] = {
         "serialization": lambda: serialization_document(arguments.rows, rounds, memory, disk),
-        "profiles": lambda: profiles_document(
-            arguments.profiles, arguments.profile_partitions, arguments.encoder_speed, rounds, memory
-        ),
         "tiny": lambda: tiny_document(arguments.tiny_partitions, rounds, memory, disk),
         "bound": lambda: bound_document(
             list(CASES), arguments.bound_texts, arguments.bound_partitions, arguments.stall_seconds, disk
@@ -78,9 +73,6 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     add("--scenarios", type=names_of(SCENARIOS), default=list(SCENARIOS), help=f"of {','.join(SCENARIOS)}")
     add("--rounds", type=int, default=1 if quick else 3, help="times that the sides take turns (3)")
     add("--rows", type=_numbers, default=[1_000] if quick else [10_000, 100_000, 500_000], help="of the serialization")
-    add("--profiles", type=names_of(PROFILES), default=list(PROFILES), help=f"of {','.join(PROFILES)}")
-    add("--profile-partitions", type=int, default=4 if quick else 40, help="of a run on a profile (40)")
-    add("--encoder-speed", type=float, default=10_000, help="texts per second of the profiles' encoder (10,000)")
     add("--tiny-partitions", type=int, default=100 if quick else 20_000, help="of ten texts (20,000)")
     add("--bound-texts", type=int, default=2_000 if quick else 500_000, help="of the largest partition (500,000)")
     add("--bound-partitions", type=int, default=20 if quick else 2_000, help="small ones beside it (2,000)")

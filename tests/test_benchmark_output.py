@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks import output
 from benchmarks.output_bound import CASES, bound_document, bound_targets, sizes_of
-from benchmarks.output_profiles import PROFILES, DelayedStore, OneAtATime, StorageProfile
 from benchmarks.paced_runs import drawn_partitions, embed, paced_pool, ready_partitions
+from benchmarks.storage_profiles import PROFILES, DelayedStore, OneAtATime, StorageProfile
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.report import SuperBatchReport
 from surge_dagster.engine.store.local_store import LocalStore
@@ -32,14 +32,11 @@ def pool() -> Iterator[EncoderPool]:
 def test_small_run_gives_the_document_and_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes some 10 s: the case of the bound is a process of its own."""
     monkeypatch.setattr(output, "CASES", CASES[-1:])
-    words = ["--quick", "--memory-folder", str(tmp_path), "--disk-folder", str(tmp_path), "--profiles", "null,s3"]
+    words = ["--quick", "--memory-folder", str(tmp_path), "--disk-folder", str(tmp_path)]
     document = json.loads(json.dumps(output.measure(output.parse(words))))
     assert list(tmp_path.iterdir()) == [], "no temporary file remains"
     (size,) = document["serialization"]
     assert 0 < size["validation_share"] < 1
-    null, s3 = document["profiles"]["profiles"]
-    assert (null["async_to_first"], s3["published_gain"]) == (1.0, 0.286)
-    assert 0 < s3["sync_overlap_ratio"] <= 1
     assert document["tiny"]["partitions_per_second"].keys() == {
         "run on tmpfs",
         "run on disk",
@@ -50,13 +47,14 @@ def test_small_run_gives_the_document_and_the_table(tmp_path: Path, monkeypatch:
     assert 0 < case["ledger_peak_bytes"] <= case["limit_bytes"]
     assert all(aim.measured is not None for aim in output.output_targets(document))
     printed = "\n".join(output.output_lines(document))
-    for text in ("1,000 rows", "s3", "run on tmpfs", "a store that stalls"):
+    for text in ("1,000 rows", "run on tmpfs", "a store that stalls"):
         assert text in printed
 
 
 def test_only_the_requested_scenarios_have_aims() -> None:
-    assert output.output_targets({"profiles": {"async_spread": 0.02}})[0].met is True
-    assert output.output_targets({"profiles": {"async_spread": 0.04}})[0].met is False
+    size = {"rows": 10, "validation_share": 0.02}
+    assert output.output_targets({"serialization": [size]})[0].met is True
+    assert output.output_targets({"serialization": [size | {"validation_share": 0.06}]})[0].met is False
     assert output.output_targets({}) == []
 
 
@@ -72,8 +70,8 @@ class TestRuns:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         slept: list[float] = []
-        monkeypatch.setattr("benchmarks.output_profiles.time.sleep", slept.append)
-        store = DelayedStore(tmp_path, StorageProfile("slow", 0.5, 2_000.0, 0.0), scale=0.5)
+        monkeypatch.setattr("benchmarks.storage_profiles.time.sleep", slept.append)
+        store = DelayedStore(tmp_path, StorageProfile("slow", 0.5, 2_000.0), scale=0.5)
         store.prepare("s")
         for name in ("s/a.parquet", "s/space.json"):
             with store.create(name) as upload:

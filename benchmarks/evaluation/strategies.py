@@ -30,9 +30,9 @@ from benchmarks.evaluation.baselines import (
 )
 from benchmarks.evaluation.encoders import PoolTexts, SentenceTransformersTexts
 from benchmarks.evaluation.metering import Meter, MeteredPool, MeteredTexts, Outcome
-from benchmarks.output_profiles import PROFILES, DelayedStore, OneAtATime, StorageProfile
 from benchmarks.paced_runs import DIMENSION, drawn_partitions, embed, paced_pool
 from benchmarks.shapes import SHAPES, write_model
+from benchmarks.storage_profiles import PROFILES, DelayedStore, OneAtATime, StorageProfile
 from surge_dagster.catalogs.synthetic import LOG_SIGMA, MEAN_BYTES, partition_sizes
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.files import rows
@@ -171,25 +171,31 @@ def measure(strategy: str, case: Case) -> Outcome:
 
 
 def _measured(strategy: str, case: Case) -> Outcome:
+    with opened(case) as pool:
+        return measure_on(pool, strategy, case)
+
+
+def measure_on(pool: EncoderPool | TextEncoder, strategy: str, case: Case) -> Outcome:
+    """Run a strategy in this process, on a pool of the case."""
     sizes = partition_sizes(case.texts, case.partitions, case.sigma, case.seed).tolist()
     with tempfile.TemporaryDirectory(prefix="surge-eval-", dir=case.folder) as folder:
-        store = DelayedStore(Path(folder) / "output", case.profile, case.bandwidth_scale)
-        with _opened(case, Path(folder)) as pool:
-            return run(strategy, drawn_partitions(sizes, case.mean_bytes), store, pool, case.thresholds)
+        store = DelayedStore(Path(folder), case.profile, case.bandwidth_scale, keep=False)
+        return run(strategy, drawn_partitions(sizes, case.mean_bytes), store, pool, case.thresholds)
 
 
 @contextlib.contextmanager
-def _opened(case: Case, folder: Path) -> Iterator[EncoderPool | TextEncoder]:
+def opened(case: Case) -> Iterator[EncoderPool | TextEncoder]:
     """The encoder of a case."""
     if case.model == "simulated":
         speed = 1 / case.text_seconds if case.text_seconds else None
         with paced_pool(speed, case.dimension, workers=case.workers, call_seconds=case.call_seconds) as pool:
             yield pool
         return
-    spec = EncodingSpec() if case.model == "minilm" else EncodingSpec(write_model(case.model, folder))
-    if case.library == "sentence-transformers":
-        with closing(SentenceTransformersTexts(spec.resolve())) as encoder:
-            yield encoder
-    else:
-        with EncoderPool(spec, devices=",".join(["cpu"] * case.workers), precision=case.precision) as pool:
-            yield pool
+    with tempfile.TemporaryDirectory(prefix="surge-eval-", dir=case.folder) as folder:
+        spec = EncodingSpec() if case.model == "minilm" else EncodingSpec(write_model(case.model, Path(folder)))
+        if case.library == "sentence-transformers":
+            with closing(SentenceTransformersTexts(spec.resolve())) as encoder:
+                yield encoder
+        else:
+            with EncoderPool(spec, devices=",".join(["cpu"] * case.workers), precision=case.precision) as pool:
+                yield pool
