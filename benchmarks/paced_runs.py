@@ -60,7 +60,9 @@ class PacedBackend:
 
     def forward(self, prepared: int, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkMetrics:
         begun = time.perf_counter()
-        self._due = max(self._due, begun - _BEHIND_SECONDS) + prepared * self._seconds_per_text
+        if begun - self._due > _BEHIND_SECONDS:  # it was idle
+            self._due = begun
+        self._due += prepared * self._seconds_per_text
         matrix[:] = self._vector
         truncated[:] = 0
         while (left := self._due - time.perf_counter()) > 0:
