@@ -25,7 +25,7 @@ else ifneq ($(filter-out cuda,$(TORCH)),)
   $(error TORCH is "$(TORCH)"; it can be cpu or cuda)
 endif
 
-.PHONY: help venv demo ui test soak lint bench bench-dagster bench-derive bench-output bench-resume bench-sources bench-nightly clean
+.PHONY: help venv demo ui test soak lint eval eval-full bench bench-dagster bench-derive bench-output bench-resume bench-sources bench-nightly clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,13 +71,19 @@ lint: $(STAMP) ## ruff and pyright
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+eval: $(STAMP) ## every table of the paper at the scale of this machine, in 15 minutes: writes docs/evaluation.md
+	@$(BIN)/python -m benchmarks.evaluation $(ARGS)
+
+eval-full: $(STAMP) ## the same with 2, 10 and 50 million texts, in hours
+	@$(BIN)/python -m benchmarks.evaluation --scale full $(ARGS)
+
 bench: $(BENCH_STAMP) ## this engine beside sentence-transformers and whatever other peers install
 	@$(BIN)/python -m benchmarks.encode $(ARGS)
 
 bench-resume: $(STAMP) ## how long a run takes to find 40,000 outputs up to date
 	@$(BIN)/python -m benchmarks.resume $(ARGS)
 
-bench-output: $(STAMP) ## serialization, slow stores, tiny partitions and the bound on memory
+bench-output: $(STAMP) ## serialization, tiny partitions and the bound on memory
 	@$(BIN)/python -m benchmarks.output $(ARGS)
 
 bench-sources: $(STAMP) ## grouping a table in no order, and feeding runs from a sorted one, a disk and a bucket

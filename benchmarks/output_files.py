@@ -99,16 +99,13 @@ def tiny_lines(found: Document) -> Iterator[str]:
 
 def _serialize(rows: int, rounds: int, in_memory: Path, on_disk: Path) -> Document:
     say(f"  {rows:,} rows")
-    matrix = np.random.default_rng(0).standard_normal((rows, DIMENSION), np.float32)
-    matrix /= np.linalg.norm(matrix, axis=1, keepdims=True)
-    ids = pa.array(np.arange(rows)).cast(pa.string())
-    texts = draw_texts(0, 1, np.arange(rows, dtype=np.uint64)).cast(pa.large_string())
+    ids, texts, matrix = one_file(rows)
     copy = np.ones_like(matrix)  # its pages exist before the copy is timed
-    _write(in_memory, ids[:10], texts[:10], matrix[:10])  # loads code and codecs
+    write_one(in_memory, ids[:10], texts[:10], matrix[:10])  # loads code and codecs
     turns: dict[str, list[float]] = {name: [] for name in (*_RATES, "validation")}
     for _ in range(rounds):
-        turns["tmpfs"].append(_seconds(lambda: _write(in_memory, ids, texts, matrix)))
-        turns["disk"].append(_seconds(lambda: (_write(on_disk, ids, texts, matrix), _flush(on_disk))))
+        turns["tmpfs"].append(_seconds(lambda: write_one(in_memory, ids, texts, matrix)))
+        turns["disk"].append(_seconds(lambda: (write_one(on_disk, ids, texts, matrix), _flush(on_disk))))
         turns["raw_write"].append(_seconds(lambda: (matrix.tofile(on_disk), _flush(on_disk))))
         turns["memcpy"].append(_seconds(lambda: np.copyto(copy, matrix)))
         turns["validation"].append(_seconds(lambda: invalid_row(matrix, normalized=True)))
@@ -124,7 +121,16 @@ def _serialize(rows: int, rounds: int, in_memory: Path, on_disk: Path) -> Docume
     }
 
 
-def _write(path: Path, ids: pa.Array, texts: pa.Array, matrix: np.ndarray) -> None:
+def one_file(rows: int) -> tuple[pa.Array, pa.LargeStringArray, np.ndarray]:
+    """The ids, texts and unit vectors of a file."""
+    matrix = np.random.default_rng(0).standard_normal((rows, DIMENSION), np.float32)
+    matrix /= np.linalg.norm(matrix, axis=1, keepdims=True)
+    texts = draw_texts(0, 1, np.arange(rows, dtype=np.uint64)).cast(pa.large_string())
+    return pa.array(np.arange(rows)).cast(pa.string()), texts, matrix  # pyright: ignore[reportReturnType]
+
+
+def write_one(path: Path, ids: pa.Array, texts: pa.Array, matrix: np.ndarray) -> None:
+    """Write a file of these rows through the engine's writer."""
     facts = FileFacts("all", "space", "model", "fp32", "v1", "0" * 32, "0" * 32, len(matrix), DIMENSION, 0)
     columns = schema(pa.string(), DIMENSION, "float32", include_text=True)
     with (

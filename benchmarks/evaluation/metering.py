@@ -102,6 +102,11 @@ class Meter:
         self._stop.set()
         self._sampler.join()
 
+    @property
+    def grown_bytes(self) -> int:
+        """The most memory above the start."""
+        return max(0, self.peak_bytes - self._start_bytes)
+
     def outcome(self) -> Outcome:
         """What was measured, after the block."""
         calls, files = union(self.calls), union(self.files)
@@ -115,7 +120,7 @@ class Meter:
             wall_seconds=wall_seconds,
             duty=encode_seconds / wall_seconds,
             time_to_first_output_seconds=min(self.published) - self._begun,
-            peak_rss_bytes=self.peak_bytes - self._start_bytes,
+            peak_rss_bytes=self.grown_bytes,
             exposed_io_seconds=covered(union([*calls, *files])) - encode_seconds,
             tail_seconds=max(0.0, ended - calls[-1][1]) if calls else wall_seconds,
             encode_seconds=encode_seconds,

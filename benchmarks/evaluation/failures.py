@@ -1,0 +1,162 @@
+"""Table 10: what a failure costs, each made on purpose in a run of its own that is checked row by row afterwards.
+
+The encoder is simulated, and everything that fails is real: a process and a worker get SIGKILL, a file is cut short,
+and a bucket (moto) answers through a proxy that breaks 5 % of the requests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from benchmarks.harness import say
+from benchmarks.paced_runs import paced_pool
+from surge_dagster.catalogs.synthetic import build_synthetic_catalog
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.report import Event, Receipt
+from surge_dagster.engine.run import EmbeddingRun
+from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.thresholds import Thresholds
+from surge_dagster.engine.verify import Violation, verify
+
+WORKERS, DIMENSION, TEXTS_PER_SECOND = 2, 64, 20_000.0
+FAULT_RATE = 0.05
+_PARTITION_TEXTS = 200
+_SUPERBATCHES = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """What became of a run that met a failure, and of the run after it where there was one.
+
+    Attributes:
+        seconds: of the run that completed the output.
+        published_before: texts in files when it happened; None where it had no moment.
+        encoded_after: texts encoded by the run that completed the output.
+        in_flight: most texts that were admitted and not published: what a kill can lose.
+        repeated: chunks that another worker encoded again, and requests that were sent again.
+        refused: partitions.
+        wrong: partitions that are missing or differ from the source, the refused ones left out.
+    """
+
+    name: str
+    texts: int
+    seconds: float
+    published_before: int | None
+    encoded_after: int
+    in_flight: int
+    repeated: int
+    refused: int
+    wrong: int
+
+
+def failures(texts: int) -> Iterator[Failed]:
+    """A run without a failure, then one with each."""
+    with tempfile.TemporaryDirectory(prefix="surge-eval-", dir="/dev/shm") as folder, _pool() as pool:
+        catalog, output = Path(folder) / "catalog", Path(folder) / "output"
+        build_synthetic_catalog(catalog, texts=texts, partitions=max(4, texts // _PARTITION_TEXTS))
+        for name, spoil in (
+            ("none", None),
+            ("a worker is killed at half", lambda: os.kill(pool.worker_pids[0], signal.SIGKILL)),
+        ):
+            say(f"  {name}")
+            yield _run(name, pool, catalog, LocalStore(output), at_half=spoil)
+            shutil.rmtree(output)
+        say("  the run is killed at half")
+        yield _killed_and_resumed(pool, catalog, output)
+        shutil.rmtree(output)
+        say("  requests fail")
+        yield _with_faults(pool, catalog)
+        say("  a partition cannot be read")
+        damaged = max(catalog.rglob("*.parquet"), key=lambda path: path.stat().st_size)
+        os.truncate(damaged, damaged.stat().st_size // 2)
+        yield _run("a partition cannot be read", pool, catalog, LocalStore(output))
+
+
+def _run(
+    name: str,
+    pool: EncoderPool,
+    catalog: Path,
+    store: Store,
+    *,
+    at_half: Callable[[], None] | None = None,
+    published_before: int | None = None,
+) -> Failed:
+    run, source = _embedding_run(pool, catalog, store), open_source(str(catalog))
+    texts = sum(partition.rows or 0 for partition in source)
+    published = 0
+    for event in run.events():
+        published += _texts(event)
+        if at_half is not None and published >= texts / 2:
+            at_half()
+            at_half, published_before = None, published
+    report, refused = run.report, {failure.key for failure in run.report.partitions_failed}
+    return Failed(
+        name=name,
+        texts=texts,
+        seconds=report.wall_seconds,
+        published_before=published_before,
+        encoded_after=report.texts_encoded,
+        in_flight=report.max_in_flight_texts,
+        repeated=report.replays + sum(report.storage_retries.values()),
+        refused=len(refused),
+        wrong=sum(
+            isinstance(found, Violation) and found.key not in refused for found in verify(source, store, run.space)
+        ),
+    )
+
+
+def _killed_and_resumed(pool: EncoderPool, catalog: Path, output: Path) -> Failed:
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    mortal = context.Process(target=_die_at_half, args=(catalog, output, sender))
+    mortal.start()
+    published, in_flight = receiver.recv()
+    mortal.join()
+    assert mortal.exitcode == -signal.SIGKILL
+    resumed = _run("the run is killed at half", pool, catalog, LocalStore(output), published_before=published)
+    return replace(resumed, in_flight=in_flight)
+
+
+def _die_at_half(catalog: Path, output: Path, sender: Connection) -> None:
+    texts = sum(partition.rows or 0 for partition in open_source(str(catalog)))
+    with _pool() as pool:
+        run, published = _embedding_run(pool, catalog, LocalStore(output)), 0
+        for event in run.events():
+            published += _texts(event)
+            if published >= texts / 2:
+                sender.send((published, run.in_flight.texts))
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _with_faults(pool: EncoderPool, catalog: Path) -> Failed:
+    from tests.engine.store.object_server import ObjectServer, RandomFaults, open_bucket  # imports of some seconds
+
+    with ObjectServer() as server:
+        server.reset()
+        server.plan = RandomFaults(FAULT_RATE, seed=1, stalls=0)
+        return _run("requests fail", pool, catalog, open_bucket(server, part_bytes=8 << 20))
+
+
+def _pool() -> contextlib.AbstractContextManager[EncoderPool]:
+    return paced_pool(TEXTS_PER_SECOND / WORKERS, DIMENSION, workers=WORKERS)
+
+
+def _embedding_run(pool: EncoderPool, catalog: Path, store: Store) -> EmbeddingRun:
+    source = open_source(str(catalog))
+    b_min = max(1, sum(partition.rows or 0 for partition in source) // _SUPERBATCHES)
+    return EmbeddingRun(source, store, pool, Thresholds(b_min=b_min, b_max=5 * b_min))
+
+
+def _texts(event: Event) -> int:
+    return event.rows if isinstance(event, Receipt) and event.action == "encoded" else 0

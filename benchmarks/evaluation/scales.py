@@ -1,0 +1,155 @@
+"""The sizes of the evaluation, and how the paper's workload is brought to this machine's scale.
+
+The simulated encoder is the paper's: c_ipc for each call, and c_enc / G for each text. One process sleeps for all G
+workers, because a call of few texts does not divide among more (a chunk has some 400 texts), and the paper's cost model
+divides every call. Two factors make it fit:
+
+- `CLOCK`: its times and those of the store are divided by this. Texts then come faster than the paper's, which is
+  against this engine: reading, serializing and writing take as long as they take.
+- `SHRINK`: partitions, thresholds and c_ipc are divided by this, so that a short run has as many SuperBatches per text
+  of a partition as the paper's. A file takes as long beside its encoding as in the paper.
+
+alpha, phi, CV and F/P are those of the paper. Throughput is given at the paper's clock, divided by `CLOCK`; the time to
+first output times both, as that of a first SuperBatch of the paper's size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from benchmarks.evaluation import published
+from benchmarks.evaluation.strategies import Case
+from benchmarks.storage_profiles import PROFILES
+from surge_dagster.catalogs.synthetic import LOG_SIGMA
+from surge_dagster.engine.cost_model import CostConstants
+from surge_dagster.engine.thresholds import Thresholds
+
+CLOCK, SHRINK = 2.0, 5.0
+B_MAX_FACTOR = 5
+PARTITION_TEXTS = published.TEXTS / published.PARTITIONS
+_SEED = 1  # of sizes whose CV is close to the law's, and whose first SuperBatch is close to B_min
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Sizes of the experiments, in texts unless they say otherwise.
+
+    Attributes:
+        scaling: of the catalogs that grow.
+        largest_batched: fixed-size batches hold all vectors of a larger one than the machine's memory.
+        scaling_shrink: `SHRINK` of the catalogs that grow.
+        ceiling: of the product as it is, at a clock of its own.
+        models: by model with a real encoder.
+        partition_texts: mean size of a partition with a real encoder.
+        call_rounds: timed calls of each size.
+        clock: `CLOCK`.
+    """
+
+    end_to_end: int
+    packing: int
+    bound: int
+    ablation: int
+    models: dict[str, int]
+    partition_texts: int
+    simulated_models: int
+    profiles: int
+    thresholds: int
+    serialization: tuple[int, ...]
+    scaling: tuple[int, ...]
+    largest_batched: int
+    scaling_shrink: float
+    failures: int
+    ceiling: int = 2_000_000
+    ceiling_clock: float = 1.0
+    call_rounds: int = 9
+    clock: float = CLOCK
+
+
+SCALES = {
+    "eval": Scale(
+        end_to_end=400_000,
+        packing=200_000,
+        bound=1_000_000,
+        ablation=200_000,
+        models={"minilm": 2_400, "bge-base": 300, "e5-large": 90},
+        partition_texts=9,
+        simulated_models=80_000,
+        profiles=260_000,
+        thresholds=250_000,
+        serialization=(10_000, 50_000, 100_000),
+        scaling=(500_000, 1_000_000),
+        largest_batched=2_000_000,
+        scaling_shrink=SHRINK,
+        failures=40_000,
+    ),
+    "full": Scale(
+        end_to_end=2_000_000,
+        packing=1_000_000,
+        bound=2_000_000,
+        ablation=500_000,
+        models={"minilm": 20_000, "bge-base": 3_000, "e5-large": 900},
+        partition_texts=9,
+        simulated_models=500_000,
+        profiles=500_000,
+        thresholds=1_000_000,
+        serialization=(10_000, 50_000, 100_000, 200_000, 500_000),
+        scaling=(1_000_000, 2_000_000, 10_000_000, 50_000_000),
+        largest_batched=2_000_000,
+        scaling_shrink=1.0,
+        failures=400_000,
+    ),
+    # Shows that everything runs, and measures nothing.
+    "tiny": Scale(
+        end_to_end=2_000,
+        packing=2_000,
+        bound=2_000,
+        ablation=2_000,
+        models={"minilm": 90, "bge-base": 45, "e5-large": 18},
+        partition_texts=9,
+        simulated_models=1_000,
+        profiles=1_000,
+        thresholds=1_000,
+        serialization=(1_000,),
+        scaling=(1_000, 2_000),
+        largest_batched=1_000,
+        scaling_shrink=250.0,
+        failures=2_000,
+        ceiling=2_000,
+        ceiling_clock=1_000.0,
+        call_rounds=1,
+        clock=1_000.0,
+    ),
+}
+
+
+def case_of(
+    costs: CostConstants,
+    texts: int,
+    *,
+    clock: float = CLOCK,
+    shrink: float = SHRINK,
+    sigma: float = LOG_SIGMA,
+    b_min: int = published.B_MIN,
+    dimension: int = 384,
+    profile: str = "gcs",
+    processes: int = 1,
+) -> Case:
+    """A case whose simulated encoder and store are the paper's at this scale; `b_min` is the paper's.
+
+    Args:
+        processes: that the G workers are divided among.
+    """
+    store, wanted = PROFILES[profile], max(1, round(b_min / shrink))
+    return Case(
+        texts,
+        max(2, round(texts * shrink / PARTITION_TEXTS)),
+        sigma,
+        _SEED,
+        workers=processes,
+        text_seconds=processes / costs.texts_per_second / clock,
+        call_seconds=costs.call_seconds / (clock * shrink),
+        dimension=dimension,
+        profile=replace(store, latency_seconds=store.latency_seconds / (clock * shrink)),
+        bandwidth_scale=clock,
+        thresholds=Thresholds(b_min=wanted, b_max=B_MAX_FACTOR * wanted),
+    )
