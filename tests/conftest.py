@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
+from tests.command import Command
 from tests.small_catalogs import DIMENSION
 from tests.spaces import Spaces, embed_into_three_spaces
 
@@ -152,6 +153,12 @@ def environment_as_before() -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.fixture
+def surge(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
+    """Runs the command line in this process."""
+    return Command(capsys, monkeypatch, tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.command import MODEL, Command
 from tests.engine.sources.bigquery_fake import TABLE, FakeBigQuery
 from tests.engine.sources.test_bigquery import CATALOG, SOURCE, table_of
 from tests.extras import require
 from tests.small_catalogs import assert_embedded
-from tests.test_cli import MODEL, in_process
 
 require("bigquery", "google.cloud.bigquery_storage_v1")
 
@@ -30,16 +29,14 @@ def fake() -> Iterator[FakeBigQuery]:
 class Shell:
     """Commands whose settings are in `surge.yaml`."""
 
-    def __init__(self, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        self._root, self._run = root, lambda *given: in_process(capsys, monkeypatch, root, *given)
+    def __init__(self, run: Command) -> None:
+        self._root, self._run = run.root, run
 
     def configure(self, **settings: Any) -> None:
         (self._root / "surge.yaml").write_text(json.dumps({"output": "out", "model": MODEL[1], **settings}))
 
     def run(self, *given: str) -> dict[str, Any]:
-        code, out, error = self._run(*given, "--json")
-        assert code == 0, error
-        return json.loads(out.strip().splitlines()[-1])
+        return self._run.json(*given)
 
     def error(self, *given: str) -> str:
         code, _, error = self._run(*given)
@@ -53,8 +50,8 @@ class Shell:
 
 
 @pytest.fixture
-def shell(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
-    return Shell(tmp_path, capsys, monkeypatch)
+def shell(surge: Command) -> Shell:
+    return Shell(surge)
 
 
 def test_table_whose_versions_are_the_newest_changes_is_embedded_and_verified(fake: FakeBigQuery, shell: Shell) -> None:

@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
+from tests.command import Command
 from tests.test_cli import write_partition
-from tests.test_cli_spaces import Command
-
-
-@pytest.fixture
-def surge(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
-    return Command(capsys, monkeypatch, tmp_path)
 
 
 def test_space_is_derived_verified_searched_and_made_current(surge: Command) -> None:

@@ -10,37 +10,12 @@ import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.output.current_space import write_current
+from tests.command import Command
 from tests.engine.encoder import faults
 from tests.engine.encoder.conftest import tiny_model
 from tests.engine.model.small_model import model_folder
 from tests.spaces import Spaces
-from tests.test_cli import in_process, write_partition
-
-
-class Command:
-    """Runs commands in this process, in a folder of their own."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
-        self._given = (capsys, monkeypatch)
-        self.root = self.folder = root
-
-    def __call__(self, *arguments: object) -> tuple[int, str, str]:
-        code, out, error = in_process(*self._given, self.folder, *arguments)
-        return code, out, " ".join(error.split())
-
-    def json(self, *arguments: object) -> dict:
-        code, out, error = self(*arguments, "--json")
-        assert code == 0, error
-        return json.loads(out.splitlines()[-1])
-
-    def space_json(self, output: str = "out") -> Path:
-        [found] = (self.root / output).glob("*/space.json")
-        return found
-
-
-@pytest.fixture
-def surge(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
-    return Command(capsys, monkeypatch, tmp_path)
+from tests.test_cli import write_partition
 
 
 def test_search_and_verify_use_the_only_space_with_the_prompt_and_columns_of_its_last_run(surge: Command) -> None:
@@ -228,14 +203,12 @@ class TestAnotherCatalog:
         code, _, error = surge("verify", "other", "out", "--reencode", 0)
         assert code == 1 and f"holds the catalog '{surge.root}/catalog', and '{surge.root}/other' is read" in error
 
-    def test_with_damaged_settings_in_its_space_is_refused_in_one_line(
-        self, surge: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_with_damaged_settings_in_its_space_is_refused_in_one_line(self, surge: Command) -> None:
         record = json.loads(surge.space_json().read_text())
         record["catalog"]["settings"] = {"max_text_bytes": "many", "id": 3}
         surge.space_json().write_text(json.dumps(record))
-        code, _, error = in_process(capsys, monkeypatch, surge.root, "verify", "catalog", "out", "--reencode", 0)
-        assert code == 2 and "max_text_bytes: " in error and error.count("\n") == 1 and "pydantic" not in error
+        code, _, error = surge("verify", "catalog", "out", "--reencode", 0)
+        assert code == 2 and "max_text_bytes: " in error and surge.printed.count("\n") == 1 and "pydantic" not in error
 
     def test_is_not_known_of_an_older_output_until_its_next_run(self, surge: Command) -> None:
         record = json.loads(surge.space_json().read_text())

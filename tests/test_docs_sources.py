@@ -14,10 +14,10 @@ import yaml
 
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.settings import load_settings
+from tests.command import Command
 from tests.engine.sources.tables import write_csv
 from tests.engine.store.object_server import BUCKET, ObjectServer
 from tests.small_catalogs import Rows, assert_embedded, write_rows
-from tests.test_cli import in_process
 
 PAGES = Path(__file__).parent.parent / "docs" / "sources"
 CATALOG: dict[str, Rows] = {"shoes": [("1", "waterproof boots"), ("2", "sandals")], "hats": [("3", "a straw hat")]}
@@ -32,15 +32,15 @@ def blocks(page: str, language: str) -> list[str]:
 class Shell:
     """Runs `embed` with the settings of a page."""
 
-    def __init__(self, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        self.root = root
-        self._run = lambda: in_process(capsys, monkeypatch, root, "embed")
+    def __init__(self, run: Command) -> None:
+        self.root = run.root
+        self._run = run
 
     def embed(self, settings: Mapping[str, object]) -> None:
         (self.root / "surge.yaml").write_text(
             json.dumps({"output": "data/embeddings", "model": "hash://16", **settings})
         )
-        code, _, error = self._run()
+        code, _, error = self._run("embed")
         assert code == 0, error
 
     def assert_embedded(self, catalog: Mapping[str, Rows]) -> None:
@@ -50,9 +50,9 @@ class Shell:
 
 
 @pytest.fixture
-def shell(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+def shell(tmp_path: Path, surge: Command, monkeypatch: pytest.MonkeyPatch) -> Shell:
     monkeypatch.chdir(tmp_path)
-    return Shell(tmp_path, capsys, monkeypatch)
+    return Shell(surge)
 
 
 def test_pages_of_all_kinds_are_listed() -> None:

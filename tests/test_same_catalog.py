@@ -21,12 +21,12 @@ from surge_dagster.engine.sources import Source, open_source
 from surge_dagster.engine.sources.frames import FrameTable
 from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.orchestration.names import CatalogNames
+from tests.command import Command
 from tests.engine.runs import finish_receipts, make_run
 from tests.engine.sources.tables import NAMES, Row, write_csv, write_parquet
 from tests.engine.store.object_server import BUCKET, ObjectServer, StaticToken
 from tests.extras import require
 from tests.small_catalogs import DIMENSION, Rows, read_embedded, write_catalog
-from tests.test_cli import in_process
 
 KEYS = ("shoes", "0042", "garden tools/größe 50%", "مرحبا", '中文, "quoted"')
 WORDS = (
@@ -139,9 +139,7 @@ def test_table_or_frame_gives_what_folders_give(
 
 
 @pytest.mark.parametrize("name", ["catalog", "t.parquet", "t.csv", "t.jsonl.gz"])
-def test_command_line_gives_what_folders_give(
-    name: str, folders: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_line_gives_what_folders_give(name: str, folders: Folders, tmp_path: Path, surge: Command) -> None:
     write: dict[str, Callable[[Catalog, Path], Source]] = {
         "t.parquet": in_parquet,
         "t.csv": in_csv,
@@ -151,7 +149,7 @@ def test_command_line_gives_what_folders_give(
     write[name](folders.rows_of, tmp_path)
     divided = () if name == "catalog" else ("--partition-by", "category")
     given = ("embed", name, "out", "--model", f"hash://{DIMENSION}", *divided)
-    code, _, error = in_process(capsys, monkeypatch, tmp_path, *given)
+    code, _, error = surge(*given)
     assert code == 0, error
     assert files(tmp_path / "out", list(folders.rows_of)) == folders.found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -10,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.command import Command
 from tests.engine.sources.tables import by_key, shuffled_rows, write_csv
 from tests.small_catalogs import DIMENSION, assert_embedded, read_embedded, write_catalog
-from tests.test_cli import last_json, surge
 
 ROWS = shuffled_rows(600, 12)
 HEADER = ("id", "text", "category", "size", "remark")
@@ -41,30 +40,31 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-def test_killed_run_of_a_table_ends_as_one_of_folders(table: Path, tmp_path: Path) -> None:
-    cache = {"SURGE_CACHE_DIR": str(tmp_path / "cache")}
+def test_killed_run_of_a_table_ends_as_one_of_folders(
+    table: Path, tmp_path: Path, surge: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "cache"))
     command = [sys.executable, "-c", KILLED, "embed", str(table), "out", *OPTIONS]
-    killed = subprocess.run(command, cwd=tmp_path, env={**os.environ, **cache}, capture_output=True, check=False)
+    killed = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     assert list((tmp_path / "cache").glob("tables/*/rows-*/groups-*"))
-    resumed = surge("embed", table, "out", *OPTIONS, "--json", cwd=tmp_path, **cache)
-    report = last_json(resumed)
+    report = surge.json("embed", table, "out", *OPTIONS)
     assert report["partitions_written"] + report["partitions_skipped"] == 12
     assert 0 < report["partitions_skipped"] < 12
     assert not list((tmp_path / "cache").glob("tables/*/rows-*/groups-*"))
 
     write_catalog(tmp_path / "folders", by_key(ROWS))
-    surge("embed", "folders", "expected", *OPTIONS[2:], cwd=tmp_path, **cache)
+    surge.json("embed", "folders", "expected", *OPTIONS[2:])
     for key, rows in by_key(ROWS).items():
         facts = assert_embedded(tmp_path / "out", report["space"], key, rows)
         expected = read_embedded(tmp_path / "expected", report["space"], key)
         assert facts.content_digest == expected.facts.content_digest
 
 
-def test_rewritten_table_encodes_the_partition_that_changed(table: Path, tmp_path: Path) -> None:
-    surge("embed", table, "out", *OPTIONS, cwd=tmp_path)
+def test_rewritten_table_encodes_the_partition_that_changed(table: Path, surge: Command) -> None:
+    surge.json("embed", table, "out", *OPTIONS)
     write_csv(table, [(row[0], "new" if row[0] == "id-7" else row[1], row[2]) for row in ROWS])
-    report = last_json(surge("embed", table, "out", *OPTIONS, "--json", cwd=tmp_path))
+    report = surge.json("embed", table, "out", *OPTIONS)
     assert (report["partitions_written"], report["partitions_skipped"]) == (1, 11)
-    verified = surge("verify", table, "out", *OPTIONS[:4], cwd=tmp_path)
-    assert (verified.returncode, "no violation" in verified.stdout) == (0, True)
+    code, out, _ = surge("verify", table, "out", *OPTIONS[:4])
+    assert code == 0 and "no violation" in out

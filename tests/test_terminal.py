@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from surge_dagster import __version__, terminal
-from tests.test_cli import in_process, write_partition
+from tests.command import Command
+from tests.test_cli import write_partition
 
 
 @pytest.fixture
@@ -36,20 +37,16 @@ def test_progress_without_a_terminal_is_a_line_every_ten_seconds(
     ]
 
 
-def test_quiet_command_prints_errors_alone(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_quiet_command_prints_errors_alone(tmp_path: Path, surge: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal, "LINE_SECONDS", 0.0)
     write_partition(tmp_path / "catalog", "a", 3)
     embed = ("embed", "catalog", "out", "--model", "hash://16")
-    assert in_process(capsys, monkeypatch, tmp_path, *embed, "--quiet") == (0, "", "")
-    assert in_process(capsys, monkeypatch, tmp_path, "verify", "catalog", "out", "-q") == (0, "", "")
+    assert surge(*embed, "--quiet") == (0, "", "")
+    assert surge("verify", "catalog", "out", "-q") == (0, "", "")
     write_partition(tmp_path / "catalog", "b", 3, text=["x", None, "y"])
-    code, out, error = in_process(capsys, monkeypatch, tmp_path, *embed, "--quiet")
+    code, out, error = surge(*embed, "--quiet")
     assert (code, out) == (1, "") and "refused" in error
-    code, out, error = in_process(capsys, monkeypatch, tmp_path, *embed, "--force")
+    code, out, error = surge(*embed, "--force")
     assert "3 of 6 texts" in error and "1 partition written" in out
 
 
