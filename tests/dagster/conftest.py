@@ -7,8 +7,10 @@ import shutil
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,6 +20,7 @@ import pytest
 import yaml
 from alembic.config import Config
 from alembic.script import ScriptDirectory
+from dagster._config.pythonic_config import infer_schema_from_config_class, resource
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
 from dagster._core.definitions.sensor_definition import SensorExecutionData
 from dagster._core.loader import LoadingContextForTest
@@ -28,6 +31,8 @@ from dagster._core.remote_origin import (
     RemoteRepositoryOrigin,
 )
 from dagster._core.storage.event_log.sqlite import sqlite_event_log
+from dagster._core.storage.runs.sqlite import sqlite_run_storage
+from dagster._core.storage.schedules.sqlite import sqlite_schedule_storage
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
@@ -52,6 +57,8 @@ NAMES = CatalogNames()
 _TABLES = "with_tables"
 # Engines of SQLite databases by their URL.
 _ENGINES: dict[str, Engine] = {}
+# What code locations load, by their settings: the same in all tests that begin with the same ones.
+_DEFINITIONS: dict[str, dg.Definitions] = {}
 
 
 class _CompiledStatements(dict[Any, Any]):
@@ -136,7 +143,6 @@ class Workbench:
     instance: dg.DagsterInstance
     settings: dict[str, Any] = field(default_factory=dict)
     ahead: timedelta = timedelta()
-    _made: dict[str, dg.Definitions] = field(default_factory=dict)
 
     @property
     def catalog(self) -> Path:
@@ -148,13 +154,13 @@ class Workbench:
 
     @property
     def definitions(self) -> dg.Definitions:
-        """The definitions that a code location loads with the current settings."""
-        given = {"model": f"hash://{DIMENSION}", "output": str(self.output), **self.settings}
-        settings = load_settings(source=str(self.catalog), **given)
+        """The definitions that a code location loads with the current settings; its paths are relative to `root`."""
+        given = {"source": "catalog", "output": "output", "model": f"hash://{DIMENSION}", **self.settings}
+        settings = load_settings(**given)
         name = settings.model_dump_json()
-        if name not in self._made:
-            self._made[name] = embedding_catalog(settings)
-        return self._made[name]
+        if name not in _DEFINITIONS:
+            _DEFINITIONS[name] = embedding_catalog(settings)
+        return _DEFINITIONS[name]
 
     def write(self, key: str, rows: Rows | int = 3, version: str = "v1") -> None:
         """Write a partition; an existing one is replaced."""
@@ -289,7 +295,8 @@ def quick_databases() -> Iterator[None]:
 
     Each run has its own database, and Dagster would read its hundred migrations for each of them. It also makes an
     engine and a connection for each access: an engine compiles every statement anew, and a connection reads the schema.
-    Connections stay open until the end of `bench`.
+    Connections stay open until the end of `bench`. Dagster also infers the schema of a resource's class for each of the
+    dozen resources that a run makes.
     """
     read: dict[str, ScriptDirectory] = {}
     compiled = _CompiledStatements()
@@ -308,6 +315,15 @@ def quick_databases() -> Iterator[None]:
             _ENGINES[url].dispose = lambda close=True: None  # Dagster calls it after each access
         return _ENGINES[url]
 
+    @cache
+    def schema(kind: type[dg.Config], omitted: frozenset[str]) -> dg.Field:
+        return infer_schema_from_config_class(kind, fields_to_omit=set(omitted))
+
+    def known_schema(kind: type[dg.Config], fields_to_omit: set[str], **defaults: Any) -> dg.Field:
+        if defaults:
+            return infer_schema_from_config_class(kind, fields_to_omit=fields_to_omit, **defaults)
+        return schema(kind, frozenset(fields_to_omit))
+
     def connected(connection: Any, _: object) -> None:
         if isinstance(connection, sqlite3.Connection):
             connection.execute("PRAGMA synchronous = OFF")
@@ -316,6 +332,9 @@ def quick_databases() -> Iterator[None]:
     with (
         mock.patch.object(ScriptDirectory, "from_config", migrations),
         mock.patch.object(sqlite_event_log, "create_engine", engine),
+        mock.patch.object(sqlite_run_storage, "create_engine", engine),
+        mock.patch.object(sqlite_schedule_storage, "create_engine", engine),
+        mock.patch.object(resource, "infer_schema_from_config_class", known_schema),
     ):
         yield
     event.remove(Engine, "connect", connected)
@@ -332,21 +351,28 @@ def empty_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-@pytest.fixture
-def bench(tmp_path: Path, empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workbench]:
-    """An empty workbench with its own DAGSTER_HOME."""
-    for name in ("SURGE_CONFIG", "SURGE_SOURCE", "SURGE_OUTPUT", "SURGE_MODEL"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("DAGSTER_EMIT_PARTITION_SUBSET_IN_PLANNED_EVENTS", "true")
-    monkeypatch.setenv("PYTHONPATH", CHILD_PATH)
-    monkeypatch.chdir(tmp_path)
-    home = tmp_path / "home"
-    shutil.copytree(empty_home, home)
-    with dg.DagsterInstance.from_config(str(home)) as instance:
-        workbench = Workbench(tmp_path, instance)
-        monkeypatch.setattr("surge_dagster.automation.new_partitions._now", lambda: datetime.now(UTC) + workbench.ahead)
-        yield workbench
+@contextmanager
+def workbench(root: Path, home: Path) -> Iterator[Workbench]:
+    """A workbench in a folder, with a copy of a DAGSTER_HOME."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("SURGE_CONFIG", "SURGE_SOURCE", "SURGE_OUTPUT", "SURGE_MODEL"):
+            patch.delenv(name, raising=False)
+        patch.setenv("DAGSTER_EMIT_PARTITION_SUBSET_IN_PLANNED_EVENTS", "true")
+        patch.setenv("PYTHONPATH", CHILD_PATH)
+        patch.chdir(root)
+        shutil.copytree(home, root / "home")
+        with dg.DagsterInstance.from_config(str(root / "home")) as instance:
+            made = Workbench(root, instance)
+            patch.setattr("surge_dagster.automation.new_partitions._now", lambda: datetime.now(UTC) + made.ahead)
+            yield made
     _close_databases()
+
+
+@pytest.fixture
+def bench(tmp_path: Path, empty_home: Path) -> Iterator[Workbench]:
+    """An empty workbench with its own DAGSTER_HOME."""
+    with workbench(tmp_path, empty_home) as made:
+        yield made
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from surge_dagster.engine.errors import ConfigError, StoreUnavailable
 from surge_dagster.engine.report import Failure
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.orchestration.failures import failure_table
-from tests.dagster.conftest import NAMES, Workbench, when_footers_are_checked
+from tests.dagster.conftest import NAMES, Workbench, when_footers_are_checked, workbench
 from tests.engine.sources.test_parquet_system_errors import refuse_calls
 from tests.small_catalogs import rewrite, with_vectors
 
@@ -66,13 +67,27 @@ EVERYTHING = {*CHECK_NAMES} - {"vectors_have_not_drifted"}  # which only a run c
 WARNINGS = {"few_texts_are_truncated", "vectors_have_not_drifted"}
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory, empty_home: Path) -> Path:
+    """The folder of a workbench whose catalog is embedded."""
+    root = tmp_path_factory.mktemp("embedded") / "bench"
+    root.mkdir()
+    with workbench(root, empty_home) as bench:
+        for key in "abc":
+            bench.write(key, 40)
+        assert bench.refresh().success
+    return root.rename(root.with_name("kept"))
+
+
 @pytest.fixture
-def embedded(bench: Workbench) -> Workbench:
-    """A workbench whose catalog is embedded."""
-    for key in "abc":
-        bench.write(key, 40)
-    assert bench.refresh().success
-    return bench
+def embedded(kept: Path) -> Iterator[Workbench]:
+    """A workbench whose catalog is embedded, always in the same place: the output records where its catalog is."""
+    root = kept.with_name("bench")
+    for name in ("catalog", "output"):
+        shutil.copytree(kept / name, root / name)
+    with workbench(root, kept / "home") as made:
+        yield made
+    shutil.rmtree(root)
 
 
 def broken(bench: Workbench) -> dict[str, str]:
@@ -139,7 +154,7 @@ def test_rows_that_differ_from_the_catalog_are_found(embedded: Workbench, rows: 
     assert name == reported_by and "| `c` |" in reported
 
 
-def test_a_file_of_another_space_is_found(embedded: Workbench, tmp_path: Path) -> None:
+def test_a_file_of_another_space_is_found(embedded: Workbench) -> None:
     here = embedded.file("a")
     embedded.settings["model"] = "hash://24"
     embedded.refresh()
