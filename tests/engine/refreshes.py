@@ -12,7 +12,6 @@ from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.files.formats import file_name
-from surge_dagster.engine.output import previous_rows
 from surge_dagster.engine.report import Receipt
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.thresholds import Thresholds
@@ -78,7 +77,5 @@ ROWS = numbered_rows("k", 60)
 
 
 @pytest.fixture
-def output(hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Output:
-    """An output, where reading old vectors counts as cheaper than encoding, which it is not with hashes."""
-    monkeypatch.setattr(previous_rows.Rate, "is_below", lambda *_: True)
+def output(hash_pool: EncoderPool, tmp_path: Path, cheap_old_vectors: None) -> Output:
     return Output(hash_pool, tmp_path)

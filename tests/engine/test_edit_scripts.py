@@ -33,6 +33,8 @@ from tests.engine.refreshes import CountingPool
 from tests.engine.runs import failures, finish, make_run, receipts
 from tests.small_catalogs import Rows, assert_embedded, numbered_rows, write_partition
 
+pytestmark = pytest.mark.usefixtures("cheap_old_vectors")
+
 _STEPS = st.lists(
     st.dictionaries(
         st.sampled_from(["a", "b", "split"]),
@@ -121,7 +123,6 @@ def refreshed(pool: EncoderPool, random: Random, file_format: FileFormat) -> Ite
     root, noted = Path(mkdtemp()), Publication._finish_changes
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(previous_rows.Rate, "is_below", lambda *_: True)  # reading costs more than a hash
             patch.setattr("surge_dagster.engine.files.rows.MAX_ROW_GROUP_ROWS", 16)
             patch.setattr(previous_rows, "_PIECE_BYTES", 4096)
             found = Refreshed(pool, root, random, file_format)

@@ -14,7 +14,6 @@ import pytest
 
 from surge_dagster.engine.changes import changes
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.output import previous_rows
 from surge_dagster.engine.output.staging import STAGING
 from surge_dagster.engine.sources import open_source
 from tests.engine.edits import EDITS, edited
@@ -25,6 +24,8 @@ from tests.engine.test_resume import CATALOG, Mortal, Output, in_flight, mortal_
 from tests.small_catalogs import Rows, assert_embedded, published_files, write_catalog
 
 __all__ = ["mortal_run"]
+
+pytestmark = pytest.mark.usefixtures("cheap_old_vectors")
 
 STEPS = 150  # fewer than an incremental run has
 
@@ -93,10 +94,8 @@ def test_incremental_run_is_completed_after_a_kill(
     mortal_run: Mortal,
     catalog: Path,
     edited_catalog: dict[str, Rows],
-    monkeypatch: pytest.MonkeyPatch,
     step: int,
 ) -> None:
-    monkeypatch.setattr(previous_rows.Rate, "is_below", lambda *_: True)  # reading a vector costs more than a hash
     kill_and_complete(hash_pool, tmp_path, yesterday, mortal_run, catalog, edited_catalog, step)
 
 
@@ -110,9 +109,7 @@ def test_incremental_run_is_completed_after_a_kill_at_any_step(
     mortal_run: Mortal,
     catalog: Path,
     edited_catalog: dict[str, Rows],
-    monkeypatch: pytest.MonkeyPatch,
     seed: int,
 ) -> None:
-    monkeypatch.setattr(previous_rows.Rate, "is_below", lambda *_: True)
     step = Random(seed).randint(1, STEPS)
     kill_and_complete(hash_pool, tmp_path, yesterday, mortal_run, catalog, edited_catalog, step)
