@@ -52,10 +52,8 @@ INSTANTS += [("disk", "published", 1)]
 INSTANTS += [("disk", *at) for at in (("stage", 3), ("staged", 3), ("kept", 6), ("assemble", 2), ("assembled", 1))]
 INSTANTS += [("disk", *at) for at in (("remove", 2), ("removed", 6))]
 # Steps that only buckets have, and steps that may leave segments and files behind, in parts and whole.
-INSTANTS += [("s3", *at) for at in (("begun", 3), ("part", 1), ("part", 13), ("complete", 2), ("completed", 5))]
-INSTANTS += [
-    ("s3", *at) for at in (("still wanted", 5), ("published", 5), ("kept", 6), ("assembled", 1), ("remove", 2))
-]
+INSTANTS += [("s3", *at) for at in (("begun", 3), ("part", 13), ("complete", 2), ("completed", 5))]
+INSTANTS += [("s3", *at) for at in (("kept", 6), ("assembled", 1))]
 
 
 # Arrow files have their own writer; they are written in one piece and from segments.

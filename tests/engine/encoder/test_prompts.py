@@ -52,7 +52,7 @@ def test_prompts_and_routes_of_documents_and_of_queries_are_those_of_sentence_tr
     assert cosines(documents, model.encode(TEXTS, prompt="")).max() < 0.999
     spec = EncodingSpec(str(folder))
     assert parity.lowest_cosine(_vectors(spec, "document", backend), documents) >= FLOOR
-    assert parity.lowest_cosine(_vectors(spec, "query", backend), queries) >= FLOOR
+    assert parity.lowest_cosine(_vectors(spec, "query"), queries) >= FLOOR
 
 
 def test_prompts_of_the_settings_take_the_place_of_the_models(tmp_path: Path) -> None:
