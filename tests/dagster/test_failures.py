@@ -16,14 +16,13 @@ from dagster._core.storage.asset_check_execution_record import AssetCheckExecuti
 from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
 
 from surge_dagster.assets import embeddings
-from surge_dagster.engine.errors import ConfigError, EncoderError, StoreUnavailable, TransientError
+from surge_dagster.engine.errors import ConfigError, EncoderError
 from surge_dagster.engine.report import Failure
 from surge_dagster.engine.sources.parquet import ParquetCatalog
 from surge_dagster.engine.sources.partition import Partition
-from surge_dagster.orchestration import active_runs, read_back
+from surge_dagster.orchestration import active_runs
 from surge_dagster.orchestration.failures import table_of_failures
 from surge_dagster.orchestration.outcome import Outcome
-from surge_dagster.orchestration.records import failed_on_record
 from surge_dagster.resources import Encoder
 from tests.dagster.conftest import NAMES, Workbench, requested, when_footers_are_checked
 
@@ -37,6 +36,26 @@ def shown(bench: Workbench) -> tuple[set[str], set[str]]:
     failed = set(cached.deserialize_failed_partition_subsets(NAMES.partitions).get_partition_keys())
     done = set(cached.deserialize_materialized_partition_subsets(NAMES.partitions).get_partition_keys())
     return done - failed, failed
+
+
+def damage(path: Path) -> None:
+    """Cut a file short, so that it has no footer."""
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 8)
+
+
+def damage_when_published(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, keys: str, times: int | None = None
+) -> None:
+    """Damage the files of these partitions before the run that published them checks their footers, so many times."""
+    left = [times]
+
+    def damage_first(key: str) -> None:
+        if key in keys and left[0] != 0:
+            left[0] = None if left[0] is None else left[0] - 1
+            damage(bench.file(key))
+
+    when_footers_are_checked(monkeypatch, damage_first)
 
 
 @pytest.mark.parametrize("launched", ["catalog_refresh", "a range"])
@@ -354,145 +373,3 @@ def test_every_failure_is_listed_with_a_remedy() -> None:
         "Run again.",
         "Fill it.",
     ]
-
-
-def damage(path: Path) -> None:
-    """Cut a file short, so that it has no footer."""
-    with path.open("r+b") as file:
-        file.truncate(path.stat().st_size - 8)
-
-
-def damage_when_published(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch, keys: str, times: int | None = None
-) -> None:
-    """Damage the files of these partitions before the run that published them checks their footers, so many times."""
-    left = [times]
-
-    def damage_first(key: str) -> None:
-        if key in keys and left[0] != 0:
-            left[0] = None if left[0] is None else left[0] - 1
-            damage(bench.file(key))
-
-    when_footers_are_checked(monkeypatch, damage_first)
-
-
-def test_partition_with_damaged_footer_fails_and_is_encoded_again(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.write("a", 50)
-    bench.write("b", 50)
-    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRIES", 0)
-    with monkeypatch.context() as patch:
-        damage_when_published(bench, patch, "b")
-        ran = bench.refresh()
-    check = ran.checks()[NAMES.run_check.name]
-    assert not ran.success and not check.passed
-    assert "partition 'b': its published file is missing or damaged" in ran.failure()
-    assert str(check.metadata["failed"].value).endswith("| Run again: it is encoded again. |")
-    assert shown(bench) == ({"a"}, {"b"})
-    fixed = bench.refresh()
-    assert fixed.success and set(fixed.materialized()) == {"b"} and fixed.metrics()["texts_encoded"] == 50
-    assert shown(bench) == ({"a", "b"}, set())
-
-
-def test_file_that_is_not_on_record_and_damaged_is_encoded_again(bench: Workbench) -> None:
-    for key in "ab":
-        bench.write(key, 50)
-    bench.refresh()
-    bench.instance.wipe_assets([NAMES.embeddings])
-    with bench.file("b").open("r+b") as file:  # bytes of a page, whose checksum tells
-        file.seek(600)
-        file.write(b"\xff\xff\xff\xff")
-    ran = bench.refresh()
-    actions = {key: event.metadata["action"].value for key, event in ran.materialized().items()}
-    assert ran.success and actions == {"a": "adopted", "b": "encoded"}
-
-
-def test_a_file_that_is_damaged_once_is_encoded_again_by_the_same_run(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.write("a", 50)
-    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
-    damage_when_published(bench, monkeypatch, "a", times=1)
-    ran = bench.refresh()
-    assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
-    assert ran.materialized()["a"].metadata["action"].value == "encoded"
-    assert (ran.metrics()["texts_encoded"], ran.metrics()["partitions_written"]) == (100, 1)
-
-
-def test_file_that_stays_damaged_after_the_last_attempt_fails_the_run(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The stale partition is missing now, and only stale partitions were selected."""
-    bench.write("a")
-    bench.write("b")
-    assert bench.refresh().success
-    bench.write("a", version="v2")
-    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
-    damage_when_published(bench, monkeypatch, "a", times=1)
-    ran = bench.refresh(select="stale")
-    assert not ran.success and [failed["key"] for failed in ran.metrics()["partitions_failed"]] == ["a"]
-    assert shown(bench) == ({"b"}, {"a"})
-    assert bench.refresh().success and shown(bench) == ({"a", "b"}, set())
-
-
-def test_damaged_file_on_record_is_encoded_again_by_any_run_that_selects_it(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for key in "ab":
-        bench.write(key, 50)
-    bench.refresh()
-    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRIES", 0)
-    with monkeypatch.context() as patch:
-        damage_when_published(bench, patch, "ab")
-        assert not bench.refresh(force=True).success
-    assert shown(bench) == (set(), {"a", "b"})
-    for launched in ({"keys": ["a"], "select": "missing"}, {"select": "failed"}):
-        ran = bench.run("embed_partitions", {"ops": {"embeddings": {"config": launched}}})
-        assert ran.success and ran.metrics()["texts_encoded"] == 50
-    assert shown(bench) == ({"a", "b"}, set())
-
-
-def test_file_that_could_not_be_read_once_is_adopted_by_the_next_run(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise TransientError("the disk failed once", "a")
-
-    bench.write("a")
-    bench.refresh()
-    bench.instance.wipe_assets([NAMES.embeddings])
-    found = bench.tick()
-    assert requested(found) == [["a"]] and not found.asset_events
-    with monkeypatch.context() as patch:
-        patch.setattr("surge_dagster.assets.embeddings._RETRIES", 0)
-        patch.setattr("surge_dagster.orchestration.read_back.difference", fail)
-        [failed] = bench.launch(found)
-        assert not failed.success and "the disk failed once" in failed.failure()
-    assert failed_on_record(NAMES, bench.instance) == {"a"}
-    assert requested(bench.tick()) == [], "it waits after a failure"
-    [ran] = bench.launch(bench.later(minutes=1))
-    assert ran.success and ran.metrics()["texts_encoded"] == 0
-    assert ran.materialized()["a"].metadata["action"].value == "adopted" and shown(bench) == ({"a"}, set())
-    assert requested(bench.later(days=1)) == []
-
-
-def test_store_that_is_down_is_tried_once_and_not_for_each_partition(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("surge_dagster.assets.embeddings._RETRIES", 0)
-    reads: list[str] = []
-
-    def down(partition: Partition, *_: object) -> None:
-        reads.append(partition.key)
-        raise StoreUnavailable("the store is down")
-
-    for key in "abc":
-        bench.write(key)
-    assert bench.refresh().success
-    bench.instance.wipe_assets([NAMES.embeddings])
-    with monkeypatch.context() as patch:
-        patch.setattr(read_back, "difference", down)
-        assert not bench.refresh().success and len(reads) == 1, "files that are not on record are read"
-    assert bench.refresh().success
-    assert shown(bench) == (set("abc"), set())

@@ -1,0 +1,86 @@
+"""An output that is filled without a run, and the ways to load it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from surge_dagster import Embeddings
+from surge_dagster.engine.files.facts import FileFacts, desired_version
+from surge_dagster.engine.files.formats import file_name, new_writer
+from surge_dagster.engine.files.rows import embedding_table, schema
+from surge_dagster.engine.model.spec import FILE_FORMATS, EncodingSpec, FileFormat, Space
+from surge_dagster.engine.output.spaces import claim_space
+from surge_dagster.engine.store import open_store
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.text_hash import text_hashes
+
+
+class Output:
+    """An output to which tests publish partitions without a run."""
+
+    def __init__(
+        self, root: Path, spec: EncodingSpec, file_format: FileFormat = "parquet", store: Store | None = None
+    ) -> None:
+        self.root = root
+        self.store = store or open_store(root)
+        self.space: Space = claim_space(self.store, spec.resolve(), file_format)
+        self.random = np.random.default_rng(5)
+
+    def name(self, key: str) -> str:
+        return file_name(self.space.name, key, self.space.file_format)
+
+    def path(self, key: str) -> Path:
+        return self.root / self.name(key)
+
+    def put(
+        self,
+        key: str,
+        rows: int,
+        *,
+        include_text: bool = True,
+        id_type: pa.DataType | None = None,
+        space: str | None = None,
+        content: str = "0",
+        dimension: int | None = None,
+        precision: str = "fp32",
+    ) -> np.ndarray:
+        """Publish a partition of random vectors with the ids 0, 1, …; gives the vectors."""
+        d = dimension or self.space.dimension
+        matrix = self.random.standard_normal((rows, d)).astype(self.space.dtype)
+        ids = pa.array([str(row) for row in range(rows)], pa.string()).cast(id_type or pa.string())
+        texts = pa.array([f"{key} {row}" for row in range(rows)], pa.large_string())
+        named = space or self.space.name
+        version = desired_version(content, named)
+        columns = schema(ids.type, d, self.space.dtype, include_text=include_text)
+        facts = FileFacts(key, named, "m", precision, "v1", content, version, rows, d, 0)
+        with (
+            self.store.create(self.name(key)) as upload,
+            new_writer(self.space.file_format, upload.sink, columns, facts) as writer,
+        ):
+            kept = texts if include_text else None
+            writer.append_table(embedding_table(columns, ids, kept, text_hashes(texts), matrix))
+            writer.close()
+            upload.publish(lambda: None)
+        return matrix
+
+
+@pytest.fixture(params=FILE_FORMATS)
+def output(request: pytest.FixtureRequest, tmp_path: Path) -> Output:
+    return Output(tmp_path / "out", EncodingSpec("hash://16"), request.param)
+
+
+def as_lazy(embeddings: Embeddings, partitions: list[str] | None = None) -> pa.Table:
+    return embeddings.lazy(partitions).collect().to_arrow()
+
+
+def as_dataset(embeddings: Embeddings, partitions: list[str] | None = None) -> pa.Table:
+    return embeddings.dataset(partitions).to_table()
+
+
+both_ways = pytest.mark.parametrize("load", [as_lazy, as_dataset])
+Load = Callable[..., pa.Table]
