@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Annotated
 
@@ -14,12 +15,17 @@ from surge_dagster.engine.calibration_run import calibrate, estimate_bytes
 from surge_dagster.engine.cost_model import CALL_SECONDS
 from surge_dagster.engine.encoder.costs import EncodeCosts
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.memory import fit_memory
+from surge_dagster.engine.model.spec import FileFormat, Space
+from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.planner import Fleet, Plan, RunCosts
 from surge_dagster.engine.planner import plan as make_plan
 from surge_dagster.engine.run import publishing_threads
+from surge_dagster.engine.sources import release
 from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.process_memory import memory_bytes
 from surge_dagster.settings import Settings
@@ -54,11 +60,15 @@ def plan(
     workers: Annotated[int, typer.Option(help="Encoder workers, with --texts-per-second.", min=1)] = 1,
     as_json: Json = False,
 ) -> None:
-    """Predict what a run of the whole catalog takes, from the sizes of its partitions and what was measured."""
+    """Predict what a run takes, from the sizes of the partitions that are not fresh and what was measured.
+
+    Where a partition was embedded before and has changed, all of its rows count as new.
+    """
     if calibrate_first and texts_per_second is not None:
         raise ConfigError("--calibrate measures this machine, and --texts-per-second describes another: give one.")
     seconds = None if deadline is None else _seconds(deadline)
-    partitions, store, thresholds = list(settings.open_source()), settings.open_store(), settings.thresholds()
+    source, store, thresholds = settings.open_source(), settings.open_store(), settings.thresholds()
+    partitions, listed = list(source), None
     memory, calibrated_on, pool = None, "", None
     if texts_per_second is None:
         with start_pool(settings) as pool:
@@ -68,6 +78,8 @@ def plan(
                         partitions, settings.output, settings.storage_options.options(), pool, settings.format
                     )
                 calibrated_on = f"; measured now on {counted(encoded, 'text')}"
+        listed = len(partitions)
+        partitions = _with_work(partitions, store, pool.space, settings.format)
         costs = known_costs(pool, store)
         bounds, memory = fit_memory(
             thresholds,
@@ -84,6 +96,7 @@ def plan(
         costs = RunCosts(encode, io_costs([]), vector_bytes)
         bounds = thresholds.resolve(encode.efficient_texts)
     text_bytes, beside_bytes = estimate_bytes(partitions)
+    release(source)
     made = make_plan(
         [partition.rows or 0 for partition in partitions],
         text_bytes,
@@ -95,12 +108,35 @@ def plan(
         deadline_seconds=seconds,
         bandwidth=bandwidth,
     )
-    print("\n".join(_lines(made, costs, partitions, pool, calibrated_on, price_per_hour)))
+    lines = _lines(made, costs, partitions, pool, calibrated_on, price_per_hour)
+    print("\n".join([*_left_out(partitions, listed), *lines]))
     if as_json:
         of_pool = (
             {name: getattr(pool, name) for name in ("device", "hardware", "precision", "dimension")} if pool else {}
         )
         print_json(made.as_dict() | of_pool)
+
+
+def _with_work(partitions: list[Partition], store: Store, space: Space, file_format: FileFormat) -> list[Partition]:
+    """The partitions that a run would not pass over."""
+    own = next((one for one in list_spaces(store) if one.spec_sha256 == space.spec_sha256), space)
+    outputs, left = OutputState(store, own.name, file_format), list[Partition]()
+    for partition in outputs.looked_at(partitions):
+        with contextlib.suppress(TransientError, ValueError):  # the run will say what is wrong with it
+            if outputs.status(partition) == "fresh":
+                continue
+        left.append(partition)
+    return left
+
+
+def _left_out(partitions: list[Partition], listed: int | None) -> list[str]:
+    """What the prediction does not count."""
+    lines = list[str]()
+    if listed is not None and listed > len(partitions):
+        lines.append(f"{counted(listed - len(partitions), 'partition')} fresh: not in what follows")
+    if uncounted := sum(partition.rows is None for partition in partitions):
+        lines.append(f"{counted(uncounted, 'partition')} of unknown size: not in what follows")
+    return lines
 
 
 def _lines(
@@ -114,7 +150,6 @@ def _lines(
     found, bounds = made.forecast, made.bounds
     mean = f" of {made.text_bytes / made.texts:,.0f} bytes" if made.texts else ""
     where = f"{pool.device} ({pool.hardware}), {pool.precision}, " if pool else ""
-    uncounted = sum(partition.rows is None for partition in partitions)
     call, text = _with_margin(made.call_seconds, made.call_margin), _with_margin(made.text_seconds, made.text_margin)
     lengths = ", ".join(f"{_time(cost)} of {tokens}" for tokens, (cost, _) in made.text_seconds_by_tokens.items())
     margin = "" if found.margin_seconds is None else f" ± {_time(found.margin_seconds)}"
@@ -131,8 +166,6 @@ def _lines(
         f"storage        {_storage(made, costs)}",
         f"memory         {_memory(made)}",
     ]
-    if uncounted:
-        lines.insert(1, f"{counted(uncounted, 'partition')} of unknown size: not in what follows")
     if made.cost_per_million_texts is not None:
         lines.append(
             f"cost           {made.cost_per_million_texts:,.4g} per million texts at {price_per_hour:g} an hour"

@@ -71,6 +71,18 @@ def test_plan_with_a_model_knows_its_costs_its_memory_and_the_store(catalog: Pat
     assert "were predicted) on cpu" in embedded.stdout
 
 
+def test_what_a_run_would_pass_over_is_not_planned(tmp_path: Path) -> None:
+    for key, rows in SIZES.items():
+        write_partition(tmp_path / "catalog", key, numbered_rows(key, rows))
+    where = (tmp_path / "catalog", tmp_path / "out", *MODEL)
+    assert CliRunner().invoke(app, ["embed", *map(str, where)]).exit_code == 0
+    shown = plan(*where).stdout
+    assert "3 partitions fresh: not in what follows" in shown and "wall time      0 ms" in shown
+    write_partition(tmp_path / "catalog", "b", numbered_rows("b", 7), version="v2")
+    left = document(*where)
+    assert (left["partitions"], left["texts"]) == (1, 7)
+
+
 @pytest.mark.parametrize("deadline", ["soon", "2", "2 weeks", "0s", "-1h"])
 def test_deadline_that_is_no_time_is_refused(catalog: Path, tmp_path: Path, deadline: str) -> None:
     result = plan(catalog, tmp_path, "--texts-per-second", 1, "--deadline", deadline)

@@ -24,7 +24,7 @@ from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.store import Store
 
-_SECONDS = 20.0
+_SECONDS, _LEAST_PARTITIONS = 20.0, 8
 _SAMPLED_PARTITIONS, _SAMPLED_ROWS = 16, 256  # so many large ones, and as many others
 _NAME = ".surge-calibration"
 
@@ -41,22 +41,25 @@ def calibrate(
 
     Args:
         output: where the run would write.
-        seconds: of encoding, after which no further partition is begun.
+        seconds: of encoding, about.
 
     Returns:
         The texts that were encoded for it.
     """
-    pool.read_costs(anew=True)
-
-    def chosen() -> Iterator[Partition]:
-        for partition in random.Random(0).sample(partitions, len(partitions)):
-            if run.report.encode_seconds >= seconds:
-                return
-            yield replace(partition, read=partial(_first_rows, partition, run.bounds.b_min), rows=None)
-
+    costs, listed = pool.read_costs(anew=True), sum(partition.rows or 0 for partition in partitions)
+    text_bytes, _ = estimate_bytes(partitions)
+    tokens = float(text_bytes.sum()) * costs.tokens_per_byte / listed if listed else None
+    wanted = seconds * costs.workers / costs.text_seconds(tokens)
+    chosen, texts = list[Partition](), 0
+    for partition in random.Random(0).sample(partitions, len(partitions)):
+        if texts >= wanted:
+            break
+        rows = min(partition.rows or _SAMPLED_ROWS, max(1, round(wanted / _LEAST_PARTITIONS)))
+        chosen.append(replace(partition, read=partial(_first_rows, partition, rows), rows=None))
+        texts += rows
     with _temporary_store(output, options) as store:
         # Forced, as a calibration that was killed may have left files in a bucket.
-        run = EmbeddingRun(chosen(), store, pool, file_format=file_format, force=True)
+        run = EmbeddingRun(chosen, store, pool, file_format=file_format, force=True)
         for _ in run.events():
             pass
     return run.report.texts_encoded

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,19 +19,17 @@ from surge_dagster.engine.calibrating import (
     known_costs,
     store_kind,
 )
-from surge_dagster.engine.calibration_run import calibrate, estimate_bytes
 from surge_dagster.engine.cost_model import predict_flushes
-from surge_dagster.engine.encoder.calibration import Calibration
-from surge_dagster.engine.encoder.costs import EncodeCosts, timed_calls
+from surge_dagster.engine.encoder.costs import EncodeCosts
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.planner import forecast
 from surge_dagster.engine.report import RunReport, SuperBatchReport
-from surge_dagster.engine.store import StorageOptions, open_store
+from surge_dagster.engine.store import open_store
 from surge_dagster.engine.support.timeline import Span
 from surge_dagster.engine.thresholds import Thresholds
+from tests.engine.priced_pool import C_IPC, C_TEXT, PricedPool, catalog
 from tests.engine.runs import finish, in_memory, make_run
 
-C_IPC, C_TEXT = 0.25, 0.01
 SOME = SuperBatchReport(
     index=0,
     partitions=3,
@@ -58,59 +55,12 @@ SOME = SuperBatchReport(
 )
 
 
-class PricedCall:
-    """An encode call that says it took what the fixed costs say."""
-
-    def __init__(self, call: Any) -> None:
-        self._call = call
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._call, name)
-
-    @property
-    def metrics(self) -> Any:
-        found = self._call.metrics
-        return replace(found, encode_seconds=C_IPC + C_TEXT * found.texts)
-
-    def result(self, timeout_seconds: float | None = None) -> Any:
-        return None if self._call.result(timeout_seconds) is None else self.metrics
-
-
-class PricedPool:
-    """Wraps a pool whose encode calls have fixed costs; it has a calibration of its own."""
-
-    def __init__(self, pool: EncoderPool) -> None:
-        self._pool = pool
-        self.calibration = Calibration("calibration/priced.json")
-        self.all_devices = "cpu"
-        self.read_costs()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._pool, name)
-
-    def submit(self, *arguments: Any) -> PricedCall:
-        return PricedCall(self._pool.submit(*arguments))
-
-    def read_costs(self, *, anew: bool = False) -> EncodeCosts:
-        def encode(texts: list[str]) -> tuple[float, float]:
-            return 12.0 * len(texts), C_IPC + C_TEXT * len(texts)
-
-        self.costs = EncodeCosts.of(*timed_calls(self.calibration, "cpu", encode, anew=anew), workers=1)
-        return self.costs
-
-
 @pytest.fixture
 def priced_pool(
     hash_pool: EncoderPool, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Any]:
+) -> Any:
     monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-    yield PricedPool(hash_pool)
-
-
-def catalog(sizes: list[int]) -> dict[str, list[tuple[str, str]]]:
-    return {
-        f"p{number}": [(str(row), f"text {number} {row}") for row in range(size)] for number, size in enumerate(sizes)
-    }
+    return PricedPool(hash_pool)
 
 
 def test_prediction_of_the_encoding_equals_what_an_encoder_of_fixed_costs_takes(
@@ -221,35 +171,6 @@ def test_buckets_and_the_local_disk_have_costs_of_their_own(tmp_path: Path, monk
     one, deeper, other = map(open_store, ("s3://shop/one", "s3://shop/other/deep", "s3://mall/one"))
     assert store_kind(one) == store_kind(deeper) == "s3://shop"
     assert store_kind(other) == "s3://mall"
-
-
-def test_calibration_encodes_some_texts_forgets_earlier_runs_and_leaves_no_file(
-    priced_pool: Any, tmp_path: Path
-) -> None:
-    priced_pool.calibration.observe("runs cpu", [[1, 1, 1, 99.0, 0]])
-    sizes = [70, 3, 50] * 80
-    partitions = [replace(one, rows=rows) for one, rows in zip(in_memory(catalog(sizes)), sizes, strict=True)]
-    encoded = calibrate(partitions, str(tmp_path / "not" / "there"), StorageOptions(), priced_pool, seconds=5.0)
-    assert 500 <= encoded < sum(sizes)  # five seconds of them, and what was read ahead
-    assert list(tmp_path.iterdir()) == []
-    assert priced_pool.costs.call_seconds == pytest.approx(C_IPC, rel=1e-3)
-    first, second, *_ = priced_pool.calibration.observations("runs cpu", 5)
-    assert first[0] < second[0] < priced_pool.costs.efficient_texts  # from small SuperBatches to larger ones
-
-
-def test_listed_bytes_are_scaled_to_those_of_the_texts() -> None:
-    partitions = [
-        replace(partition, rows=rows, text_bytes=40 * rows)
-        for partition, rows in zip(in_memory(catalog([300, 20])), (300, 20), strict=True)
-    ]
-    read = [sum(len(text) for _, text in rows) for rows in catalog([300, 20]).values()]
-    text_bytes, beside_bytes = estimate_bytes(partitions)
-    assert text_bytes == pytest.approx(np.array([300, 20]) * sum(read) / 320, rel=0.01)
-    assert 1 <= beside_bytes <= 3  # the digits of an id
-    unlisted, _ = estimate_bytes([replace(one, text_bytes=None) for one in partitions])
-    assert unlisted == pytest.approx(text_bytes)
-    assert estimate_bytes([replace(one, rows=None, text_bytes=None) for one in partitions])[0].tolist() == [0, 0]
-    assert estimate_bytes([])[0].tolist() == []
 
 
 def test_attempts_of_a_run_add_up_their_predictions() -> None:

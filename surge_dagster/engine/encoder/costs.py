@@ -154,10 +154,9 @@ class EncodeCosts:
     def efficient_texts(self) -> float:
         """The smallest SuperBatch that is encoded within 1 % of the speed of an endless one.
 
-        Its fixed cost is that of the call, at the upper end of its confidence interval, and what the other stages spend
-        on it.
+        Its fixed cost is that of the call, and what the other stages spend on it.
         """
-        fixed = self.superbatch_seconds + (self.fit.margin(_OF_SUPERBATCH) or 0.0) + SUPERBATCH_SECONDS
+        fixed = self.superbatch_seconds + SUPERBATCH_SECONDS
         return (1 / EFFICIENCY_LOSS - 1) * fixed * self.workers / self.text_seconds()
 
     @property

@@ -136,11 +136,16 @@ def test_derived_b_min_grows_with_the_cost_of_a_call_and_falls_with_that_of_a_te
     assert EncodeCosts.given(c_ipc, text * slower, 1).efficient_texts <= b_min * (1 + 1e-9)
 
 
-def test_uncertain_cost_of_a_call_makes_b_min_larger() -> None:
-    values = np.array([C_IPC, 0.0, C_TEXT, 0.0])
-    sure, unsure = (EncodeCosts(Fit(values, np.diag([error**2, 0, 0, 0]))) for error in (0.0, 0.5 * C_IPC))
-    assert unsure.efficient_texts == pytest.approx(99 * (1.98 * C_IPC + SUPERBATCH_SECONDS) / C_TEXT)
-    assert sure.efficient_texts == pytest.approx(99 * (C_IPC + SUPERBATCH_SECONDS) / C_TEXT)
+def test_passes_that_few_texts_share_make_b_min_larger() -> None:
+    costs = EncodeCosts(Fit(np.array([C_IPC, C_LENGTH, C_TEXT, 0.0])))
+    assert costs.efficient_texts == pytest.approx(99 * (C_IPC + 32 * C_LENGTH + SUPERBATCH_SECONDS) / C_TEXT)
+
+
+def test_break_even_is_where_the_call_costs_as_much_as_its_texts() -> None:
+    for call_seconds, length_seconds in ((0.1, 0.0), (0.1, 0.003), (0.01, 0.001)):
+        costs = EncodeCosts(Fit(np.array([call_seconds, length_seconds, 0.001, 0.0001])), workers=2)
+        found = costs.break_even_texts(10)
+        assert call_seconds + length_seconds * min(32, found) == pytest.approx(0.002 * found)
 
 
 def test_b_min_and_its_ramp_can_be_set() -> None:

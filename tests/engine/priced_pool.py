@@ -1,0 +1,59 @@
+"""An encoder pool whose calls have fixed costs, whatever time they take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from surge_dagster.engine.encoder.calibration import Calibration
+from surge_dagster.engine.encoder.costs import EncodeCosts, timed_calls
+from surge_dagster.engine.encoder.pool import EncoderPool
+
+C_IPC, C_TEXT = 0.25, 0.01
+
+
+class PricedCall:
+    """An encode call that says it took what the fixed costs say."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+    @property
+    def metrics(self) -> Any:
+        found = self._call.metrics
+        return replace(found, encode_seconds=C_IPC + C_TEXT * found.texts)
+
+    def result(self, timeout_seconds: float | None = None) -> Any:
+        return None if self._call.result(timeout_seconds) is None else self.metrics
+
+
+class PricedPool:
+    """Wraps a pool whose encode calls have fixed costs; it has a calibration of its own."""
+
+    def __init__(self, pool: EncoderPool) -> None:
+        self._pool = pool
+        self.calibration = Calibration("calibration/priced.json")
+        self.all_devices = "cpu"
+        self.read_costs()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def submit(self, *arguments: Any) -> PricedCall:
+        return PricedCall(self._pool.submit(*arguments))
+
+    def read_costs(self, *, anew: bool = False) -> EncodeCosts:
+        def encode(texts: list[str]) -> tuple[float, float]:
+            return 12.0 * len(texts), C_IPC + C_TEXT * len(texts)
+
+        self.costs = EncodeCosts.of(*timed_calls(self.calibration, "cpu", encode, anew=anew), workers=1)
+        return self.costs
+
+
+def catalog(sizes: list[int]) -> dict[str, list[tuple[str, str]]]:
+    return {
+        f"p{number}": [(str(row), f"text {number} {row}") for row in range(size)] for number, size in enumerate(sizes)
+    }

@@ -1,0 +1,92 @@
+"""The calibration of a plan: what it measures, on any catalog and output, and what it leaves behind: nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from surge_dagster.engine.calibrating import known_costs
+from surge_dagster.engine.calibration_run import calibrate, estimate_bytes
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.store import StorageOptions
+from tests.engine.priced_pool import C_IPC, PricedPool, catalog
+from tests.engine.runs import in_memory
+from tests.engine.store.object_server import ObjectServer, open_bucket
+
+
+@pytest.fixture
+def priced_pool(
+    hash_pool: EncoderPool, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Any:
+    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    return PricedPool(hash_pool)
+
+
+def listed(sizes: list[int]) -> list[Partition]:
+    return [replace(one, rows=rows) for one, rows in zip(in_memory(catalog(sizes)), sizes, strict=True)]
+
+
+def test_calibration_encodes_some_texts_forgets_earlier_runs_and_leaves_no_file(
+    priced_pool: Any, tmp_path: Path
+) -> None:
+    priced_pool.calibration.observe("runs cpu", [[1, 1, 1, 99.0, 0]])
+    sizes = [70, 3, 50] * 80
+    encoded = calibrate(listed(sizes), str(tmp_path / "not" / "there"), StorageOptions(), priced_pool, seconds=5.0)
+    assert 500 <= encoded < 570  # five seconds of them, and the rest of a partition
+    assert list(tmp_path.iterdir()) == []
+    assert priced_pool.costs.call_seconds == pytest.approx(C_IPC, rel=1e-3)
+    first, second, *_ = priced_pool.calibration.observations("runs cpu", 5)
+    assert first[0] < second[0] < priced_pool.costs.efficient_texts  # from small SuperBatches to larger ones
+
+
+@pytest.mark.parametrize(("sizes", "encoded"), [([], 0), ([0], 0), ([2], 2)])
+def test_calibration_of_next_to_nothing_says_what_a_start_measured(
+    priced_pool: Any, tmp_path: Path, sizes: list[int], encoded: int
+) -> None:
+    assert calibrate(listed(sizes), str(tmp_path), StorageOptions(), priced_pool) == encoded
+    assert priced_pool.costs.call_seconds == pytest.approx(C_IPC, rel=1e-3)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_calibration_of_a_source_without_row_counts(priced_pool: Any, tmp_path: Path) -> None:
+    partitions = [replace(one, rows=None) for one in listed([70, 3, 700])]
+    assert calibrate(partitions, str(tmp_path), StorageOptions(), priced_pool) == 70 + 3 + 250
+
+
+def test_calibration_of_partitions_with_skipped_rows(priced_pool: Any, tmp_path: Path) -> None:
+    partitions = [replace(one, rows=100) for one in listed([70, 90])]  # listed with rows that are left out
+    assert calibrate(partitions, str(tmp_path), StorageOptions(), priced_pool) == 160
+
+
+def test_calibration_in_a_bucket_goes_over_what_a_killed_one_left(
+    priced_pool: Any, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_bucket(object_server)
+    options = StorageOptions(endpoint=object_server.url, access_key_id="a", secret_access_key="b")
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store), "delete", lambda self, name: None)
+        assert calibrate(listed([70, 30]), store.url, options, priced_pool) == 100
+    assert object_server.objects(), "as after a kill"
+    assert calibrate(listed([70, 30]), store.url, options, priced_pool) == 100
+    assert object_server.objects() == {}
+    assert known_costs(priced_pool, store).io.publish.values.sum() > 0
+
+
+def test_listed_bytes_are_scaled_to_those_of_the_texts() -> None:
+    partitions = [
+        replace(partition, rows=rows, text_bytes=40 * rows)
+        for partition, rows in zip(in_memory(catalog([300, 20])), (300, 20), strict=True)
+    ]
+    read = [sum(len(text) for _, text in rows) for rows in catalog([300, 20]).values()]
+    text_bytes, beside_bytes = estimate_bytes(partitions)
+    assert text_bytes == pytest.approx(np.array([300, 20]) * sum(read) / 320, rel=0.01)
+    assert 1 <= beside_bytes <= 3  # the digits of an id
+    unlisted, _ = estimate_bytes([replace(one, text_bytes=None) for one in partitions])
+    assert unlisted == pytest.approx(text_bytes)
+    assert estimate_bytes([replace(one, rows=None, text_bytes=None) for one in partitions])[0].tolist() == [0, 0]
+    assert estimate_bytes([])[0].tolist() == []
