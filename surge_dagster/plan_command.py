@@ -108,7 +108,7 @@ def plan(
         deadline_seconds=seconds,
         bandwidth=bandwidth,
     )
-    lines = _lines(made, costs, partitions, pool, calibrated_on, price_per_hour)
+    lines = _lines(made, costs, pool, calibrated_on, price_per_hour) if partitions else ["Nothing is left to encode."]
     print("\n".join([*_left_out(partitions, listed), *lines]))
     if as_json:
         of_pool = (
@@ -142,7 +142,6 @@ def _left_out(partitions: list[Partition], listed: int | None) -> list[str]:
 def _lines(
     made: Plan,
     costs: RunCosts,
-    partitions: list[Partition],
     pool: EncoderPool | None,
     calibrated_on: str,
     price_per_hour: float | None,

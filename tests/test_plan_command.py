@@ -77,7 +77,7 @@ def test_what_a_run_would_pass_over_is_not_planned(tmp_path: Path) -> None:
     where = (tmp_path / "catalog", tmp_path / "out", *MODEL)
     assert CliRunner().invoke(app, ["embed", *map(str, where)]).exit_code == 0
     shown = plan(*where).stdout
-    assert "3 partitions fresh: not in what follows" in shown and "wall time      0 ms" in shown
+    assert shown.splitlines()[-2:] == ["3 partitions fresh: not in what follows", "Nothing is left to encode."]
     write_partition(tmp_path / "catalog", "b", numbered_rows("b", 7), version="v2")
     left = document(*where)
     assert (left["partitions"], left["texts"]) == (1, 7)

@@ -78,7 +78,8 @@ class RunLog:
         calibration.observe(f"io {self._store}", map(astuple, io))
         if self._first_begun is not None:
             calibration.observe(f"starts {self._store}", [[self._first_begun]])
-        self._pool.read_costs()
+        if calibration.read(f"calls {self._pool.all_devices}"):  # without a cache on disk it would measure them again
+            self._pool.read_costs()
 
 
 def known_costs(pool: EncoderPool, store: Store) -> RunCosts:

@@ -25,7 +25,8 @@ from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.store import Store
 
 _SECONDS, _LEAST_PARTITIONS = 20.0, 8
-_SAMPLED_PARTITIONS, _SAMPLED_ROWS = 16, 256  # so many large ones, and as many others
+_UNCOUNTED_ROWS = 256  # taken of a partition whose rows are not counted
+_SAMPLED_PARTITIONS, _SAMPLED_ROWS = 16, 4096  # so many large ones, and as many others
 _NAME = ".surge-calibration"
 
 
@@ -54,7 +55,7 @@ def calibrate(
     for partition in random.Random(0).sample(partitions, len(partitions)):
         if texts >= wanted:
             break
-        rows = min(partition.rows or _SAMPLED_ROWS, max(1, round(wanted / _LEAST_PARTITIONS)))
+        rows = min(partition.rows or _UNCOUNTED_ROWS, max(1, round(wanted / _LEAST_PARTITIONS)))
         chosen.append(replace(partition, read=partial(_first_rows, partition, rows), rows=None))
         texts += rows
     with _temporary_store(output, options) as store:
@@ -68,25 +69,28 @@ def calibrate(
 def estimate_bytes(partitions: Sequence[Partition]) -> tuple[np.ndarray, float]:
     """Bytes of text in each partition, and of a row beside its text, from the first rows of some of them.
 
-    What a source lists is an estimate: the size of a Parquet file counts its other columns too.
+    What a source lists is an estimate, which is scaled: the size of a Parquet file counts its other columns too.
     """
-    known = sorted((one for one in partitions if one.rows), key=lambda one: -(one.rows or 0))
+    known = [place for place, one in enumerate(partitions) if one.rows]
+    known.sort(key=lambda place: -(partitions[place].rows or 0))
     largest, others = known[:_SAMPLED_PARTITIONS], known[_SAMPLED_PARTITIONS:]
-    read = list[tuple[float, float, float, float]]()  # of each partition its rows, text, what is beside it, and listed
-    for partition in largest + random.Random(0).sample(others, min(len(others), _SAMPLED_PARTITIONS)):
+    read = dict[int, tuple[float, float, float, float]]()  # a partition's rows, text, what is beside it, and listed
+    for place in largest + random.Random(0).sample(others, min(len(others), _SAMPLED_PARTITIONS)):
+        partition = partitions[place]
         with contextlib.suppress(SurgeError, OSError):  # the run will say what is wrong with it
             batches = list(_first_rows(partition, _SAMPLED_ROWS))
             rows = sum(map(len, batches))
             if rows:
                 each, text = (partition.rows or 0) / rows, sum(len(batch.text_values) for batch in batches)
                 beside = sum(batch.value_bytes for batch in batches) - text
-                read.append((each * rows, each * text, each * beside, partition.text_bytes or 0.0))
-    rows, text, beside, listed = np.array(read, float).reshape(-1, 4).T
+                read[place] = (each * rows, each * text, each * beside, partition.text_bytes or 0.0)
+    rows, text, beside, listed = np.array(list(read.values()), float).reshape(-1, 4).T
     is_listed = listed > 0
     scale = text[is_listed].sum() / listed.sum() if is_listed.any() else 1.0
     of_row = text.sum() / max(1.0, rows.sum())
-    in_bytes = [scale * one.text_bytes if one.text_bytes else of_row * (one.rows or 0) for one in partitions]
-    return np.array(in_bytes, float), float(beside.sum() / max(1.0, rows.sum()))
+    in_bytes = np.array([scale * (one.text_bytes or 0) or of_row * (one.rows or 0) for one in partitions], float)
+    in_bytes[list(read)] = text
+    return in_bytes, float(beside.sum() / max(1.0, rows.sum()))
 
 
 def _first_rows(partition: Partition, rows: int) -> Iterator[RowBatch]:

@@ -98,9 +98,4 @@ class Bounds:
 
     def b_min_of(self, index: int) -> int:
         """B_min of one SuperBatch, by its index in the run."""
-        return stepped_b_min(self.b_min, self.first_b_min, index)
-
-
-def stepped_b_min(b_min: int, first: int | None, index: int) -> int:
-    """B_min of the `index`-th SuperBatch, which starts at `first` and doubles up to `b_min`; None means no steps."""
-    return b_min if first is None else min(b_min, first << min(index, 32))
+        return self.b_min if self.first_b_min is None else min(self.b_min, self.first_b_min << min(index, 32))

@@ -95,6 +95,13 @@ def test_run_without_anything_to_encode_has_no_prediction(priced_pool: Any, tmp_
     assert again.report.predicted_wall_seconds is None and again.report.prediction_error is None
 
 
+def test_pool_that_goes_on_predicts_its_next_run_by_the_last_one(priced_pool: Any, tmp_path: Path) -> None:
+    assert priced_pool.costs.tokens_per_text == 12  # as a start measured it
+    run = make_run(priced_pool, in_memory(catalog([30, 40])), tmp_path)
+    finish(run)
+    assert priced_pool.costs.tokens_per_text == run.report.tokens / 70 != 12
+
+
 def test_run_that_is_stopped_teaches_nothing(priced_pool: Any, tmp_path: Path) -> None:
     run = make_run(priced_pool, in_memory(catalog([60] * 20)), tmp_path)
     for _ in run.events():

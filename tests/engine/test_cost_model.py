@@ -48,6 +48,16 @@ def test_model_gives_the_published_check_of_theorem_1() -> None:
     assert gain == pytest.approx(1.92, rel=0.02)  # measured
 
 
+def test_measured_throughputs_of_the_paper_are_the_speedup() -> None:
+    surge_async, partition_by_partition = 26_413, 13_766
+    assert surge_async / partition_by_partition == pytest.approx(1.92, abs=0.005)
+    assert MINILM.texts_per_second == pytest.approx(26_846, abs=1)
+
+
+def test_catalog_without_texts_gains_nothing() -> None:
+    assert (MINILM.alpha(3, 0), speedup(0.0, 1, 3), speedup(0.9, 0, 0)) == (0.0, 1.0, 1.0)
+
+
 def test_speedup_is_the_ratio_of_the_two_times() -> None:
     _, gain = predicted(MINILM)
     assert gain == pytest.approx(MINILM.seconds(PARTITIONS, TEXTS) / MINILM.seconds(FLUSHES, TEXTS))
@@ -112,6 +122,9 @@ def test_model_gives_the_memory_of_lemma_3() -> None:
         (0.6, 0.5, Recommendation.BENEFICIAL),
         (0.4, 1.5, Recommendation.MODERATE),
         (0.4, 0.5, Recommendation.OPTIONAL),
+        (0.5, 1.0, Recommendation.OPTIONAL),  # the borders belong to the smaller side
+        (0.5, 1.5, Recommendation.MODERATE),
+        (0.6, 1.0, Recommendation.BENEFICIAL),
     ],
 )
 def test_recommendations_follow_the_decision_table(phi: float, cv: float, expected: Recommendation) -> None:
@@ -188,6 +201,8 @@ def test_prediction_keeps_every_text_and_the_bound(sizes: list[int], b_min: int,
     assert sum(flush.texts for flush in flushes) == sum(sizes)
     assert sum(flush.text_bytes for flush in flushes) == 3 * sum(sizes)
     assert max((flush.texts for flush in flushes), default=0) <= b_min * factor
+    largest = max(sizes, default=0)
+    assert all(flush.texts < b_min + largest for flush in flushes if flush.texts)  # lemma 3
 
 
 @given(sizes=st.lists(st.integers(1, 5_000), min_size=1, max_size=60), b_min=st.integers(1, 3_000))

@@ -59,7 +59,7 @@ def test_document_of_a_plan_has_the_names_of_the_report() -> None:
     shared = set(document) & set(RunReport().as_dict())
     times = {"wall_seconds", "encode_seconds", "publish_seconds", "exposed_io_seconds", "time_to_first_output_seconds"}
     others = {"texts_per_second", "superbatches", "fill_ratio", "duty_cycle", "overlap_ratio", "tokens", "workers"}
-    assert shared == times | others | {"b_min", "b_max", "peak_resident_bytes"}
+    assert shared == times | others | {"b_min", "b_max", "call_seconds", "peak_resident_bytes"}
 
 
 def test_plan_of_an_empty_catalog_is_zero() -> None:
@@ -207,6 +207,7 @@ def test_memory_of_a_plan_is_that_of_three_superbatches_and_within_the_limit() -
     [
         (0.8, 2.0, 1.9, "SuperBatches are strongly recommended: most partitions are too small for a call of their own"),
         (0.2, 0.5, 1.0, "SuperBatches are optional: few partitions are too small"),
+        (0.5, 0.5, 1.0, "half of the partitions are too small for a call of their own"),
         (0.2, 1.5, 2.0, "their sizes vary much; SuperBatches save 50% of the encoding time."),
         (0.2, 0.5, 1.0, "their sizes are alike; the gain is below 1 %."),
     ],
