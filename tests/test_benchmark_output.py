@@ -79,6 +79,19 @@ class TestRuns:
                 upload.publish(lambda: None)
         assert slept == [0.5 + 100 / 1_000]
 
+    @pytest.mark.parametrize(("keep", "size"), [(True, 100), (False, 0)])
+    def test_store_forgets_published_files_but_no_staged_ones(self, tmp_path: Path, keep: bool, size: int) -> None:
+        store = DelayedStore(tmp_path, PROFILES["null"], keep=keep)
+        store.prepare("s")
+        for name in ("s/a.parquet", ".staging/a.arrow"):
+            with store.create(name) as upload:
+                upload.sink.write(b"x" * 100)
+                assert upload.publish(lambda: None).size == 100
+        assert ((tmp_path / "s/a.parquet").stat().st_size, (tmp_path / ".staging/a.arrow").stat().st_size) == (
+            size,
+            100,
+        )
+
     def test_synchronous_publishing_ends_before_the_next_superbatch_is_encoded(
         self, pool: EncoderPool, tmp_path: Path
     ) -> None:
