@@ -13,8 +13,6 @@ import csv
 import io
 import json
 import re
-import secrets
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -36,17 +34,17 @@ _HEAD_BYTES = 256 * 1024  # in which the header of a CSV file ends
 _BLOCK_BYTES = 2 * 1024 * 1024
 _LONGEST_ROW = 64 * 1024 * 1024
 _LONGEST_PARSED = 1024 * 1024  # line of JSON that is parsed into Python's objects
-# pyarrow reads 32 blocks ahead, so the large ones are for files with rows that need them.
-_CSV_BLOCKS = (1024 * 1024, 8 * 1024 * 1024)
+_LONGEST_CSV_ROW = 8 * 1024 * 1024
+_SHOWN = 60  # bytes of a row, in a message
+_ASCII = bytes(min(byte, 127) for byte in range(256))
 _BATCH_ROWS = 8192
 _BODY_BYTES = 256 * 1024 * 1024  # of an Arrow record batch, which is read as a whole
-_MOST_READ_ON_SECONDS = 0.2
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 _MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _FLATTEN = "Flatten it in the source."
-_WRITE_AGAIN = "Write the file again, then run again."
 _QUOTE = "Give that row as many values as the header has, those with a delimiter, quote or newline in quotes."
 _IN_ROW = re.compile(r" in row (\d+)$")
+_CSV_ROW = re.compile(r"(?<=Row #)(\d+)")
 
 
 def batches(
@@ -86,9 +84,7 @@ def batches(
     except (*UNREADABLE, ValueError) as error:
         if is_systems(error):
             raise not_given(file.shown, error, key) from error
-        row = f"row {found[1]}, " if (found := _IN_ROW.search(first_line(error))) and kind == "csv" else ""
-        remedy = _WRITE_AGAIN if "CSV parse error: Row" not in str(error) else _QUOTE
-        raise problem(f"{row}cannot be read ({first_line(error)})", remedy) from error
+        raise problem(f"cannot be read ({first_line(error)})", "Write the file again, then run again.") from error
 
 
 class _Problem:
@@ -246,66 +242,67 @@ def _csv(
         check_utf8=False, include_columns=wanted, column_types=dict.fromkeys(wanted, pa.string())
     )
     yield _empty(_strings(wanted), wanted)
-    mark = secrets.token_hex(16)
-    last = f"\n{delimiter.join([mark] * len(names))}\n".encode()
-    done, is_whole = 0, False
-    for block_bytes in _CSV_BLOCKS:
-        options = pacsv.ReadOptions(use_threads=False, block_size=block_bytes)
-        try:
-            with open_plain() as stream, _WithLastRow(stream, last) as marked:
-                reader = pacsv.open_csv(pa.PythonFile(marked, mode="r"), options, parse, convert)
-                for batch in _from_row(reader, done):
-                    if len(batch) and batch.column(0)[-1].as_py() == mark:
-                        is_whole, batch = True, batch.slice(0, len(batch) - 1)
-                    done += len(batch)
-                    if len(batch):
-                        yield batch
-            break
-        except pa.ArrowInvalid as error:
-            if "straddl" not in str(error):
-                raise
-    if not is_whole:
-        raise problem(
-            f"has a quote that is never closed after row {done:,}, or a row there of more than "
-            f"{_CSV_BLOCKS[-1]:,} bytes",
-            "Close the quote, or write such rows as JSON lines or Parquet.",
-        )
+    done = 0
+    with open_plain() as stream:
+        for block in _csv_blocks(stream, delimiter, len(names), problem):
+            # pyarrow takes a mark at the beginning of a block for that of the file, and leaves out empty lines.
+            content = pa.BufferReader(b"\n" + block if done else block)
+            options = pacsv.ReadOptions(use_threads=False, block_size=content.size() + 1, column_names=names)
+            try:
+                table = pacsv.read_csv(content, options, parse, convert)
+            except pa.ArrowInvalid as error:
+                before, row, reason = _CSV_ROW.split(first_line(error), maxsplit=1)
+                raise problem(f"cannot be read ({before}{int(row) + done:,}{reason})", _QUOTE) from error
+            yield from table.slice(0 if done else 1).combine_chunks().to_batches()
+            done += len(table)
 
 
-class _WithLastRow(io.RawIOBase):
-    """A CSV file with one more row: a quote that is never closed swallows it, and pyarrow accepts such a file.
+def _csv_blocks(stream: pa.NativeFile, delimiter: str, columns: int, problem: _Problem) -> Iterator[bytes]:
+    """Blocks of whole rows, the header among them.
 
-    pyarrow reads ahead on a thread of its own, also after an error. A process that ends while this thread is in
-    Python's code is aborted or hangs, so that leaving the context ends the file and lets the thread find out.
+    pyarrow's own reader of streams accepts a quote that is never closed, and reads ahead on a thread: one that is in
+    the code of a stream of Python's when the process ends, hangs or aborts it.
     """
+    rest, piece = b"", b"\n"
+    while piece:
+        piece = stream.read(_BLOCK_BYTES)
+        block = rest + (piece or b"\n")
+        end = _whole_rows(block, delimiter, columns)
+        if end:
+            yield block[:end]
+        rest = block[end:]
+        if len(rest) > _LONGEST_CSV_ROW or (rest and not piece):
+            begin = visible(rest[:_SHOWN].decode("utf-8", "replace"))
+            raise problem(
+                f"has a quote that is never closed, or a row of more than {_LONGEST_CSV_ROW:,} bytes, where it says "
+                f"{begin!r}",
+                "Close the quote, or write such rows as JSON lines or Parquet.",
+            )
 
-    def __init__(self, stream: pa.NativeFile, last: bytes) -> None:
-        self._stream, self._last = stream, last
-        self._lock, self._is_left, self._has_ended = threading.Lock(), False, threading.Event()
 
-    def __exit__(self, *error: object) -> None:
-        with self._lock:  # waits for what is being read
-            self._is_left = True
-        self._has_ended.wait(_MOST_READ_ON_SECONDS)  # it does not read on where it holds as much as it may
+def _whole_rows(block: bytes, delimiter: str, columns: int) -> int:
+    """Where the last row of a block begins that may go on behind it, asked of pyarrow's parser.
 
-    def readable(self) -> bool:
-        return True
+    What is added makes that row invalid, within quotes or not, and of an invalid row pyarrow says the text.
+    """
+    if b'"' not in block:
+        return 1 + max(block.rfind(b"\n"), block.rfind(b"\r"))
+    added = 2 * (b'"' + delimiter.encode() * (columns + 1))
+    last = [0]
 
-    def read(self, size: int | None = -1, /) -> bytes:
-        with self._lock:
-            content = b"" if self._is_left else self._content(size if size and size > 0 else _BLOCK_BYTES)
-            if not content:
-                self._has_ended.set()
-            return content
+    def skip(row: pacsv.InvalidRow) -> str:
+        last[0] = len(row.text)
+        return "skip"
 
-    def _content(self, size: int) -> bytes:
-        """As many bytes as there are: a block that ended within the header would be refused."""
-        content = b""
-        while len(content) < size and (more := self._stream.read(size - len(content))):
-            content += more
-        room = size - len(content)
-        content, self._last = content + self._last[:room], self._last[room:]
-        return content
+    # Texts of invalid rows must be UTF-8; what is no ASCII does not matter for where rows begin.
+    content = pa.BufferReader(block.translate(_ASCII) + added)
+    options = pacsv.ReadOptions(
+        use_threads=False, block_size=content.size() + 1, column_names=[str(place) for place in range(columns)]
+    )
+    parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=skip)
+    convert = pacsv.ConvertOptions(include_columns=["0"], column_types={"0": pa.string()})
+    pacsv.read_csv(content, options, parse, convert)
+    return content.size() - last[0]
 
 
 def _header(head: bytes, columns: Sequence[str] | None) -> tuple[str, list[str]]:

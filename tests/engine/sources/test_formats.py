@@ -118,10 +118,20 @@ class TestRows:
         (tmp_path / "p.csv").write_bytes(text.encode())
         assert rows_in(tmp_path / "p.csv", ["id", "text"]) == rows
 
-    def test_thread_that_reads_a_csv_file_ahead_finds_its_end_where_reading_was_given_up(self) -> None:
-        with formats._WithLastRow(pa.BufferReader(b"id\n1\n2\n"), b"end") as marked:
-            assert marked.read(4) == b"id\n1"
-        assert marked.read(4) == b""
+    @pytest.mark.parametrize("block_bytes", range(1, 24))
+    def test_rows_of_a_csv_file_are_the_same_wherever_its_blocks_end(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
+    ) -> None:
+        monkeypatch.setattr(formats, "_BLOCK_BYTES", block_bytes)
+        rows = [*ROWS, ("\ufeff5", "\r\n,a", '""'), ("6", "\n", "\n\n"), ("\ufeff7", "Z\nZ", "k")]
+        content = csv_text(rows).encode().replace(b'"2"', b"2").replace(b'"\xef\xbb\xbf7"', b"\xef\xbb\xbf7")
+        (tmp_path / "p.csv").write_bytes(content.replace(b"Z", b"\xc3"))  # which is no UTF-8
+        read = [batch.column(0) for batch in batches(source_file(tmp_path / "p.csv"), ["text"])]
+        texts = [value.as_py() for column in read for value in column.cast(pa.binary())]
+        assert texts == [row[1].encode().replace(b"Z", b"\xc3") for row in rows]
+        assert rows_in(tmp_path / "p.csv", ["id"]) == [(row[0],) for row in rows]
+        (tmp_path / "p.csv").write_bytes(content + b"8,a\n")
+        assert f"Row #{len(rows) + 2}: Expected 3 columns, got 2" in refused(tmp_path / "p.csv", ["id"])
 
     def test_endings_say_which_files_are_read(self) -> None:
         assert all(is_source_file(f"x/p.{ending}") for ending in [*ENDINGS, "CSV", "feather", "pq"])
