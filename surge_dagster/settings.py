@@ -131,20 +131,11 @@ class CatalogSettings(BaseModel):
             raise ValueError("expected each column once")
         return value
 
-    @field_validator("text")
+    @field_validator("text", "columns")
     @classmethod
-    def _require_template(cls, value: str) -> str:
+    def _require_selection(cls, value: Any, info: ValidationInfo) -> Any:
         try:
-            Selection(text=value)
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
-        return value
-
-    @field_validator("columns")
-    @classmethod
-    def _require_free_names(cls, value: list[str]) -> list[str]:
-        try:
-            Selection(carried=tuple(value))
+            Selection(text=value) if info.field_name == "text" else Selection(carried=tuple(value))
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return value

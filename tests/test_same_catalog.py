@@ -6,7 +6,6 @@ import gzip
 import json
 import random
 from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from surge_dagster.orchestration.names import CatalogNames
 from tests.command import Command
 from tests.engine.runs import finish_receipts, make_run
 from tests.engine.sources.tables import NAMES, Row, write_csv, write_parquet
-from tests.engine.store.object_server import BUCKET, ObjectServer, StaticToken
+from tests.engine.store.object_server import BUCKET, ObjectServer
 from tests.extras import require
 from tests.small_catalogs import DIMENSION, Rows, read_embedded, write_catalog
 
@@ -154,16 +153,31 @@ def test_command_line_gives_what_folders_give(name: str, folders: Folders, tmp_p
     assert files(tmp_path / "out", list(folders.rows_of)) == folders.found
 
 
+def in_bucket(rows_of: Catalog, server: ObjectServer, folder: Path) -> str:
+    """Put the catalog in hive folders into a bucket, and give its URL."""
+    for path in write_catalog(folder, rows_of, version=None).rglob("*.parquet"):
+        server.put(f"cat/{path.relative_to(folder)}", path.read_bytes())
+    return f"s3://{BUCKET}/cat"
+
+
+def storage(server: ObjectServer) -> dict[str, Any]:
+    return {"endpoint": server.url, "access_key_id": "a", "secret_access_key": "b"}
+
+
 def test_bucket_gives_what_folders_give(
-    folders: Folders, hash_pool: EncoderPool, object_server: ObjectServer, tmp_path: Path
+    folders: Folders,
+    hash_pool: EncoderPool,
+    object_server: ObjectServer,
+    tmp_path: Path,
+    surge: Command,
 ) -> None:
-    for path in write_catalog(tmp_path / "catalog", folders.rows_of, version=None).rglob("*.parquet"):
-        object_server.put(f"cat/{path.relative_to(tmp_path / 'catalog')}", path.read_bytes())
-    options = StorageOptions(
-        endpoint=object_server.url, access_key_id="a", secret_access_key="b", credentials=lambda: StaticToken("t")
-    )
-    source = open_source(f"s3://{BUCKET}/cat", storage_options=options)
+    url = in_bucket(folders.rows_of, object_server, tmp_path / "catalog")
+    source = open_source(url, storage_options=StorageOptions(**storage(object_server)))
     assert embedded(source, hash_pool, tmp_path / "out") == folders.found
+    (tmp_path / "surge.yaml").write_text(json.dumps({"storage_options": storage(object_server)}))
+    code, _, error = surge("embed", url, "cli", "--model", f"hash://{DIMENSION}")
+    assert code == 0, error
+    assert files(tmp_path / "cli", list(folders.rows_of)) == folders.found
 
 
 def test_dagster_asset_gives_what_folders_give(folders: Folders, tmp_path: Path) -> None:
@@ -185,14 +199,21 @@ def test_dagster_asset_gives_what_folders_give(folders: Folders, tmp_path: Path)
     assert files(tmp_path / "out", list(folders.rows_of)) == folders.found
 
 
-def test_bigquery_gives_what_folders_with_sorted_ids_give(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_bigquery_gives_what_folders_with_sorted_ids_give(
+    hash_pool: EncoderPool, tmp_path: Path, surge: Command
+) -> None:
     """Its rows have no order of their own."""
     require("bigquery", "google.cloud.bigquery_storage_v1")
     from surge_dagster.engine.sources.bigquery import BigQueryCatalog
     from tests.engine.sources.bigquery_fake import TABLE, FakeBigQuery
 
     folders = Folders({key: sorted(rows) for key, rows in catalog().items()}, hash_pool, tmp_path)
-    with ExitStack() as opened:
-        client, storage = opened.enter_context(FakeBigQuery(frame(catalog())).serve())
-        source = BigQueryCatalog(client, f"bigquery://{TABLE}", ["category"], storage_client=storage)
-        assert embedded(source, hash_pool, tmp_path / "other") == folders.found
+    fake, source = FakeBigQuery(frame(catalog())), f"bigquery://{TABLE}"
+    with fake.serve() as (client, storage_client):
+        found = BigQueryCatalog(client, source, ["category"], storage_client=storage_client)
+        assert embedded(found, hash_pool, tmp_path / "other") == folders.found
+    with fake.serve_by_default():
+        options = ("--model", f"hash://{DIMENSION}", "--partition-by", "category")
+        code, _, error = surge("embed", source, "cli", *options)
+    assert code == 0, error
+    assert files(tmp_path / "cli", list(folders.rows_of)) == folders.found

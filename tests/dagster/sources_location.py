@@ -1,9 +1,11 @@
-"""A code location with the same catalog as a table, in a bucket and as an asset: `test_live_sources.py` serves it.
+"""A code location with the same catalog in every kind of source: `test_live_sources.py` serves it.
 
-The environment says where each is: SOURCES_TABLE, SOURCES_BUCKET, SOURCES_FRAME; files go below SOURCES_OUTPUT.
+The environment says where each is: SOURCES_TABLES, several names and paths, SOURCES_FOLDERS, SOURCES_BUCKET and
+SOURCES_FRAME; files go below SOURCES_OUTPUT.
 `SURGE_…` variables are the settings that all of them share.
 """
 
+import json
 import os
 
 import dagster as dg
@@ -24,9 +26,11 @@ def products() -> pl.DataFrame:
 def defs() -> dg.Definitions:
     return dg.Definitions.merge(
         dg.Definitions(assets=[products], executor=dg.in_process_executor),
-        embedding_catalog(
-            name="table", source=os.environ["SOURCES_TABLE"], partition_by="category", output=f"{OUTPUT}/table"
+        *(
+            embedding_catalog(name=name, source=path, partition_by="category", output=f"{OUTPUT}/{name}")
+            for name, path in json.loads(os.environ["SOURCES_TABLES"]).items()
         ),
+        embedding_catalog(name="folders", source=os.environ["SOURCES_FOLDERS"], output=f"{OUTPUT}/folders"),
         embedding_catalog(name="bucket", source=os.environ["SOURCES_BUCKET"], output=f"{OUTPUT}/bucket"),
         embedding_catalog(name="asset", source=products, partition_by="category", output=f"{OUTPUT}/asset"),
     )

@@ -18,7 +18,7 @@ from dagster._core.storage.partition_status_cache import get_and_update_asset_st
 from surge_dagster.assets import embeddings
 from surge_dagster.engine.errors import ConfigError, EncoderError
 from surge_dagster.engine.report import Failure
-from surge_dagster.engine.sources.parquet import ParquetCatalog
+from surge_dagster.engine.sources import FolderCatalog
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration import active_runs
 from surge_dagster.orchestration.failures import table_of_failures
@@ -224,16 +224,16 @@ def test_only_a_source_that_changed_while_it_was_read_is_retried(
     bench.write("a")
     bench.write("moving", 5)
     monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
-    listed = ParquetCatalog.__iter__
+    listed = FolderCatalog.__iter__
     listings: list[int] = []
 
-    def replaced_after_the_first_listing(self: ParquetCatalog) -> Iterator[Partition]:
+    def replaced_after_the_first_listing(self: FolderCatalog) -> Iterator[Partition]:
         yield from list(listed(self))
         listings.append(1)
         if len(listings) == 1:
             bench.write("moving", 6, version="v2")
 
-    monkeypatch.setattr(ParquetCatalog, "__iter__", replaced_after_the_first_listing)
+    monkeypatch.setattr(FolderCatalog, "__iter__", replaced_after_the_first_listing)
     ran = bench.refresh(force=force)
     assert ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
     metrics = ran.metrics()

@@ -16,7 +16,7 @@ from surge_dagster.automation.alerts import _failed_partitions
 from surge_dagster.engine.errors import EncoderError, StoreUnavailable
 from surge_dagster.engine.report import Failure
 from surge_dagster.engine.run import EmbeddingRun
-from surge_dagster.engine.sources.parquet import ParquetCatalog
+from surge_dagster.engine.sources import FolderCatalog
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.support.keys import encode_key
 from surge_dagster.orchestration.partition_keys import to_partition_key
@@ -178,11 +178,11 @@ def test_bad_data_is_not_read_again_when_another_partition_is_retried(
     bench.write("bad", NULL_TEXT)
     bench.write("moving", 5)
     monkeypatch.setattr("surge_dagster.assets.embeddings._RETRY_SECONDS", 0)
-    listed = ParquetCatalog.__iter__
+    listed = FolderCatalog.__iter__
     read: list[str] = []
     listings: list[int] = []
 
-    def watched(self: ParquetCatalog) -> Iterator[Partition]:
+    def watched(self: FolderCatalog) -> Iterator[Partition]:
         for partition in list(listed(self)):
 
             def read_and_note(partition: Partition = partition) -> Iterator[RowBatch]:
@@ -194,7 +194,7 @@ def test_bad_data_is_not_read_again_when_another_partition_is_retried(
         if len(listings) == 1:
             bench.write("moving", 6, version="v2")
 
-    monkeypatch.setattr(ParquetCatalog, "__iter__", watched)
+    monkeypatch.setattr(FolderCatalog, "__iter__", watched)
     ran = bench.refresh()
     assert not ran.success and ran.count(dg.DagsterEventType.STEP_UP_FOR_RETRY) == 1
     assert read.count("bad") == 1

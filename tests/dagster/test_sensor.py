@@ -15,7 +15,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, StoreUnavailable
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.run import EmbeddingRun
-from surge_dagster.engine.sources.parquet import ParquetCatalog
+from surge_dagster.engine.sources import FolderCatalog
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store
 from surge_dagster.orchestration.launch import LaunchConfig, require_expected_settings, unattended_config
@@ -350,14 +350,14 @@ def test_partition_that_a_run_embeds_while_the_catalog_is_listed_is_not_requeste
     bench.write("a")
     assert bench.refresh().success
     bench.write("a", version="v2")
-    listing, ran = ParquetCatalog.__iter__, []
+    listing, ran = FolderCatalog.__iter__, []
 
-    def listed_beside_a_run(catalog: ParquetCatalog) -> Iterator[Partition]:
+    def listed_beside_a_run(catalog: FolderCatalog) -> Iterator[Partition]:
         if not ran:
             ran.append(None)
             assert bench.refresh().success
         yield from listing(catalog)
 
-    monkeypatch.setattr(ParquetCatalog, "__iter__", listed_beside_a_run)
+    monkeypatch.setattr(FolderCatalog, "__iter__", listed_beside_a_run)
     for found in (bench.tick(), bench.later(minutes=1)):
         assert ran and requested(found) == []

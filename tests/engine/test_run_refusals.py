@@ -17,7 +17,8 @@ from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.report import Receipt
-from surge_dagster.engine.sources import open_source, parquet_files
+from surge_dagster.engine.sources import formats, open_source
+from surge_dagster.engine.sources.listing import SourceFile
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.support.keys import encode_key
 from surge_dagster.engine.support.text_hash import text_hashes
@@ -97,16 +98,16 @@ def write_bad_partitions(root: Path) -> dict[str, str]:
         "ten megabytes": "row 5: the text has 10,000,000 bytes",
         "no text column": "has no column 'text'",
         "ids are numbers with a point": "the id column has type double",
-        "mixed ids": "ids are string in 0.parquet but int64 in 1.parquet",
+        "mixed ids": "ids are string in partition=mixed%20ids/0.parquet but int64 in ",
         "misplaced": "belongs to partition 'good'",
         "two folders": "all stand for this key",
         undeclared.parent.name.removeprefix("partition="): "does not declare the key",
-        "no files": "holds no .parquet file",
-        "truncated": "cannot be read as Parquet",
-        "garbage": "cannot be read as Parquet",
-        "second file is garbage": "1.parquet cannot be read as Parquet",
-        "caf%E9": "Rename the folder",
-        "latin file": "the file name caf%E9.parquet is not UTF-8",
+        "no files": "partition=no%20files holds no file",
+        "truncated": "part-0.parquet cannot be read",
+        "garbage": "0.parquet cannot be read",
+        "second file is garbage": "partition=second%20file%20is%20garbage/1.parquet cannot be read",
+        "caf%E9": "is not UTF-8. Rename it",
+        "latin file": "caf%E9.parquet has a name that is not UTF-8",
     }
 
 
@@ -142,15 +143,15 @@ def test_partition_that_cannot_be_read_now_is_a_transient_failure(
     hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_catalog(tmp_path / "catalog", {key: numbered_rows(key, 30) for key in "abc"})
-    read_columns = parquet_files.read_columns
+    read = formats._parquet
 
-    def fail(key: str, *options: Any) -> Any:
-        if key == "b":
+    def fail(file: SourceFile, *options: Any) -> Any:
+        if file.relative.startswith("partition=b"):
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-        return read_columns(key, *options)
+        return read(file, *options)
 
     with monkeypatch.context() as patched:
-        patched.setattr("surge_dagster.engine.sources.parquet.read_columns", fail)
+        patched.setattr(formats, "_parquet", fail)
         events = finish(make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out"))
     [failure] = failures(events)
     assert failure.key == "b" and failure.transient and "Stale file handle" in failure.reason

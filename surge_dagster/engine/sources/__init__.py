@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources.bigquery import BIGQUERY_SCHEME, BigQueryCatalog, default_client
 from surge_dagster.engine.sources.endings import is_source_file
 from surge_dagster.engine.sources.folders import FolderCatalog
-from surge_dagster.engine.sources.listing import open_files
-from surge_dagster.engine.sources.parquet import PREFIX, ParquetCatalog
+from surge_dagster.engine.sources.listing import OWN_FOLDER, SourceFiles, split_pattern
+from surge_dagster.engine.sources.local_files import LocalFiles
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.sources.rows import DEFAULT_MAX_TEXT_BYTES
 from surge_dagster.engine.sources.selection import Selection
@@ -22,10 +23,10 @@ from surge_dagster.engine.support.urls import is_object_store, local_path
 __all__ = [
     "DEFAULT_MAX_TEXT_BYTES",
     "FolderCatalog",
-    "ParquetCatalog",
     "Selection",
     "Source",
     "TableSource",
+    "open_files",
     "open_source",
     "release",
 ]
@@ -56,11 +57,10 @@ def open_source(
         return BigQueryCatalog(default_client(str(url)), str(url), partition_by, selection)
     if partition_by:
         return TableSource(open_files(url, storage_options, is_source_file), partition_by, selection)
-    if not is_object_store(url):
-        root = local_path(url, what="source")
-        if _has_own_folders(root):
-            return ParquetCatalog(root, selection)
-    return FolderCatalog(open_files(url, storage_options, is_source_file), selection)
+    files, own_folders = open_files(url, storage_options, is_source_file), None
+    if not is_object_store(url) and (root := local_path(url, what="source")).is_dir() and _own_folders(root):
+        own_folders = partial(_own_folders, root)
+    return FolderCatalog(files, selection, own_folders)
 
 
 def release(source: Source) -> None:
@@ -69,15 +69,52 @@ def release(source: Source) -> None:
         source.close()
 
 
-def _has_own_folders(root: Path) -> bool:
-    """Whether this is a folder of `partition=…` folders, or one that says when it is listed why it is none yet."""
-    does = "open"
+def open_files(
+    url: str | Path, options: StorageOptions | None = None, is_wanted: Callable[[str], bool] = bool
+) -> SourceFiles:
+    """Open a place for listing; in a bucket nothing is requested yet.
+
+    Args:
+        url: a local path, `file://` URL or URL of a bucket: a folder, one file or a pattern. A local path that exists
+            is no pattern, whatever its name is.
+        options: how a bucket is reached.
+        is_wanted: whether a file of this name counts.
+
+    Raises:
+        ConfigError: there is no such local path, the pattern is none, or there are no credentials.
+    """
+    text = str(url)
+    if is_object_store(text):
+        from surge_dagster.engine.sources.bucket_files import BucketFiles
+        from surge_dagster.engine.store.object_store import open_object_store
+
+        base, pattern = split_pattern(text)
+        above, name = base.rstrip("/"), ""
+        if pattern is None and above.count("/") > 2:
+            above, _, name = above.rpartition("/")
+        return BucketFiles(text, open_object_store(above, options, what="source"), name, pattern, is_wanted)
+    path = local_path(url, what="source")
     try:
-        if not root.is_dir():
-            return False
-        does = "list"
-        with os.scandir(root) as entries:
-            first = next(entries, None)
-            return first is None or first.name.startswith(PREFIX) or any(e.name.startswith(PREFIX) for e in entries)
+        if path.is_dir():
+            return LocalFiles(text, path, "", None, is_wanted)
+        if path.exists():
+            return LocalFiles(text, path.parent, path.name, None, is_wanted)
+        base, pattern = split_pattern(str(path))
+        if pattern is not None and Path(base).is_dir():
+            return LocalFiles(text, Path(base), "", pattern, is_wanted)
     except OSError as error:
-        raise ConfigError(f"cannot {does} the catalog {str(root)!r}: {error.strerror}.") from error
+        raise ConfigError(f"cannot open the source {text!r}: {error.strerror}.") from error
+    missing = "such file or folder" if pattern is None else f"folder {base!r}"
+    raise ConfigError(
+        f"no catalog at {text!r}: there is no {missing}. Build one with `surge-dagster catalog demo --out DATA`, or "
+        "give the path of your own."
+    )
+
+
+def _own_folders(root: Path) -> list[str]:
+    """Names of the folders `partition=…` in a folder."""
+    try:
+        names = os.listdir(root)  # noqa: PTH208, a Path for each folder costs more than listing it
+    except OSError as error:
+        raise ConfigError(f"cannot list the catalog {str(root)!r}: {error.strerror}. Make it readable.") from error
+    return sorted((name for name in names if name.startswith(OWN_FOLDER)), key=os.fsencode)

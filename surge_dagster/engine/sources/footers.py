@@ -25,6 +25,7 @@ End = Footer | TransientError | OSError | None
 
 _FORMAT = "surge source footers 1"
 _PARQUET = (".parquet", ".pq")
+_FEW = 1000
 _known: dict[str, dict[str, tuple[str, Footer | None]]] = {}  # by place, then by relative name: token and footer
 
 
@@ -79,27 +80,26 @@ class SourceFooters:
             return end
         footer = end if isinstance(end, Footer) else None
         if self._files.is_settled(file):
-            _known[self._place][file.relative] = (file.token, footer)
+            _known[self._place][file.relative] = (file.state or file.token, footer)
             self._has_new = True
         return footer
 
     def save(self, files: Sequence[SourceFile]) -> None:
         """Keep the footers of a bucket's listed files on the disk, if any is new there."""
+        known = _known.get(self._place, {})
+        listed = {file.relative: entry for file in files if (entry := known.get(file.relative))}
+        if len(known) > 2 * len(listed) + _FEW:  # those of files that are gone are forgotten
+            _known[self._place] = listed
         if not (self._files.is_remote and self._has_new):
             return
         self._has_new = False
-        known = _known.get(self._place, {})
-        rows = {
-            file.relative: [file.token, *astuple(entry[1])]
-            for file in files
-            if (entry := known.get(file.relative)) and entry[0] == file.token and entry[1] is not None
-        }
+        rows = {name: [token, *astuple(footer)] for name, (token, footer) in listed.items() if footer is not None}
         document = json.dumps({"format": _FORMAT, "files": rows}).encode()
         disk_cache.write_bytes(self._cache, gzip.compress(document, 1))
 
     def _is_unread(self, file: SourceFile) -> bool:
         known = _known[self._place].get(file.relative)
-        return _has_footer(file) and (known is None or known[0] != file.token)
+        return _has_footer(file) and (known is None or known[0] != (file.state or file.token))
 
     def _load(self) -> dict[str, tuple[str, Footer | None]]:
         content = disk_cache.read_bytes(self._cache)

@@ -9,7 +9,6 @@ one partition numbers and the next one strings.
 from __future__ import annotations
 
 import contextlib
-import csv
 import io
 import json
 import re
@@ -23,21 +22,18 @@ import pyarrow.json as pajson
 import pyarrow.parquet as pq
 
 from surge_dagster.engine.errors import ConfigError, DataError, SurgeError, TransientError
+from surge_dagster.engine.sources.csv_blocks import csv_blocks, csv_header
 from surge_dagster.engine.sources.endings import ENDING
 from surge_dagster.engine.sources.listing import SourceFile
 from surge_dagster.engine.sources.parquet_files import rows_per_read
+from surge_dagster.engine.sources.rows import small
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given, visible
 
 _CODECS = {"gz": "gzip", "zst": "zstd"}
-_DELIMITERS = (",", ";", "\t", "|")
 _HEAD_BYTES = 256 * 1024  # in which the header of a CSV file ends
 _BLOCK_BYTES = 2 * 1024 * 1024
 _LONGEST_ROW = 64 * 1024 * 1024
 _LONGEST_PARSED = 1024 * 1024  # line of JSON that is parsed into Python's objects
-_LONGEST_CSV_ROW = 8 * 1024 * 1024
-_SHOWN = 60  # bytes of a row, in a message
-_ASCII = bytes(min(byte, 127) for byte in range(256))
-_BATCH_ROWS = 8192
 _BODY_BYTES = 256 * 1024 * 1024  # of an Arrow record batch, which is read as a whole
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 _MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
@@ -144,10 +140,12 @@ def _parquet(file: SourceFile, columns: Sequence[str] | None, problem: _Problem)
         pq.ParquetFile(source, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True) as reader,
     ):
         wanted = problem.require(columns, reader.schema_arrow.names)
-        yield _empty(reader.schema_arrow, wanted)
-        rows = rows_per_read(reader, file.open, wanted, _LONGEST_ROW, _BATCH_ROWS)
+        if not reader.metadata.num_rows:
+            yield _empty(reader.schema_arrow, wanted)
+            return
+        rows = rows_per_read(reader, file.open, wanted, _LONGEST_ROW)
         for batch in reader.iter_batches(rows, columns=wanted, use_threads=False):
-            yield batch.select(wanted)
+            yield from small(batch.select(wanted))
 
 
 def _arrow(file: SourceFile, columns: Sequence[str] | None, problem: _Problem) -> Iterator[pa.RecordBatch]:
@@ -173,13 +171,7 @@ def _arrow(file: SourceFile, columns: Sequence[str] | None, problem: _Problem) -
             read = iter(pa.ipc.open_stream(bounded, options=options))
         for batch in read:
             batch.validate(full=False)
-            yield from _cut(batch.select(wanted))
-
-
-def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    rows = max(1, min(_BATCH_ROWS, _BLOCK_BYTES * len(batch) // max(1, batch.nbytes)))
-    for start in range(0, len(batch), rows):
-        yield batch.slice(start, rows)
+            yield from small(batch.select(wanted))
 
 
 class _Bounded(io.RawIOBase):
@@ -234,7 +226,7 @@ def _csv(
     head = _head(open_plain, problem)
     if not head.strip():
         raise problem("is empty", "Write its header, or remove it.")
-    delimiter, names = _header(head, columns)
+    delimiter, names = csv_header(head, columns)
     wanted = problem.require(columns, names)
     parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     # Texts that are not UTF-8 refuse their own partition later, where their row is known.
@@ -244,7 +236,7 @@ def _csv(
     yield _empty(_strings(wanted), wanted)
     done = 0
     with open_plain() as stream:
-        for block in _csv_blocks(stream, delimiter, len(names), problem):
+        for block in csv_blocks(stream, delimiter, len(names), problem, _BLOCK_BYTES):
             # pyarrow takes a mark at the beginning of a block for that of the file, and leaves out empty lines.
             content = pa.BufferReader(b"\n" + block if done else block)
             options = pacsv.ReadOptions(use_threads=False, block_size=content.size() + 1, column_names=names)
@@ -255,69 +247,6 @@ def _csv(
                 raise problem(f"cannot be read ({before}{int(row) + done:,}{reason})", _QUOTE) from error
             yield from table.slice(0 if done else 1).combine_chunks().to_batches()
             done += len(table)
-
-
-def _csv_blocks(stream: pa.NativeFile, delimiter: str, columns: int, problem: _Problem) -> Iterator[bytes]:
-    """Blocks of whole rows, the header among them.
-
-    pyarrow's own reader of streams accepts a quote that is never closed, and reads ahead on a thread: one that is in
-    the code of a stream of Python's when the process ends, hangs or aborts it.
-    """
-    rest, piece = b"", b"\n"
-    while piece:
-        piece = stream.read(_BLOCK_BYTES)
-        block = rest + (piece or b"\n")
-        end = _whole_rows(block, delimiter, columns)
-        if end:
-            yield block[:end]
-        rest = block[end:]
-        if len(rest) > _LONGEST_CSV_ROW or (rest and not piece):
-            begin = visible(rest[:_SHOWN].decode("utf-8", "replace"))
-            raise problem(
-                f"has a quote that is never closed, or a row of more than {_LONGEST_CSV_ROW:,} bytes, where it says "
-                f"{begin!r}",
-                "Close the quote, or write such rows as JSON lines or Parquet.",
-            )
-
-
-def _whole_rows(block: bytes, delimiter: str, columns: int) -> int:
-    """Where the last row of a block begins that may go on behind it, asked of pyarrow's parser.
-
-    What is added makes that row invalid, within quotes or not, and of an invalid row pyarrow says the text.
-    """
-    if b'"' not in block:
-        return 1 + max(block.rfind(b"\n"), block.rfind(b"\r"))
-    added = 2 * (b'"' + delimiter.encode() * (columns + 1))
-    last = [0]
-
-    def skip(row: pacsv.InvalidRow) -> str:
-        last[0] = len(row.text)
-        return "skip"
-
-    # Texts of invalid rows must be UTF-8; what is no ASCII does not matter for where rows begin.
-    content = pa.BufferReader(block.translate(_ASCII) + added)
-    options = pacsv.ReadOptions(
-        use_threads=False, block_size=content.size() + 1, column_names=[str(place) for place in range(columns)]
-    )
-    parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=skip)
-    convert = pacsv.ConvertOptions(include_columns=["0"], column_types={"0": pa.string()})
-    pacsv.read_csv(content, options, parse, convert)
-    return content.size() - last[0]
-
-
-def _header(head: bytes, columns: Sequence[str] | None) -> tuple[str, list[str]]:
-    """The delimiter and the columns of a CSV file: the first delimiter with which all needed columns are there."""
-    text = head.decode("utf-8", "replace")
-    found: dict[str, list[str]] = {}
-    for delimiter in _DELIMITERS:
-        with contextlib.suppress(csv.Error, StopIteration):
-            rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-            found[delimiter] = next(row for row in rows if row)
-    for delimiter, names in found.items():
-        if columns is not None and set(columns) <= set(names):
-            return delimiter, names
-    delimiter = max(found, key=lambda each: len(found[each]), default=",")
-    return delimiter, found.get(delimiter, [])
 
 
 def _json(

@@ -22,7 +22,7 @@ from surge_dagster.engine.errors import ConfigError, DataError, SurgeError, Tran
 from surge_dagster.engine.sources.column_digest import ColumnDigest
 from surge_dagster.engine.sources.grouping import Block, Group, grouped, open_groups, rows_of
 from surge_dagster.engine.sources.partition import Partition, RowBatch
-from surge_dagster.engine.sources.rows import canonical_type, without_dictionary
+from surge_dagster.engine.sources.rows import canonical_type, small, without_dictionary
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.sources.table_rows import NO_KEY, NO_KEY_NAME, keys_of
 from surge_dagster.engine.support import disk_cache
@@ -33,7 +33,6 @@ from surge_dagster.engine.support.unreadable import first_line
 Frame = Any
 
 _BATCH_ROWS = 8192
-_BATCH_BYTES = 2 * 1024 * 1024
 _TAKES = "a polars, pyarrow or pandas frame, a Hugging Face dataset, a Delta table, or a function that opens one"
 
 
@@ -320,21 +319,10 @@ def _lies_in_memory(frame: Any) -> bool:
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """A batch in pieces of a few megabytes, whose types do not depend on who made the frame."""
-    for start in range(0, len(batch), _BATCH_ROWS):
-        rows = batch.slice(start, _BATCH_ROWS)
-        columns = [_canonical(without_dictionary(column)) for column in rows.columns]
-        yield from _halves(pa.RecordBatch.from_arrays(columns, rows.schema.names))
+    for rows in small(batch):
+        yield pa.RecordBatch.from_arrays([_canonical(column) for column in rows.columns], rows.schema.names)
 
 
 def _canonical(column: pa.Array) -> pa.Array:
     kind = canonical_type(column.type)
     return column if column.type == kind else column.cast(kind)
-
-
-def _halves(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    if len(batch) < 2 or batch.nbytes <= _BATCH_BYTES:
-        yield batch
-        return
-    middle = len(batch) // 2
-    yield from _halves(batch.slice(0, middle))
-    yield from _halves(batch.slice(middle))

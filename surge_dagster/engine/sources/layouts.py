@@ -14,14 +14,16 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources.endings import ending_of
-from surge_dagster.engine.sources.listing import UNREADABLE_FOLDER, NamePattern, SourceFile
+from surge_dagster.engine.sources.listing import OWN_FOLDER, UNREADABLE_FOLDER, NamePattern, SourceFile
 from surge_dagster.engine.support.keys import decode_key, joined_key, printable
 
 _LEVEL = re.compile(r"([^/=]+)=([^/]*)", re.DOTALL)
-_OWN_NAME = "partition"
+_OWN_NAME = OWN_FOLDER.rstrip("=")
+_decoded = lru_cache(maxsize=1 << 16)(decode_key)  # each listing asks for the same names
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +60,16 @@ class FileGroup:
     places: set[_Place] = field(default_factory=set)
 
 
-def grouped(files: Sequence[SourceFile], pattern: NamePattern | None, url: str) -> list[FileGroup]:
+def grouped(
+    files: Sequence[SourceFile], pattern: NamePattern | None, url: str, *, is_own: bool = False
+) -> list[FileGroup]:
     """The partitions of the listed files of a source, in the order of their first files.
 
     Args:
         files: in bytewise order of their names.
         pattern: that the names match.
         url: of the source, for messages.
+        is_own: whether they all lie in folders `partition=…`.
 
     Raises:
         ConfigError: the names do not say what the partitions are, or a folder cannot be read that may hold several.
@@ -74,8 +79,7 @@ def grouped(files: Sequence[SourceFile], pattern: NamePattern | None, url: str) 
         found = [_Place(scope, tuple(levels.items()), begin) for scope, begin, levels in places]
     else:
         found = [_in_folders(file) for file in files]
-    readable = [file.token != UNREADABLE_FOLDER for file in files]
-    expected = _usual_names([place for place, is_readable in zip(found, readable, strict=True) if is_readable])
+    expected = (_OWN_NAME,) if is_own else _usual_names(files, found)
     _require_folders(files, found, expected, url)
     if not expected:
         if pattern is None:
@@ -90,6 +94,14 @@ def grouped(files: Sequence[SourceFile], pattern: NamePattern | None, url: str) 
     return list(groups.values())
 
 
+def decoded(folder: str) -> str:
+    """What tells the key of a folder `partition=…` from others: the key itself, or the folder's name."""
+    try:
+        return _decoded(folder.removeprefix(OWN_FOLDER)) or folder
+    except ValueError:
+        return folder
+
+
 def _in_folders(file: SourceFile) -> _Place:
     parts = file.relative.split("/")
     folders = parts if file.refusal else parts[:-1]
@@ -100,9 +112,10 @@ def _in_folders(file: SourceFile) -> _Place:
     return _Place(scope, tuple((match[1], match[2]) for _, match in matched))
 
 
-def _usual_names(found: Sequence[_Place]) -> tuple[str, ...]:
-    """The levels that most folders have."""
-    scopes = {place.scope: place.names for place in found if place.levels}
+def _usual_names(files: Sequence[SourceFile], found: Sequence[_Place]) -> tuple[str, ...]:
+    """The levels that most folders have, of those that can be read."""
+    readable = (place for file, place in zip(files, found, strict=True) if file.token != UNREADABLE_FOLDER)
+    scopes = {place.scope: place.names for place in readable if place.levels}
     return Counter(scopes.values()).most_common(1)[0][0] if scopes else ()
 
 
@@ -144,11 +157,11 @@ def _group(place: _Place, expected: tuple[str, ...], file: SourceFile) -> FileGr
     values: dict[str, str] = {}
     for name, written in place.levels:
         try:
-            value = decode_key(written)
+            value = _decoded(written)
         except ValueError as error:
             shown = "/".join(printable(each) for _, each in place.levels)
             return FileGroup(
-                shown or file.shown, refusal=(str(error), "Rename it: percent-encode the key's UTF-8 bytes.")
+                shown or place.scope, refusal=(str(error), "Rename it: percent-encode the key's UTF-8 bytes.")
             )
         if value is None and len(expected) == 1:
             return FileGroup(written, hashed=written)

@@ -1,38 +1,25 @@
-"""The Parquet files of one partition folder: what their footers declare, their version tokens, and their rows.
-
-A process that lists the same catalog again and again, as a sensor does, would spend most of its time on footers that
-have not changed. Footers are therefore kept by path, size, times and inode: a file that was written in place, replaced
-by a rename or given its old modification time again differs in one of them.
-"""
+"""Parquet files of a source: what their footers declare, and how many rows may be read at once."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
 import hashlib
-import os
 import re
-import stat
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from surge_dagster.engine.sources.endings import is_source_file
-from surge_dagster.engine.sources.listing import NOT_REGULAR, local_names, refused_link
 from surge_dagster.engine.sources.partition import KEY_METADATA, SOURCE_VERSION_METADATA
-from surge_dagster.engine.sources.rows import without_dictionary
-from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support.columns import value_lengths
-from surge_dagster.engine.support.unreadable import UNREADABLE, is_systems, visible
+from surge_dagster.engine.support.unreadable import UNREADABLE
 
 _BATCH_BYTES = 2 * 1024 * 1024
 _BATCH_ROWS = 8192
-_READ_ROWS = 256  # per read of the file: half as fast as thousands
 # What a read may decode where a few bytes stand for many: rows share a dictionary's entry, or the beginning of a text.
 _DECODED_BYTES = 16 * 1024 * 1024
 # What reading a row group takes of its uncompressed size: a page may hold all of it, compressed and uncompressed, and
@@ -43,9 +30,6 @@ _FEW_READ_ROWS = 64  # below it, looking at the dictionaries pays
 _DICTIONARY_BYTES = 2 * 1024 * 1024  # compressed: larger ones take too long to look at
 _VERSION_BYTES = 250  # a database index has room for little
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # some databases refuse NUL
-_SETTLED_NS = 2_000_000_000  # longer than the grain of any disk's clock: a younger file may change unnoticed
-_KNOWN_FOOTERS = 1 << 17
-OTHER_FORMAT = "is of another format: of local folders named partition=… only files ending in .parquet are read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,61 +50,6 @@ class Footer:
     group_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionFile:
-    """One file of a partition, as a listing showed it.
-
-    Attributes:
-        relative: name relative to the partition's folder.
-        path: full path; neither is valid text where a name on the disk is not UTF-8.
-        token: the source version that the file declares, or its size and modification time.
-        declared_key: the partition key that the file declares.
-        rows: None where the footer cannot be read.
-        text_bytes: estimated; the file's own size where the footer cannot be read.
-        refusal: why it is never opened; it refuses its partition.
-        page_bytes: memory that reading its largest row group may take.
-    """
-
-    relative: str
-    path: str
-    token: str
-    declared_key: str | None
-    rows: int | None
-    text_bytes: int
-    refusal: str | None = None
-    page_bytes: int = 0
-
-    @property
-    def shown(self) -> str:
-        """The name in messages."""
-        return visible(self.relative)
-
-
-def partition_files(root: str, folder: str) -> list[PartitionFile]:
-    """The Parquet files below a partition's folder, in bytewise order of their relative names.
-
-    Args:
-        root: the catalog, which no link may leave.
-        folder: name of the partition's folder.
-
-    Raises:
-        OSError: the system does not show them.
-    """
-    path = f"{root}/{folder}"
-    # A Path for each folder costs more.
-    if os.path.islink(path) and (refusal := refused_link(root, path)):  # noqa: PTH114
-        return [_refused(folder, path, refusal)]
-    found: list[PartitionFile] = []
-    for name, refusal in local_names(root, path, _may_be_read):
-        if isinstance(refusal, OSError):
-            raise refusal
-        full = f"{path}/{name}"
-        if refusal is None and not _is_parquet(name):
-            refusal = OTHER_FORMAT
-        found.append(_refused(name, full, refusal) if refusal else _partition_file(name, full))
-    return sorted(found, key=lambda file: os.fsencode(file.relative))
-
-
 def source_version(tokens: Sequence[tuple[str, str]], suffix: str) -> str:
     """The source version of a partition.
 
@@ -132,86 +61,6 @@ def source_version(tokens: Sequence[tuple[str, str]], suffix: str) -> str:
         return tokens[0][1] + suffix
     lines = "".join(f"{relative}\0{token}\n" for relative, token in tokens)
     return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()[:32] + suffix
-
-
-def read_columns(key: str, file: PartitionFile, selection: Selection) -> Iterator[pa.RecordBatch]:
-    """The selected columns of a file as batches of about two megabytes; a file without rows gives one empty batch.
-
-    Args:
-        key: the partition, for messages.
-        selection: the columns that are read.
-
-    Raises:
-        DataError: a column is missing or there twice.
-        OSError, pa.ArrowException, UnicodeError: the file cannot be read.
-    """
-    with (
-        pa.OSFile(file.path) as source,  # given a path, pyarrow looks for its file system first, which takes longer
-        pq.ParquetFile(source, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True) as reader,
-    ):
-        schema = reader.schema_arrow
-        selection.require_columns(key, file.shown, schema.names)
-        columns = selection.columns
-        if reader.metadata.num_rows == 0:
-            empty = [pa.array([], schema.field(name).type) for name in columns]
-            yield pa.RecordBatch.from_arrays(empty, columns)
-            return
-        rows = rows_per_read(reader, partial(pa.OSFile, file.path), columns, selection.max_text_bytes)
-        yield from _gathered(reader.iter_batches(rows, columns=columns, use_threads=False), columns)
-
-
-def _is_parquet(name: str) -> bool:
-    return name.endswith(".parquet")
-
-
-def _may_be_read(name: str) -> bool:
-    """Whether a file has rows of a source: of another format than Parquet it is refused, not left out silently."""
-    return _is_parquet(name) or is_source_file(name)
-
-
-def _refused(relative: str, path: str, refusal: str) -> PartitionFile:
-    return PartitionFile(relative, path, "refused", None, None, 0, refusal)
-
-
-def _partition_file(relative: str, path: str) -> PartitionFile:
-    try:
-        status = os.stat(path)  # noqa: PTH116, a Path for each file costs more than looking at it
-        if not stat.S_ISREG(status.st_mode):  # opening a pipe may never return
-            return _refused(relative, path, NOT_REGULAR)
-        token = f"{status.st_size}-{status.st_mtime_ns}"
-        try:
-            footer = _footer_of(path, status)
-        except UNREADABLE as error:
-            if is_systems(error):
-                raise
-            return PartitionFile(relative, path, token, None, None, status.st_size)
-    except (FileNotFoundError, NotADirectoryError):
-        return PartitionFile(relative, path, "removed", None, None, 0)
-    return PartitionFile(
-        relative,
-        path,
-        footer.version or token,
-        footer.key,
-        footer.rows,
-        footer.row_bytes,
-        page_bytes=footer.group_bytes,
-    )
-
-
-def _footer_of(path: str, status: os.stat_result) -> Footer:
-    changed_ns = max(status.st_mtime_ns, status.st_ctime_ns)
-    read = _known_footer if time.time_ns() - changed_ns > _SETTLED_NS else _known_footer.__wrapped__
-    return read(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-
-
-@lru_cache(maxsize=_KNOWN_FOOTERS)
-def _known_footer(path: str, size: int, mtime_ns: int, ctime_ns: int, inode: int) -> Footer:
-    return _footer(path)
-
-
-def _footer(path: str) -> Footer:
-    with pa.OSFile(path) as file:  # given a path, pyarrow looks for its file system first, which takes longer
-        return read_footer(file)
 
 
 def read_footer(file: pa.NativeFile) -> Footer:
@@ -256,14 +105,12 @@ def rows_per_read(
     open_again: Callable[[], pa.NativeFile],
     columns: list[str],
     longest_text: int,
-    most: int = _READ_ROWS,
 ) -> int:
     """How many rows of an open file to read at once, so that what is decoded is bounded.
 
     Args:
         open_again: opens the same file once more.
         longest_text: bytes of a value that need not be read.
-        most: rows of a read where every row is small.
     """
     groups = [reader.metadata.row_group(group) for group in range(reader.num_row_groups)]
     heaviest = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=1.0)
@@ -273,7 +120,7 @@ def rows_per_read(
         with contextlib.suppress(*UNREADABLE):  # reading itself reports what cannot be read
             longest = _longest_shared(reader, open_again, columns) or longest
     texts = max(1, len(columns) - 1)  # beside the ids
-    return max(1, min(most, int(_BATCH_BYTES / max(1.0, heaviest)), _DECODED_BYTES // (texts * longest)))
+    return max(1, min(_BATCH_ROWS, int(_BATCH_BYTES / max(1.0, heaviest)), _DECODED_BYTES // (texts * longest)))
 
 
 def _longest_shared(reader: pq.ParquetFile, open_again: Callable[[], pa.NativeFile], columns: list[str]) -> int | None:
@@ -304,24 +151,3 @@ def _longest_shared(reader: pq.ParquetFile, open_again: Callable[[], pa.NativeFi
                         longest = max(longest, int(value_lengths(column.dictionary).max(initial=0)))
                 break
     return longest
-
-
-def _gathered(read: Iterator[pa.RecordBatch], columns: list[str]) -> Iterator[pa.RecordBatch]:
-    """The columns without dictionaries, in batches that are large enough to be worth the later steps."""
-    held: list[list[pa.Array]] = []
-    rows = size = 0
-    for raw in read:
-        arrays = [without_dictionary(raw.column(name)) for name in columns]
-        weight = sum(array.nbytes for array in arrays)
-        if held and (rows + len(raw) > _BATCH_ROWS or size + weight > _BATCH_BYTES):
-            yield _joined(held, columns)
-            held, rows, size = [], 0, 0
-        held.append(arrays)
-        rows, size = rows + len(raw), size + weight
-    if held:
-        yield _joined(held, columns)
-
-
-def _joined(held: list[list[pa.Array]], columns: list[str]) -> pa.RecordBatch:
-    arrays = held[0] if len(held) == 1 else [pa.concat_arrays(pieces) for pieces in zip(*held, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, columns)

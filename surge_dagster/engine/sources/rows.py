@@ -7,7 +7,7 @@ Arrow does not check that Parquet's strings are UTF-8, and a byte that is not wo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,8 @@ from surge_dagster.engine.sources.partition import RowBatch
 from surge_dagster.engine.support.columns import value_lengths, value_parts
 from surge_dagster.engine.support.values import stored_type
 
+_BATCH_BYTES = 2 * 1024 * 1024
+_BATCH_ROWS = 8192
 DEFAULT_MAX_TEXT_BYTES = 4 * 1024 * 1024
 # First bytes of white space in UTF-8: those of ASCII, and of U+0085 to U+3000.
 _SPACE, _FIRST_SPACE, _LAST_SPACE = 0x20, 0xC2, 0xE3
@@ -85,6 +87,23 @@ def without_dictionary(column: pa.Array) -> pa.Array:
     if pa.types.is_string_view(column.dictionary.type):  # of polars; pyarrow has no kernel that takes from a view
         column = pa.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(pa.large_string()))
     return column.dictionary_decode()
+
+
+def small(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The batch without dictionaries, in pieces of at most 8,192 rows and, unless one row has more, two megabytes."""
+    for start in range(0, len(batch), _BATCH_ROWS):
+        rows = batch.slice(start, _BATCH_ROWS)
+        plain = [without_dictionary(column) for column in rows.columns]
+        yield from _halves(pa.RecordBatch.from_arrays(plain, rows.schema.names))
+
+
+def _halves(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    if len(batch) < 2 or batch.nbytes <= _BATCH_BYTES:
+        yield batch
+        return
+    middle = len(batch) // 2
+    yield from _halves(batch.slice(0, middle))
+    yield from _halves(batch.slice(middle))
 
 
 def canonical_type(kind: pa.DataType) -> pa.DataType:

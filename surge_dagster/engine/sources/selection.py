@@ -6,7 +6,7 @@ A source asks its `Selection` for the columns to read and hands it the raw batch
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import urlencode
@@ -91,29 +91,6 @@ class Selection:
         if self.carried:
             unusual["columns"] = self.carried
         return f"?{urlencode(unusual, doseq=True, errors='surrogatepass')}" if unusual else ""
-
-    def require_columns(self, key: str, shown: str, names: Sequence[str]) -> None:
-        """Refuse a file that does not have each column once.
-
-        Args:
-            key: the partition.
-            shown: the file's name in messages.
-            names: all its columns.
-
-        Raises:
-            DataError: a column is missing or there twice.
-        """
-        missing = [name for name in self.columns if name not in names]
-        if missing:
-            raise DataError(
-                key,
-                f"{shown} has no column {' and no column '.join(map(repr, missing))}; "
-                f"its columns are {', '.join(map(repr, names))}",
-                f"Name the right ones with the settings id{', text and columns' if self.carried else ' and text'}.",
-            )
-        twice = [name for name in self.columns if names.count(name) > 1]
-        if twice:
-            raise DataError(key, f"{shown} has two columns {twice[0]!r}", "Rename one of them.")
 
     def row_batches(self, key: str, batch: pa.RecordBatch, first_row: int) -> Iterator[RowBatch]:
         """Check and convert consecutive rows of a partition; what is yielded holds or counts all of them, in order.

@@ -13,15 +13,10 @@ and removed with `TableSource.close` by the last of them.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
-import logging
-import os
-import shutil
 import threading
 import time
-import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -37,18 +32,14 @@ from surge_dagster.engine.sources.grouping import Group, grouped, groups_in_orde
 from surge_dagster.engine.sources.listing import SourceFile, SourceFiles
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.sources.selection import Selection
+from surge_dagster.engine.sources.shared_folder import SharedFolder, write_errors
 from surge_dagster.engine.sources.table_rows import NO_KEY, NO_KEY_NAME, TableRows
 from surge_dagster.engine.support import disk_cache
 from surge_dagster.engine.support.keys import encode_key
-from surge_dagster.engine.support.waiting import rest
-
-log = logging.getLogger(__name__)
 
 _FORMAT = 2  # of what is cached
-_COMPLETE = "complete"
 _LOOKED_SECONDS = 1.0  # in which the files are not listed again: thousands of partitions are published one by one
 _Rows = tuple[pa.RecordBatch, Callable[[int], int]]  # columns, and what says which row of the table each of them is
-_WAIT_SECONDS = 0.1  # between two looks for what another process makes
 _READ_BYTES = 8 * 1024 * 1024  # that reading a partition may take beside its rows
 
 
@@ -104,7 +95,7 @@ class TableSource:
         self._name = f"tables/{hashlib.sha256(described.encode('utf-8', 'surrogatepass')).hexdigest()[:24]}"
         self._known: _Index | None = None
         self._looked: tuple[float, str] = (float("-inf"), "")
-        self._spill: _SharedFolder | None = None
+        self._spill: SharedFolder | None = None
         self._readers: dict[int, pa.ipc.RecordBatchFileReader] = {}
         self._cursor: _Cursor | None = None
         self._lock = threading.RLock()
@@ -141,7 +132,7 @@ class TableSource:
             self._cursor = None
             spill, self._spill = self._spill, None
             if spill is None and self._known is not None and not self._known.is_in_order:
-                spill = _SharedFolder(self._name, self._known.version)
+                spill = SharedFolder(self._name, self._known.version)
             if spill is not None:
                 spill.remove()
 
@@ -194,14 +185,14 @@ class TableSource:
         """
         self._readers.clear()
         self._spill = self._cursor = None
-        spill = _SharedFolder(self._name, version)
+        spill = SharedFolder(self._name, version)
         with spill.alone(lambda: self._cached(version)) as index:
             if index is not None:  # another process was first
                 return index
             rows = TableRows(files, self._partition_by, self._selection.columns)
             groups = groups_in_order(rows.blocks())
             if groups is None:
-                with _write_errors(spill.path):
+                with write_errors(spill.path):
                     groups = spill.fill(partial(grouped, rows.blocks, spill.path))
             file_rows = rows.file_rows
             if self._listed()[1] != version:
@@ -219,8 +210,8 @@ class TableSource:
         """The folder with the grouped rows; made again where it was removed."""
         with self._lock:
             if self._spill is None or self._spill.version != index.version:
-                spill = _SharedFolder(self._name, index.version)
-                with _write_errors(spill.path):
+                spill = SharedFolder(self._name, index.version)
+                with write_errors(spill.path):
                     spill.use(lambda: grouped(self._rows(index).blocks, spill.path))
                 self._spill = spill
             return self._spill.path
@@ -323,101 +314,3 @@ class _Cursor:
             first, self.row = self.row + begin, self.row + end
             if end > begin:
                 yield first, held.slice(begin, end - begin)
-
-
-class _SharedFolder:
-    """The folder of the grouped rows of one version of a table, and a lock that the processes that use it share."""
-
-    def __init__(self, name: str, version: str) -> None:
-        self.version = version
-        self.path = disk_cache.place(f"{name}/rows-{version}")
-        with _write_errors(self.path):
-            for made in (disk_cache.cache_root(), self.path.parent.parent, self.path.parent):
-                made.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._close = weakref.finalize(self, os.close, self._lock)
-
-    @property
-    def _is_complete(self) -> bool:
-        return (self.path / _COMPLETE).exists()
-
-    @contextlib.contextmanager
-    def alone(self, found: Callable[[], _Index | None]) -> Iterator[_Index | None]:
-        """No other process uses the folder in here; afterwards this one goes on using it, beside others.
-
-        Args:
-            found: looks for the index; as soon as another process has made it, it is yielded, and the folder is not
-                waited for.
-        """
-        is_waiting = False
-        while not self._is_locked():
-            if (index := found()) is not None:
-                yield index
-                return
-            if not is_waiting:
-                log.warning("waiting for another process that groups the same table in %s", self.path)
-                is_waiting = True
-            rest(_WAIT_SECONDS)
-        try:
-            yield found()
-        except BaseException:
-            self._close()
-            raise
-        fcntl.flock(self._lock, fcntl.LOCK_SH)
-
-    def _is_locked(self) -> bool:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def fill(self, make: Callable[[], list[Group]]) -> list[Group]:
-        """Make the grouped rows; within `alone`."""
-        groups = make()
-        (self.path / _COMPLETE).touch()
-        return groups
-
-    def use(self, make: Callable[[], list[Group]]) -> None:
-        """Use the grouped rows beside other processes; make them where they are missing."""
-        while True:
-            fcntl.flock(self._lock, fcntl.LOCK_SH)  # waits while another process makes them
-            if self._is_complete:
-                return
-            if self._is_locked():
-                break
-            rest(_WAIT_SECONDS)
-        if not self._is_complete:
-            self.fill(make)
-        fcntl.flock(self._lock, fcntl.LOCK_SH)
-
-    def remove(self) -> None:
-        """Stop using the folder, and remove it where no other process uses it."""
-        with contextlib.suppress(OSError):
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(self.path, ignore_errors=True)
-        self._close()
-
-    def remove_others(self) -> None:
-        """Remove what was grouped of earlier versions, where no process uses it."""
-        for folder in self.path.parent.glob("rows-*.lock"):
-            if folder.stem != self.path.name:
-                with contextlib.suppress(OSError):
-                    other = os.open(folder, os.O_RDWR | os.O_CLOEXEC)
-                    try:
-                        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        shutil.rmtree(folder.with_suffix(""), ignore_errors=True)
-                        folder.unlink()
-                    finally:
-                        os.close(other)
-
-
-@contextlib.contextmanager
-def _write_errors(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(
-            f"the rows of the table cannot be grouped in {str(folder)!r}: {error.strerror or error}. It needs as much "
-            "room as the columns that are read; set SURGE_CACHE_DIR to a folder on a disk that has it."
-        ) from error

@@ -44,7 +44,7 @@ def killed_at(step: int) -> None:
 
 
 def main() -> None:
-    formats._CSV_BLOCKS, table_rows._BLOCK_ROWS = (4096, 1 << 20), 1
+    formats._BLOCK_BYTES, table_rows._BLOCK_ROWS = 4096, 1
     grouping._FILES, grouping._FILE_BYTES, grouping._WORKERS = 3, 3_000, 1
     pa.array(np.zeros(1))  # pyarrow imports pandas here where that is installed, which would take most of each process
     kills = 0

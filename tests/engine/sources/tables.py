@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from surge_dagster.engine.sources.listing import open_files
+from surge_dagster.engine.sources import open_files
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.sources.table import TableSource

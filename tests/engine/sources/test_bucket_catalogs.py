@@ -9,9 +9,9 @@ import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
-from surge_dagster.engine.sources import FolderCatalog, Source, footers, open_source
+from surge_dagster.engine.sources import FolderCatalog, Source, footers, open_files, open_source
 from surge_dagster.engine.sources.ahead import AHEAD_BYTES
-from surge_dagster.engine.sources.listing import FIRST_BYTES, open_files
+from surge_dagster.engine.sources.listing import FIRST_BYTES
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store, retries
 from surge_dagster.engine.store.concurrent_reads import CONCURRENT_READS
@@ -115,11 +115,11 @@ def test_rows_stay_whole_while_every_fifth_request_fails(bucket: Bucket) -> None
 
 
 def test_object_replaced_during_reading_is_a_transient_error_of_its_partition(bucket: Bucket) -> None:
-    bucket.write("category=a/0.parquet", large_rows())
+    bucket.write("category=a/0.parquet", [*large_rows(), *large_rows()])
     (a,) = bucket.open()
     reading = iter(a.read())
     next(reading)
-    bucket.write("category=a/0.parquet", large_rows()[::-1])
+    bucket.write("category=a/0.parquet", [*large_rows(), *large_rows()][::-1])
     with pytest.raises(TransientError, match=r"partition 'a': .*was replaced or removed while it was read") as failed:
         list(reading)
     assert failed.value.key == "a"

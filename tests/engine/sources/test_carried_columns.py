@@ -98,7 +98,7 @@ def test_string_that_is_not_utf8_is_refused_with_its_row() -> None:
 def test_missing_column_is_refused_with_the_setting_to_change(tmp_path: Path) -> None:
     (tmp_path / "partition=k").mkdir()
     pq.write_table(pa.table({"id": ["1"], "text": ["a"]}), tmp_path / "partition=k/a.parquet")
-    with pytest.raises(DataError, match=r"has no column 'price'; .* the settings id, text and columns"):
+    with pytest.raises(DataError, match=r"has no column 'price'; .* the settings id, text, columns"):
         list(only(open_source(tmp_path, selection=Selection(carried=("price",)))).read())
 
 

@@ -29,18 +29,6 @@ class TestRefusals:
         assert "a b.parquet, a%20b.parquet all stand for this key" in str(refusal(found["a b"]))
         assert "c.parquet, c.pq all stand for this key" in str(refusal(found["c"]))
 
-    @pytest.mark.parametrize("name", ["more.csv", "more.jsonl.gz", "more.pq", "MORE.PARQUET", "deep/more.arrow"])
-    def test_file_of_another_format_in_folders_of_parquet_alone_is_refused(self, tmp_path: Path, name: str) -> None:
-        for key in "ab":
-            write_rows(tmp_path / f"partition={key}" / "0.parquet", ROWS)
-        other = tmp_path / "partition=a" / name
-        other.parent.mkdir(exist_ok=True)
-        other.touch()
-        a, b = open_source(tmp_path)
-        assert f"{name} is of another format" in str(refusal(a))
-        assert "Write it as Parquet" in refusal(a).remedy
-        assert rows_of(b) == ROWS
-
     def test_file_outside_the_usual_folders_is_refused_by_name(self, shop: Shop) -> None:
         for name in ("lang=de/category=a/0", "lang=de/category=b/0", "lang=de/0", "loose"):
             shop.write(f"{name}.parquet")

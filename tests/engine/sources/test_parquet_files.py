@@ -10,24 +10,24 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.sources import ParquetCatalog, Selection, Source, open_source, parquet_files
+from surge_dagster.engine.sources import FolderCatalog, Selection, Source, footers, local_files, open_source
 from tests.small_catalogs import numbered_rows, partition_folder, write_catalog, write_partition, write_rows
 
 
 @pytest.fixture(autouse=True)
 def nothing_kept() -> Iterator[None]:
     """Each test begins like a new process."""
-    parquet_files._known_footer.cache_clear()
+    footers._known.clear()
     yield
-    parquet_files._known_footer.cache_clear()
+    footers._known.clear()
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> ParquetCatalog:
+def catalog(tmp_path: Path) -> FolderCatalog:
     """Three partitions of equal size, listed once."""
     root = write_catalog(tmp_path / "catalog", {key: numbered_rows(key, 3) for key in "abc"})
     source = open_source(root)
-    assert isinstance(source, ParquetCatalog)
+    assert isinstance(source, FolderCatalog)
     assert versions(source) == dict.fromkeys("abc", "v1")
     return source
 
@@ -35,7 +35,7 @@ def catalog(tmp_path: Path) -> ParquetCatalog:
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every file counts as one that changed long ago: the time of a status change cannot be set."""
-    monkeypatch.setattr(parquet_files, "_SETTLED_NS", -(10**18))
+    monkeypatch.setattr(local_files, "_SETTLED_NS", -(10**18))
 
 
 def versions(source: Source) -> dict[str, str]:
@@ -58,27 +58,27 @@ def footers_read(source: Source, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 @pytest.mark.usefixtures("settled")
-def test_footer_of_unchanged_file_is_read_once(catalog: ParquetCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_footer_of_unchanged_file_is_read_once(catalog: FolderCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
     before = [(part.key, part.source_version, part.rows, part.text_bytes) for part in catalog]
     assert footers_read(catalog, monkeypatch) == 0
-    parquet_files._known_footer.cache_clear()
+    footers._known.clear()
     assert [(part.key, part.source_version, part.rows, part.text_bytes) for part in catalog] == before
 
 
 def test_footer_of_file_changed_a_moment_ago_is_read_again(
-    catalog: ParquetCatalog, monkeypatch: pytest.MonkeyPatch
+    catalog: FolderCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert [footers_read(catalog, monkeypatch) for _ in range(2)] == [3, 3]
 
 
 @pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("how", ["in place", "renamed over it"])
-def test_file_replaced_by_one_of_same_size_and_time_has_its_own_version(catalog: ParquetCatalog, how: str) -> None:
+def test_file_replaced_by_one_of_same_size_and_time_has_its_own_version(catalog: FolderCatalog, how: str) -> None:
     before = next(partition for partition in catalog if partition.key == "b")
-    path = partition_folder(catalog.root, "b") / "part-0.parquet"
+    path = partition_folder(Path(catalog.url), "b") / "part-0.parquet"
     old = path.stat()
     if how == "in place":
-        write_partition(catalog.root, "b", numbered_rows("b", 3), version="v2")
+        write_partition(Path(catalog.url), "b", numbered_rows("b", 3), version="v2")
     else:
         aside = write_rows(path.with_name("_aside"), numbered_rows("b", 3), key="b", version="v2")
         aside.replace(path)
@@ -90,8 +90,8 @@ def test_file_replaced_by_one_of_same_size_and_time_has_its_own_version(catalog:
 
 
 @pytest.mark.usefixtures("settled")
-def test_added_and_removed_files_change_the_version_also_in_nested_folders(catalog: ParquetCatalog) -> None:
-    folder = partition_folder(catalog.root, "b")
+def test_added_and_removed_files_change_the_version_also_in_nested_folders(catalog: FolderCatalog) -> None:
+    folder = partition_folder(Path(catalog.url), "b")
     (folder / "empty").mkdir()
     before = versions(catalog)
     extra = write_rows(folder / "empty" / "part-1.parquet", [("x", "text")], key="b", version="v1")
@@ -106,11 +106,11 @@ def test_added_and_removed_files_change_the_version_also_in_nested_folders(catal
 
 
 @pytest.mark.usefixtures("settled")
-def test_added_changed_and_removed_partitions_are_listed_as_they_are(catalog: ParquetCatalog) -> None:
-    write_partition(catalog.root, "b", numbered_rows("b", 4), version="v2")
-    write_partition(catalog.root, "d", numbered_rows("d", 1))
-    (partition_folder(catalog.root, "a") / "part-0.parquet").unlink()
-    partition_folder(catalog.root, "a").rmdir()
+def test_added_changed_and_removed_partitions_are_listed_as_they_are(catalog: FolderCatalog) -> None:
+    write_partition(Path(catalog.url), "b", numbered_rows("b", 4), version="v2")
+    write_partition(Path(catalog.url), "d", numbered_rows("d", 1))
+    (partition_folder(Path(catalog.url), "a") / "part-0.parquet").unlink()
+    partition_folder(Path(catalog.url), "a").rmdir()
     again = {partition.key: partition for partition in catalog}
     assert list(again) == ["b", "c", "d"]
     assert (again["b"].source_version, again["b"].rows) == ("v2", 4)
@@ -118,23 +118,12 @@ def test_added_changed_and_removed_partitions_are_listed_as_they_are(catalog: Pa
 
 
 @pytest.mark.usefixtures("settled")
-def test_settings_of_one_catalog_do_not_reach_another_one_of_the_same_folder(catalog: ParquetCatalog) -> None:
-    strict = open_source(catalog.root, selection=Selection(max_text_bytes=1))
+def test_settings_of_one_catalog_do_not_reach_another_one_of_the_same_folder(catalog: FolderCatalog) -> None:
+    strict = open_source(Path(catalog.url), selection=Selection(max_text_bytes=1))
     [a, *_] = strict
     with pytest.raises(DataError, match="at most 1 are allowed"):
         list(a.read())
-    titled = open_source(catalog.root, selection=Selection(text="title"))
+    titled = open_source(Path(catalog.url), selection=Selection(text="title"))
     for _ in range(2):
         assert versions(titled) == dict.fromkeys("abc", "v1?text_column=title")
         assert versions(catalog) == dict.fromkeys("abc", "v1")
-
-
-@pytest.mark.usefixtures("settled")
-def test_second_folder_of_a_known_key_is_refused(catalog: ParquetCatalog) -> None:
-    write_partition(catalog.root, "x y", numbered_rows("x y", 1))
-    list(catalog)
-    twin = catalog.root / "partition=x y"
-    write_rows(twin / "part-0.parquet", numbered_rows("x y", 1), key="x y", version="v1")
-    [both] = [partition for partition in catalog if partition.key == "x y"]
-    with pytest.raises(DataError, match="all stand for this key"):
-        list(both.read())

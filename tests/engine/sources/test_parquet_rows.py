@@ -106,4 +106,6 @@ class TestTypes:
         folder = partition_folder(tmp_path, "k")
         write_rows(folder / "0.parquet", ROWS)
         write_rows(folder / "1.parquet", [(1, "t")], id_type=pa.int64())
-        assert "ids are string in 0.parquet but int64 in 1.parquet" in str(refusal(only(open_source(tmp_path))))
+        assert "ids are string in partition=k/0.parquet but int64 in partition=k/1.parquet" in str(
+            refusal(only(open_source(tmp_path)))
+        )

@@ -38,7 +38,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 @pytest.fixture
 def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds so small that blocks, spill files and pieces are all divided."""
-    monkeypatch.setattr(formats, "_CSV_BLOCKS", (4096, 1 << 20))
+    monkeypatch.setattr(formats, "_BLOCK_BYTES", 4096)
     monkeypatch.setattr(table_rows, "_BLOCK_ROWS", 700)
     monkeypatch.setattr(grouping, "_FILES", 4)
     monkeypatch.setattr(grouping, "_FILE_BYTES", 2_000)
