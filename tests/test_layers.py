@@ -30,7 +30,7 @@ LAYERS = (
     "engine.derive",
     "engine.run engine.calibration_run engine.verify engine.loading engine.changes engine.search engine.switching",
     "engine.calibrating engine.planner engine.cost_model",
-    "engine.reencoding engine.derived_rows engine.recall",
+    "engine.file_check engine.reencoding engine.derived_rows engine.recall",
     "engine.reading engine.encoding engine.superbatch_call engine.output",
     "engine.aggregator engine.superbatch engine.thresholds engine.memory engine.events engine.report",
     "engine.encoder engine.sources",

@@ -58,7 +58,7 @@ class DerivedRows:
                 return
             expected = self._next(len(matrix))
         except DataError as error:
-            self._found(key, str(error).removesuffix(error.remedy).rstrip())
+            self._found(key, error.finding)
             return
         if len(expected) != len(matrix):
             self._found(key, f"the parent's file has {first_row + len(expected):,} rows. {_DERIVE_AGAIN}")

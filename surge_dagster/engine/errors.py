@@ -25,6 +25,9 @@ class DataError(SurgeError):
         reason: what was expected and what came.
         remedy: what to do next.
         row: zero-based row in the partition's own order, where one row is at fault.
+
+    Attributes:
+        finding: the error's text without its remedy.
     """
 
     def __init__(self, key: str, reason: str, remedy: str, row: int | None = None) -> None:
@@ -33,7 +36,8 @@ class DataError(SurgeError):
         self.remedy = remedy
         self.row = row
         where = f"partition {key!r}" if row is None else f"partition {key!r}, row {row}"
-        super().__init__(f"{where}: {reason}. {remedy}")
+        self.finding = f"{where}: {reason}."
+        super().__init__(f"{self.finding} {remedy}".rstrip())
 
 
 class PlaceTaken(DataError):
