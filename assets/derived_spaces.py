@@ -7,6 +7,7 @@ covers has no event. No encoder is started.
 Dagster reads the annotations of ops while it makes them, so they must not be strings here.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 import dagster as dg
@@ -117,7 +118,9 @@ def _run(
         for each in wanted:
             removed = "delete" if config.delete_removed else "report"
             run = DeriveRun(store, parent, each.dtype, each.dimension, removed=removed)
-            _report(names, context, run, each, keys)
+            events = _events(names, context, run, each, keys)
+            while batch := list(itertools.islice(events, BATCH_EVENTS)):  # stored in one transaction
+                report_events(context.instance, context, batch)
             failures += run.report.partitions_failed
             context.log.info(f"{run.report.space}: {run.report.in_words()}")
     except SurgeError as error:
@@ -135,30 +138,21 @@ def _run(
         )
 
 
-def _report(
+def _events(
     names: CatalogNames,
     context: dg.OpExecutionContext,
     run: DeriveRun,
     wanted: DerivedSettings,
     keys: Iterable[str] | None,
-) -> None:
-    """Report the files of a run in batches of one transaction each."""
+) -> Iterator[dg.AssetMaterialization]:
+    """Derive partitions, and make the events of those that are to be reported."""
     in_backfill = "dagster/backfill" in context.run_tags
     kind = dg.DagsterEventType.ASSET_MATERIALIZATION
     pointers = context.instance.get_latest_storage_id_by_partition(names.embeddings, kind)
-    waiting: list[dg.AssetMaterialization] = []
-
-    def flush() -> None:
-        report_events(context.instance, context, waiting)
-        waiting.clear()
-
     for event in run.events(keys):
         if isinstance(event, Receipt) and (event.action == "derived" or in_backfill):
             version = desired_version(event.content_digest, run.report.parent)
             pointer = pointers.get(to_partition_key(event.key))
-            waiting.append(derived_embedding(names, names.derived(wanted.label), event, version, pointer))
-            if len(waiting) == BATCH_EVENTS:
-                flush()
+            yield derived_embedding(names, names.derived(wanted.label), event, version, pointer)
         elif isinstance(event, Failure):
             context.log.error(event.reason)
-    flush()
