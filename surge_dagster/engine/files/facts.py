@@ -36,8 +36,30 @@ class Facts(Protocol):
 AnyFacts = TypeVar("AnyFacts", bound=Facts)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorOrigin:
+    """Where the vectors of some rows come from, and between which lengths of texts truncation begins.
+
+    Whether a row's text was truncated does not stand in a file. It follows from the length of the text, except between
+    the last two of these numbers.
+
+    Attributes:
+        rows_reused: rows whose vectors were taken from the file that is replaced.
+        rows_encoded: rows whose vectors were made for the new one.
+        oldest_encoded_at: no vector was made before, in UTC, ISO 8601 with seconds; "" where that is unknown.
+        longest_whole_bytes: of the texts that were not truncated.
+        shortest_truncated_bytes: of the texts that were; zero where none was, or where it is unknown.
+    """
+
+    rows_reused: int = 0
+    rows_encoded: int = 0
+    oldest_encoded_at: str = ""
+    longest_whole_bytes: int = 0
+    shortest_truncated_bytes: int = 0
+
+
 @dataclass(frozen=True, slots=True)
-class FileFacts:
+class FileFacts(VectorOrigin):
     """What an output file states about itself.
 
     Attributes:
@@ -51,7 +73,6 @@ class FileFacts:
         rows_version: random, new whenever rows are written; the file keeps it when it is merely republished. "" in
             files of before there were any.
         carried_columns: names and types of the columns that were carried from the source; footers have no checksum.
-        rows_reused, rows_encoded, oldest_encoded_at, longest_whole_bytes, shortest_truncated_bytes: see `VectorFacts`.
     """
 
     partition_key: str
@@ -69,35 +90,13 @@ class FileFacts:
     blank_texts: int = 0
     rows_version: str = ""
     carried_columns: str = ""
-    rows_reused: int = 0
-    rows_encoded: int = 0
-    oldest_encoded_at: str = ""
-    longest_whole_bytes: int = 0
-    shortest_truncated_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class VectorFacts:
-    """Where the vectors of some rows come from, and how their texts were truncated.
-
-    Whether a row's text was truncated does not stand in a file. It follows from the length of the text, except between
-    the last two of these numbers.
-
-    Attributes:
-        truncated: texts of which the model saw only the first tokens.
-        rows_reused: rows whose vectors were taken from the file that is replaced.
-        rows_encoded: rows whose vectors were made for the new one.
-        oldest_encoded_at: no vector was made before, in UTC, ISO 8601 with seconds; "" where that is unknown.
-        longest_whole_bytes: of the texts that were not truncated.
-        shortest_truncated_bytes: of the texts that were; zero where none was, or where it is unknown.
-    """
+class VectorFacts(VectorOrigin):
+    """Where the vectors of some rows come from, and how many of their texts were truncated."""
 
     truncated: int = 0
-    rows_reused: int = 0
-    rows_encoded: int = 0
-    oldest_encoded_at: str = ""
-    longest_whole_bytes: int = 0
-    shortest_truncated_bytes: int = 0
 
     @property
     def rows(self) -> int:

@@ -27,7 +27,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from surge_dagster.engine.errors import Cancelled, SurgeError
-from surge_dagster.engine.files.facts import WRITER, InvalidFile, VectorFacts, desired_version, guarded_metadata
+from surge_dagster.engine.files.facts import (
+    WRITER,
+    InvalidFile,
+    VectorFacts,
+    VectorOrigin,
+    desired_version,
+    guarded_metadata,
+)
 from surge_dagster.engine.files.parquet import ParquetWriter, read_guarded, read_rows
 from surge_dagster.engine.files.rows import (
     READ_BYTES,
@@ -57,7 +64,7 @@ _GROUP_STRING_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentFacts:
+class SegmentFacts(VectorOrigin):
     """The facts in the footer of a staged segment.
 
     Attributes:
@@ -65,9 +72,7 @@ class SegmentFacts:
         content_digest: over the segment's own (id, text) rows.
         first_row: place of its first row in the partition.
         widest_row: largest row, in bytes of id, text and carried columns.
-        carried_columns: see `FileFacts`.
-
-    The others are those of `VectorFacts`.
+        truncated, carried_columns: see `FileFacts`.
     """
 
     partition_key: str
@@ -81,11 +86,6 @@ class SegmentFacts:
     widest_row: int
     writer: str = WRITER
     carried_columns: str = ""
-    rows_reused: int = 0
-    rows_encoded: int = 0
-    oldest_encoded_at: str = ""
-    longest_whole_bytes: int = 0
-    shortest_truncated_bytes: int = 0
 
     @property
     def vectors(self) -> VectorFacts:
