@@ -32,7 +32,7 @@ LAYERS = (
     "engine.calibrating engine.planner engine.cost_model",
     "engine.file_check engine.reencoding engine.derived_rows engine.recall",
     "engine.reading engine.encoding engine.superbatch_call engine.output",
-    "engine.aggregator engine.superbatch engine.thresholds engine.memory engine.events engine.report",
+    "engine.aggregator engine.superbatch engine.thresholds engine.memory engine.events engine.meters engine.report",
     "engine.encoder engine.sources",
     "engine.files engine.model",
     "engine.store",

@@ -18,8 +18,9 @@ from dataclasses import replace
 from surge_dagster.engine.encoder.arena import ArenaClosed
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import Cancelled, EncoderError
+from surge_dagster.engine.meters import Pace
 from surge_dagster.engine.output.run_context import RunContext
-from surge_dagster.engine.report import Failure, Pace, Receipt, is_slow
+from surge_dagster.engine.report import Failure, Receipt
 from surge_dagster.engine.superbatch import EncodedSuperBatch, SuperBatch
 from surge_dagster.engine.superbatch_call import SuperBatchCall
 from surge_dagster.engine.support.timeline import Span
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 _CONCURRENT_CALLS = 2
 _POLL_SECONDS = 0.05
+_SLOW_PACE = 2.0  # times the running average
+_WORTH_A_WARNING_SECONDS = 1.0
 _ENCODE_SHARE = 0.5  # of the grace time, for SuperBatches that are being encoded; most take less
 
 
@@ -162,7 +165,7 @@ class _Measures:
         since_last, self._last = now - self._last, now
         self._speed.add(metrics.texts, seconds)
         pace = self._pace.ratio(metrics.padded_tokens, seconds)
-        if pace is not None and is_slow(pace, seconds):
+        if pace is not None and pace > _SLOW_PACE and seconds > _WORTH_A_WARNING_SECONDS:
             log.warning(
                 "a SuperBatch of %d texts took %.1f s, %.1f times as long per token as those before it; check whether "
                 "something else uses the device or slows it down",

@@ -8,7 +8,8 @@ import threading
 import time
 from collections.abc import Iterator
 
-from surge_dagster.engine.report import Event, ExposedIo, Failure, InFlight, Receipt, RunReport, SuperBatchReport
+from surge_dagster.engine.meters import ExposedIo, InFlight
+from surge_dagster.engine.report import Event, Failure, Receipt, RunReport, SuperBatchReport
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.ledger import Ledger
 from surge_dagster.engine.support.waiting import StopSignal, next_item

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Self
 
@@ -14,20 +12,30 @@ from surge_dagster.engine.store.store import StoredObject
 from surge_dagster.engine.support.timeline import Span
 
 Action = Literal["encoded", "republished", "fresh", "derived"]
-_SLOW_PACE = 2.0  # times the running average
-_WORTH_A_WARNING_SECONDS = 1.0
-_PACE_NEEDS = 3
-
-
-def is_slow(pace_ratio: float | None, encode_seconds: float) -> bool:
-    """Whether a SuperBatch took so much longer per token than those before it that the operator should know."""
-    return pace_ratio is not None and pace_ratio > _SLOW_PACE and encode_seconds > _WORTH_A_WARNING_SECONDS
-
-
-def compute_intensity(tokenize_seconds: float, forward_seconds: float, copy_seconds: float) -> float:
-    """Share of a worker's steps that is computing: t_kernel / (t_tokenize + t_transfer + t_kernel) (SURGE)."""
-    steps = tokenize_seconds + forward_seconds
-    return (forward_seconds - copy_seconds) / steps if steps > 0 else 0.0
+# Facts of a file that its receipt repeats.
+_OF_FILE = (
+    *("space", "rows", "dimension", "source_version", "content_digest", "desired_version"),
+    *("truncated", "skipped_rows", "blank_texts", "rows_reused", "rows_encoded", "oldest_encoded_at"),
+)
+# Sums over SuperBatches.
+_OF_SUPERBATCHES = (
+    *("tokens", "padded_tokens", "texts_encoded", "texts_deduplicated", "rows_reused", "replays"),
+    *("encode_seconds", "tokenize_seconds", "forward_seconds", "copy_seconds"),
+    *("read_seconds", "serialize_seconds", "upload_seconds", "publish_seconds"),
+)
+# How a run that began again is one with its earlier attempt (`RunReport.after`).
+_ADDED_UP = (
+    *_OF_SUPERBATCHES,
+    *("superbatches", "partitions_republished", "texts_reused", "truncated", "skipped_rows", "blank_texts"),
+    *("pool_start_seconds", "wall_seconds", "exposed_io_seconds"),
+)
+_PEAKS = ("max_in_flight_texts", "peak_resident_bytes", "peak_rss_bytes")
+_OF_SPACE = ("space", "space_title", "dimension")
+_OF_ENCODER = ("device", "hardware", "precision", "workers", "call_seconds", "b_min", "b_max")
+_RATIOS = (
+    *("prediction_error", "texts_per_second", "overlap_ratio", "duty_cycle", "fill_ratio", "padding_ratio"),
+    *("compute_intensity", "worker_idle_ratio"),
+)
 
 
 def worker_idle_ratio(forward_seconds: float, workers: int, wall_seconds: float) -> float:
@@ -45,8 +53,37 @@ def overlap_ratio(io_seconds: float, encode_seconds: float) -> float:
     return 1.0 - max(0.0, io_seconds - encode_seconds) / io_seconds if io_seconds > 0 else 1.0
 
 
+class _Ratios:
+    """Ratios of what was encoded and published, in one SuperBatch or in a run."""
+
+    __slots__ = ()
+    tokens: int
+    padded_tokens: int
+    encode_seconds: float
+    tokenize_seconds: float
+    forward_seconds: float
+    copy_seconds: float
+    publish_seconds: float
+
+    @property
+    def padding_ratio(self) -> float:
+        """Share of the tokens given to the model that were padding."""
+        return 1.0 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
+
+    @property
+    def compute_intensity(self) -> float:
+        """Share of the workers' steps that is computing: t_kernel / (t_tokenize + t_transfer + t_kernel) (SURGE)."""
+        steps = self.tokenize_seconds + self.forward_seconds
+        return (self.forward_seconds - self.copy_seconds) / steps if steps > 0 else 0.0
+
+    @property
+    def overlap_ratio(self) -> float:
+        """See the function `overlap_ratio`."""
+        return overlap_ratio(self.publish_seconds, self.encode_seconds)
+
+
 @dataclass(frozen=True, slots=True)
-class SuperBatchReport:
+class SuperBatchReport(_Ratios):
     """Metrics of one encode call and of publishing it.
 
     Attributes:
@@ -58,7 +95,6 @@ class SuperBatchReport:
         serialize_seconds, upload_seconds: summed over the publishing threads.
         publish_seconds: both together by the clock; `overlap_ratio` compares it with the encoding.
         fill_ratio: texts with new vectors / B_min.
-        texts_per_second: texts with new vectors, over the seconds of the encode call.
         tokenize_seconds, forward_seconds: summed over workers; `copy_seconds` is a part of the latter.
         duty_cycle: share of the time since the previous SuperBatch in which the pool was encoding.
         pace_ratio: seconds per token over the run's average so far; None for the first few.
@@ -81,8 +117,6 @@ class SuperBatchReport:
     upload_seconds: float
     publish_seconds: float
     fill_ratio: float
-    overlap_ratio: float
-    texts_per_second: float
     rows_reused: int = 0
     texts_deduplicated: int = 0
     texts_computed: int = 0
@@ -105,14 +139,9 @@ class SuperBatchReport:
         return self.texts - self.rows_reused
 
     @property
-    def padding_ratio(self) -> float:
-        """Share of the tokens given to the model that were padding."""
-        return 1.0 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
-
-    @property
-    def compute_intensity(self) -> float:
-        """Share of the workers' steps that was computing."""
-        return compute_intensity(self.tokenize_seconds, self.forward_seconds, self.copy_seconds)
+    def texts_per_second(self) -> float:
+        """Texts with new vectors, over the seconds of the encode call."""
+        return self.texts_encoded / self.encode_seconds if self.encode_seconds > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +157,7 @@ class Receipt:
         superbatch: index of the SuperBatch that completed it, None unless it was encoded.
         texts_per_second: throughput of that SuperBatch.
         texts_reused: rows whose vectors an earlier run had staged.
-        rows_reused, rows_encoded, oldest_encoded_at: see `VectorFacts`; of a file that was republished, those it had.
+        rows_reused, rows_encoded, oldest_encoded_at: see `VectorOrigin`; of a file that was republished, those it had.
         compared_rows: rows with vectors of the old file that were encoded again, to be compared.
         previous_cosine: their mean cosine to the old vectors; None where nothing was compared.
     """
@@ -170,29 +199,19 @@ class Receipt:
         cosines: Sequence[float] = (),
     ) -> Self:
         """The receipt of a published file; `cosines` are those of its compared rows."""
+        of_file: dict[str, Any] = {name: getattr(facts, name) for name in _OF_FILE}
         return cls(
             key=facts.partition_key,
             action=action,
             path=location,
-            rows=facts.rows,
-            dimension=facts.dimension,
             bytes=stored.size,
             etag=stored.etag,
-            truncated=facts.truncated,
-            source_version=facts.source_version,
-            content_digest=facts.content_digest,
-            desired_version=facts.desired_version,
-            space=facts.space,
             superbatch=superbatch,
             texts_per_second=texts_per_second,
             texts_reused=texts_reused,
             compared_rows=len(cosines),
             previous_cosine=sum(cosines) / len(cosines) if cosines else None,
-            skipped_rows=facts.skipped_rows,
-            blank_texts=facts.blank_texts,
-            rows_reused=facts.rows_reused,
-            rows_encoded=facts.rows_encoded,
-            oldest_encoded_at=facts.oldest_encoded_at,
+            **of_file,
         )
 
 
@@ -217,7 +236,7 @@ Event = SuperBatchReport | Receipt | Failure
 
 
 @dataclass(slots=True)
-class RunReport:
+class RunReport(_Ratios):
     """Metrics of one run, live while it goes on; names and meaning are those of `embed --json`.
 
     Attributes:
@@ -282,10 +301,6 @@ class RunReport:
         return self.texts_encoded / self.wall_seconds if self.wall_seconds > 0 else 0.0
 
     @property
-    def overlap_ratio(self) -> float:
-        return overlap_ratio(self.publish_seconds, self.encode_seconds)
-
-    @property
     def duty_cycle(self) -> float:
         """Share of the run's time in which the pool was encoding (SURGE, equation 9)."""
         return min(1.0, self.encode_seconds / self.wall_seconds) if self.wall_seconds > 0 else 0.0
@@ -296,24 +311,13 @@ class RunReport:
         return self.texts_encoded / self.superbatches / self.b_min if self.superbatches and self.b_min else 0.0
 
     @property
-    def padding_ratio(self) -> float:
-        """Share of the tokens given to the model that were padding."""
-        return 1.0 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
-
-    @property
     def worker_idle_ratio(self) -> float:
         """Share of the workers' time, over the whole run, in which their devices had nothing to compute."""
         return worker_idle_ratio(self.forward_seconds, self.workers, self.wall_seconds)
 
-    @property
-    def compute_intensity(self) -> float:
-        """Share of the workers' steps that was computing."""
-        return compute_intensity(self.tokenize_seconds, self.forward_seconds, self.copy_seconds)
-
     def count_superbatch(self, superbatch: SuperBatchReport) -> None:
         """Add one SuperBatch to the sums."""
         self.superbatches += 1
-        self.texts_encoded += superbatch.texts_encoded
         for name in _OF_SUPERBATCHES:
             setattr(self, name, getattr(self, name) + getattr(superbatch, name))
 
@@ -339,32 +343,20 @@ class RunReport:
         attempt's, since the same ones may be in both.
         """
         last = self if self.device else before
-        sums: dict[str, Any] = {name: getattr(before, name) + getattr(self, name) for name in _ADDED_UP}
-        peaks: dict[str, Any] = {name: max(getattr(before, name), getattr(self, name)) for name in _PEAKS}
+        values: dict[str, Any] = {name: getattr(before, name) + getattr(self, name) for name in _ADDED_UP}
+        values |= {name: max(getattr(before, name), getattr(self, name)) for name in _PEAKS}
+        values |= {name: getattr(self, name) or getattr(before, name) for name in _OF_SPACE}
+        values |= {name: getattr(last, name) for name in _OF_ENCODER}
         first_output = before.time_to_first_output_seconds
         attempts = [one for one in (before, self) if one.superbatches]
         predicted = [one.predicted_wall_seconds for one in attempts if one.predicted_wall_seconds is not None]
-        causes = sorted({*before.storage_retries, *self.storage_retries})
         return replace(
             self,
-            **sums,
-            **peaks,
-            space=self.space or before.space,
-            space_title=self.space_title or before.space_title,
-            dimension=self.dimension or before.dimension,
-            device=last.device,
-            hardware=last.hardware,
-            precision=last.precision,
-            workers=last.workers,
-            call_seconds=last.call_seconds,
-            b_min=last.b_min,
-            b_max=last.b_max,
+            **values,
             predicted_wall_seconds=sum(predicted) if attempts and len(predicted) == len(attempts) else None,
             encoder_notes=list(dict.fromkeys(before.encoder_notes + self.encoder_notes)),
             time_to_first_output_seconds=self.time_to_first_output_seconds if first_output is None else first_output,
-            storage_retries={
-                cause: before.storage_retries.get(cause, 0) + self.storage_retries.get(cause, 0) for cause in causes
-            },
+            storage_retries=dict(sorted((Counter(before.storage_retries) + Counter(self.storage_retries)).items())),
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -374,115 +366,3 @@ class RunReport:
             {"key": failure.key, "reason": failure.reason} for failure in self.partitions_failed
         ]
         return document
-
-
-_OF_SUPERBATCHES = (
-    "tokens",
-    "padded_tokens",
-    "encode_seconds",
-    "tokenize_seconds",
-    "forward_seconds",
-    "copy_seconds",
-    "replays",
-    "read_seconds",
-    "serialize_seconds",
-    "upload_seconds",
-    "publish_seconds",
-    "rows_reused",
-    "texts_deduplicated",
-)
-_ADDED_UP = (
-    *_OF_SUPERBATCHES,
-    "superbatches",
-    "texts_encoded",
-    "pool_start_seconds",
-    "partitions_republished",
-    "texts_reused",
-    "truncated",
-    "skipped_rows",
-    "blank_texts",
-    "wall_seconds",
-    "exposed_io_seconds",
-)
-_PEAKS = ("max_in_flight_texts", "peak_resident_bytes", "peak_rss_bytes")
-_RATIOS = (
-    "prediction_error",
-    "texts_per_second",
-    "overlap_ratio",
-    "duty_cycle",
-    "fill_ratio",
-    "padding_ratio",
-    "compute_intensity",
-    "worker_idle_ratio",
-)
-
-
-class Pace:
-    """Compares each SuperBatch's seconds per token with the running average of those before it.
-
-    A device that throttles, or that another process uses, shows here long before the run is late.
-    """
-
-    def __init__(self) -> None:
-        self._seconds = 0.0
-        self._tokens = 0
-        self._seen = 0
-
-    def ratio(self, tokens: int, encode_seconds: float) -> float | None:
-        """Seconds per token of this SuperBatch over the average; None for the first few."""
-        if not tokens:
-            return None
-        known = self._seen >= _PACE_NEEDS and self._seconds > 0
-        found = encode_seconds / tokens * self._tokens / self._seconds if known else None
-        self._seen += 1
-        self._tokens += tokens
-        self._seconds += encode_seconds
-        return found
-
-
-class InFlight:
-    """Counts texts that were admitted and are neither published nor staged, and remembers the highest count."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.texts = 0
-        self.most = 0
-
-    def add(self, texts: int) -> None:
-        with self._lock:
-            self.texts += texts
-            self.most = max(self.most, self.texts)
-
-    def remove(self, texts: int) -> None:
-        with self._lock:
-            self.texts -= texts
-
-
-class ExposedIo:
-    """Adds up the seconds in which the encoder waits for texts while the reader waits for storage.
-
-    Attributes:
-        seconds: of both.
-        reader_seconds: in which the reader waits.
-    """
-
-    def __init__(self) -> None:
-        self.seconds = self.reader_seconds = 0.0
-        self._lock = threading.Lock()
-        self._waiting: dict[str, float] = {}
-
-    @contextlib.contextmanager
-    def waiting(self, stage: Literal["encoder", "reader"]) -> Iterator[None]:
-        """Enter that a stage waits, for as long as the block runs."""
-        with self._lock:
-            self._waiting[stage] = time.perf_counter()
-        try:
-            yield
-        finally:
-            with self._lock:
-                now = time.perf_counter()
-                if len(self._waiting) == 2:
-                    self.seconds += now - max(self._waiting.values())
-                begun = self._waiting.pop(stage)
-                if stage == "reader":
-                    self.reader_seconds += now - begun

@@ -20,6 +20,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoding import ReadAhead, encoded_superbatches
 from surge_dagster.engine.events import EventStream
 from surge_dagster.engine.memory import SLOTS, fit_memory
+from surge_dagster.engine.meters import ExposedIo, InFlight
 from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.output.change_files import DEFAULT_KEEP_DAYS, ChangeFeed, wanted_feed
@@ -31,7 +32,7 @@ from surge_dagster.engine.output.space_target import SpaceTarget
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.output.staging import Staging, sweep_orphan_files
 from surge_dagster.engine.reading import superbatches
-from surge_dagster.engine.report import Event, ExposedIo, InFlight, Receipt, RunReport, SuperBatchReport
+from surge_dagster.engine.report import Event, Receipt, RunReport, SuperBatchReport
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.ledger import Ledger

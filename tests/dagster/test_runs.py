@@ -135,7 +135,7 @@ def test_progress_is_a_line_each_ten_seconds_with_the_share_done_and_the_time_le
     def receipt(key: str) -> Receipt:
         return Receipt(key, "encoded", "", 100, 16, 0, "", 0, "", "", "", "")
 
-    encode_call = SuperBatchReport(0, 2, 150, 0, 0, 0, 0, 9.0, 0.0, 9.0, 0.0, 0.0, 0.0, 1.0, 1.0, 17.0)
+    encode_call = SuperBatchReport(0, 2, 150, 0, 0, 0, 0, 9.0, 0.0, 9.0, 0.0, 0.0, 0.0, 1.0)
     clock = iter([0.0, 2.0, 9.0, 20.0, 25.0, 31.0])
     todo = [Partition(key, "v", lambda: iter(()), lambda: "v", rows=100) for key in "abcd"]
     progress = Progress(todo, lambda: next(clock))

@@ -23,8 +23,8 @@ from surge_dagster.engine import memory
 from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.memory import fit_memory, plan_memory
+from surge_dagster.engine.meters import InFlight
 from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.report import InFlight
 from surge_dagster.engine.run import publishing_threads
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload

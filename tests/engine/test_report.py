@@ -50,7 +50,7 @@ def test_overlap_is_the_share_of_io_that_encoding_hides(io_seconds: float, encod
 
 
 def test_superbatches_are_summed() -> None:
-    superbatch = SuperBatchReport(0, 2, 100, 5000, 900, 1000, 1, 2.0, 0.5, 1.5, 0.25, 0.25, 0.5, 1.0, 1.0, 50.0)
+    superbatch = SuperBatchReport(0, 2, 100, 5000, 900, 1000, 1, 2.0, 0.5, 1.5, 0.25, 0.25, 0.5, 1.0)
     report = RunReport(wall_seconds=8.0)
     report.count_superbatch(superbatch)
     report.count_superbatch(superbatch)
@@ -60,7 +60,7 @@ def test_superbatches_are_summed() -> None:
 
 
 def test_retried_run_has_sums_ratios_of_sums_and_highest_peaks() -> None:
-    superbatch = SuperBatchReport(0, 2, 100, 5000, 900, 1000, 1, 2.0, 0.5, 1.5, 0.25, 0.25, 0.5, 1.0, 1.0, 50.0)
+    superbatch = SuperBatchReport(0, 2, 100, 5000, 900, 1000, 1, 2.0, 0.5, 1.5, 0.25, 0.25, 0.5, 1.0)
     first = RunReport(
         "s",
         dimension=16,

@@ -18,10 +18,11 @@ import pytest
 
 from surge_dagster.engine import events as events_module
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.meters import Pace
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.publisher import Publisher
 from surge_dagster.engine.output.staging import STAGING
-from surge_dagster.engine.report import Event, Pace
+from surge_dagster.engine.report import Event
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
 from surge_dagster.engine.thresholds import Thresholds
 from tests.engine.runs import failures, finish, in_memory, make_run

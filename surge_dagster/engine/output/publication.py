@@ -15,7 +15,7 @@ from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.output.change_files import changed_ids
 from surge_dagster.engine.output.run_context import RunContext
 from surge_dagster.engine.output.space_target import require_unchanged
-from surge_dagster.engine.report import Failure, Receipt, SuperBatchReport, overlap_ratio, worker_idle_ratio
+from surge_dagster.engine.report import Failure, Receipt, SuperBatchReport, worker_idle_ratio
 from surge_dagster.engine.superbatch import CHANGED, UNCHANGED, EncodedSuperBatch, Segment, StagedRows
 from surge_dagster.engine.support.timeline import Lane
 
@@ -156,9 +156,7 @@ class Publication:
     def _report(self) -> SuperBatchReport:
         context, encoded, batch = self.context, self.encoded, self.encoded.batch
         metrics = encoded.metrics
-        publish_seconds = time.perf_counter() - self.started
         texts, rows_reused = encoded.published_texts, encoded.rows_reused
-        encoded_texts = texts - rows_reused
         return SuperBatchReport(
             index=batch.index,
             partitions=len(batch.segments),
@@ -172,10 +170,8 @@ class Publication:
             forward_seconds=metrics.forward_seconds,
             serialize_seconds=self.serialize.seconds,
             upload_seconds=self.upload.seconds,
-            publish_seconds=publish_seconds,
-            fill_ratio=encoded_texts / context.bounds.b_min,
-            overlap_ratio=overlap_ratio(publish_seconds, metrics.encode_seconds),
-            texts_per_second=encoded_texts / metrics.encode_seconds if metrics.encode_seconds > 0 else 0.0,
+            publish_seconds=time.perf_counter() - self.started,
+            fill_ratio=(texts - rows_reused) / context.bounds.b_min,
             rows_reused=rows_reused,
             texts_deduplicated=encoded.deduplicated,
             texts_computed=metrics.texts,

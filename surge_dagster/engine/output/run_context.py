@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from surge_dagster.engine.encoder.arena import Arena, Slot
 from surge_dagster.engine.events import EventStream
 from surge_dagster.engine.memory import MemoryPlan
+from surge_dagster.engine.meters import ExposedIo, InFlight
 from surge_dagster.engine.output.change_files import ChangeFeed
 from surge_dagster.engine.output.space_target import SpaceTarget
 from surge_dagster.engine.output.staging import Staging
-from surge_dagster.engine.report import ExposedIo, InFlight
 from surge_dagster.engine.superbatch import OpenPartition, SuperBatch
 from surge_dagster.engine.support.ledger import Ledger
 from surge_dagster.engine.support.waiting import StopSignal
