@@ -147,7 +147,7 @@ def follow(pool: EncoderPool, script: list[dict[str, Any]], random: Random, file
 _SCRIPTS = _STEPS, st.randoms(use_true_random=False), st.sampled_from(["parquet", "arrow"])
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(*_SCRIPTS)
 def test_refresh_after_edits_equals_a_full_run(
     hash_pool: EncoderPool, script: list[dict[str, Any]], random: Random, file_format: FileFormat

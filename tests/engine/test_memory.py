@@ -155,7 +155,7 @@ class TestRuns:
         assert keys_of(finish_receipts(run)) == ["p0", "p1", "p2"]
         assert run.report.truncated == 3
 
-    @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         sizes=st.lists(st.integers(0, 300), max_size=10),
         text_bytes=st.integers(0, 2_000),

@@ -137,7 +137,7 @@ def survive(
 def test_run_survives_faults_in_every_twentieth_request(
     object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path, scheme: str
 ) -> None:
-    survive(object_server, hash_pool, tmp_path, scheme, 50, RandomFaults(0.05, seed=100))
+    survive(object_server, hash_pool, tmp_path, scheme, 100, RandomFaults(0.05, seed=100))
 
 
 @pytest.mark.soak

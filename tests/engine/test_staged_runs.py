@@ -92,7 +92,7 @@ class TestWhatIsEncodedAgain:
         leave_complete(hash_pool, tmp_path)
         assert resume(hash_pool, tmp_path).report.texts_encoded == 0
 
-    @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         ends=st.lists(st.tuples(st.integers(0, 449), st.integers(20, 200)), max_size=3),
         removed=st.randoms(use_true_random=False),
