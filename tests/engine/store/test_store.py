@@ -444,7 +444,7 @@ class TestPermissions:
         assert "cannot open the output" in self.look("output", self.folder(tmp_path, 0o700) / "out")
 
     def test_catalog_in_a_closed_folder_is_refused(self, tmp_path: Path) -> None:
-        assert "cannot open the catalog" in self.look("source", self.folder(tmp_path, 0o700) / "catalog")
+        assert "cannot open the source" in self.look("source", self.folder(tmp_path, 0o700) / "catalog")
 
     def test_catalog_without_read_permission_is_refused(self, tmp_path: Path) -> None:
         assert "cannot list the catalog" in self.look("source", self.folder(tmp_path, 0o711))
