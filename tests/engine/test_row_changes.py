@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from surge_dagster.engine.changes import PartitionChanges, changes
 from surge_dagster.engine.output.publication import Publication
 from surge_dagster.engine.report import Receipt
 from surge_dagster.engine.sources.partition import Partition
@@ -29,16 +30,21 @@ __all__ = ["output"]
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[RowChanges | None]]:
     """What the runs of a test found out about changed rows."""
-    changes: list[RowChanges | None] = []
+    noted_changes: list[RowChanges | None] = []
     finish_changes = Publication._finish_changes
 
     def noted(publication: Publication, segment: Segment) -> None:
         finish_changes(publication, segment)
         if segment.last:
-            changes.append(segment.partition.changes)
+            noted_changes.append(segment.partition.changes)
 
     monkeypatch.setattr(Publication, "_finish_changes", noted)
-    yield changes
+    yield noted_changes
+
+
+def _operations(partition: PartitionChanges) -> Iterator[str]:
+    for batch in partition:
+        yield from batch.column("op").to_pylist()
 
 
 def test_rows_are_compared_by_id(output: Output, found: list[RowChanges | None]) -> None:
@@ -66,6 +72,18 @@ def test_rows_whose_old_vectors_are_not_trusted_have_changed(output: Output, fou
     rewrite(output.path, lambda table: with_vectors(table, lambda matrix: matrix[:, ::-1]))
     output.embed(ROWS[1:], changes=True)
     assert found[1] is not None and set(found[1].operations.tolist()) == {2}
+
+
+def test_consumer_gets_every_row_of_a_split_partition_whose_old_vectors_are_not_trusted(output: Output) -> None:
+    """Its first rows are staged before it is known how all of its rows have changed."""
+    rows = numbered_rows("k", 450)
+    output.embed(rows, changes=True)
+    rewrite(output.path, lambda table: with_vectors(table, lambda matrix: matrix[:, ::-1]))
+    before = changes(output.root, since={})
+    assert sum(len(batch) for partition in before for batch in partition) == 451  # one clears
+    output.embed(rows[:-1], changes=True)
+    operations = [op for partition in changes(output.root, since=before.versions) for op in _operations(partition)]
+    assert operations == 449 * ["change"] + ["delete"]
 
 
 def test_rows_that_were_encoded_again_have_changed(output: Output, found: list[RowChanges | None]) -> None:

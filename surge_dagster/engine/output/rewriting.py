@@ -25,7 +25,7 @@ from surge_dagster.engine.output.space_target import SpaceTarget, require_unchan
 from surge_dagster.engine.output.staging import Staging
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Upload
-from surge_dagster.engine.superbatch import MissingTexts, OpenPartition
+from surge_dagster.engine.superbatch import CHANGED, UNCHANGED, MissingTexts, OpenPartition
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems
 
 # Memory of a row group while it is held and written; together with what reading takes, less than the reader's share.
@@ -142,7 +142,15 @@ def _staged_rows(
 def _noting_changes(
     batches: Iterable[pa.RecordBatch], partition: OpenPartition, changed: list[pa.Array]
 ) -> Iterator[pa.RecordBatch]:
-    """The same batches; ids of rows that were added or changed are appended to `changed`."""
+    """The same batches; ids of rows that were added or changed are appended to `changed`.
+
+    Rows of a segment that kept no old vector have changed, also where that segment was staged before the last row of
+    the partition was compared.
+    """
+    for segment in partition.staged if partition.changes is not None else ():
+        if not segment.vectors.rows_reused:
+            operations = partition.changes.operations[segment.start : segment.stop]
+            operations[operations == UNCHANGED] = CHANGED
     row = 0
     for batch in batches:
         if partition.changes is not None:
