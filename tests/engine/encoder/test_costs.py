@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -56,6 +58,20 @@ def test_slow_model_is_measured_with_few_texts_that_still_tell_a_call_from_its_t
     costs = EncodeCosts.of(time_calls(encode), [], workers=1)
     assert max(calls) == 4 and len(calls) == 10
     assert costs.seconds(np.array([2]), np.array([20])) == pytest.approx(1_000 * call(2, 10).seconds)
+
+
+@pytest.mark.parametrize("first", range(0, 40, 2))
+def test_machine_that_is_stopped_or_busy_for_a_moment_does_not_make_b_min_run_away(first: int) -> None:
+    count = itertools.count()
+
+    def encode(texts: list[str]) -> tuple[float, float]:
+        tokens, seconds = simulated(texts)
+        number = next(count)
+        return tokens, 5 * seconds + (1.0 if number == first else 0.3 if first < number <= first + 3 else 0.0)
+
+    costs, exact = EncodeCosts.of(time_calls(encode), [], workers=1), 5 * (C_IPC + 32 * C_LENGTH)
+    assert costs.superbatch_seconds <= 2 * exact
+    assert costs.efficient_texts <= 2 * 99 * (exact + SUPERBATCH_SECONDS) / (5 * (C_TEXT + 10 * C_TOKEN))
 
 
 def test_calls_grow_until_later_texts_share_the_passes_of_the_first() -> None:
