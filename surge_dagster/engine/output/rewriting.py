@@ -147,8 +147,8 @@ def _noting_changes(
     Rows of a segment that kept no old vector have changed, also where that segment was staged before the last row of
     the partition was compared.
     """
-    for segment in partition.staged if partition.changes is not None else ():
-        if not segment.vectors.rows_reused:
+    for segment in partition.staged:
+        if partition.changes is not None and not segment.vectors.rows_reused:
             operations = partition.changes.operations[segment.start : segment.stop]
             operations[operations == UNCHANGED] = CHANGED
     row = 0
