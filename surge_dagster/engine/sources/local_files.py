@@ -129,7 +129,7 @@ class LocalFiles(SourceFiles):
                 else:
                     yield relative, f"lies below {_MAX_DEPTH} nested folders; no more are allowed"
             elif entry.is_symlink() and (refusal := self._refused_link(entry.path)):
-                if may_be_file or os.path.isdir(entry.path):  # noqa: PTH112
+                if may_be_file or isinstance(refusal, OSError) or os.path.isdir(entry.path):  # noqa: PTH112
                     yield relative, refusal
             elif may_be_file and not entry.is_dir():
                 yield relative, None
@@ -145,20 +145,14 @@ class LocalFiles(SourceFiles):
         if is_empty and os.path.lexists(path):
             yield relative, refusal or "holds no file whose ending says a format that is read"
 
-    def _refused_link(self, link: str) -> str | None:
-        """Why a link is not followed; None for one that leads into the root.
-
-        Raises:
-            OSError: the system does not say where it leads.
-        """
+    def _refused_link(self, link: str) -> str | OSError | None:
+        """Why a link is not followed, or cannot be; None for one that leads into the root."""
         try:
             catalog, target = os.path.realpath(self._root), os.path.realpath(link, strict=True)
         except (FileNotFoundError, NotADirectoryError):
             return "is a link to nothing"
         except OSError as error:
-            if error.errno != errno.ELOOP:
-                raise
-            return "is one of several links that lead to each other"
+            return "is one of several links that lead to each other" if error.errno == errno.ELOOP else error
         if target == catalog:
             return "is a link to the catalog itself"
         return None if os.path.commonpath((catalog, target)) == catalog else "is a link out of the catalog"

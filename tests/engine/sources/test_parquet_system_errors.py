@@ -67,3 +67,16 @@ class TestSystemErrors:
         with pytest.raises(TransientError, match=r"Input/output error\. Run again when its storage answers\."):
             list(unseen.read())
         assert [partition.key for partition in open_source(tmp_path)] == ["a", key, "z"]
+
+    @pytest.mark.parametrize("name", ["", "/1.parquet", "/nested"])
+    def test_link_whose_target_the_system_does_not_show_hides_no_other_partition(
+        self, tmp_path: Path, name: str
+    ) -> None:
+        write_catalog(tmp_path, {"a": ROWS, "z": ROWS} | ({"m": ROWS} if name else {}))
+        Path(f"{partition_folder(tmp_path, 'm')}{name}").symlink_to("x" * 300)  # longer than a name may be
+        first, unseen, last = open_source(tmp_path)
+        assert (first.key, unseen.key, last.key) == ("a", "m", "z")
+        assert rows_of(first) == rows_of(last) == ROWS
+        for look in (unseen.current_source_version, lambda: list(unseen.read())):
+            with pytest.raises(TransientError, match=rf"partition 'm': .*{os.strerror(errno.ENAMETOOLONG)}"):
+                look()
