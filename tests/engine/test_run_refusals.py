@@ -145,10 +145,10 @@ def test_partition_that_cannot_be_read_now_is_a_transient_failure(
     write_catalog(tmp_path / "catalog", {key: numbered_rows(key, 30) for key in "abc"})
     read = formats._parquet
 
-    def fail(file: SourceFile, *options: Any) -> Any:
+    def fail(file: SourceFile, *arguments: Any, **options: Any) -> Any:
         if file.relative.startswith("partition=b"):
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-        return read(file, *options)
+        return read(file, *arguments, **options)
 
     with monkeypatch.context() as patched:
         patched.setattr(formats, "_parquet", fail)

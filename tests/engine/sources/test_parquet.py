@@ -16,7 +16,7 @@ import pytest
 
 from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
 from surge_dagster.engine.sources import Selection, open_source, parquet_files
-from surge_dagster.engine.sources.partition import RowBatch
+from surge_dagster.engine.sources.partition import Partition, RowBatch
 from tests.engine.sources.reading import ROWS, only, refusal, rows_of
 from tests.small_catalogs import numbered_rows, partition_folder, write_catalog, write_partition, write_rows
 
@@ -97,14 +97,27 @@ class TestStreaming:
         rows = [(str(n), "boilerplate " * 2_000) for n in range(6_000)]  # 144 MB, in a file of a hundred kilobytes
         path = write_partition(tmp_path, "k", rows, text_type=kind)
         assert path.stat().st_size < 200_000
-        sizes = [batch.texts.nbytes for batch in only(open_source(tmp_path)).read()]
-        assert max(sizes) < 7 * 1024 * 1024
+        largest, most_held = sizes(only(open_source(tmp_path)))
+        assert largest < 7 * 1024 * 1024
+        assert most_held < 16 * 1024 * 1024
 
     def test_long_texts_that_stand_together_are_not_read_thousands_at_a_time(self, tmp_path: Path) -> None:
         rows = [(str(n), f"{n:05d} " * (4_000 if 30_000 <= n < 31_000 else 1)) for n in range(60_000)]
         write_partition(tmp_path, "k", rows, use_dictionary=False)
         partition = only(open_source(tmp_path))
-        assert max(batch.texts.nbytes for batch in partition.read()) < 7 * 1024 * 1024
+        largest, most_held = sizes(partition)
+        assert largest < 7 * 1024 * 1024
+        assert most_held < partition.page_bytes
+
+    def test_low_limit_of_text_bytes_lets_more_rows_be_read_at_once(self, tmp_path: Path) -> None:
+        table = pa.table({"id": [str(n) for n in range(3_000)], "text": [f"{n:07d}" * 200 for n in range(3_000)]})
+        path = partition_folder(tmp_path, "k") / "0.parquet"
+        path.parent.mkdir()
+        # Any row's text may begin as the one before it does, so that none is known to be short.
+        encodings = {"id": "PLAIN", "text": "DELTA_BYTE_ARRAY"}
+        pq.write_table(table, path, use_dictionary=False, column_encoding=encodings)
+        partition = only(open_source(tmp_path, selection=Selection(max_text_bytes=1 << 16)))
+        assert len(next(iter(partition.read()))) == 256
 
     def test_reader_that_is_dropped_early_closes_its_file(self, tmp_path: Path) -> None:
         write_partition(tmp_path, "k", numbered_rows("k", 20_000))
@@ -113,6 +126,15 @@ class TestStreaming:
         reading.close()  # pyright: ignore[reportAttributeAccessIssue]
         targets = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)]  # noqa: PTH115, PTH208
         assert not [target for target in targets if target.startswith(str(tmp_path))]
+
+
+def sizes(partition: Partition) -> tuple[int, int]:
+    """Bytes of the largest batch of texts of a partition, and the most that Arrow held beside each batch."""
+    before, largest, most_held = pa.total_allocated_bytes(), 0, 0
+    for batch in partition.read():
+        largest = max(largest, batch.texts.nbytes)
+        most_held = max(most_held, pa.total_allocated_bytes() - before)
+    return largest, most_held
 
 
 def _is_open(descriptor: str) -> bool:
