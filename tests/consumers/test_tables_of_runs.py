@@ -76,3 +76,27 @@ def test_table_follows_an_output_in_a_bucket(
         ("3", "edited"),
         ("4", "four"),
     ]
+
+
+def test_files_that_carry_different_columns_reach_a_table_in_one_look(
+    hash_pool: EncoderPool, tmp_path: Path, target: Target
+) -> None:
+    store = open_store(tmp_path / "out")
+
+    def embed(key: str, *carried: str) -> None:
+        source = FrameCatalog({key: ROWS}, Selection(carried=carried), versions={key: f"{carried}"})
+        assert finish_receipts(make_run(hash_pool, source, store), "encoded")
+
+    def look() -> list[tuple[object, ...]]:
+        done = target.apply(partial(changes, store, "shop"))
+        assert done.failures == {} and compare(done.feed, target).wrong == {}
+        return found(target, "partition", "id", "sku", "price")
+
+    embed("a", "sku")
+    embed("b", "price")
+    skus = [("a", "1", "a", None), ("a", "2", "b", None), ("a", "3", None, None)]
+    assert look() == [*skus, ("b", "1", None, 1), ("b", "2", None, 2), ("b", "3", None, 3)]
+    embed("b")
+    embed("c", "price", "sku")
+    bare = [("b", "1", None, None), ("b", "2", None, None), ("b", "3", None, None)]
+    assert look() == [*skus, *bare, ("c", "1", "a", 1), ("c", "2", "b", 2), ("c", "3", None, 3)]
