@@ -95,11 +95,12 @@ def grouped(
 
 
 def decoded(folder: str) -> str:
-    """What tells the key of a folder `partition=…` from others: the key itself, or the folder's name."""
+    """What tells the key of a folder `partition=…` from others: the key, or the whole name where that is a hash."""
+    written = folder.removeprefix(OWN_FOLDER)
     try:
-        return _decoded(folder.removeprefix(OWN_FOLDER)) or folder
+        return _decoded(written) or folder
     except ValueError:
-        return folder
+        return printable(written) or folder  # the key under which it is refused
 
 
 def _in_folders(file: SourceFile) -> _Place:

@@ -68,6 +68,13 @@ class TestKeys:
         assert partition.key in folder
         refusal(partition)
 
+    def test_key_that_is_the_name_of_an_invalid_folder_is_one_partition_and_refused(self, tmp_path: Path) -> None:
+        write_catalog(tmp_path, {"caf%E9": ROWS, "good": ROWS})
+        write_rows(tmp_path / "partition=caf%E9" / "0.parquet", ROWS)
+        refused, good = open_source(tmp_path)
+        assert (refused.key, rows_of(good)) == ("caf%E9", ROWS)
+        assert "does not decode to UTF-8 text" in str(refusal(refused))
+
     def test_folder_whose_name_is_not_utf8_is_refused_under_a_name_that_can_be_written_anywhere(
         self, tmp_path: Path
     ) -> None:
