@@ -244,8 +244,12 @@ def _csv(
     )
     yield _empty(_strings(wanted), wanted)
     done = 0
+
+    def unfinished(reason: str, remedy: str) -> SurgeError:
+        return problem(f"{reason} after Row #{done:,}", remedy)  # pyarrow counts the header, too
+
     with open_plain() as stream:
-        for block in csv_blocks(stream, delimiter, len(names), problem, _BLOCK_BYTES):
+        for block in csv_blocks(stream, delimiter, len(names), unfinished, _BLOCK_BYTES):
             # pyarrow takes a mark at the beginning of a block for that of the file, and leaves out empty lines.
             content = pa.BufferReader(b"\n" + block if done else block)
             options = pacsv.ReadOptions(use_threads=False, block_size=content.size() + 1, column_names=names)

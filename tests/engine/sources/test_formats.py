@@ -174,6 +174,16 @@ class TestRefusedFiles:
         assert "all ids in quotes" in message
         assert "row 90,000" in message or "a row from" in message
 
+    def test_quote_that_is_never_closed_is_named_with_the_row_before_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(formats, "_BLOCK_BYTES", 4096)
+        rows = [f'{row},"a\nb"\n' for row in range(1, 5_001)]
+        (tmp_path / "p.csv").write_text("id,text\n" + "".join(rows) + '5001,"open\n5002,c\n')
+        message = refused(tmp_path / "p.csv", ["id", "text"])
+        assert """where it says '5001,"open""" in message
+        assert "after Row #5,001. Close the quote" in message
+
     @pytest.mark.parametrize(
         ("text", "reason"),
         [
