@@ -21,7 +21,7 @@ from surge_dagster.engine.sources.ahead import AHEAD_BYTES, FilesAhead
 from surge_dagster.engine.sources.footers import End, SourceFooters
 from surge_dagster.engine.sources.formats import batches
 from surge_dagster.engine.sources.layouts import FileGroup, decoded, grouped
-from surge_dagster.engine.sources.listing import FIRST_BYTES, UNREADABLE_FOLDER, SourceFile, SourceFiles
+from surge_dagster.engine.sources.listing import FIRST_BYTES, NO_FILE, UNREADABLE_FOLDER, SourceFile, SourceFiles
 from surge_dagster.engine.sources.parquet_files import Footer, source_version
 from surge_dagster.engine.sources.partition import KEY_METADATA, UNREADABLE_VERSION, Partition, RowBatch
 from surge_dagster.engine.sources.selection import Selection
@@ -200,6 +200,8 @@ def _require_own(key: str, group: FileGroup, file: SourceFile, end: End) -> None
     """Raise `DataError` for a file that is refused or belongs to another partition."""
     if file.refusal:
         remedy = "Replace it by a regular folder or file, rename it, or remove it from the source."
+        if file.refusal == NO_FILE:
+            remedy = "Write its rows there, or remove the folder."
         raise DataError(key, f"{file.shown} {file.refusal}", remedy)
     declared = end.key if isinstance(end, Footer) else None
     if group.hashed is not None and declared is None:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources.listing import (
     HIDDEN,
+    NO_FILE,
     OWN_FOLDER,
     UNREADABLE_FOLDER,
     NamePattern,
@@ -143,7 +144,7 @@ class LocalFiles(SourceFiles):
                 is_empty = False
                 yield found
         if is_empty and os.path.lexists(path):
-            yield relative, refusal or "holds no file whose ending says a format that is read"
+            yield relative, refusal or NO_FILE
 
     def _refused_link(self, link: str) -> str | OSError | None:
         """Why a link is not followed, or cannot be; None for one that leads into the root."""

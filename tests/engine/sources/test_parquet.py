@@ -310,6 +310,7 @@ class TestNoRows:
         partition_folder(tmp_path, "k").mkdir()
         partition = only(open_source(tmp_path))
         assert "partition=k holds no file" in str(refusal(partition))
+        assert refusal(partition).remedy == "Write its rows there, or remove the folder."
         assert partition.current_source_version() == partition.source_version, "it did not change, it is wrong"
 
 
