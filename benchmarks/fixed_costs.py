@@ -3,7 +3,7 @@
 c_ipc is the intercept of a straight line through the times of calls of 1 to 100,000 texts, with an encoder that
 computes nothing and the texts already in shared memory. Sizes take turns in random order, and the median of a size
 counts. A timing is off by a share of itself, so each point is weighted by 1 / seconds². sentence-transformers'
-multi-process pool goes through the same regression. The published system, which starts its pool around every call,
+multi-process pool goes through the same regression. The published system, which starts such a pool once and reuses it,
 reports 87 ms.
 
 The start is compared with loading the same model with sentence-transformers in a fresh process. Both find their files

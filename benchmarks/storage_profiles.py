@@ -35,7 +35,7 @@ class StorageProfile:
     bytes_per_second: float | None
 
 
-# Latencies, and the bandwidth of GCS, are the paper's; the other bandwidths are chosen.
+# The latencies of HDFS, GCS and cross-region, and the bandwidth of GCS, are the paper's; the others are chosen.
 PROFILES = {
     profile.name: profile
     for profile in (

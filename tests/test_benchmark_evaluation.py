@@ -8,20 +8,24 @@ import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.evaluation import calls, experiments, serialization
+from benchmarks.evaluation import calls, experiments, published, serialization
 from benchmarks.evaluation.aims import aims
 from benchmarks.evaluation.charts import draw
 from benchmarks.evaluation.experiments import EXPERIMENTS
 from benchmarks.evaluation.failures import failures
+from benchmarks.evaluation.metering import Meter
 from benchmarks.evaluation.page import CHARTS, DOCUMENT, IMAGES, PAGE, render, rows_of
-from benchmarks.evaluation.scales import SCALES
+from benchmarks.evaluation.scales import SCALES, case_of
 from benchmarks.evaluation.strategies import measure_on
-from benchmarks.evaluation.tables import TABLES
+from benchmarks.evaluation.tables import TABLES, sigmas
 from benchmarks.fixed_costs import fit_line
 from benchmarks.paced_runs import paced_pool
+from surge_dagster.catalogs.synthetic import partition_sizes
+from surge_dagster.engine.cost_model import variation
 from surge_dagster.engine.encoder.pool import EncoderPool
 
 
@@ -38,6 +42,7 @@ def in_this_process(pool: EncoderPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiments, "opened", lambda case: contextlib.nullcontext(pool))
     monkeypatch.setattr(calls, "peer_call_cost", lambda sizes, *_: fit_line(sizes, [0.1, 0.2, 0.3, 0.4]))
     monkeypatch.setattr(serialization, "_in_own_process", serialization._measured)
+    monkeypatch.setattr(Meter, "grown_bytes", 1)  # a run of milliseconds may grow by nothing
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -72,6 +77,20 @@ def test_page_is_that_of_the_measured_document() -> None:
     assert page == render(json.loads(DOCUMENT.read_text()))
     for name in re.findall(r"\(images/(evaluation-[\w-]+\.svg)\)", page):
         assert (IMAGES / name).is_file()
+
+
+def test_variation_beside_a_sigma_is_that_of_the_sizes_that_ran() -> None:
+    cases = [case_of(published.MINILM_ON_TWO, 20_000, sigma=sigma) for sigma in published.SIGMAS]
+    ran = {"memory": 0.1, "ttfo": 1.0, "largest": 1, "throughput": 1.0}
+    rows: list[dict[str, Any]] = [
+        ran | {"name": name, "group": f"{case.sigma}", "texts": case.texts, "partitions": case.partitions}
+        for case in cases
+        for name in ("PBP", "SURGE async")
+    ]
+    _, _, *lines = sigmas({"packing": rows})
+    for case, line in zip(cases, lines, strict=True):
+        sizes = partition_sizes(case.texts, case.partitions, case.sigma, case.seed)
+        assert line.startswith(f"| {case.sigma} | {variation(sizes):.2f} (")
 
 
 def test_experiment_that_was_not_measured_is_said_so() -> None:

@@ -69,7 +69,7 @@ def _machine(document: Document) -> Iterator[str]:
     libraries = ", ".join(f"{name} {version}" for name, version in versions.items())
     took = sum(found["seconds"] for found in document["experiments"].values())
     yield (
-        f"Measured on {document['date']}: {machine['processor']}, {machine['cores']} cores, "
+        f"Last measured on {document['date']}: {machine['processor']}, {machine['cores']} cores, "
         f"load average {machine['load_average']:.1f} at the start, Python {machine['python']}, {libraries}; "
         f"scale `{document['scale']}`, {took / 60:.0f} minutes."
     )

@@ -27,7 +27,7 @@ from surge_dagster.engine.thresholds import Thresholds
 CLOCK, SHRINK = 2.0, 5.0
 B_MAX_FACTOR = 5
 PARTITION_TEXTS = published.TEXTS / published.PARTITIONS
-_SEED = 1  # of sizes whose CV is close to the law's, and whose first SuperBatch is close to B_min
+SEED = 1  # of sizes whose CV is close to the law's, and whose first SuperBatch is close to B_min
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def case_of(
         texts,
         max(2, round(texts * shrink / PARTITION_TEXTS)),
         sigma,
-        _SEED,
+        SEED,
         workers=processes,
         text_seconds=processes / costs.texts_per_second / clock,
         call_seconds=costs.call_seconds / (clock * shrink),

@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.evaluation import published
 from benchmarks.evaluation.cells import beside, head, line
+from benchmarks.evaluation.scales import SEED
 from benchmarks.evaluation.theory import Rows, calls, decisions, lemma, theorem, workload
 from surge_dagster.catalogs.synthetic import partition_sizes
 from surge_dagster.engine.cost_model import variation
@@ -27,11 +28,12 @@ _TTFO: Column = ("first output, s", "ttfo", ",.1f")
 _CALLS: Column = ("calls", "calls", ",d")
 _LARGEST: Column = ("largest call, texts", "largest", ",d")
 _EXPOSED: Column = ("exposed I/O, s", "exposed", ".2f")
+_TAIL: Column = ("after the last call, s", "tail", ".2f")
 
 
 def end_to_end(rows: Rows) -> Iterator[str]:
     yield from _compared(
-        rows["end_to_end"], published.END_TO_END, _THROUGHPUT, _DUTY, _RHO, _MEMORY, _TTFO, _CALLS, _EXPOSED
+        rows["end_to_end"], published.END_TO_END, _THROUGHPUT, _DUTY, _RHO, _MEMORY, _TTFO, _CALLS, _EXPOSED, _TAIL
     )
 
 
@@ -101,7 +103,7 @@ def sigmas(rows: Rows) -> Iterator[str]:
     for sigma, paper in published.SIGMAS.items():
         ours = {row["name"]: row for row in rows["packing"] if row["group"] == f"{sigma}"}
         surge, pbp = ours["SURGE async"], ours["PBP"]
-        cv = variation(partition_sizes(surge["texts"], surge["partitions"], sigma))
+        cv = variation(partition_sizes(surge["texts"], surge["partitions"], sigma, SEED))
         yield line(
             f"{sigma}",
             beside(cv, paper["cv"], ".2f"),
