@@ -231,7 +231,11 @@ def _require_utf8(key: str, name: str, column: pa.Array, rows: Sequence[int] | n
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:
-        raw = column.cast(pa.large_binary())
+        raw = column.view(pa.binary() if pa.types.is_string(column.type) else pa.large_binary())
+        try:
+            raw.validate(full=True)  # a value that begins outside of the data must not be looked at
+        except pa.ArrowInvalid as error:
+            raise DataError(key, f"the {name} column is damaged ({error})", "Write it again in the source.") from error
         for offset, value in enumerate(raw):
             try:
                 (value.as_py() or b"").decode("utf-8")

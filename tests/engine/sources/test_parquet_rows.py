@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources import Selection, open_source
+from surge_dagster.engine.sources.rows import row_batch
 from tests.engine.sources.reading import ROWS, only, refusal, rows_of
 from tests.small_catalogs import numbered_rows, partition_folder, write_partition, write_rows
 
@@ -109,3 +112,13 @@ class TestTypes:
         assert "ids are string in partition=k/0.parquet but int64 in partition=k/1.parquet" in str(
             refusal(only(open_source(tmp_path)))
         )
+
+
+@pytest.mark.parametrize("column", ["id", "text"])
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+def test_column_whose_values_begin_outside_of_its_data_is_refused(column: str, kind: pa.DataType) -> None:
+    offsets = np.array([0, 1, 1 << 30, 3], np.int32 if pa.types.is_string(kind) else np.int64)
+    damaged = pa.Array.from_buffers(kind, 3, [None, pa.py_buffer(offsets), pa.py_buffer(b"abc")])
+    whole = pa.array(["a", "b", "c"])
+    with pytest.raises(DataError, match=f"the {column} column is damaged"):
+        row_batch("k", *((damaged, whole) if column == "id" else (whole, damaged)), range(3), 100)
