@@ -42,7 +42,7 @@ class Io:
 
 
 class RunLog:
-    """The SuperBatches of one run, for its prediction and for later ones; some 40 bytes of each, however many.
+    """The SuperBatches of one run, for its prediction and for later ones; 48 bytes of each, however many.
 
     Args:
         pool: that the run uses; its costs are those before the run.
@@ -118,7 +118,7 @@ def calls_of(seen: Sequence[SuperBatchReport]) -> list[Call]:
     return [
         Call(
             one.texts_computed,
-            one.text_bytes * one.texts_computed / one.texts,
+            one.text_bytes * (one.texts_computed + one.texts_deduplicated) / one.texts,
             one.tokens,
             one.encode_seconds,
             one.texts_deduplicated,

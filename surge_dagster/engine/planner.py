@@ -90,7 +90,7 @@ def forecast(flushes: Sequence[Flush], costs: RunCosts) -> Forecast:
         return Forecast()
     texts, partitions, text_bytes, reused, compared = np.array([astuple(flush) for flush in flushes], float).T
     encoded_texts = (texts - reused) * (1 - costs.encode.equal_share) + compared
-    tokens = text_bytes * encoded_texts / np.maximum(texts, 1) * costs.encode.tokens_per_byte
+    tokens = text_bytes * (texts - reused + compared) / np.maximum(texts, 1) * costs.encode.tokens_per_byte
     file_bytes = text_bytes + texts * costs.vector_bytes
     read = costs.io.read.seconds(np.column_stack([partitions, texts, reused]))
     encode = costs.encode.seconds(encoded_texts, tokens)
@@ -235,10 +235,10 @@ def plan(
     flushes = predict_flushes(counts, bounds, in_bytes / np.maximum(counts, 1), beside_bytes)
     found = forecast(flushes, costs)
     mean_bytes = float(in_bytes.sum()) / max(1, texts)
-    mean_tokens = mean_bytes * encode.tokens_per_byte
+    mean_tokens = mean_bytes * encode.tokens_per_single_byte
     text_seconds = encode.text_seconds(mean_tokens)
     of_texts = texts * text_seconds / encode.workers
-    own_calls = float(encode.seconds(counts, in_bytes * encode.tokens_per_byte).sum())  # one for each partition
+    own_calls = float(encode.seconds(counts, in_bytes * encode.tokens_per_single_byte).sum())  # one for each partition
     own = CostConstants(max(0.0, own_calls - of_texts) / max(1, partitions), text_seconds, encode.workers)
     alpha, break_even = own.alpha(partitions, texts), encode.break_even_texts(mean_tokens)
     phi, cv, gain = small_share(counts, break_even), variation(counts), speedup(alpha, len(flushes), partitions)

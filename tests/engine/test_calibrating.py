@@ -134,7 +134,7 @@ def test_log_of_a_long_run_stays_small_and_predicts_all_of_it(priced_pool: Any, 
 
 def test_only_texts_that_were_encoded_count_also_those_that_were_compared() -> None:
     [call] = calls_of([replace(SOME, rows_reused=20, texts_deduplicated=32, texts_computed=50, tokens=600)])
-    assert (call.texts, call.text_bytes, call.tokens, call.equal_texts) == (50, 2_350, 600, 32)
+    assert (call.texts, call.text_bytes, call.tokens, call.equal_texts) == (50, 3_854, 600, 32)
     costs = EncodeCosts.of([call], [], 1)
     assert (costs.equal_share, costs.tokens_per_text) == (32 / 82, 12)
     assert calls_of([replace(SOME, rows_reused=100, texts_computed=0)]) == []

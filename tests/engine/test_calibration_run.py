@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from surge_dagster.engine.calibrating import known_costs
-from surge_dagster.engine.calibration_run import calibrate, estimate_bytes
+from surge_dagster.engine.calibration_run import _sampled_rows, calibrate, estimate_bytes
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import StorageOptions
@@ -36,12 +38,13 @@ def test_calibration_encodes_some_texts_forgets_earlier_runs_and_leaves_no_file(
 ) -> None:
     priced_pool.calibration.observe("runs cpu", [[1, 1, 1, 99.0, 0]])
     sizes = [70, 3, 50] * 80
-    encoded = calibrate(listed(sizes), str(tmp_path / "not" / "there"), StorageOptions(), priced_pool, seconds=5.0)
-    assert 500 <= encoded < 570  # five seconds of them, and the rest of a partition
+    encoded = calibrate(listed(sizes), str(tmp_path / "not" / "there"), StorageOptions(), priced_pool, seconds=20.0)
+    assert 2_000 <= encoded < 2_140  # twenty seconds of them, and the rest of two partitions
     assert list(tmp_path.iterdir()) == []
     assert priced_pool.costs.call_seconds == pytest.approx(C_IPC, rel=1e-3)
-    first, second, *_ = priced_pool.calibration.observations("runs cpu", 5)
+    first, second, *_, last = priced_pool.calibration.observations("runs cpu", 5)
     assert first[0] < second[0] < priced_pool.costs.efficient_texts  # from small SuperBatches to larger ones
+    assert last[0] > encoded / 2, "the second run has one SuperBatch"
 
 
 @pytest.mark.parametrize(("sizes", "encoded"), [([], 0), ([0], 0), ([2], 2)])
@@ -55,7 +58,22 @@ def test_calibration_of_next_to_nothing_says_what_a_start_measured(
 
 def test_calibration_of_a_source_without_row_counts(priced_pool: Any, tmp_path: Path) -> None:
     partitions = [replace(one, rows=None) for one in listed([70, 3, 700])]
-    assert calibrate(partitions, str(tmp_path), StorageOptions(), priced_pool) == 70 + 3 + 250
+    assert calibrate(partitions, str(tmp_path), StorageOptions(), priced_pool) == (70 + 3 + 164) + (70 + 3 + 256)
+
+
+@given(sizes=st.lists(st.integers(1, 100_000), min_size=1, max_size=200), share=st.floats(0.001, 2.0))
+def test_sample_of_rows_is_as_large_as_wanted_and_no_partition_gives_more_than_it_has(
+    sizes: list[int], share: float
+) -> None:
+    rows = _sampled_rows(np.array(sizes, float), share * sum(sizes))
+    assert sum(rows) == pytest.approx(min(share, 1.0) * sum(sizes), abs=1)
+    assert all(0 <= taken <= size for taken, size in zip(rows, sizes, strict=True))
+
+
+def test_partition_with_half_of_the_rows_gives_half_of_the_sample() -> None:
+    rows = _sampled_rows(np.array([10.0] * 500 + [5_000.0]), 1_000)
+    assert rows[-1] == pytest.approx(500, rel=0.1)
+    assert sum(taken > 0 for taken in rows[:-1]) < 150, "few partitions are opened"
 
 
 def test_calibration_of_partitions_with_skipped_rows(priced_pool: Any, tmp_path: Path) -> None:
@@ -88,8 +106,20 @@ def test_listed_bytes_are_scaled_to_those_of_the_texts() -> None:
     assert 1 <= beside_bytes <= 3  # the digits of an id
     unlisted, _ = estimate_bytes([replace(one, text_bytes=None) for one in partitions])
     assert unlisted.tolist() == read
-    many = [replace(partitions[0], key=str(number)) for number in range(40)]  # of which 32 are read
+    many = [replace(partitions[0], key=str(number)) for number in range(80)]  # of which 64 are read
     for found in (estimate_bytes(many)[0], estimate_bytes([replace(one, text_bytes=None) for one in many])[0]):
-        assert found == pytest.approx(np.full(40, read[0]))
+        assert found == pytest.approx(np.full(80, read[0]))
     assert estimate_bytes([replace(one, rows=None, text_bytes=None) for one in partitions])[0].tolist() == [0, 0]
     assert estimate_bytes([])[0].tolist() == []
+
+
+def test_bytes_of_partitions_that_were_not_read_are_those_of_others_that_are_not_large() -> None:
+    """A file's size counts ids too: of rows with long texts they are less."""
+    rows_of = catalog([30] * 16 + [10] * 200)
+    partitions = [
+        replace(partition, rows=len(rows), text_bytes=(12 if len(rows) == 30 else 40) * len(rows))
+        for partition, rows in zip(in_memory(rows_of), rows_of.values(), strict=True)
+    ]
+    text_bytes, _ = estimate_bytes(partitions)
+    small = sum(len(text) for key, rows in rows_of.items() for _, text in rows if len(rows) == 10)
+    assert text_bytes[16:].sum() == pytest.approx(small, rel=0.02)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from surge_dagster.catalogs.synthetic import partition_sizes
 from surge_dagster.engine.cost_model import CostConstants, Flush, Recommendation, predict_flushes
-from surge_dagster.engine.encoder.costs import EncodeCosts, Fit
+from surge_dagster.engine.encoder.costs import Call, EncodeCosts, Fit
 from surge_dagster.engine.memory import plan_memory
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.planner import IoCosts, RunCosts, forecast, plan, size_fleet, verdict
@@ -112,6 +112,13 @@ class TestForecast:
         assert found.encode_seconds == 1 + (100 - 60) * 0.75
         assert found.publish_seconds == 6.0
         assert forecast([Flush(100, reused=100)], run_costs(self.ENCODE)).encode_seconds == 0
+
+    def test_tokens_of_equal_texts_are_in_the_tokens_of_a_byte(self) -> None:
+        """Equal texts are often short: their share of the bytes is not that of the texts."""
+        seen = Call(texts=50, text_bytes=1_000, tokens=200, seconds=1.0, equal_texts=50)
+        encode = replace(EncodeCosts.of([seen], [], 1), fit=Fit(np.array([0.0, 0.0, 0.0, 1.0])))
+        assert forecast([Flush(100, 1, 1_000.0)], run_costs(encode)).encode_seconds == 200
+        assert encode.tokens_per_single_byte == 0.4
 
     def test_reused_rows_that_are_compared_are_encoded_too(self) -> None:
         assert forecast([Flush(100, reused=100, compared=3)], run_costs(self.ENCODE)).encode_seconds == 1 + 3

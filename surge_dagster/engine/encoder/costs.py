@@ -46,8 +46,9 @@ class Call:
     """An encode call that was timed.
 
     Attributes:
-        texts, text_bytes, tokens: of the texts that were encoded.
+        texts, tokens: of the texts that were encoded.
         equal_texts: others, which got the vector of an equal one.
+        text_bytes: of both.
     """
 
     texts: float
@@ -117,7 +118,7 @@ class EncodeCosts:
     Attributes:
         fit: seconds of a call, of one of its first texts, of a text and of a token, on all workers together.
         workers: G.
-        tokens_per_byte, tokens_per_text: of the texts that were encoded last.
+        tokens_per_byte, tokens_per_text: encoded tokens; the bytes are those of equal texts too.
         equal_share: of the texts that needed a vector, those that got it from an equal one.
     """
 
@@ -147,7 +148,7 @@ class EncodeCosts:
 
     @classmethod
     def given(cls, call_seconds: float, text_seconds: float, workers: int) -> EncodeCosts:
-        """Costs that somebody named: c_ipc, and c_enc of one text on one worker whatever its length."""
+        """Costs from the command line: c_ipc, and c_enc of one text on one worker whatever its length."""
         return cls(Fit(np.array([call_seconds, 0.0, text_seconds / workers, 0.0])), workers)
 
     @property
@@ -173,6 +174,11 @@ class EncodeCosts:
     def superbatch_seconds(self) -> float:
         """What a call of many texts takes beside their c_enc: c_ipc, and passes that few texts share."""
         return float(self.fit.values @ _OF_SUPERBATCH)
+
+    @property
+    def tokens_per_single_byte(self) -> float:
+        """Tokens per byte of texts of which none equals another."""
+        return self.tokens_per_byte / (1 - self.equal_share)
 
     def break_even_texts(self, tokens: float) -> float:
         """n*: a partition of fewer texts, of so many tokens, spends more on its call than on its texts."""
