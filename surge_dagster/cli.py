@@ -23,10 +23,10 @@ from surge_dagster.command_settings import CATALOG, RUN, SPACE, start_pool, take
 from surge_dagster.command_spaces import describes_space, existing_space, recorded_source, space_to_read
 from surge_dagster.derive_command import derive
 from surge_dagster.engine.errors import ConfigError, SurgeError
+from surge_dagster.engine.fresh_run import report_when_fresh
 from surge_dagster.engine.output.current_space import named_space, read_current
 from surge_dagster.engine.output.spaces import find_space, model_difference
 from surge_dagster.engine.output.staging import sweep_orphan_files
-from surge_dagster.engine.reading import report_when_fresh
 from surge_dagster.engine.report import Failure, Receipt, RunReport, SuperBatchReport
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.search import search as search_space

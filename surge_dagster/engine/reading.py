@@ -16,19 +16,15 @@ from surge_dagster.engine.aggregator import Aggregator
 from surge_dagster.engine.errors import Cancelled, DataError, PlaceTaken, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.files.facts import InvalidFile
 from surge_dagster.engine.files.formats import PublishedFile
-from surge_dagster.engine.model.spec import EncodingSpec, FileFormat
-from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.previous_rows import PreviousRows, ReadingRates, open_previous_rows
 from surge_dagster.engine.output.rewriting import republish
 from surge_dagster.engine.output.run_context import RunContext
 from surge_dagster.engine.output.space_target import require_unchanged
-from surge_dagster.engine.output.spaces import find_space, record_catalog, require_format
-from surge_dagster.engine.output.staging import OtherRows, StagedRowsCheck, remove_staged
-from surge_dagster.engine.report import Failure, Receipt, RunReport
+from surge_dagster.engine.output.staging import OtherRows, StagedRowsCheck
+from surge_dagster.engine.report import Failure, Receipt
 from surge_dagster.engine.sources.content import ContentDigest, IdSet, refuse_repeated_id
 from surge_dagster.engine.sources.partition import Partition, RowBatch, read_rows
-from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.superbatch import MissingTexts, OpenPartition, StagedRows, SuperBatch, row_bytes
 from surge_dagster.engine.support.keys import encode_key
 
@@ -64,48 +60,9 @@ def superbatches(
         context.stop.require_running()
         yield from reader.read(partition)
     yield from reader.finish()
-    again = reader.mixed()
-    for partition in again:
+    for partition in reader.mixed():
         yield from reader.read(partition)
-    if again:
-        yield from reader.finish()
-
-
-def report_when_fresh(
-    partitions: Iterable[Partition],
-    store: Store,
-    spec: EncodingSpec,
-    file_format: FileFormat = "parquet",
-    catalog: CatalogRecord | None = None,
-) -> RunReport | None:
-    """The report of a run that has nothing to do, without starting a pool; None where there may be work.
-
-    Such a run only removes segments that an earlier run left staged, and records the catalog.
-
-    The model's files are digested, not loaded: a model whose content has changed under its name is another space, in
-    which nothing is fresh.
-
-    Raises:
-        ConfigError: the output cannot be read, its model cannot be found, or the space has files of another format or
-            another catalog.
-    """
-    space = find_space(store, spec)
-    if space is None or space.spec_sha256 != spec.resolve().spec_sha256:
-        return None
-    require_format(store, space, file_format)
-    outputs = OutputState(store, space.name, space.file_format)
-    keys: list[str] = []
-    try:
-        for partition in outputs.looked_at(partitions):
-            if outputs.status(partition) != "fresh":
-                return None
-            keys.append(partition.key)
-    except (TransientError, ValueError):
-        return None  # a file that cannot be read or an invalid key is its partition's failure: the run reports it
-    if catalog is not None:
-        record_catalog(store, space, catalog)
-    remove_staged(store, space.name, keys)
-    return RunReport(space.name, space.title, space.dimension, partitions_skipped=len(keys))
+    yield from reader.finish()
 
 
 class _NoRoom(Exception):

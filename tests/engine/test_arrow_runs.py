@@ -15,11 +15,11 @@ from surge_dagster import open_embeddings
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.files.facts import FileFacts
+from surge_dagster.engine.fresh_run import report_when_fresh
 from surge_dagster.engine.output import freshness
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import find_space
 from surge_dagster.engine.output.staging import STAGING
-from surge_dagster.engine.reading import report_when_fresh
 from surge_dagster.engine.search import search
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.store import open_store

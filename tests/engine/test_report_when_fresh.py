@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.fresh_run import report_when_fresh
 from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.reading import report_when_fresh
 from surge_dagster.engine.store import open_store
 from tests.engine.runs import finish, make_run
 from tests.small_catalogs import DIMENSION, numbered_rows, partition_of

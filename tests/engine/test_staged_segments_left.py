@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.fresh_run import report_when_fresh
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.staging import STAGING
-from surge_dagster.engine.reading import report_when_fresh
 from surge_dagster.engine.run import EmbeddingRun
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
