@@ -41,7 +41,7 @@ _MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _FLATTEN = "Flatten it in the source."
 _QUOTE = "Give that row as many values as the header has, those with a delimiter, quote or newline in quotes."
 _IN_ROW = re.compile(r" in row (\d+)$")
-_CSV_ROW = re.compile(r"(?<=Row #)(\d+)")
+_CSV_ROW = re.compile(r"(?<=Row #)\d+")
 
 
 def batches(
@@ -58,7 +58,7 @@ def batches(
         columns: top-level columns to read, in this order; None for all of them.
         key: the partition that the whole file belongs to, None for a file of a table.
         first_row: how many rows to leave out at the beginning.
-        longest_text: bytes of a value that need not be read; the smaller, the more rows are read at once.
+        longest_text: bytes of a value that need not be read; the smaller, the more rows are read at a time.
 
     Raises:
         DataError, ConfigError: the file cannot be read; the first where it has a key.
@@ -256,10 +256,14 @@ def _csv(
             try:
                 table = pacsv.read_csv(content, options, parse, convert)
             except pa.ArrowInvalid as error:
-                before, row, reason = _CSV_ROW.split(first_line(error), maxsplit=1)
-                raise problem(f"cannot be read ({before}{int(row) + done:,}{reason})", _QUOTE) from error
+                raise problem(f"cannot be read ({_with_rows_before(first_line(error), done)})", _QUOTE) from error
             yield from table.slice(0 if done else 1).combine_chunks().to_batches()
             done += len(table)
+
+
+def _with_rows_before(reason: str, rows: int) -> str:
+    """What pyarrow says about a row of a block, with the row's number in the file."""
+    return _CSV_ROW.sub(lambda row: f"{int(row[0]) + rows:,}", reason, count=1)
 
 
 def _json(

@@ -1,4 +1,4 @@
-"""Parquet files of a source: what their footers declare, and how many rows may be read at once."""
+"""Parquet files of a source: what their footers declare, and how many rows may be read at a time."""
 
 from __future__ import annotations
 
