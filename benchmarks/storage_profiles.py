@@ -70,22 +70,15 @@ class DelayedStore(LocalStore):
         return _DelayedUpload(upload, self._latency, self._rate, forgotten)
 
 
-class _DelayedUpload(Upload):
-    def __init__(self, upload: Upload, latency: float, rate: float | None, forgotten: Path | None) -> None:
+class UploadFront(Upload):
+    """An upload that passes everything on to another one."""
+
+    def __init__(self, upload: Upload) -> None:
         self.sink = upload.sink
         self._upload = upload
-        self._latency = latency
-        self._rate = rate
-        self._forgotten = forgotten
 
     def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
-        """Wait for the object's delay, then publish it."""
-        size = self.sink.tell()
-        time.sleep(self._latency + (size / self._rate if self._rate else 0.0))
-        stored = self._upload.publish(still_wanted)
-        if self._forgotten is not None:
-            os.truncate(self._forgotten, 0)
-        return stored
+        return self._upload.publish(still_wanted)
 
     def __enter__(self) -> Self:
         self._upload.__enter__()
@@ -95,6 +88,23 @@ class _DelayedUpload(Upload):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._upload.__exit__(kind, error, trace)
+
+
+class _DelayedUpload(UploadFront):
+    def __init__(self, upload: Upload, latency: float, rate: float | None, forgotten: Path | None) -> None:
+        super().__init__(upload)
+        self._latency = latency
+        self._rate = rate
+        self._forgotten = forgotten
+
+    def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
+        """Wait for the object's delay, then publish it."""
+        size = self.sink.tell()
+        time.sleep(self._latency + (size / self._rate if self._rate else 0.0))
+        stored = super().publish(still_wanted)
+        if self._forgotten is not None:
+            os.truncate(self._forgotten, 0)
+        return stored
 
 
 class OneAtATime:

@@ -52,7 +52,7 @@ def test_every_experiment_gives_rows_for_every_table_and_chart(tmp_path: Path) -
     found = {"failures": measured["experiments"]["failures"]}
     for name in EXPERIMENTS.keys() - found.keys():
         found[name] = {"seconds": 1.0, "rows": [asdict(row) for row in EXPERIMENTS[name](scale)]}
-    document = json.loads(json.dumps(measured | {"scale": "tiny", "experiments": found}))
+    document = json.loads(json.dumps(measured | {"settings": {"scale": "tiny"}, "experiments": found}))
     page, rows = render(document), rows_of(document)
     assert "Not measured" not in page
     assert "[[" not in page

@@ -12,7 +12,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.evaluation.baselines import TextEncoder
+from benchmarks.storage_profiles import UploadFront
 from surge_dagster.engine.encoder.arena import Arena, Slot
 from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool
@@ -208,29 +209,19 @@ class MeteredTexts:
         return vectors
 
 
-class _MeteredUpload(Upload):
+class _MeteredUpload(UploadFront):
     def __init__(self, upload: Upload, meter: Meter) -> None:
-        self.sink = upload.sink
-        self._upload = upload
+        super().__init__(upload)
         self._meter = meter
         self._begun = time.perf_counter()
 
-    def publish(self, still_wanted: Any) -> StoredObject:
-        stored = self._upload.publish(still_wanted)
+    def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
+        stored = super().publish(still_wanted)
         now = time.perf_counter()
         self._meter.files.append((self._begun, now))
         if format_of(stored.name) is not None and not is_hidden(stored.name):  # others describe or are parts
             self._meter.published.append(now)
         return stored
-
-    def __enter__(self) -> _MeteredUpload:
-        self._upload.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._upload.__exit__(kind, error, trace)
 
 
 def union(spans: Spans) -> list[tuple[float, float]]:

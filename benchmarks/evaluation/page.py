@@ -71,12 +71,12 @@ def _machine(document: Document) -> Iterator[str]:
     yield (
         f"Last measured on {document['date']}: {machine['processor']}, {machine['cores']} cores, "
         f"load average {machine['load_average']:.1f} at the start, Python {machine['python']}, {libraries}; "
-        f"scale `{document['scale']}`, {took / 60:.0f} minutes."
+        f"scale `{document['settings']['scale']}`, {took / 60:.0f} minutes."
     )
 
 
 def _scale(document: Document) -> Iterator[str]:
-    scale = SCALES[document["scale"]]
+    scale = SCALES[document["settings"]["scale"]]
     yield from head("factor", "", "of the growing catalogs (section 5.10)")
     yield line("times of the encoder and the store, divided by", f"{scale.clock:g}", f"{scale.clock:g}")
     shrunk = "sizes of partitions, B_min, B_max, c_ipc and latencies, divided by"
