@@ -15,6 +15,7 @@ from typing import Any, Protocol, Self
 import dagster as dg
 from pydantic import Field, PrivateAttr
 
+from surge_dagster.catalog_settings import CatalogSettings
 from surge_dagster.check_policy import RUN_CHECK
 from surge_dagster.engine.encoder.devices import choose_devices, choose_precision, hardware
 from surge_dagster.engine.errors import ConfigError
@@ -25,7 +26,7 @@ from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.resources.upstream_asset import asset_key, open_asset
-from surge_dagster.settings import CatalogSettings, EncoderSettings, FileSettings
+from surge_dagster.settings import EncoderSettings, FileSettings
 
 __all__ = ["CatalogSource", "Encoder", "OutputStore"]
 
