@@ -27,6 +27,8 @@ from surge_dagster.engine.encoder.quarantine import FailedRow, Quarantine, Quara
 LARGEST_CHUNK_TEXTS = 8_192
 LARGEST_CHUNK_WEIGHT = 4 << 20
 SMALLEST_CHUNK_WEIGHT = 32 << 10
+# Of a worker that takes longer for it than this: at the end of a run the others wait for its last chunk.
+_SLOW_CHUNK_SECONDS, _SLOW_CHUNK_WEIGHT = 1.0, 8 << 10
 ROW_WEIGHT = 32
 # A worker has one chunk under way and one waiting: together three quarters of its share of the remaining rows.
 _CHUNKS_PER_SHARE = 2
@@ -113,11 +115,11 @@ class Job:
         """Whether every row has its vector or has failed."""
         return self.finished_rows >= self.rows
 
-    def take(self, share: float, workers: int) -> Chunk | None:
-        """The next unassigned rows, for a worker with this share of the pool's speed; None when none are left."""
+    def take(self, share: float, workers: int, rate: float | None = None) -> Chunk | None:
+        """The next unassigned rows, as `chunk_end` has it; None when none are left."""
         if self.next_row >= self.rows:
             return None
-        start, self.next_row = self.next_row, chunk_end(self.ends, self.next_row, share, workers)
+        start, self.next_row = self.next_row, chunk_end(self.ends, self.next_row, share, workers, rate)
         return Chunk(self, start, self.next_row)
 
     def take_quarantined(self) -> Chunk | None:
@@ -174,7 +176,7 @@ class Schedule:
             if idle and job.quarantine:
                 chunk = job.take_quarantined()
                 self.end_if_finished(job)  # all quarantined rows may belong to failed groups
-            chunk = chunk or job.take(self._share(seat), self._workers)
+            chunk = chunk or job.take(self._share(seat), self._workers, self._rates.get(seat))
             if chunk is not None:
                 if job.started_at is None:
                     job.started_at = time.monotonic()
@@ -215,17 +217,21 @@ class Schedule:
         return self._rates.get(seat, average) / total
 
 
-def chunk_end(ends: np.ndarray, start: int, share: float, workers: int) -> int:
+def chunk_end(ends: np.ndarray, start: int, share: float, workers: int, rate: float | None = None) -> int:
     """The end of the chunk that begins at row `start`.
 
     Args:
         ends: total weight of the rows before each row, int64 [rows + 1].
         share: of the pool's speed that this worker has, in (0, 1].
         workers: in the pool.
+        rate: weight per second of this worker, where it is known.
     """
     weight = LARGEST_CHUNK_WEIGHT
     if workers > 1:
         fair = float(ends[-1] - ends[start]) * share / _CHUNKS_PER_SHARE
-        weight = max(SMALLEST_CHUNK_WEIGHT * min(1.0, share * workers), min(weight, fair))
+        smallest = SMALLEST_CHUNK_WEIGHT * min(1.0, share * workers)
+        if rate is not None:
+            smallest = min(smallest, max(_SLOW_CHUNK_WEIGHT, rate * _SLOW_CHUNK_SECONDS))
+        weight = max(smallest, min(weight, fair))
     stop = int(np.searchsorted(ends, ends[start] + weight, side="right")) - 1
     return min(len(ends) - 1, start + LARGEST_CHUNK_TEXTS, max(stop, start + 1))

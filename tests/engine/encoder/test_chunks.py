@@ -60,6 +60,14 @@ def test_chunks_shrink_towards_the_end() -> None:
     assert sizes[-1] <= 512
 
 
+@pytest.mark.parametrize(("rate", "texts"), [(None, 300), (1e6, 300), (16_000.0, 202), (800.0, 103)])
+def test_small_job_is_shared_among_slow_workers(rate: float | None, texts: int) -> None:
+    """300 texts take a fast worker less time than a message to another one; a slow one takes half a minute."""
+    chunk = _job(300).take(0.5, 2, rate)
+    assert chunk is not None
+    assert chunk.stop == texts
+
+
 def test_abandoned_job_has_no_further_chunks() -> None:
     job = _job(50_000)
     assert job.take(0.5, 2) is not None
