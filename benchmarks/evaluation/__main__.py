@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from benchmarks.evaluation.aims import aims
 from benchmarks.evaluation.charts import draw
@@ -26,18 +28,28 @@ _LIBRARIES = ("numpy", "pyarrow", "sentence-transformers", "torch", "openvino")
 
 
 def measure(arguments: argparse.Namespace, before: Document) -> Iterator[Document]:
-    """Run the requested experiments; gives the document after each, with the rows of the others as they were."""
-    scale = SCALES[arguments.scale]
-    settings = argparse.Namespace(scale=arguments.scale)
-    document = start_document("evaluation", settings, _LIBRARIES) | {"date": datetime.now(UTC).date().isoformat()}
-    is_same = before.get("settings") == document["settings"]
-    document["experiments"] = dict(before["experiments"]) if is_same else {}
+    """Run the requested experiments; gives the document after each, with the rows of the others as they were.
+
+    Rows of another machine or of other libraries are dropped.
+    """
+    document = start_document("evaluation", argparse.Namespace(), _LIBRARIES)
+    document["experiments"] = dict(before["experiments"]) if _measured_with(before) == _measured_with(document) else {}
     for name in arguments.only:
         say(name)
-        begun = time.perf_counter()
-        rows = [asdict(row) for row in EXPERIMENTS[name](scale)]
-        document["experiments"][name] = {"seconds": time.perf_counter() - begun, "rows": rows}
+        load, begun = os.getloadavg()[0], time.perf_counter()
+        rows = [asdict(row) for row in EXPERIMENTS[name](SCALES[arguments.scale])]
+        document["experiments"][name] = {
+            "scale": arguments.scale,
+            "date": datetime.now(UTC).date().isoformat(),
+            "load_average": load,
+            "seconds": time.perf_counter() - begun,
+            "rows": rows,
+        }
         yield document
+
+
+def _measured_with(document: Document) -> Any:
+    return document and ({**document["machine"], "load_average": None}, document["versions"])
 
 
 def write(document: Document, path: Path) -> None:

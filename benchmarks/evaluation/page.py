@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.evaluation.aims import aims
 from benchmarks.evaluation.cells import head, line
-from benchmarks.evaluation.scales import SCALES, SHRINK
+from benchmarks.evaluation.scales import CLOCK, SCALES, SHRINK
 from benchmarks.evaluation.tables import TABLES
 from benchmarks.evaluation.theory import Rows
 from benchmarks.harness import Document
@@ -67,20 +67,23 @@ def are_there(rows: Rows, needed: tuple[str, ...]) -> bool:
 def _machine(document: Document) -> Iterator[str]:
     machine, versions = document["machine"], document["versions"]
     libraries = ", ".join(f"{name} {version}" for name, version in versions.items())
-    took = sum(found["seconds"] for found in document["experiments"].values())
-    yield (
-        f"Last measured on {document['date']}: {machine['processor']}, {machine['cores']} cores, "
-        f"load average {machine['load_average']:.1f} at the start, Python {machine['python']}, {libraries}; "
-        f"scale `{document['settings']['scale']}`, {took / 60:.0f} minutes."
-    )
+    yield f"Measured on: {machine['processor']}, {machine['cores']} cores, Python {machine['python']}, {libraries}."
 
 
 def _scale(document: Document) -> Iterator[str]:
-    scale = SCALES[document["settings"]["scale"]]
-    yield from head("factor", "", "of the growing catalogs (section 5.10)")
-    yield line("times of the encoder and the store, divided by", f"{scale.clock:g}", f"{scale.clock:g}")
+    scales = {found["scale"]: SCALES[found["scale"]] for found in document["experiments"].values()}
+    yield from head("factor", "", *(f"growing catalogs (section 5.10), scale `{name}`" for name in scales))
+    times = "times of the encoder and the store, divided by"
+    yield line(times, f"{CLOCK:g}", *(f"{scale.clock:g}" for scale in scales.values()))
     shrunk = "sizes of partitions, B_min, B_max, c_ipc and latencies, divided by"
-    yield line(shrunk, f"{SHRINK:g}", f"{scale.scaling_shrink:g}")
+    yield line(shrunk, f"{SHRINK:g}", *(f"{scale.scaling_shrink:g}" for scale in scales.values()))
+
+
+def _measured(document: Document) -> Iterator[str]:
+    yield from head("experiment", "scale", "date", "minutes", "load average at the start")
+    for name, found in document["experiments"].items():
+        minutes, load = f"{found['seconds'] / 60:.1f}", f"{found['load_average']:.1f}"
+        yield line(name.replace("_", " "), f"`{found['scale']}`", found["date"], minutes, load)
 
 
 def _aims(document: Document) -> Iterator[str]:
@@ -94,4 +97,9 @@ def _aims(document: Document) -> Iterator[str]:
         yield line(aim.name, f"{sign} {aim.target:g}", measured, verdict)
 
 
-_OTHERS: dict[str, Callable[[Document], Iterator[str]]] = {"machine": _machine, "scale": _scale, "aims": _aims}
+_OTHERS: dict[str, Callable[[Document], Iterator[str]]] = {
+    "machine": _machine,
+    "scale": _scale,
+    "measured": _measured,
+    "aims": _aims,
+}
