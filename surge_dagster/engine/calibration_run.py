@@ -53,11 +53,13 @@ def calibrate(
     """
     pool.read_costs(anew=True)
     encoded, shuffled = 0, random.Random(0).sample(partitions, len(partitions))
-    sizes = np.array([partition.rows or _UNCOUNTED_ROWS for partition in shuffled], float)
-    text_bytes, _ = estimate_bytes(partitions)
+    sizes = np.array([_UNCOUNTED_ROWS if one.rows is None else one.rows for one in shuffled], float)
+    counted = [one for one in partitions if one.rows]
+    text_bytes, rows_counted = estimate_bytes(counted)[0].sum(), sum(one.rows or 0 for one in counted)
     for share, thresholds in _SHARES.items():
-        tokens = float(text_bytes.sum()) * pool.costs.tokens_per_single_byte / max(1.0, sizes.sum())
-        wanted = share * seconds * pool.costs.workers / pool.costs.text_seconds(tokens or None)
+        tokens = float(text_bytes) * pool.costs.tokens_per_single_byte / max(1, rows_counted)
+        # At least one row, which shows how much of long texts the model reads.
+        wanted = max(1.0, share * seconds * pool.costs.workers / pool.costs.text_seconds(tokens or None))
         chosen = [
             replace(partition, read=partial(_first_rows, partition, rows), rows=None)
             for partition, rows in zip(shuffled, _sampled_rows(sizes, wanted), strict=True)
@@ -82,7 +84,7 @@ def _sampled_rows(sizes: np.ndarray, wanted: float) -> list[int]:
     distance, block = max(1.0, sizes.sum()) / _BLOCKS, wanted / _BLOCKS
     ends = np.cumsum(sizes)
     taken = np.where(block < distance, ends // distance * block + np.minimum(ends % distance, block), ends)
-    return np.diff(np.round(taken), prepend=0).astype(int).tolist()
+    return np.diff(np.floor(taken + 0.5), prepend=0).astype(int).tolist()  # np.round may give 2 rows of 1
 
 
 def estimate_bytes(partitions: Sequence[Partition]) -> tuple[np.ndarray, float]:

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from surge_dagster.engine.calibrating import known_costs
 from surge_dagster.engine.calibration_run import _sampled_rows, calibrate, estimate_bytes
+from surge_dagster.engine.encoder.costs import EncodeCosts
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import StorageOptions
@@ -61,6 +62,25 @@ def test_calibration_of_a_source_without_row_counts(priced_pool: Any, tmp_path: 
     assert calibrate(partitions, str(tmp_path), StorageOptions(), priced_pool) == (70 + 3 + 164) + (70 + 3 + 256)
 
 
+def test_size_of_files_whose_rows_are_not_counted_is_not_that_of_their_first_rows(
+    priced_pool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EncodeCosts, "text_seconds", lambda self, tokens=None: 1e-3 * (tokens or 10))
+    partitions = [replace(one, rows=None, text_bytes=10**9) for one in listed([70, 3, 700])]
+    assert calibrate(partitions, str(tmp_path), StorageOptions(), priced_pool) > 500
+
+
+def test_partitions_without_rows_take_no_part_of_the_sample(priced_pool: Any, tmp_path: Path) -> None:
+    partitions = listed([0] * 50 + [3_000])
+    encoded = calibrate(partitions, str(tmp_path), StorageOptions(), priced_pool, seconds=10.0)
+    assert encoded == pytest.approx(1_000, abs=2)
+
+
+def test_calibration_encodes_a_text_however_long_it_seems(priced_pool: Any, tmp_path: Path) -> None:
+    assert calibrate(listed([70]), str(tmp_path), StorageOptions(), priced_pool, seconds=1e-3) == 2  # one in each run
+
+
+@example(sizes=[1] * 96, share=0.5)
 @given(sizes=st.lists(st.integers(1, 100_000), min_size=1, max_size=200), share=st.floats(0.001, 2.0))
 def test_sample_of_rows_is_as_large_as_wanted_and_no_partition_gives_more_than_it_has(
     sizes: list[int], share: float
