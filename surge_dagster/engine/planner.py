@@ -236,21 +236,22 @@ def plan(
     found = forecast(flushes, costs)
     mean_bytes = float(in_bytes.sum()) / max(1, texts)
     mean_tokens = mean_bytes * encode.tokens_per_single_byte
-    text_seconds = encode.text_seconds(mean_tokens)
-    of_texts = texts * text_seconds / encode.workers
-    own_calls = float(encode.seconds(counts, in_bytes * encode.tokens_per_single_byte).sum())  # one for each partition
-    own = CostConstants(max(0.0, own_calls - of_texts) / max(1, partitions), text_seconds, encode.workers)
-    alpha, break_even = own.alpha(partitions, texts), encode.break_even_texts(mean_tokens)
+    text_seconds, encoded_share = encode.text_seconds(mean_tokens), 1 - encode.equal_share
+    row_seconds = text_seconds * encoded_share
+    of_texts = texts * row_seconds / encode.workers
+    own_calls = float(encode.seconds(counts * encoded_share, in_bytes * encode.tokens_per_byte).sum())
+    own = CostConstants(max(0.0, own_calls - of_texts) / max(1, partitions), row_seconds, encode.workers)
+    alpha, break_even = own.alpha(partitions, texts), encode.break_even_texts(mean_tokens) / encoded_share
     phi, cv, gain = small_share(counts, break_even), variation(counts), speedup(alpha, len(flushes), partitions)
     file_bytes = texts * (mean_bytes + costs.vector_bytes)
     if bandwidth is None and found.publish_seconds > 0:
         bandwidth = file_bytes / found.publish_seconds
     served = None
     if bandwidth is not None and texts:
-        served = max(1, int(bandwidth * text_seconds / (mean_bytes + costs.vector_bytes)))
+        served = max(1, int(bandwidth * row_seconds / (mean_bytes + costs.vector_bytes)))
     fleet = None
     if deadline_seconds is not None:
-        model = CostConstants(encode.superbatch_seconds, text_seconds, encode.workers)
+        model = CostConstants(encode.superbatch_seconds, row_seconds, encode.workers)
         other = costs.io.start_seconds + found.publish_seconds / max(1, len(flushes))
         fleet = size_fleet(model, texts, len(flushes), other, deadline_seconds, served)
     return Plan(
@@ -259,7 +260,7 @@ def plan(
         partitions=partitions,
         texts=texts,
         text_bytes=int(in_bytes.sum()),
-        tokens=round(texts * mean_tokens),
+        tokens=round(texts * encoded_share * mean_tokens),
         largest_partition_texts=int(counts.max(initial=0)),
         workers=encode.workers,
         superbatches=len(flushes),

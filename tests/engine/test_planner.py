@@ -53,6 +53,20 @@ def test_plan_of_the_papers_run() -> None:
     assert planned.cost_per_million_texts == pytest.approx(7.30 / 3600 * wall / 10)
 
 
+def test_equal_texts_take_no_time_of_a_worker() -> None:
+    encode = replace(EncodeCosts.given(1.0, 1.0, 1), equal_share=0.75)
+    bounds, row_bytes = Bounds(400, 400, 1 << 60, 1 << 60), 47 + VECTOR
+    planned = plan([100] * 4, [4_700] * 4, run_costs(encode), bounds, deadline_seconds=110.0, bandwidth=8.5 * row_bytes)
+    assert planned.forecast.wall_seconds == 1 + 400 * 0.25
+    assert planned.tokens == 18_800 * encode.tokens_per_byte
+    assert planned.fleet is not None
+    assert (planned.fleet.workers, planned.fleet.wall_seconds) == (1, planned.forecast.wall_seconds)
+    assert planned.workers_per_machine == 2  # each sends four rows in a second
+    assert planned.partition_by_partition_seconds == 4 * (1 + 100 * 0.25)
+    assert planned.speedup == pytest.approx(104 / 101)
+    assert planned.break_even_texts == pytest.approx(4.0)
+
+
 def test_document_of_a_plan_has_the_names_of_the_report() -> None:
     planned = plan([100, 200], [4_700, 9_400], run_costs(), PAPER, deadline_seconds=60)
     document = json.loads(json.dumps(planned.as_dict()))
