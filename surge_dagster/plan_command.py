@@ -33,6 +33,7 @@ from surge_dagster.terminal import Json, messages, print_json
 
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 _USUAL_DIMENSION = 384
+_SIZES_UNKNOWN = "There is nothing to predict: the rows of these partitions are counted when they are read."
 
 
 @takes_settings(
@@ -95,10 +96,11 @@ def plan(
         vector_bytes = (settings.dimension or _USUAL_DIMENSION) * np.dtype(settings.dtype).itemsize
         costs = RunCosts(encode, io_costs([]), vector_bytes)
         bounds = thresholds.resolve(encode.efficient_texts)
-    text_bytes, beside_bytes = estimate_bytes(partitions)
+    counted_ones = [partition for partition in partitions if partition.rows is not None]
+    text_bytes, beside_bytes = estimate_bytes(counted_ones)
     release(source)
     made = make_plan(
-        [partition.rows or 0 for partition in partitions],
+        [partition.rows or 0 for partition in counted_ones],
         text_bytes,
         costs,
         bounds,
@@ -108,7 +110,10 @@ def plan(
         deadline_seconds=seconds,
         bandwidth=bandwidth,
     )
-    lines = _lines(made, costs, pool, calibrated_on, price_per_hour) if partitions else ["Nothing is left to encode."]
+    if counted_ones:
+        lines = _lines(made, costs, pool, calibrated_on, price_per_hour)
+    else:
+        lines = [_SIZES_UNKNOWN if partitions else "Nothing is left to encode."]
     print("\n".join([*_left_out(partitions, listed), *lines]))
     if as_json:
         of_pool = (
@@ -147,14 +152,14 @@ def _lines(
     price_per_hour: float | None,
 ) -> list[str]:
     found, bounds = made.forecast, made.bounds
-    mean = f" of {made.text_bytes / made.texts:,.0f} bytes" if made.texts else ""
+    mean = f"; texts of {made.text_bytes / made.texts:,.0f} bytes" if made.texts else ""
     where = f"{pool.device} ({pool.hardware}), {pool.precision}, " if pool else ""
     call, text = _with_margin(made.call_seconds, made.call_margin), _with_margin(made.text_seconds, made.text_margin)
     lengths = ", ".join(f"{_time(cost)} of {tokens}" for tokens, (cost, _) in made.text_seconds_by_tokens.items())
     margin = "" if found.margin_seconds is None else f" ± {_time(found.margin_seconds)}"
     lines = [
         f"{counted(made.partitions, 'partition')}, {counted(made.texts, 'text')}, "
-        f"the largest has {made.largest_partition_texts:,}; texts{mean}",
+        f"the largest has {made.largest_partition_texts:,}{mean}",
         f"{where}{counted(made.workers, 'worker')}{calibrated_on}",
         f"a call costs {call}, a text {text} of a worker" + (f"; by tokens: {lengths}" if pool else ""),
         "",
@@ -167,7 +172,7 @@ def _lines(
     ]
     if made.cost_per_million_texts is not None:
         lines.append(
-            f"cost           {made.cost_per_million_texts:,.4g} per million texts at {price_per_hour:g} an hour"
+            f"cost           {_rounded(made.cost_per_million_texts, 4)} per million texts at {price_per_hour:g} an hour"
         )
     lines += [
         "",
@@ -207,7 +212,7 @@ def _memory(made: Plan) -> str:
 
 def _fleet(fleet: Fleet, made: Plan) -> str:
     workers, machines = counted(fleet.workers, "worker"), counted(fleet.machines, "machine")
-    if fleet.wall_seconds > fleet.deadline_seconds:
+    if fleet.wall_seconds > fleet.deadline_seconds * (1 + 1e-9):  # it may be met to the last digit
         return (
             f"No number of workers ends within {_time(fleet.deadline_seconds)}: calls and storage alone take too long; "
             f"{workers} on {machines} would need {_time(fleet.wall_seconds)}."
@@ -216,15 +221,19 @@ def _fleet(fleet: Fleet, made: Plan) -> str:
 
 
 def _with_margin(seconds: float, margin: float | None) -> str:
-    return f"{1e3 * seconds:,.3g} ms" + (f" ± {1e3 * margin:,.2g}" if margin is not None else "")
+    return f"{_rounded(1e3 * seconds, 3)} ms" + (f" ± {_rounded(1e3 * margin, 2)}" if margin is not None else "")
 
 
 def _time(seconds: float) -> str:
     if seconds < 1:
-        return f"{1e3 * seconds:,.3g} ms"
+        return f"{_rounded(1e3 * seconds, 3)} ms"
     if seconds < 120:
         return f"{seconds:,.1f} s"
     return f"{seconds / 60:,.1f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
+
+
+def _rounded(value: float, digits: int) -> str:
+    return f"{float(f'{value:.{digits}g}'):,.15g}"
 
 
 def _seconds(text: str) -> float:

@@ -83,6 +83,20 @@ def test_what_a_run_would_pass_over_is_not_planned(tmp_path: Path) -> None:
     assert (left["partitions"], left["texts"]) == (1, 7)
 
 
+def test_deadline_that_is_met_to_the_last_digit_is_met(tmp_path: Path) -> None:
+    write_partition(tmp_path / "catalog", "a", numbered_rows("a", 210))
+    given = ("--texts-per-second", 105, "--call-seconds", 0, "--deadline", "1s")
+    shown = plan(tmp_path / "catalog", tmp_path / "out", *given).stdout
+    assert "Within 1.0 s: 2 workers on 1 machine, 1.0 s." in shown
+
+
+def test_large_numbers_have_no_exponents(catalog: Path, tmp_path: Path) -> None:
+    given = ("--texts-per-second", 0.5, "--call-seconds", 0.9999, "--price-per-hour", 100)
+    shown = plan(catalog, tmp_path, *given).stdout
+    assert "a call costs 1,000 ms, a text 2,000 ms of a worker" in shown
+    assert "cost           55,670 per million texts" in shown
+
+
 @pytest.mark.parametrize("deadline", ["soon", "2", "2 weeks", "0s", "-1h"])
 def test_deadline_that_is_no_time_is_refused(catalog: Path, tmp_path: Path, deadline: str) -> None:
     result = plan(catalog, tmp_path, "--texts-per-second", 1, "--deadline", deadline)
@@ -97,5 +111,12 @@ def test_calibration_of_another_machine_is_refused(catalog: Path, tmp_path: Path
 def test_partitions_of_unknown_size_are_named(tmp_path: Path) -> None:
     (tmp_path / "catalog").mkdir()
     (tmp_path / "catalog" / "a.jsonl").write_text('{"id": "1", "text": "one"}\n')
-    shown = plan(tmp_path / "catalog", tmp_path / "out", "--texts-per-second", 1).stdout
-    assert "1 partition of unknown size: not in what follows" in shown
+    where = (tmp_path / "catalog", tmp_path / "out", "--texts-per-second", 1)
+    shown = plan(*where).stdout.splitlines()
+    assert shown[-2:] == [
+        "1 partition of unknown size: not in what follows",
+        "There is nothing to predict: the rows of these partitions are counted when they are read.",
+    ]
+    write_partition(tmp_path / "catalog", "b", numbered_rows("b", 5))
+    assert "1 partition, 5 texts, the largest has 5; texts of" in plan(*where).stdout
+    assert document(*where)["phi"] == 0
