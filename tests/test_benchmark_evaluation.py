@@ -80,6 +80,14 @@ def test_page_is_that_of_the_measured_document() -> None:
         assert (IMAGES / name).is_file()
 
 
+def test_factors_of_the_growing_catalogs_are_those_that_they_ran_with() -> None:
+    document = json.loads(DOCUMENT.read_text())
+    for name, found in document["experiments"].items():
+        found["scale"] = "full" if name == "scaling" else "eval"
+    [heading] = [line for line in render(document).splitlines() if line.startswith("| factor |")]
+    assert "`full`" in heading and "`eval`" not in heading
+
+
 def test_variation_beside_a_sigma_is_that_of_the_sizes_that_ran() -> None:
     cases = [case_of(published.MINILM_ON_TWO, 20_000, sigma=sigma) for sigma in published.SIGMAS]
     ran = {"memory": 0.1, "ttfo": 1.0, "largest": 1, "throughput": 1.0}

@@ -71,7 +71,8 @@ def _machine(document: Document) -> Iterator[str]:
 
 
 def _scale(document: Document) -> Iterator[str]:
-    scales = {found["scale"]: SCALES[found["scale"]] for found in document["experiments"].values()}
+    ran = [found["scale"] for name, found in document["experiments"].items() if name == "scaling"]
+    scales = {name: SCALES[name] for name in ran}
     yield from head("factor", "", *(f"growing catalogs (section 5.10), scale `{name}`" for name in scales))
     times = "times of the encoder and the store, divided by"
     yield line(times, f"{CLOCK:g}", *(f"{scale.clock:g}" for scale in scales.values()))
