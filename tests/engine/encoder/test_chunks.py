@@ -13,15 +13,29 @@ from hypothesis import strategies as st
 
 from surge_dagster.engine.encoder.devices import GpuMonitor
 from surge_dagster.engine.encoder.quarantine import Quarantine
-from surge_dagster.engine.encoder.schedule import LARGEST_CHUNK_TEXTS, LARGEST_CHUNK_WEIGHT, ROW_WEIGHT, Job, chunk_end
+from surge_dagster.engine.encoder.schedule import (
+    LARGEST_CHUNK_TEXTS,
+    LARGEST_CHUNK_WEIGHT,
+    ROW_WEIGHT,
+    Job,
+    Schedule,
+    chunk_end,
+)
 
 
-@given(st.lists(st.integers(0, 6_000_000), min_size=1, max_size=50), st.integers(1, 4), st.floats(0.01, 1))
-def test_chunks_cover_all_rows_within_their_size_limits(sizes: list[int], workers: int, share: float) -> None:
+@given(
+    sizes=st.lists(st.integers(0, 6_000_000), min_size=1, max_size=50),
+    workers=st.integers(1, 4),
+    share=st.floats(0.01, 1),
+    rate=st.none() | st.floats(0, 1e12),
+)
+def test_chunks_cover_all_rows_within_their_size_limits(
+    sizes: list[int], workers: int, share: float, rate: float | None
+) -> None:
     ends = np.concatenate([[0], np.cumsum(sizes)])
     start = 0
     while start < len(sizes):
-        stop = chunk_end(ends, start, share, workers)
+        stop = chunk_end(ends, start, share, workers, rate)
         assert start < stop <= min(len(sizes), start + LARGEST_CHUNK_TEXTS)
         assert ends[stop] - ends[start] <= LARGEST_CHUNK_WEIGHT or stop == start + 1
         start = stop
@@ -66,6 +80,17 @@ def test_small_job_is_shared_among_slow_workers(rate: float | None, texts: int) 
     chunk = _job(300).take(0.5, 2, rate)
     assert chunk is not None
     assert chunk.stop == texts
+
+
+def test_worker_that_was_slow_gets_small_chunks() -> None:
+    schedule = Schedule(2)
+    schedule.add(_job(1_000))
+    first = schedule.next_chunk(0, idle=True)
+    assert first is not None
+    schedule.measure(0, first, seconds=30.0)
+    later = schedule.next_chunk(0, idle=True)
+    assert later is not None
+    assert later.stop - later.start < (first.stop - first.start) / 2
 
 
 def test_abandoned_job_has_no_further_chunks() -> None:
