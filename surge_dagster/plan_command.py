@@ -76,7 +76,13 @@ def plan(
             if calibrate_first:
                 with messages.status("measuring on some of the texts"):
                     encoded = calibrate(
-                        partitions, settings.output, settings.storage_options.options(), pool, settings.format
+                        partitions,
+                        settings.output,
+                        settings.storage_options.options(),
+                        pool,
+                        settings.format,
+                        thresholds,
+                        memory_limit=settings.memory_limit_bytes,
                     )
                 calibrated_on = f"; measured now on {counted(encoded, 'text')}"
         listed = len(partitions)

@@ -28,7 +28,7 @@ from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.thresholds import Thresholds
 
 _SECONDS, _BLOCKS = 20.0, 32
-_SHARES = {0.25: Thresholds(), 0.75: Thresholds(first_b_min=sys.maxsize)}  # of the seconds, for each run
+_SHARES = {0.25: None, 0.75: sys.maxsize}  # of the seconds, for each run, and B_min of its first SuperBatch
 _UNCOUNTED_ROWS = 256  # taken of a partition whose rows are not counted
 _LARGEST_PARTITIONS, _OTHER_PARTITIONS, _SAMPLED_ROWS = 16, 48, 4096
 _NAME = ".surge-calibration"
@@ -40,23 +40,28 @@ def calibrate(
     options: StorageOptions,
     pool: EncoderPool,
     file_format: FileFormat = "parquet",
+    thresholds: Thresholds | None = None,
+    *,
+    memory_limit: int | None = None,
     seconds: float = _SECONDS,
 ) -> int:
     """Measure what a run over these partitions costs, in place of what earlier runs have shown.
 
     Args:
         output: where the run would write.
+        thresholds, memory_limit: of the run.
         seconds: of encoding, about.
 
     Returns:
         The texts that were encoded for it.
     """
     pool.read_costs(anew=True)
+    thresholds = thresholds or Thresholds()
     encoded, shuffled = 0, random.Random(0).sample(partitions, len(partitions))
     sizes = np.array([_UNCOUNTED_ROWS if one.rows is None else one.rows for one in shuffled], float)
     counted = [one for one in partitions if one.rows]
     text_bytes, rows_counted = estimate_bytes(counted)[0].sum(), sum(one.rows or 0 for one in counted)
-    for share, thresholds in _SHARES.items():
+    for share, first_b_min in _SHARES.items():
         tokens = float(text_bytes) * pool.costs.tokens_per_single_byte / max(1, rows_counted)
         # At least one row, which shows how much of long texts the model reads.
         wanted = max(1.0, share * seconds * pool.costs.workers / pool.costs.text_seconds(tokens or None))
@@ -67,7 +72,10 @@ def calibrate(
         ]
         with _temporary_store(output, options) as store:
             # Forced, as a calibration that was killed may have left files in a bucket.
-            run = EmbeddingRun(chosen, store, pool, thresholds, file_format=file_format, force=True)
+            bounds = replace(thresholds, first_b_min=first_b_min or thresholds.first_b_min)
+            run = EmbeddingRun(
+                chosen, store, pool, bounds, file_format=file_format, memory_limit=memory_limit, force=True
+            )
             for _ in run.events():
                 pass
         encoded += run.report.texts_encoded

@@ -15,8 +15,10 @@ from surge_dagster.engine.calibrating import known_costs
 from surge_dagster.engine.calibration_run import _sampled_rows, calibrate, estimate_bytes
 from surge_dagster.engine.encoder.costs import EncodeCosts
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import StorageOptions
+from surge_dagster.engine.thresholds import Thresholds
 from tests.engine.priced_pool import C_IPC, PricedPool, catalog
 from tests.engine.runs import in_memory
 from tests.engine.store.object_server import ObjectServer, open_bucket
@@ -94,6 +96,14 @@ def test_partition_with_half_of_the_rows_gives_half_of_the_sample() -> None:
     rows = _sampled_rows(np.array([10.0] * 500 + [5_000.0]), 1_000)
     assert rows[-1] == pytest.approx(500, rel=0.1)
     assert sum(taken > 0 for taken in rows[:-1]) < 150, "few partitions are opened"
+
+
+def test_calibration_keeps_the_thresholds_and_the_memory_limit_of_the_run(priced_pool: Any, tmp_path: Path) -> None:
+    partitions, options = listed([70] * 40), StorageOptions()
+    calibrate(partitions, str(tmp_path), options, priced_pool, thresholds=Thresholds(b_min=300, b_max=350))
+    assert max(texts for texts, *_ in priced_pool.calibration.observations("runs cpu", 5)) <= 350
+    with pytest.raises(ConfigError, match="memory_limit_bytes"):
+        calibrate(partitions, str(tmp_path), options, priced_pool, memory_limit=1_000_000)
 
 
 def test_calibration_of_partitions_with_skipped_rows(priced_pool: Any, tmp_path: Path) -> None:
