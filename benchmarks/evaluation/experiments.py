@@ -160,10 +160,11 @@ def thresholds(scale: Scale) -> Iterator[Measured]:
 def scaling(scale: Scale) -> Iterator[Measured]:
     """Table 9: every run in a process of its own; a catalog is as large as its group says, and not the paper's."""
     for texts in scale.scaling:
-        case = case_of(published.MINILM, texts, clock=scale.clock, shrink=scale.scaling_shrink)
-        yield _measured("SURGE async", "surge-async", case, scale.clock, f"{texts}", whole=texts)
+        clock = scale.scaling_clock
+        case = case_of(published.MINILM, texts, clock=clock, shrink=scale.scaling_shrink)
+        yield _measured("SURGE async", "surge-async", case, clock, f"{texts}", whole=texts)
         if texts <= scale.largest_batched:
-            yield _measured("FSB 100K", "fsb", case, scale.clock, f"{texts}", whole=texts)
+            yield _measured("FSB 100K", "fsb", case, clock, f"{texts}", whole=texts)
 
 
 def ceiling(scale: Scale) -> Iterator[Measured]:

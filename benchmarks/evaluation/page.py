@@ -75,7 +75,7 @@ def _scale(document: Document) -> Iterator[str]:
     scales = {name: SCALES[name] for name in ran}
     yield from head("factor", "", *(f"growing catalogs (section 5.10), scale `{name}`" for name in scales))
     times = "times of the encoder and the store, divided by"
-    yield line(times, f"{CLOCK:g}", *(f"{scale.clock:g}" for scale in scales.values()))
+    yield line(times, f"{CLOCK:g}", *(f"{scale.scaling_clock:g}" for scale in scales.values()))
     shrunk = "sizes of partitions, B_min, B_max, c_ipc and latencies, divided by"
     yield line(shrunk, f"{SHRINK:g}", *(f"{scale.scaling_shrink:g}" for scale in scales.values()))
 

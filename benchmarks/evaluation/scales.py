@@ -37,7 +37,7 @@ class Scale:
     Attributes:
         scaling: of the catalogs that grow.
         largest_batched: fixed-size batches hold all vectors of a larger one than the machine's memory.
-        scaling_shrink: `SHRINK` of the catalogs that grow.
+        scaling_shrink, scaling_clock: `SHRINK` and `CLOCK` of the catalogs that grow.
         ceiling: of the product as it is, at a clock of its own.
         models: by model with a real encoder.
         partition_texts: mean size of a partition with a real encoder.
@@ -59,6 +59,7 @@ class Scale:
     largest_batched: int
     scaling_shrink: float
     failures: int
+    scaling_clock: float = CLOCK
     ceiling: int = 2_000_000
     ceiling_clock: float = 1.0
     call_rounds: int = 9
@@ -96,6 +97,7 @@ SCALES = {
         scaling=(1_000_000, 2_000_000, 10_000_000, 50_000_000),
         largest_batched=2_000_000,
         scaling_shrink=1.0,
+        scaling_clock=1.0,
         failures=400_000,
     ),
     # Shows that everything runs, and measures nothing.
@@ -113,6 +115,7 @@ SCALES = {
         scaling=(1_000, 2_000),
         largest_batched=1_000,
         scaling_shrink=250.0,
+        scaling_clock=1_000.0,
         failures=2_000,
         ceiling=2_000,
         ceiling_clock=1_000.0,
