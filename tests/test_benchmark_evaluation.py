@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.evaluation import calls, experiments, published, serialization
+from benchmarks.evaluation.__main__ import measure, write
 from benchmarks.evaluation.aims import aims
 from benchmarks.evaluation.charts import draw
 from benchmarks.evaluation.experiments import EXPERIMENTS
@@ -27,6 +29,11 @@ from benchmarks.paced_runs import paced_pool
 from surge_dagster.catalogs.synthetic import partition_sizes
 from surge_dagster.engine.cost_model import variation
 from surge_dagster.engine.encoder.pool import EncoderPool
+
+
+@dataclass(frozen=True)
+class _Row:
+    milliseconds: float
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +93,27 @@ def test_factors_of_the_growing_catalogs_are_those_that_they_ran_with() -> None:
         found["scale"] = "full" if name == "scaling" else "eval"
     [heading] = [line for line in render(document).splitlines() if line.startswith("| factor |")]
     assert "`full`" in heading and "`eval`" not in heading
+
+
+def test_page_and_charts_are_written_beside_the_document(tmp_path: Path) -> None:
+    document = json.loads(DOCUMENT.read_text())
+    write(document, tmp_path / "evaluation.json")
+    assert json.loads((tmp_path / "evaluation.json").read_text()) == document
+    assert (tmp_path / "evaluation.md").read_text() == PAGE.read_text()
+    assert len(list((tmp_path / "images").iterdir())) == len(CHARTS)
+
+
+def test_other_experiments_keep_their_rows_unless_machine_or_libraries_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EXPERIMENTS, "calls", lambda scale: iter([_Row(0.5)]))
+    arguments = argparse.Namespace(scale="tiny", only=["calls"])
+    [first] = measure(arguments, {})
+    assert first["experiments"]["calls"]["rows"] == [{"milliseconds": 0.5}]
+    first["experiments"]["failures"] = first["experiments"].pop("calls")
+    [second] = measure(arguments, json.loads(json.dumps(first)))
+    assert set(second["experiments"]) == {"calls", "failures"}
+    first["versions"]["numpy"] = "1.0"
+    [third] = measure(arguments, first)
+    assert set(third["experiments"]) == {"calls"}
 
 
 def test_variation_beside_a_sigma_is_that_of_the_sizes_that_ran() -> None:
