@@ -9,17 +9,24 @@ scenarios sensor and pages look at the instance that the refresh has filled, so 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from benchmarks.dagster_events import event_lines, event_targets, events_document
 from benchmarks.dagster_pages import pages_document, pages_lines, pages_targets
 from benchmarks.dagster_refresh import refresh_lines, refresh_targets, refreshed_project
 from benchmarks.dagster_sensor import sensor_document, sensor_lines, sensor_targets
-from benchmarks.harness import Document, Target, names_of, print_document, say, start_document
+from benchmarks.harness import (
+    Document,
+    Scenarios,
+    names_of,
+    print_document,
+    say,
+    scenario_lines,
+    scenario_targets,
+    start_document,
+)
 
-# Each scenario's table and aims, made from its part of the document.
-SCENARIOS: dict[str, tuple[Callable[..., Iterable[str]], Callable[..., Iterable[Target]]]] = {
+SCENARIOS: Scenarios = {
     "events": (event_lines, event_targets),
     "refresh": (refresh_lines, refresh_targets),
     "sensor": (sensor_lines, sensor_targets),
@@ -49,16 +56,6 @@ def measure(arguments: argparse.Namespace) -> Document:
     return document
 
 
-def dagster_lines(document: Document) -> list[str]:
-    """The tables of the scenarios in the document."""
-    return [line for name, (lines, _) in SCENARIOS.items() if name in document for line in lines(document[name])]
-
-
-def dagster_targets(document: Document) -> list[Target]:
-    """The aims of the scenarios in the document."""
-    return [aim for name, (_, aims) in SCENARIOS.items() if name in document for aim in aims(document[name])]
-
-
 def parse(words: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -78,7 +75,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Parse, measure, print."""
     document = measure(parse())
-    print_document(document, dagster_lines(document), dagster_targets(document))
+    print_document(document, scenario_lines(SCENARIOS, document), scenario_targets(SCENARIOS, document))
 
 
 if __name__ == "__main__":

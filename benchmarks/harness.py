@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -86,6 +86,20 @@ def print_document(document: Document, lines: Iterable[str], aims: list[Target])
     for line in (*lines, *aim_lines(aims)):
         print(line)
     print(json.dumps(document | {"targets": [aim.as_dict() for aim in aims]}))
+
+
+# Each scenario's table and aims, made from its part of the document.
+Scenarios = Mapping[str, tuple[Callable[..., Iterable[str]], Callable[..., Iterable[Target]]]]
+
+
+def scenario_lines(scenarios: Scenarios, document: Document) -> list[str]:
+    """The tables of the scenarios that are in the document."""
+    return [line for name, (lines, _) in scenarios.items() if name in document for line in lines(document[name])]
+
+
+def scenario_targets(scenarios: Scenarios, document: Document) -> list[Target]:
+    """The aims of the scenarios that are in the document."""
+    return [aim for name, (_, aims) in scenarios.items() if name in document for aim in aims(document[name])]
 
 
 def aim_lines(aims: Iterable[Target]) -> Iterator[str]:

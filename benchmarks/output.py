@@ -10,10 +10,19 @@ from __future__ import annotations
 import argparse
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.harness import Document, Target, names_of, print_document, say, start_document
+from benchmarks.harness import (
+    Document,
+    Scenarios,
+    names_of,
+    print_document,
+    say,
+    scenario_lines,
+    scenario_targets,
+    start_document,
+)
 from benchmarks.output_bound import CASES, bound_document, bound_lines, bound_targets
 from benchmarks.output_files import (
     serialization_document,
@@ -23,8 +32,7 @@ from benchmarks.output_files import (
     tiny_lines,
 )
 
-# Each scenario's table and aims, made from its part of the document.
-SCENARIOS: dict[str, tuple[Callable[..., Iterable[str]], Callable[..., Iterable[Target]]]] = {
+SCENARIOS: Scenarios = {
     "serialization": (serialization_lines, serialization_targets),
     "tiny": (tiny_lines, lambda found: ()),
     "bound": (bound_lines, bound_targets),
@@ -54,16 +62,6 @@ def measure(arguments: argparse.Namespace) -> Document:
     return document
 
 
-def output_lines(document: Document) -> list[str]:
-    """The tables of the scenarios in the document."""
-    return [line for name, (lines, _) in SCENARIOS.items() if name in document for line in lines(document[name])]
-
-
-def output_targets(document: Document) -> list[Target]:
-    """The aims of the scenarios in the document."""
-    return [aim for name, (_, aims) in SCENARIOS.items() if name in document for aim in aims(document[name])]
-
-
 def parse(words: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -89,7 +87,7 @@ def _numbers(text: str) -> list[int]:
 def main() -> None:
     """Parse, measure, print."""
     document = measure(parse())
-    print_document(document, output_lines(document), output_targets(document))
+    print_document(document, scenario_lines(SCENARIOS, document), scenario_targets(SCENARIOS, document))
 
 
 if __name__ == "__main__":

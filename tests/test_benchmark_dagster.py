@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import dagster
 from benchmarks.dagster_pages import pages_targets
+from benchmarks.harness import scenario_lines, scenario_targets
 
 
 @pytest.mark.soak
@@ -28,8 +29,8 @@ def test_small_refresh_with_its_pages_and_ticks_gives_the_document() -> None:
         assert "PartitionHealthQuery" in {query["name"] for query in pages["queries"]}
         assert len(pages["page_seconds"]) == 1
     assert len(sensor["idle_ticks"]) == 3 and sensor["registering_ticks"]
-    assert len(dagster.dagster_targets(document)) == 4
-    assert "sensor at 1,200 partitions" in "\n".join(dagster.dagster_lines(document))
+    assert len(scenario_targets(dagster.SCENARIOS, document)) == 4
+    assert "sensor at 1,200 partitions" in "\n".join(scenario_lines(dagster.SCENARIOS, document))
 
 
 def test_queries_of_the_page_are_not_measured_without_a_browser() -> None:

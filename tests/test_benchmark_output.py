@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import output
+from benchmarks.harness import scenario_lines, scenario_targets
 from benchmarks.output_bound import CASES, bound_document, bound_targets, sizes_of
 from benchmarks.paced_runs import drawn_partitions, embed, paced_pool, ready_partitions
 from benchmarks.storage_profiles import PROFILES, DelayedStore, OneAtATime, StorageProfile
@@ -45,17 +46,17 @@ def test_small_run_gives_the_document_and_the_table(tmp_path: Path, monkeypatch:
     }
     (case,) = document["bound"]["cases"]
     assert 0 < case["ledger_peak_bytes"] <= case["limit_bytes"]
-    assert all(aim.measured is not None for aim in output.output_targets(document))
-    printed = "\n".join(output.output_lines(document))
+    assert all(aim.measured is not None for aim in scenario_targets(output.SCENARIOS, document))
+    printed = "\n".join(scenario_lines(output.SCENARIOS, document))
     for text in ("1,000 rows", "run on tmpfs", "a store that stalls"):
         assert text in printed
 
 
 def test_only_the_requested_scenarios_have_aims() -> None:
     size = {"rows": 10, "validation_share": 0.02}
-    assert output.output_targets({"serialization": [size]})[0].met is True
-    assert output.output_targets({"serialization": [size | {"validation_share": 0.06}]})[0].met is False
-    assert output.output_targets({}) == []
+    assert scenario_targets(output.SCENARIOS, {"serialization": [size]})[0].met is True
+    assert scenario_targets(output.SCENARIOS, {"serialization": [size | {"validation_share": 0.06}]})[0].met is False
+    assert scenario_targets(output.SCENARIOS, {}) == []
 
 
 def test_largest_partition_comes_first_in_the_middle_or_last() -> None:
