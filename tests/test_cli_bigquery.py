@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tests.command import MODEL, Command
-from tests.engine.sources.bigquery_fake import TABLE, FakeBigQuery
-from tests.engine.sources.test_bigquery import CATALOG, SOURCE, table_of
+from tests.engine.sources.bigquery_fake import CATALOG, SOURCE, TABLE, FakeBigQuery, table_of
 from tests.extras import require
 from tests.small_catalogs import assert_embedded
 

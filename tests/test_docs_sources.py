@@ -17,6 +17,7 @@ from surge_dagster.settings import load_settings
 from tests.command import Command
 from tests.engine.sources.tables import write_csv
 from tests.engine.store.object_server import BUCKET, ObjectServer
+from tests.extras import require
 from tests.small_catalogs import Rows, assert_embedded, write_rows
 
 PAGES = Path(__file__).parent.parent / "docs" / "sources"
@@ -92,6 +93,7 @@ def test_buckets(shell: Shell, object_server: ObjectServer, monkeypatch: pytest.
 
 
 def test_bigquery(shell: Shell) -> None:
+    require("bigquery", "google.cloud.bigquery_storage_v1")
     from tests.engine.sources.bigquery_fake import TABLE as NAME
     from tests.engine.sources.bigquery_fake import FakeBigQuery
 

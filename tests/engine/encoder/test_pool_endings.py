@@ -31,7 +31,8 @@ def test_workers_start_the_next_superbatch_before_the_end_of_the_current_one(tmp
         slots[0].append(column(first))
         slots[1].append(column(second))
         calls = [pool.submit(slot) for slot in slots]
-        while not calls[1].encoded:  # by one worker, while the other one hangs at the end of the first
+        hung = tmp_path / "hung"
+        while not (hung.exists() and calls[1].encoded):  # by one worker, while the other hangs at the end of the first
             assert calls[0].result(0.01) is None
         for pid in pool.worker_pids:
             os.kill(pid, signal.SIGKILL)

@@ -22,16 +22,31 @@ import grpc
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tests.small_catalogs import Rows
+
 if TYPE_CHECKING:  # Google's packages take two seconds of each process that collects tests
     from google.cloud import bigquery
     from google.cloud.bigquery_storage_v1 import BigQueryReadClient, types
 
 PROJECT = "p"
 TABLE = "p.shop.products"
+# Ids whose order as text is another than as numbers.
+CATALOG: dict[str, Rows] = {
+    key: sorted((f"{key}-{row}", f"text {row} of {key}") for row in range(count))
+    for key, count in (("a", 30), ("b", 2), ("it's, \\50%", 12), ("ß", 60), *((f"c{n}", 3) for n in range(20)))
+}
+SOURCE = f"bigquery://{TABLE}"
 _MESSAGE_ROWS = 7
 _MODIFIED = itertools.count(1_000)
 _TYPES = {pa.string(): "STRING", pa.int64(): "INTEGER"}
 _ESCAPE = re.compile(r"\\U([0-9a-f]{8})")
+
+
+def table_of(catalog: dict[str, Rows]) -> pa.Table:
+    rows = [(key, *row, place) for key, found in catalog.items() for place, row in enumerate(found)]
+    rows.sort(key=lambda row: hash(row[1]))
+    names = ["category", "id", "text", "changed"]
+    return pa.table({name: [row[place] for row in rows] for place, name in enumerate(names)})
 
 
 class Refused(Exception):

@@ -6,34 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.sources import Selection, open_source
 from surge_dagster.engine.sources import bigquery as module
 from surge_dagster.engine.sources.bigquery import BigQueryCatalog
-from tests.engine.sources.bigquery_fake import TABLE, FakeBigQuery
+from tests.engine.sources.bigquery_fake import CATALOG, SOURCE, TABLE, FakeBigQuery, table_of
 from tests.engine.sources.reading import refusal, rows_of
 from tests.engine.sources.test_frames import content
 from tests.extras import require
-from tests.small_catalogs import Rows, write_catalog
+from tests.small_catalogs import write_catalog
 
 require("bigquery", "google.cloud.bigquery_storage_v1")
-
-# Ids whose order as text is another than as numbers.
-CATALOG: dict[str, Rows] = {
-    key: sorted((f"{key}-{row}", f"text {row} of {key}") for row in range(count))
-    for key, count in (("a", 30), ("b", 2), ("it's, \\50%", 12), ("ß", 60), *((f"c{n}", 3) for n in range(20)))
-}
-SOURCE = f"bigquery://{TABLE}"
-
-
-def table_of(catalog: dict[str, Rows]) -> pa.Table:
-    rows = [(key, *row, place) for key, found in catalog.items() for place, row in enumerate(found)]
-    rows.sort(key=lambda row: hash(row[1]))
-    names = ["category", "id", "text", "changed"]
-    return pa.table({name: [row[place] for row in rows] for place, name in enumerate(names)})
 
 
 class Service:
