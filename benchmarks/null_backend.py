@@ -5,9 +5,7 @@ The processes of the pool import this module by its name.
 
 from __future__ import annotations
 
-import numpy as np
-
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress, Rows
 from surge_dagster.engine.model.spec import Space
 
 BACKEND = "benchmarks.null_backend:NullBackend"
@@ -25,7 +23,7 @@ class NullBackend:
     def prepare(self, texts: list[str]) -> int:
         return len(texts)
 
-    def forward(self, prepared: int, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkMetrics:
-        truncated[:] = 0
+    def forward(self, prepared: int, rows: Rows, progress: Progress) -> ChunkMetrics:
+        rows.truncated[rows.places] = 0
         progress()
         return ChunkMetrics(tokens=prepared, padded_tokens=prepared, forward_seconds=0.0)

@@ -24,7 +24,7 @@ from surge_dagster.catalogs.synthetic import draw_texts
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress, Rows
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.report import Event, RunReport
 from surge_dagster.engine.run import EmbeddingRun
@@ -58,13 +58,13 @@ class PacedBackend:
     def prepare(self, texts: list[str]) -> int:
         return len(texts)
 
-    def forward(self, prepared: int, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkMetrics:
+    def forward(self, prepared: int, rows: Rows, progress: Progress) -> ChunkMetrics:
         begun = time.perf_counter()
         if begun - self._due > _BEHIND_SECONDS:  # it was idle
             self._due = begun
         self._due += prepared * self._seconds_per_text
-        matrix[:] = self._vector
-        truncated[:] = 0
+        rows.matrix[rows.places] = self._vector
+        rows.truncated[rows.places] = 0
         while (left := self._due - time.perf_counter()) > 0:
             time.sleep(min(left, 1.0))
             progress()

@@ -15,10 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress, Rows
 from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
 from surge_dagster.engine.model.spec import Space
 
@@ -36,7 +34,7 @@ class GatedBackend(HashBackend):
         if _broken(repaired).exists() and not repaired.exists():
             raise RuntimeError("the device is broken")
 
-    def forward(self, prepared: Any, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkMetrics:
+    def forward(self, prepared: Any, rows: Rows, progress: Progress) -> ChunkMetrics:
         for text in map(bytes.decode, prepared):
             if text.startswith("wait for "):
                 gate = Path(text.removeprefix("wait for "))
@@ -50,7 +48,7 @@ class GatedBackend(HashBackend):
             if text.startswith("break before ") and not (repaired := Path(text.removeprefix("break before "))).exists():
                 _broken(repaired).touch()
                 os.kill(os.getpid(), signal.SIGKILL)
-        return super().forward(prepared, matrix, truncated, progress)
+        return super().forward(prepared, rows, progress)
 
 
 def _broken(repaired: Path) -> Path:

@@ -11,9 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress, Rows
 from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
 from surge_dagster.engine.model.spec import Space
 
@@ -31,9 +29,9 @@ class PausedBackend(HashBackend):
         self._pause = Path(os.environ[PAUSE_VARIABLE])
         self._parent = os.getppid()
 
-    def forward(self, prepared: Any, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkMetrics:
+    def forward(self, prepared: Any, rows: Rows, progress: Progress) -> ChunkMetrics:
         while self._pause.exists() and os.getppid() == self._parent:
             reached(self._pause).touch()
             progress()
             threading.Event().wait(0.01)
-        return super().forward(prepared, matrix, truncated, progress)
+        return super().forward(prepared, rows, progress)

@@ -18,9 +18,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress, Rows
 from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
 from surge_dagster.engine.model.spec import Space
 
@@ -50,7 +48,7 @@ class FaultyBackend(HashBackend):
                 Path(path).touch()
         return super().prepare(texts)
 
-    def forward(self, prepared: Any, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkMetrics:
+    def forward(self, prepared: Any, rows: Rows, progress: Progress) -> ChunkMetrics:
         for text in prepared:
             verb, _, path = text.decode().partition(" ")
             if verb == "wait":
@@ -59,7 +57,7 @@ class FaultyBackend(HashBackend):
                     threading.Event().wait(0.01)
             else:
                 _harm(text.decode())
-        return super().forward(prepared, matrix, truncated, progress)
+        return super().forward(prepared, rows, progress)
 
 
 class RefusingBackend(HashBackend):

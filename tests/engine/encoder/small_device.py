@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Rows
 from surge_dagster.engine.encoder.worker.backends.token_backend import ChunkPasses, TokenBackend
 from surge_dagster.engine.encoder.worker.passes import TokenBatch
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
@@ -86,12 +86,12 @@ class SmallDeviceBackend(TokenBackend):
         super().__init__(word_tokenizer(), token_budget=token_budget, pass_tokens=8, streams=streams)
 
     @contextlib.contextmanager
-    def _passes(self, tokens: Tokens, matrix: np.ndarray) -> Iterator[ChunkPasses]:
+    def _passes(self, tokens: Tokens, rows: Rows) -> Iterator[ChunkPasses]:
         def run_pass(batch: TokenBatch) -> float:
             with self.device.memory(batch.tokens):
                 ids, mask = tokens.gather(batch.rows, batch.length)
                 for row, own, kept in zip(batch.rows, ids, mask, strict=True):
-                    matrix[row] = _vector(own[kept > 0])
+                    rows.matrix[rows.places[row]] = _vector(own[kept > 0])
             return 0.0
 
         yield ChunkPasses(run_pass)
@@ -108,4 +108,4 @@ def encode(backend: SmallDeviceBackend, texts: list[str]) -> tuple[np.ndarray, C
     """The vectors of one chunk; rows that were left out are nan."""
     matrix = np.full((len(texts), DIMENSION), np.nan, np.float32)
     flags = np.zeros(len(texts), np.uint8)
-    return matrix, backend.forward(backend.prepare(texts), matrix, flags, lambda: None)
+    return matrix, backend.forward(backend.prepare(texts), Rows.of_all(matrix, flags), lambda: None)

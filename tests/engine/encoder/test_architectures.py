@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from surge_dagster.engine.encoder.worker import parity
-from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, ChunkMetrics
+from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, ChunkMetrics, Rows
 from surge_dagster.engine.encoder.worker.loading import load_backend
 from surge_dagster.engine.encoder.worker.sentence_model import ReferenceBackend, load_reference
 from surge_dagster.engine.model.spec import EncodingSpec, Space
@@ -59,7 +59,7 @@ def _vectors(backend: Backend, space: Space) -> tuple[np.ndarray, np.ndarray, Ch
     texts = _texts()
     matrix = np.full((len(texts), space.dimension), np.nan, space.dtype)
     flags = np.empty(len(texts), np.uint8)
-    metrics = backend.forward(backend.prepare(texts), matrix, flags, lambda: None)
+    metrics = backend.forward(backend.prepare(texts), Rows.of_all(matrix, flags), lambda: None)
     return matrix, flags, metrics
 
 
@@ -135,7 +135,7 @@ def test_reference_backend_counts_cut_texts(tmp_path: Path) -> None:
     backend = ReferenceBackend(space, load_reference(space, "cpu"), "torch")
     texts = ["steel", "steel bottle", "steel " * 40, ""]
     matrix, flags = np.empty((4, space.dimension), space.dtype), np.empty(4, np.uint8)
-    metrics = backend.forward(backend.prepare(texts), matrix, flags, lambda: None)
+    metrics = backend.forward(backend.prepare(texts), Rows.of_all(matrix, flags), lambda: None)
     assert flags.tolist() == [0, 0, 1, 0]
     assert metrics.tokens > 12
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from surge_dagster.engine.encoder.worker.backends import torch_backend as ours
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Rows
 from surge_dagster.engine.encoder.worker.loading import load_backend
 from surge_dagster.engine.encoder.worker.parity import BelowPromise
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts
@@ -159,9 +159,9 @@ def _truncated_on_the_left(patch: pytest.MonkeyPatch) -> None:
 def _rows_in_another_order(patch: pytest.MonkeyPatch) -> None:
     forward = ours.TorchBackend.forward
 
-    def changed(self: Any, prepared: Any, matrix: np.ndarray, *rest: Any) -> Any:
-        metrics = forward(self, prepared, matrix, *rest)
-        matrix[:] = np.roll(matrix, 1, axis=0)
+    def changed(self: Any, prepared: Any, rows: Rows, progress: Any) -> Any:
+        metrics = forward(self, prepared, rows, progress)
+        rows.matrix[rows.places] = np.roll(rows.matrix[rows.places], 1, axis=0)
         return metrics
 
     patch.setattr(ours.TorchBackend, "forward", changed)

@@ -20,7 +20,7 @@ from surge_dagster.engine.encoder.calls import EncodeMetrics
 from surge_dagster.engine.encoder.devices import choose_devices, worker_threads
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker import parity
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Rows
 from surge_dagster.engine.encoder.worker.loading import load_backend
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec
@@ -138,7 +138,7 @@ def test_prompt_length_dimension_and_type_have_the_effect_they_have_in_sentence_
     texts, space = _texts(), spec.resolve()
     backend = load_backend(space, _SETTINGS, "torch", check_parity=False).backend  # the test compares the vectors
     found, flags = np.empty((len(texts), space.dimension), space.dtype), np.empty(len(texts), np.uint8)
-    backend.forward(backend.prepare(texts), found, flags, lambda: None)
+    backend.forward(backend.prepare(texts), Rows.of_all(found, flags), lambda: None)
     before = reference.max_seq_length
     try:
         reference.max_seq_length = 12

@@ -29,7 +29,7 @@ import numpy as np
 
 from surge_dagster.engine.encoder import protocol
 from surge_dagster.engine.encoder.protocol import SlotArrays, SlotLayout, slot_arrays
-from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings
+from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, Rows
 from surge_dagster.engine.encoder.worker.loading import load_backend
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec, Space
@@ -140,12 +140,11 @@ class Worker:
     def _forward(self, backend: Backend, work: _Work) -> dict[str, Any]:
         if work.error is not None:
             raise work.error
-        # Views of the slot, or copies where the rows do not follow each other.
-        matrix, truncated = work.arrays.matrix[work.rows], work.arrays.truncated[work.rows]
-        metrics = backend.forward(work.prepared, matrix, truncated, self._tick)
-        if not isinstance(work.rows, slice):
-            work.arrays.matrix[work.rows], work.arrays.truncated[work.rows] = matrix, truncated
-        counted = {"truncated": int(np.count_nonzero(truncated)), "tokenize_seconds": work.tokenize_seconds}
+        places = work.rows if isinstance(work.rows, np.ndarray) else np.arange(work.rows.start, work.rows.stop)
+        rows = Rows(work.arrays.matrix, work.arrays.truncated, places)
+        metrics = backend.forward(work.prepared, rows, self._tick)
+        truncated = int(np.count_nonzero(rows.truncated[places]))
+        counted = {"truncated": truncated, "tokenize_seconds": work.tokenize_seconds}
         return asdict(metrics) | counted
 
     def _tick(self) -> None:

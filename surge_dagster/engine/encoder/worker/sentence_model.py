@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from surge_dagster.engine.encoder.worker.backends.base import ChunkMetrics, Progress
+from surge_dagster.engine.encoder.worker.backends.base import ChunkMetrics, Progress, Rows
 from surge_dagster.engine.encoder.worker.tokenization import TokenizerFacts
 from surge_dagster.engine.model.code import untrusted
 from surge_dagster.engine.model.digest import read_document
@@ -116,18 +116,16 @@ class ReferenceBackend:
     def prepare(self, texts: list[str]) -> list[str]:
         return texts
 
-    def forward(
-        self, prepared: list[str], matrix: np.ndarray, truncated: np.ndarray, progress: Progress
-    ) -> ChunkMetrics:
+    def forward(self, prepared: list[str], rows: Rows, progress: Progress) -> ChunkMetrics:
         started = time.perf_counter()
         tokens = 0
         for start in range(0, len(prepared), _TEXTS_PER_STEP):
             piece = prepared[start : start + _TEXTS_PER_STEP]
-            rows = slice(start, start + len(piece))
+            places = rows.places[start : start + len(piece)]
             lengths = self._lengths(piece)
-            truncated[rows] = lengths >= self._space.max_length
+            rows.truncated[places] = lengths >= self._space.max_length
             tokens += int(lengths.sum())
-            matrix[rows] = reference_vectors(self._reference, self._space, piece)
+            rows.matrix[places] = reference_vectors(self._reference, self._space, piece)
             progress()
         return ChunkMetrics(tokens=tokens, padded_tokens=tokens, forward_seconds=time.perf_counter() - started)
 

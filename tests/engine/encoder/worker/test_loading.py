@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress, Rows
 from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
 from surge_dagster.engine.encoder.worker.loading import load_backend
 from surge_dagster.engine.model.spec import EncodingSpec, Space
@@ -19,11 +18,9 @@ class RecordingBackend(HashBackend):
     def __init__(self, space: Space, settings: BackendSettings) -> None:
         super().__init__(prompt=space.prompt, max_length=space.max_length)
 
-    def forward(
-        self, prepared: list[bytes], matrix: np.ndarray, truncated: np.ndarray, progress: Progress
-    ) -> ChunkMetrics:
+    def forward(self, prepared: list[bytes], rows: Rows, progress: Progress) -> ChunkMetrics:
         _calls.append(prepared)
-        return super().forward(prepared, matrix, truncated, progress)
+        return super().forward(prepared, rows, progress)
 
 
 @pytest.mark.usefixtures("cache_folder")

@@ -9,11 +9,10 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from surge_dagster.engine.encoder.calibration import Calibration
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress, Rows
 from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
 from surge_dagster.engine.encoder.worker.token_budget import measure_rates, saturation_budget, set_token_budget
 from surge_dagster.engine.encoder.worker.tokenization import Tokens
@@ -38,9 +37,9 @@ class TimedBackend(SmallDeviceBackend):
         self.slow_calls: set[int] = set()
         self.calls = 0
 
-    def forward(self, prepared: Tokens, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkMetrics:
+    def forward(self, prepared: Tokens, rows: Rows, progress: Progress) -> ChunkMetrics:
         before = len(self.device.passes)
-        metrics = super().forward(prepared, matrix, truncated, progress)
+        metrics = super().forward(prepared, rows, progress)
         tokens = sum(self.pass_price + tokens for tokens in self.device.passes[before:])
         slowed = 10 if self.calls in self.slow_calls else 1
         self.calls += 1

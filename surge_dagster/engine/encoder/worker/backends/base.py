@@ -1,7 +1,7 @@
 """Backend, the interface between a worker and the library that computes its vectors.
 
 Work has two steps that overlap: while `forward` computes chunk i on the device, another thread runs `prepare`
-(tokenization) for chunk i + 1. Vectors are written to the given rows, which are in shared memory.
+(tokenization) for chunk i + 1. Vectors are written straight to their rows, which are in shared memory.
 """
 
 from __future__ import annotations
@@ -51,6 +51,26 @@ class ChunkMetrics:
     copy_seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows that the results of a chunk's texts go to; rows between them belong to others.
+
+    Attributes:
+        matrix: vectors of many rows, [rows, dimension].
+        truncated: uint8 [rows], whether a text was longer than the model reads.
+        places: the row of each text, int64 [texts].
+    """
+
+    matrix: np.ndarray
+    truncated: np.ndarray
+    places: np.ndarray
+
+    @classmethod
+    def of_all(cls, matrix: np.ndarray, truncated: np.ndarray) -> Rows:
+        """As many rows as there are texts, in their order."""
+        return cls(matrix, truncated, np.arange(len(matrix)))
+
+
 class Backend(Protocol):
     """Computes vectors. `name` and `detail` go into reports and cache keys."""
 
@@ -61,7 +81,7 @@ class Backend(Protocol):
         """Turns texts into the input of `forward`; runs concurrently with a `forward`."""
         ...
 
-    def forward(self, prepared: Any, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkMetrics:
+    def forward(self, prepared: Any, rows: Rows, progress: Progress) -> ChunkMetrics:
         """Writes a vector and a truncation flag for every text; calls `progress` after each piece of work."""
         ...
 
@@ -69,7 +89,8 @@ class Backend(Protocol):
 def encode_texts(backend: Backend, texts: list[str], dimension: int, dtype: str) -> tuple[np.ndarray, ChunkMetrics]:
     """The vectors of texts, [texts, dimension], outside of the arena, and their costs."""
     matrix = np.empty((len(texts), dimension), dtype)
-    metrics = backend.forward(backend.prepare(texts), matrix, np.empty(len(texts), np.uint8), _ignore_progress)
+    rows = Rows.of_all(matrix, np.empty(len(texts), np.uint8))
+    metrics = backend.forward(backend.prepare(texts), rows, _ignore_progress)
     return matrix, metrics
 
 

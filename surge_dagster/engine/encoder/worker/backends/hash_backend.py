@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from surge_dagster.engine.encoder.worker.backends.base import ChunkMetrics, Progress
+from surge_dagster.engine.encoder.worker.backends.base import ChunkMetrics, Progress, Rows
 
 _ROWS_PER_STEP = 512
 _BYTES_PER_TOKEN = 4
@@ -25,21 +25,20 @@ def hash_vectors(texts: Iterable[str], dimension: int) -> np.ndarray:
     encoded = [text.encode() for text in texts]
     vectors = np.empty((len(encoded), dimension), np.float32)
     for start in range(0, len(encoded), _ROWS_PER_STEP):
-        _fill(encoded[start : start + _ROWS_PER_STEP], vectors[start : start + _ROWS_PER_STEP])
+        vectors[start : start + _ROWS_PER_STEP] = _vectors(encoded[start : start + _ROWS_PER_STEP], dimension)
     return vectors
 
 
-def _fill(encoded: list[bytes], vectors: np.ndarray) -> None:
-    """Writes the vectors of `encoded` to `vectors`, whatever its type."""
+def _vectors(encoded: list[bytes], dimension: int) -> np.ndarray:
     seeds = np.frombuffer(b"".join([hashlib.sha256(text).digest() for text in encoded]), "<u4").reshape(-1, 8)
     # One multiply-add per value, a fold and a second multiplication; the high half of each product is the value.
-    mixed = (seeds[:, 0:1] | 1) * _multipliers(vectors.shape[1]) + seeds[:, 1:2]
+    mixed = (seeds[:, 0:1] | 1) * _multipliers(dimension) + seeds[:, 1:2]
     mixed ^= mixed >> 15
     mixed *= seeds[:, 2:3] | 1
     values = mixed.view("<i2")[:, 1::2].astype(np.float32)
     values += 0.5
     values /= np.sqrt(np.einsum("ij,ij->i", values, values))[:, None]
-    vectors[:] = values
+    return values
 
 
 @lru_cache(maxsize=8)
@@ -62,16 +61,14 @@ class HashBackend:
     def prepare(self, texts: list[str]) -> list[bytes]:
         return [self._prompt + text.encode() for text in texts]
 
-    def forward(
-        self, prepared: list[bytes], matrix: np.ndarray, truncated: np.ndarray, progress: Progress
-    ) -> ChunkMetrics:
+    def forward(self, prepared: list[bytes], rows: Rows, progress: Progress) -> ChunkMetrics:
         started = time.perf_counter()
         for start in range(0, len(prepared), _ROWS_PER_STEP):
             piece = prepared[start : start + _ROWS_PER_STEP]
-            _fill(piece, matrix[start : start + len(piece)])
+            rows.matrix[rows.places[start : start + len(piece)]] = _vectors(piece, rows.matrix.shape[1])
             progress()
         # A text has one token plus one per four bytes; texts over max_length are flagged, not cut.
         tokens = 1 + np.fromiter(map(len, prepared), np.int64, len(prepared)) // _BYTES_PER_TOKEN
-        truncated[:] = tokens > self._max_length
+        rows.truncated[rows.places] = tokens > self._max_length
         kept = int(np.minimum(tokens, self._max_length).sum())
         return ChunkMetrics(tokens=kept, padded_tokens=kept, forward_seconds=time.perf_counter() - started)

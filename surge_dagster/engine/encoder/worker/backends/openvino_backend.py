@@ -12,11 +12,10 @@ import queue
 import time
 from collections.abc import Iterator
 
-import numpy as np
 import openvino as ov
 
 from surge_dagster.engine.encoder.devices import processor
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Rows
 from surge_dagster.engine.encoder.worker.backends.converted_models import converted_model, converted_tokenizer
 from surge_dagster.engine.encoder.worker.backends.token_backend import ChunkPasses, TokenBackend
 from surge_dagster.engine.encoder.worker.passes import TokenBatch
@@ -75,7 +74,7 @@ class OpenvinoBackend(TokenBackend):
         )
 
     @contextlib.contextmanager
-    def _passes(self, tokens: Tokens, matrix: np.ndarray) -> Iterator[ChunkPasses]:
+    def _passes(self, tokens: Tokens, rows: Rows) -> Iterator[ChunkPasses]:
         def run_pass(batch: TokenBatch) -> float:
             request = self._idle.get()
             try:
@@ -83,7 +82,7 @@ class OpenvinoBackend(TokenBackend):
                 request.start_async(inputs, share_inputs=True)
                 request.wait()
                 computed = time.perf_counter()
-                matrix[batch.rows] = request.get_output_tensor(0).data
+                rows.matrix[rows.places[batch.rows]] = request.get_output_tensor(0).data
                 return time.perf_counter() - computed
             finally:
                 self._idle.put(request)

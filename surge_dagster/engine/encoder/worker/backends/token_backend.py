@@ -21,9 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from surge_dagster.engine.encoder.worker.backends.base import ChunkMetrics, Progress
+from surge_dagster.engine.encoder.worker.backends.base import ChunkMetrics, Progress, Rows
 from surge_dagster.engine.encoder.worker.passes import TokenBatch, plan_batches
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, Tokens
 from surge_dagster.engine.errors import EncoderError
@@ -108,15 +106,15 @@ class TokenBackend(ABC):
     def prepare(self, texts: list[str]) -> Tokens:
         return self._tokenizer.encode(texts)
 
-    def forward(self, prepared: Tokens, matrix: np.ndarray, truncated: np.ndarray, progress: Progress) -> ChunkMetrics:
+    def forward(self, prepared: Tokens, rows: Rows, progress: Progress) -> ChunkMetrics:
         """See `Backend`.
 
         Raises:
             EncoderError: a single text does not fit into memory.
         """
         started = time.perf_counter()
-        truncated[:] = prepared.truncated
-        with self._passes(prepared, matrix) as passes:
+        rows.truncated[rows.places] = prepared.truncated
+        with self._passes(prepared, rows) as passes:
             batches = plan_batches(prepared.lengths, self.token_budget, self._pass_tokens)
             work = _Work(passes, progress, deque(batches))
             streams = max(1, min(self.streams, len(batches)))
@@ -129,8 +127,8 @@ class TokenBackend(ABC):
         )
 
     @abstractmethod
-    def _passes(self, tokens: Tokens, matrix: np.ndarray) -> AbstractContextManager[ChunkPasses]:
-        """Sets up the passes of a chunk; at its end every row of `matrix` has its vector."""
+    def _passes(self, tokens: Tokens, rows: Rows) -> AbstractContextManager[ChunkPasses]:
+        """Sets up the passes of a chunk; at its end every one of its rows has its vector."""
 
     def _run(self, work: _Work, streams: int) -> None:
         others = []

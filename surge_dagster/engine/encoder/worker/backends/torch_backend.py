@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from surge_dagster.engine.encoder.devices import processor
-from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings
+from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, Rows
 from surge_dagster.engine.encoder.worker.backends.token_backend import ChunkPasses, TokenBackend
 from surge_dagster.engine.encoder.worker.passes import TokenBatch, longest_first
 from surge_dagster.engine.encoder.worker.sentence_model import (
@@ -102,16 +102,17 @@ class TorchBackend(TokenBackend):
         )
 
     @contextlib.contextmanager
-    def _passes(self, tokens: Tokens, matrix: np.ndarray) -> Iterator[ChunkPasses]:
+    def _passes(self, tokens: Tokens, rows: Rows) -> Iterator[ChunkPasses]:
         torch = self._torch
         with torch.inference_mode():
             started = time.perf_counter()
-            rows = longest_first(tokens.lengths)
+            order = longest_first(tokens.lengths)
             ids = self._upload(tokens.ids if len(tokens.ids) else np.full(1, self._pad_id, np.int32))
-            starts, lengths = self._upload(tokens.offsets[rows]), self._upload(tokens.lengths[rows])
-            places = self._upload(rows)
-            target = torch.from_numpy(matrix)
-            results = torch.empty(target.shape, dtype=target.dtype, device=self._device) if self._on_cuda else target
+            starts, lengths = self._upload(tokens.offsets[order]), self._upload(tokens.lengths[order])
+            target = torch.from_numpy(rows.matrix)
+            results, places = target, self._upload(order if self._on_cuda else rows.places[order])
+            if self._on_cuda:
+                results = torch.empty((len(order), target.shape[1]), dtype=target.dtype, device=self._device)
             under_way: deque[torch.cuda.Event] = deque()
 
             def run_pass(batch: TokenBatch) -> float:
@@ -135,7 +136,7 @@ class TorchBackend(TokenBackend):
                 # Waits here, so that the seconds of the copy do not include those of the passes.
                 torch.cuda.synchronize(self._device)
                 started = time.perf_counter()
-                self._download(results, target)
+                self._download(results, target, torch.from_numpy(rows.places))
                 passes.copy_seconds += time.perf_counter() - started
 
     def _gather(
@@ -154,7 +155,7 @@ class TorchBackend(TokenBackend):
         tensor = self._torch.from_numpy(array)
         return tensor.pin_memory().to(self._device, non_blocking=True) if self._on_cuda else tensor
 
-    def _download(self, results: torch.Tensor, target: torch.Tensor) -> None:
+    def _download(self, results: torch.Tensor, target: torch.Tensor, places: torch.Tensor) -> None:
         """Copies a chunk's vectors to their rows, through pinned memory: other copies are several times slower.
 
         The rows themselves are not pinned: the arena may unmap them after the chunk, and pinning them for one chunk
@@ -165,4 +166,4 @@ class TorchBackend(TokenBackend):
         landing = self._landing[: len(results)]
         landing.copy_(results, non_blocking=True)
         self._torch.cuda.current_stream(self._device).synchronize()
-        target.copy_(landing)
+        target.index_copy_(0, places, landing)
