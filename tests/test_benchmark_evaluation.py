@@ -87,14 +87,6 @@ def test_page_is_that_of_the_measured_document() -> None:
         assert (IMAGES / name).is_file()
 
 
-def test_factors_of_the_growing_catalogs_are_those_that_they_ran_with() -> None:
-    document = json.loads(DOCUMENT.read_text())
-    for name, found in document["experiments"].items():
-        found["scale"] = "full" if name == "scaling" else "eval"
-    [heading] = [line for line in render(document).splitlines() if line.startswith("| factor |")]
-    assert "`full`" in heading and "`eval`" not in heading
-
-
 def test_page_and_charts_are_written_beside_the_document(tmp_path: Path) -> None:
     document = json.loads(DOCUMENT.read_text())
     write(document, tmp_path / "evaluation.json")

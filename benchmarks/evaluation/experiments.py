@@ -158,22 +158,18 @@ def thresholds(scale: Scale) -> Iterator[Measured]:
 
 
 def scaling(scale: Scale) -> Iterator[Measured]:
-    """Table 9: every run in a process of its own; a catalog is as large as its group says, and not the paper's."""
+    """Table 9 with the product as it is: its own cost of a call, and thresholds derived from it.
+
+    Every run has a process of its own, and the paper's partitions and clock.
+    """
+    clock = scale.scaling_clock
     for texts in scale.scaling:
-        clock = scale.scaling_clock
-        case = case_of(published.MINILM, texts, clock=clock, shrink=scale.scaling_shrink)
-        yield _measured("SURGE async", "surge-async", case, clock, f"{texts}", whole=texts)
-        if texts <= scale.largest_batched:
-            yield _measured("FSB 100K", "fsb", case, clock, f"{texts}", whole=texts)
-
-
-def ceiling(scale: Scale) -> Iterator[Measured]:
-    """The product as it is at the paper's own clock: its own cost of a call, and the thresholds that it derives."""
-    case = replace(case_of(published.MINILM, scale.ceiling, clock=scale.ceiling_clock), call_seconds=0.0)
-    batched = replace(case, thresholds=Thresholds(b_min=published.B_MIN))
-    yield _measured("FSB 100K", "fsb", batched, scale.ceiling_clock)
-    own = replace(case, thresholds=Thresholds())
-    yield _measured("SURGE as it is", "surge-async", own, scale.ceiling_clock)
+        paced = case_of(published.MINILM, texts, clock=clock, shrink=1.0)
+        case = replace(paced, call_seconds=0.0, thresholds=Thresholds())
+        yield _measured("SURGE async", "surge-async", case, clock, f"{texts}")
+        if texts in scale.batched:
+            batched = replace(case, thresholds=Thresholds(b_min=published.B_MIN))
+            yield _measured("FSB 100K", "fsb", batched, clock, f"{texts}")
 
 
 EXPERIMENTS: dict[str, Callable[[Scale], Iterator[Any]]] = {
@@ -188,7 +184,6 @@ EXPERIMENTS: dict[str, Callable[[Scale], Iterator[Any]]] = {
     "thresholds": thresholds,
     "serialization": lambda scale: serialization(scale.serialization),
     "scaling": scaling,
-    "ceiling": ceiling,
     "failures": lambda scale: failures(scale.failures),
 }
 
@@ -200,15 +195,8 @@ def _measured(
     clock: float = 1.0,
     group: str = "",
     pool: Any = None,
-    *,
-    whole: int = published.TEXTS,
 ) -> Measured:
-    """Run a strategy, in a process of its own or on a pool that is there.
-
-    Args:
-        clock: of a simulated encoder.
-        whole: texts of the paper's catalog.
-    """
+    """Run a strategy, in a process of its own or on a pool that is there; `clock` is that of a simulated encoder."""
     say(f"  {group} {name}, {case.texts:,} texts")
     found = measure(strategy, case) if pool is None else measure_on(pool, strategy, case)
     assert found.texts == case.texts
@@ -223,7 +211,7 @@ def _measured(
         duty=found.duty,
         rho=found.overlap_ratio,
         memory=found.peak_rss_bytes / 1e9,
-        ttfo=found.time_to_first_output_seconds * clock * _first_output_size(strategy, case, whole),
+        ttfo=found.time_to_first_output_seconds * clock * _first_output_size(strategy, case),
         ttfo_seconds=found.time_to_first_output_seconds,
         calls=found.calls,
         largest=found.largest_superbatch_texts,
@@ -235,8 +223,8 @@ def _measured(
     )
 
 
-def _first_output_size(strategy: str, case: Case, whole: int) -> float:
+def _first_output_size(strategy: str, case: Case) -> float:
     """How much more the paper encodes before its first file: all texts, or a larger batch."""
-    if not case.call_seconds:  # nothing but the encoder's speed is simulated
+    if not case.call_seconds:  # nothing but the encoder's speed is simulated, at the paper's own clock
         return 1.0
-    return whole / case.texts if strategy == "fsb" else PARTITION_TEXTS * case.partitions / case.texts
+    return published.TEXTS / case.texts if strategy == "fsb" else PARTITION_TEXTS * case.partitions / case.texts

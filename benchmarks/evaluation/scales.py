@@ -36,9 +36,8 @@ class Scale:
 
     Attributes:
         scaling: of the catalogs that grow.
-        largest_batched: fixed-size batches hold all vectors of a larger one than the machine's memory.
-        scaling_shrink, scaling_clock: `SHRINK` and `CLOCK` of the catalogs that grow.
-        ceiling: of the product as it is, at a clock of its own.
+        batched: those of them that fixed-size batches encode too, which hold all vectors in memory.
+        scaling_clock: their `CLOCK`; their `SHRINK` is 1.
         models: by model with a real encoder.
         partition_texts: mean size of a partition with a real encoder.
         call_rounds: timed calls of each size.
@@ -56,12 +55,9 @@ class Scale:
     thresholds: int
     serialization: tuple[int, ...]
     scaling: tuple[int, ...]
-    largest_batched: int
-    scaling_shrink: float
+    batched: tuple[int, ...]
     failures: int
-    scaling_clock: float = CLOCK
-    ceiling: int = 2_000_000
-    ceiling_clock: float = 1.0
+    scaling_clock: float = 1.0
     call_rounds: int = 9
     clock: float = CLOCK
 
@@ -78,9 +74,8 @@ SCALES = {
         profiles=260_000,
         thresholds=250_000,
         serialization=(10_000, 50_000, 100_000),
-        scaling=(500_000, 1_000_000),
-        largest_batched=2_000_000,
-        scaling_shrink=SHRINK,
+        scaling=(1_000_000, 2_000_000),
+        batched=(2_000_000,),
         failures=40_000,
     ),
     "full": Scale(
@@ -95,9 +90,7 @@ SCALES = {
         thresholds=1_000_000,
         serialization=(10_000, 50_000, 100_000, 200_000, 500_000),
         scaling=(1_000_000, 2_000_000, 10_000_000, 50_000_000),
-        largest_batched=2_000_000,
-        scaling_shrink=1.0,
-        scaling_clock=1.0,
+        batched=(1_000_000, 2_000_000),
         failures=400_000,
     ),
     # Shows that everything runs, and measures nothing.
@@ -113,12 +106,9 @@ SCALES = {
         thresholds=1_000,
         serialization=(1_000,),
         scaling=(1_000, 2_000),
-        largest_batched=1_000,
-        scaling_shrink=250.0,
+        batched=(1_000, 2_000),
         scaling_clock=1_000.0,
         failures=2_000,
-        ceiling=2_000,
-        ceiling_clock=1_000.0,
         call_rounds=1,
         clock=1_000.0,
     ),

@@ -20,7 +20,6 @@ Row = Mapping[str, Any]
 Column = tuple[str, str, str]  # heading, name of the value, format
 
 _THROUGHPUT: Column = ("texts/s", "throughput", ",.0f")
-_ALONE: Column = ("encode calls alone", "encoding", ",.0f")
 _DUTY: Column = ("duty", "duty", ".1%")
 _RHO: Column = ("rho", "rho", ".2f")
 _MEMORY: Column = ("memory, GB", "memory", ".2f")
@@ -152,7 +151,16 @@ def serialization(rows: Rows) -> Iterator[str]:
 
 
 def scaling(rows: Rows) -> Iterator[str]:
-    yield from head("texts", "partitions", "", "texts/s", "encode calls alone", "duty", "memory, GB", "first output, s")
+    headings = (
+        "texts/s",
+        "encode calls alone",
+        "duty",
+        "memory, GB",
+        "first output, s",
+        "calls",
+        "largest call, texts",
+    )
+    yield from head("texts", "partitions", "", *headings)
     for row in rows["scaling"]:
         paper = published.SCALING.get(round(row["texts"] / 1e6), {}).get(row["name"], {})
         yield line(
@@ -164,11 +172,9 @@ def scaling(rows: Rows) -> Iterator[str]:
             beside(row["duty"], paper.get("duty"), ".1%"),
             beside(row["memory"], paper.get("memory"), ".2f"),
             beside(row["ttfo"], paper.get("ttfo"), ",.1f"),
+            f"{row['calls']:,}",
+            f"{row['largest']:,}",
         )
-
-
-def ceiling(rows: Rows) -> Iterator[str]:
-    yield from _compared(rows["ceiling"], {}, _THROUGHPUT, _ALONE, _DUTY, _MEMORY, _TTFO, _CALLS, _LARGEST)
 
 
 def failures(rows: Rows) -> Iterator[str]:
@@ -205,7 +211,6 @@ TABLES: dict[str, tuple[Callable[[Rows], Iterator[str]], tuple[str, ...]]] = {
     "thresholds": (thresholds, ("thresholds",)),
     "serialization": (serialization, ("serialization",)),
     "scaling": (scaling, ("scaling",)),
-    "ceiling": (ceiling, ("ceiling",)),
     "cost": (cost, ("end_to_end",)),
     "failures": (failures, ("failures",)),
     "decisions": (decisions, ()),
