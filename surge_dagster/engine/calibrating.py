@@ -6,7 +6,7 @@ from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
-from statistics import median
+from statistics import mean, median
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -78,6 +78,7 @@ class RunLog:
         calibration.observe(f"io {self._store}", map(astuple, io))
         if self._first_begun is not None:
             calibration.observe(f"starts {self._store}", [[self._first_begun]])
+        calibration.observe(f"ends {self._pool.all_devices}", [[newest[-1].waiting_seconds]])
         if calibration.read(f"calls {self._pool.all_devices}"):  # without a cache on disk it would measure them again
             self._pool.read_costs()
 
@@ -86,9 +87,14 @@ def known_costs(pool: EncoderPool, store: Store) -> RunCosts:
     """What the pool's encode calls, reading, and publishing to this kind of store have taken so far."""
     calibration, kind = pool.calibration, store_kind(store)
     rows = calibration.observations(f"io {kind}", len(fields(Io)))
-    starts = calibration.observations(f"starts {kind}", 1)
+    starts, ends = (
+        calibration.observations(f"starts {kind}", 1),
+        calibration.observations(f"ends {pool.all_devices}", 1),
+    )
     vector_bytes = pool.dimension * np.dtype(pool.space.dtype).itemsize
-    return RunCosts(pool.costs, io_costs([Io(*row) for row in rows], [one for [one] in starts]), vector_bytes)
+    end_seconds = mean(one for [one] in ends) if ends else 0.0
+    io = io_costs([Io(*row) for row in rows], [one for [one] in starts])
+    return RunCosts(pool.costs, io, vector_bytes, end_seconds)
 
 
 def io_costs(seen: Sequence[Io], starts: Sequence[float] = ()) -> IoCosts:
@@ -114,13 +120,16 @@ def store_kind(store: Store) -> str:
 
 
 def calls_of(seen: Sequence[SuperBatchReport]) -> list[Call]:
-    """The encode calls of a run whose times say what a call costs."""
+    """The encode calls of a run whose times say what a call costs, with the seconds in which all workers had work.
+
+    Workers wait for the last one at the end of a run, and of a call that no other one follows.
+    """
     return [
         Call(
             one.texts_computed,
             one.text_bytes * (one.texts_computed + one.texts_deduplicated) / one.texts,
             one.tokens,
-            one.encode_seconds,
+            one.encode_seconds - one.waiting_seconds,
             one.texts_deduplicated,
         )
         for one in seen

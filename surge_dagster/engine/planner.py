@@ -58,11 +58,13 @@ class RunCosts:
 
     Attributes:
         vector_bytes: of one vector.
+        end_seconds: that the workers wait for the last one, at the end of the last encode call.
     """
 
     encode: EncodeCosts
     io: IoCosts
     vector_bytes: int
+    end_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ def forecast(flushes: Sequence[Flush], costs: RunCosts) -> Forecast:
     file_bytes = text_bytes + texts * costs.vector_bytes
     read = costs.io.read.seconds(np.column_stack([partitions, texts, reused]))
     encode = costs.encode.seconds(encoded_texts, tokens)
+    encode[-1] += costs.end_seconds
     publish = costs.io.publish.seconds(np.column_stack([np.ones(len(flushes)), partitions, file_bytes]))
     ready = encoded = costs.io.start_seconds
     exposed, published = 0.0, list[float]()

@@ -144,6 +144,22 @@ def test_calls_whose_time_says_nothing_are_left_out() -> None:
     assert calls_of([replace(SOME, replays=1), replace(SOME, encode_span=None)]) == []
 
 
+def test_wait_for_the_last_worker_counts_once_at_the_end_of_a_run(priced_pool: Any, tmp_path: Path) -> None:
+    first = replace(SOME, waiting_seconds=0.5, tokens=1_200)
+    [call] = calls_of([first])
+    assert call.seconds == 1.5
+    for waited in (0.2, 0.4):
+        log = RunLog(priced_pool, open_store(tmp_path))
+        log.add(first)
+        log.add(replace(SOME, index=1, waiting_seconds=waited))
+        log.end(RunReport())
+    costs = known_costs(priced_pool, open_store(tmp_path))
+    assert costs.end_seconds == pytest.approx(0.3)
+    flushes, without = predict_flushes([100, 100], Thresholds(b_min=100).resolve(1.0)), replace(costs, end_seconds=0.0)
+    waits = forecast(flushes, costs).encode_seconds - forecast(flushes, without).encode_seconds
+    assert waits == pytest.approx(0.3)
+
+
 def test_publishing_does_not_count_the_wait_for_the_superbatch_before() -> None:
     assert io_of(SOME, 64).publish_seconds == pytest.approx(0.4)  # its threads began 0.1 s after the call
     assert io_of(SOME, 64).file_bytes == 4_700 + 6_400

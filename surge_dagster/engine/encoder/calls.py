@@ -20,6 +20,7 @@ class EncodeMetrics:
         padded_tokens: computed tokens, padding included.
         truncated: rows that were longer than the model reads.
         encode_seconds: from the first assigned chunk, or the end of the call before, to the last answer.
+        waiting_seconds: the part of encode_seconds that workers spent waiting for the last one, in the mean over them.
         tokenize_seconds, forward_seconds: summed over workers.
         copy_seconds: copies between host and device and into place, summed over workers; part of forward_seconds.
         workers: number of workers of the pool.
@@ -34,6 +35,7 @@ class EncodeMetrics:
     padded_tokens: int = 0
     truncated: int = 0
     encode_seconds: float = 0.0
+    waiting_seconds: float = 0.0
     tokenize_seconds: float = 0.0
     forward_seconds: float = 0.0
     copy_seconds: float = 0.0
@@ -56,6 +58,7 @@ _ADDED_UP = (
     "padded_tokens",
     "truncated",
     "encode_seconds",
+    "waiting_seconds",
     "tokenize_seconds",
     "forward_seconds",
     "copy_seconds",
@@ -102,10 +105,11 @@ class EncodeCall:
     def metrics(self) -> EncodeMetrics:
         """The costs so far."""
         job = self._job
-        samples = job.gpu_samples
+        samples, idle = job.gpu_samples, [job.idle_seconds.get(seat, 0.0) for seat in range(self._workers)]
         return EncodeMetrics(
             texts=job.rows,
             encode_seconds=job.encode_seconds,
+            waiting_seconds=sum(idle) / len(idle) - min(idle),
             workers=self._workers,
             replays=job.replays,
             failed=job.failed,

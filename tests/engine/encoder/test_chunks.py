@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.devices import GpuMonitor
 from surge_dagster.engine.encoder.quarantine import Quarantine
 from surge_dagster.engine.encoder.schedule import (
     LARGEST_CHUNK_TEXTS,
     LARGEST_CHUNK_WEIGHT,
     ROW_WEIGHT,
+    Chunk,
     Job,
     Schedule,
     chunk_end,
@@ -91,6 +93,34 @@ def test_worker_that_was_slow_gets_small_chunks() -> None:
     later = schedule.next_chunk(0, idle=True)
     assert later is not None
     assert later.stop - later.start < (first.stop - first.start) / 2
+
+
+def test_waiting_for_the_last_worker_is_counted_unless_the_next_job_has_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lone call leaves a worker idle; with another call behind it none is, until that one ends."""
+    now = 100.0
+    monkeypatch.setattr("surge_dagster.engine.encoder.schedule.time.monotonic", lambda: now)
+    schedule, lone, followed, last = Schedule(2), *(_job(300) for _ in range(3))
+
+    def take(seat: int) -> Chunk | None:
+        return schedule.next_chunk(seat, idle=True)
+
+    schedule.add(lone)
+    assert take(0) is not None
+    assert take(1) is None
+    now = 110.0
+    schedule.end(lone)
+    schedule.add(followed)
+    assert take(1) is not None
+    schedule.add(last)
+    assert take(0) is not None
+    now = 130.0
+    schedule.end(followed)
+    assert take(1) is None
+    now = 136.0
+    schedule.end(last)
+    waits = [EncodeCall(job, 2, lambda job: None).metrics for job in (lone, followed, last)]
+    assert [one.encode_seconds for one in waits] == [10.0, 20.0, 6.0]
+    assert [one.waiting_seconds for one in waits] == [5.0, 0.0, 3.0]
 
 
 def test_abandoned_job_has_no_further_chunks() -> None:
