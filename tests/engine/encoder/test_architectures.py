@@ -97,6 +97,23 @@ def test_vectors_equal_sentence_transformers_with_openvino_and_with_torch(name: 
         assert metrics.copy_seconds <= metrics.forward_seconds
 
 
+def test_vectors_and_flags_go_to_the_rows_of_their_texts_and_to_no_other(tmp_path: Path) -> None:
+    """Takes some 10 s, as torch is imported and the model converted."""
+    folder = tiny_model("bert_cls", tmp_path)
+    space = EncodingSpec(str(folder), max_length=12, dimension=16, dtype="float16").resolve()
+    settings = BackendSettings(device="cpu", precision="fp32", threads=2, token_budget=64)
+    names = ["torch", *(["openvino"] if importlib.util.find_spec("openvino") is not None else [])]
+    made = [load_backend(space, settings, name, check_parity=False).backend for name in names]
+    for backend in (*made, ReferenceBackend(space, load_reference(space, "cpu"), "torch")):
+        expected, flags, _ = _vectors(backend, space)
+        places = np.flatnonzero(np.arange(3 * len(flags)) % 3 == 1)
+        matrix, truncated = np.full((3 * len(flags), 16), 7, np.float16), np.full(3 * len(flags), 7, np.uint8)
+        backend.forward(backend.prepare(_texts()), Rows(matrix, truncated, places), lambda: None)
+        assert np.array_equal(matrix[places], expected)
+        assert truncated[places].tolist() == flags.tolist() and 0 < flags.sum() < len(flags)
+        assert (np.delete(matrix, places, axis=0) == 7).all() and (np.delete(truncated, places) == 7).all()
+
+
 def test_token_budget_does_not_change_vectors(tmp_path: Path) -> None:
     model = _made("bert_cls", tmp_path)
     found = []
