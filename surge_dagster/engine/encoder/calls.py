@@ -20,7 +20,8 @@ class EncodeMetrics:
         padded_tokens: computed tokens, padding included.
         truncated: rows that were longer than the model reads.
         encode_seconds: from the first assigned chunk, or the end of the call before, to the last answer.
-        waiting_seconds: the part of encode_seconds that workers spent waiting for the last one, in the mean over them.
+        waiting_seconds: the part of encode_seconds that workers spent waiting for the last one, in the mean over them,
+            while it tokenized and computed: another one could have done that.
         tokenize_seconds, forward_seconds: summed over workers.
         copy_seconds: copies between host and device and into place, summed over workers; part of forward_seconds.
         workers: number of workers of the pool.
@@ -106,10 +107,11 @@ class EncodeCall:
         """The costs so far."""
         job = self._job
         samples, idle = job.gpu_samples, [job.idle_seconds.get(seat, 0.0) for seat in range(self._workers)]
+        shared = job.sums.get("tokenize_seconds", 0.0) + job.sums.get("forward_seconds", 0.0)
         return EncodeMetrics(
             texts=job.rows,
             encode_seconds=job.encode_seconds,
-            waiting_seconds=sum(idle) / len(idle) - min(idle),
+            waiting_seconds=max(0.0, min(sum(idle) / len(idle) - min(idle), shared * (1 - 1 / self._workers))),
             workers=self._workers,
             replays=job.replays,
             failed=job.failed,

@@ -118,9 +118,26 @@ def test_waiting_for_the_last_worker_is_counted_unless_the_next_job_has_rows(mon
     assert take(1) is None
     now = 136.0
     schedule.end(last)
+    for job in (lone, followed, last):
+        job.sums["forward_seconds"] = 20.0
     waits = [EncodeCall(job, 2, lambda job: None).metrics for job in (lone, followed, last)]
     assert [one.encode_seconds for one in waits] == [10.0, 20.0, 6.0]
     assert [one.waiting_seconds for one in waits] == [5.0, 0.0, 3.0]
+
+
+def test_no_worker_waits_for_what_a_call_takes_beside_its_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """c_ipc of a pool with several workers is not divided among them: a call of a text takes 2 s and its 8 s."""
+    now = 100.0
+    monkeypatch.setattr("surge_dagster.engine.encoder.schedule.time.monotonic", lambda: now)
+    schedule, job = Schedule(4), _job(1)
+    schedule.add(job)
+    chunks = [schedule.next_chunk(seat, idle=True) for seat in range(4)]
+    assert chunks[0] is not None and chunks[1:] == [None] * 3
+    now = 110.0
+    job.add(chunks[0], {"tokenize_seconds": 1.0, "forward_seconds": 7.0})
+    schedule.end_if_finished(job)
+    metrics = EncodeCall(job, 4, lambda job: None).metrics
+    assert metrics.encode_seconds - metrics.waiting_seconds == pytest.approx(2 + 8 / 4)
 
 
 def test_abandoned_job_has_no_further_chunks() -> None:
