@@ -78,7 +78,8 @@ class RunLog:
         calibration.observe(f"io {self._store}", map(astuple, io))
         if self._first_begun is not None:
             calibration.observe(f"starts {self._store}", [[self._first_begun]])
-        calibration.observe(f"ends {self._pool.all_devices}", [[newest[-1].waiting_seconds]])
+        if calls_of(newest[-1:]):
+            calibration.observe(f"ends {self._pool.all_devices}", [[newest[-1].waiting_seconds]])
         if calibration.read(f"calls {self._pool.all_devices}"):  # without a cache on disk it would measure them again
             self._pool.read_costs()
 

@@ -96,7 +96,7 @@ def forecast(flushes: Sequence[Flush], costs: RunCosts) -> Forecast:
     file_bytes = text_bytes + texts * costs.vector_bytes
     read = costs.io.read.seconds(np.column_stack([partitions, texts, reused]))
     encode = costs.encode.seconds(encoded_texts, tokens)
-    encode[-1] += costs.end_seconds
+    encode[-1] += min(costs.end_seconds, (costs.encode.workers - 1) * encode.sum())  # at most as if one did it all
     publish = costs.io.publish.seconds(np.column_stack([np.ones(len(flushes)), partitions, file_bytes]))
     ready = encoded = costs.io.start_seconds
     exposed, published = 0.0, list[float]()
@@ -255,7 +255,7 @@ def plan(
     fleet = None
     if deadline_seconds is not None:
         model = CostConstants(encode.superbatch_seconds, row_seconds, encode.workers)
-        other = costs.io.start_seconds + found.publish_seconds / max(1, len(flushes))
+        other = costs.io.start_seconds + costs.end_seconds + found.publish_seconds / max(1, len(flushes))
         fleet = size_fleet(model, texts, len(flushes), other, deadline_seconds, served)
     return Plan(
         forecast=found,

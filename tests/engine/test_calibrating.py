@@ -155,9 +155,19 @@ def test_wait_for_the_last_worker_counts_once_at_the_end_of_a_run(priced_pool: A
         log.end(RunReport())
     costs = known_costs(priced_pool, open_store(tmp_path))
     assert costs.end_seconds == pytest.approx(0.3)
+    costs = replace(costs, encode=replace(costs.encode, workers=2))
     flushes, without = predict_flushes([100, 100], Thresholds(b_min=100).resolve(1.0)), replace(costs, end_seconds=0.0)
     waits = forecast(flushes, costs).encode_seconds - forecast(flushes, without).encode_seconds
     assert waits == pytest.approx(0.3)
+
+
+def test_wait_behind_a_lost_worker_is_not_that_of_a_usual_end(priced_pool: Any, tmp_path: Path) -> None:
+    """A worker that hangs is replaced after two minutes, in which the others wait; without new texts none does."""
+    for last in (SOME, replace(SOME, waiting_seconds=60.0, replays=1), replace(SOME, texts_computed=0)):
+        log = RunLog(priced_pool, open_store(tmp_path))
+        log.add(replace(last, waiting_seconds=last.waiting_seconds or 0.5))
+        log.end(RunReport())
+    assert priced_pool.calibration.observations("ends cpu", 1) == [[0.5]]
 
 
 def test_publishing_does_not_count_the_wait_for_the_superbatch_before() -> None:

@@ -137,6 +137,12 @@ class TestForecast:
     def test_reused_rows_that_are_compared_are_encoded_too(self) -> None:
         assert forecast([Flush(100, reused=100, compared=3)], run_costs(self.ENCODE)).encode_seconds == 1 + 3
 
+    def test_workers_wait_for_the_last_one_no_longer_than_one_of_them_could_encode(self) -> None:
+        costs = replace(run_costs(EncodeCosts.given(0.0, 3.0, 3)), end_seconds=6.0)
+        assert forecast([Flush(9)] * 2, costs).encode_seconds == 2 * 9 + 6
+        assert forecast([Flush(1)], costs).encode_seconds == 3
+        assert forecast([Flush(9, reused=9)], costs).encode_seconds == 0
+
     def test_interval_is_that_of_all_calls_together(self) -> None:
         covariance = np.diag([0.25, 0.0, 0.0, 0.0])
         unsure = replace(self.ENCODE, fit=Fit(np.array([1.0, 0.0, 1.0, 0.0]), covariance))
@@ -184,6 +190,12 @@ class TestFleet:
         assert planned.workers_per_machine == 4
         assert planned.fleet is not None
         assert (planned.fleet.workers, planned.fleet.machines) == (12, 3)  # ten are enough, each machine has as many
+
+    def test_fleet_waits_for_its_last_worker_too(self) -> None:
+        costs = replace(run_costs(EncodeCosts.given(0.0, 1e-3, 2)), end_seconds=3.0)
+        planned = plan([100_000], [4_700_000], costs, PAPER, deadline_seconds=53.0)
+        assert planned.fleet is not None and planned.fleet.workers == 2
+        assert planned.fleet.wall_seconds == pytest.approx(planned.forecast.wall_seconds)
 
     def test_bandwidth_is_what_publishing_showed(self) -> None:
         costs = run_costs(EncodeCosts.given(0.0, 1e-3, 1), per_file=25.0)
