@@ -33,7 +33,8 @@ def measure(arguments: argparse.Namespace, before: Document) -> Iterator[Documen
     Rows of another machine or of other libraries are dropped.
     """
     document = start_document("evaluation", argparse.Namespace(), _LIBRARIES)
-    document["experiments"] = dict(before["experiments"]) if _measured_with(before) == _measured_with(document) else {}
+    kept = before["experiments"] if _measured_with(before) == _measured_with(document) else {}
+    document["experiments"] = {name: found for name, found in kept.items() if name in EXPERIMENTS}
     for name in arguments.only:
         say(name)
         load, begun = os.getloadavg()[0], time.perf_counter()
