@@ -78,8 +78,9 @@ class RunLog:
         calibration.observe(f"io {self._store}", map(astuple, io))
         if self._first_begun is not None:
             calibration.observe(f"starts {self._store}", [[self._first_begun]])
-        if calls_of(newest[-1:]):
-            calibration.observe(f"ends {self._pool.all_devices}", [[newest[-1].waiting_seconds]])
+        waits = [one.waiting_seconds for one in newest if one.texts_computed]
+        if waits and not any(one.replays for one in newest):
+            calibration.observe(f"waits {self._pool.all_devices}", [[sum(waits)]])
         if calibration.read(f"calls {self._pool.all_devices}"):  # without a cache on disk it would measure them again
             self._pool.read_costs()
 
@@ -88,14 +89,12 @@ def known_costs(pool: EncoderPool, store: Store) -> RunCosts:
     """What the pool's encode calls, reading, and publishing to this kind of store have taken so far."""
     calibration, kind = pool.calibration, store_kind(store)
     rows = calibration.observations(f"io {kind}", len(fields(Io)))
-    starts, ends = (
-        calibration.observations(f"starts {kind}", 1),
-        calibration.observations(f"ends {pool.all_devices}", 1),
-    )
+    starts = calibration.observations(f"starts {kind}", 1)
+    waits = calibration.observations(f"waits {pool.all_devices}", 1)
     vector_bytes = pool.dimension * np.dtype(pool.space.dtype).itemsize
-    end_seconds = mean(one for [one] in ends) if ends else 0.0
+    waiting_seconds = mean(one for [one] in waits) if waits else 0.0
     io = io_costs([Io(*row) for row in rows], [one for [one] in starts])
-    return RunCosts(pool.costs, io, vector_bytes, end_seconds)
+    return RunCosts(pool.costs, io, vector_bytes, waiting_seconds)
 
 
 def io_costs(seen: Sequence[Io], starts: Sequence[float] = ()) -> IoCosts:
@@ -123,7 +122,7 @@ def store_kind(store: Store) -> str:
 def calls_of(seen: Sequence[SuperBatchReport]) -> list[Call]:
     """The encode calls of a run whose times say what a call costs, with the seconds in which all workers had work.
 
-    Workers wait for the last one at the end of a run, and of a call that no other one follows.
+    Workers wait for the last one at the end of a run, and where a small SuperBatch at its beginning does not divide.
     """
     return [
         Call(

@@ -58,13 +58,13 @@ class RunCosts:
 
     Attributes:
         vector_bytes: of one vector.
-        end_seconds: that the workers wait for the last one, at the end of the last encode call.
+        waiting_seconds: of a run, in which workers wait for the last one of them.
     """
 
     encode: EncodeCosts
     io: IoCosts
     vector_bytes: int
-    end_seconds: float = 0.0
+    waiting_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def forecast(flushes: Sequence[Flush], costs: RunCosts) -> Forecast:
     file_bytes = text_bytes + texts * costs.vector_bytes
     read = costs.io.read.seconds(np.column_stack([partitions, texts, reused]))
     encode = costs.encode.seconds(encoded_texts, tokens)
-    encode[-1] += min(costs.end_seconds, (costs.encode.workers - 1) * encode.sum())  # at most as if one did it all
+    encode[-1] += min(costs.waiting_seconds, (costs.encode.workers - 1) * encode.sum())  # at most as if one did it all
     publish = costs.io.publish.seconds(np.column_stack([np.ones(len(flushes)), partitions, file_bytes]))
     ready = encoded = costs.io.start_seconds
     exposed, published = 0.0, list[float]()
@@ -255,7 +255,7 @@ def plan(
     fleet = None
     if deadline_seconds is not None:
         model = CostConstants(encode.superbatch_seconds, row_seconds, encode.workers)
-        other = costs.io.start_seconds + costs.end_seconds + found.publish_seconds / max(1, len(flushes))
+        other = costs.io.start_seconds + costs.waiting_seconds + found.publish_seconds / max(1, len(flushes))
         fleet = size_fleet(model, texts, len(flushes), other, deadline_seconds, served)
     return Plan(
         forecast=found,

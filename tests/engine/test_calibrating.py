@@ -144,7 +144,7 @@ def test_calls_whose_time_says_nothing_are_left_out() -> None:
     assert calls_of([replace(SOME, replays=1), replace(SOME, encode_span=None)]) == []
 
 
-def test_wait_for_the_last_worker_counts_once_at_the_end_of_a_run(priced_pool: Any, tmp_path: Path) -> None:
+def test_waits_of_workers_count_once_in_a_run(priced_pool: Any, tmp_path: Path) -> None:
     first = replace(SOME, waiting_seconds=0.5, tokens=1_200)
     [call] = calls_of([first])
     assert call.seconds == 1.5
@@ -154,11 +154,14 @@ def test_wait_for_the_last_worker_counts_once_at_the_end_of_a_run(priced_pool: A
         log.add(replace(SOME, index=1, waiting_seconds=waited))
         log.end(RunReport())
     costs = known_costs(priced_pool, open_store(tmp_path))
-    assert costs.end_seconds == pytest.approx(0.3)
+    assert costs.waiting_seconds == pytest.approx(0.8)
     costs = replace(costs, encode=replace(costs.encode, workers=2))
-    flushes, without = predict_flushes([100, 100], Thresholds(b_min=100).resolve(1.0)), replace(costs, end_seconds=0.0)
+    flushes, without = (
+        predict_flushes([100, 100], Thresholds(b_min=100).resolve(1.0)),
+        replace(costs, waiting_seconds=0.0),
+    )
     waits = forecast(flushes, costs).encode_seconds - forecast(flushes, without).encode_seconds
-    assert waits == pytest.approx(0.3)
+    assert waits == pytest.approx(0.8)
 
 
 def test_wait_behind_a_lost_worker_is_not_that_of_a_usual_end(priced_pool: Any, tmp_path: Path) -> None:
@@ -167,7 +170,7 @@ def test_wait_behind_a_lost_worker_is_not_that_of_a_usual_end(priced_pool: Any, 
         log = RunLog(priced_pool, open_store(tmp_path))
         log.add(replace(last, waiting_seconds=last.waiting_seconds or 0.5))
         log.end(RunReport())
-    assert priced_pool.calibration.observations("ends cpu", 1) == [[0.5]]
+    assert priced_pool.calibration.observations("waits cpu", 1) == [[0.5]]
 
 
 def test_publishing_does_not_count_the_wait_for_the_superbatch_before() -> None:

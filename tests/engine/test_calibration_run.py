@@ -40,12 +40,12 @@ def test_calibration_encodes_some_texts_forgets_earlier_runs_and_leaves_no_file(
     priced_pool: Any, tmp_path: Path
 ) -> None:
     priced_pool.calibration.observe("runs cpu", [[1, 1, 1, 99.0, 0]])
-    priced_pool.calibration.observe("ends cpu", [[99.0]])
+    priced_pool.calibration.observe("waits cpu", [[99.0]])
     sizes = [70, 3, 50] * 80
     encoded = calibrate(listed(sizes), str(tmp_path / "not" / "there"), StorageOptions(), priced_pool, seconds=20.0)
     assert 2_000 <= encoded < 2_140  # twenty seconds of them, and the rest of two partitions
     assert list(tmp_path.iterdir()) == []
-    assert priced_pool.calibration.observations("ends cpu", 1) == [[0.0], [0.0]]
+    assert priced_pool.calibration.observations("waits cpu", 1) == [[0.0], [0.0]]
     assert priced_pool.costs.call_seconds == pytest.approx(C_IPC, rel=1e-3)
     first, second, *_, last = priced_pool.calibration.observations("runs cpu", 5)
     assert first[0] < second[0] < priced_pool.costs.efficient_texts  # from small SuperBatches to larger ones

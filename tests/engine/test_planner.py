@@ -138,7 +138,7 @@ class TestForecast:
         assert forecast([Flush(100, reused=100, compared=3)], run_costs(self.ENCODE)).encode_seconds == 1 + 3
 
     def test_workers_wait_for_the_last_one_no_longer_than_one_of_them_could_encode(self) -> None:
-        costs = replace(run_costs(EncodeCosts.given(0.0, 3.0, 3)), end_seconds=6.0)
+        costs = replace(run_costs(EncodeCosts.given(0.0, 3.0, 3)), waiting_seconds=6.0)
         assert forecast([Flush(9)] * 2, costs).encode_seconds == 2 * 9 + 6
         assert forecast([Flush(1)], costs).encode_seconds == 3
         assert forecast([Flush(9, reused=9)], costs).encode_seconds == 0
@@ -192,7 +192,7 @@ class TestFleet:
         assert (planned.fleet.workers, planned.fleet.machines) == (12, 3)  # ten are enough, each machine has as many
 
     def test_fleet_waits_for_its_last_worker_too(self) -> None:
-        costs = replace(run_costs(EncodeCosts.given(0.0, 1e-3, 2)), end_seconds=3.0)
+        costs = replace(run_costs(EncodeCosts.given(0.0, 1e-3, 2)), waiting_seconds=3.0)
         planned = plan([100_000], [4_700_000], costs, PAPER, deadline_seconds=53.0)
         assert planned.fleet is not None and planned.fleet.workers == 2
         assert planned.fleet.wall_seconds == pytest.approx(planned.forecast.wall_seconds)

@@ -259,13 +259,13 @@ def timed_calls(
     """The calls that were timed with these devices, measured now if there are none, and those of runs.
 
     Args:
-        anew: measure now, and forget both, with the waits at the ends of runs.
+        anew: measure now, and forget both, with the waits of workers in runs.
     """
     measured = [] if anew else known_calls(calibration, f"calls {devices}")
     if not measured:
         measured = time_calls(encode)
         calibration.observe(f"calls {devices}", map(astuple, measured), anew=anew)
-        for of_runs in ("runs", "ends") if anew else ():
+        for of_runs in ("runs", "waits") if anew else ():
             calibration.observe(f"{of_runs} {devices}", [], anew=True)
         measured = known_calls(calibration, f"calls {devices}") or measured  # as the next start reads them
     return measured, known_calls(calibration, f"runs {devices}")

@@ -68,7 +68,7 @@ class Job:
         encoded: ranges of rows that have their vectors.
         sums: metrics of finished chunks, added up by name.
         encode_seconds: from the first assigned chunk, or the end of the job before, to the last answer.
-        idle_seconds: of each seat, the part of encode_seconds in which it had no chunk.
+        idle_seconds: of each seat, the part of encode_seconds in which it had no chunk; none where another job follows.
         gpu_samples: utilisation (0 to 1) and used bytes, sampled while this job was the oldest.
     """
 
@@ -210,16 +210,24 @@ class Schedule:
             self.end(job)
 
     def end(self, job: Job, error: Exception | None = None) -> None:
-        """Ends a job; from now on time counts for the jobs that came after it."""
+        """Ends a job; from now on time counts for the jobs that came after it.
+
+        A small one may end before those that came first, on one of the workers: the time is then divided.
+        """
         if job not in self._jobs:
             return
         job.error = error
         now, place = time.monotonic(), self._jobs.index(job)
         if job.started_at is not None:
-            job.encode_seconds = now - job.started_at
+            job.encode_seconds = (now - job.started_at) / (self._workers if place else 1)
+            for earlier in itertools.islice(self._jobs, place):
+                if earlier.started_at is not None:
+                    earlier.started_at += job.encode_seconds
         if place == 0:
             for seat in self._idle_since:
                 self._count_idle(seat, now)
+        if len(self._jobs) > 1:  # no worker waited for the last one
+            job.idle_seconds.clear()
         for later in itertools.islice(self._jobs, place + 1, None):
             if later.started_at is not None:
                 later.started_at = now

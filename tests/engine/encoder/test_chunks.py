@@ -125,6 +125,27 @@ def test_waiting_for_the_last_worker_is_counted_unless_the_next_job_has_rows(mon
     assert [one.waiting_seconds for one in waits] == [5.0, 0.0, 3.0]
 
 
+def test_time_of_a_job_that_ends_before_the_one_ahead_of_it_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small last call is encoded while another worker is still busy with the call before."""
+    now = 100.0
+    monkeypatch.setattr("surge_dagster.engine.encoder.schedule.time.monotonic", lambda: now)
+    schedule, first, small = Schedule(2), _job(300), _job(1)
+    schedule.add(first)
+    schedule.add(small)
+    assert schedule.next_chunk(0, idle=True) is not None
+    now = 110.0
+    assert schedule.next_chunk(1, idle=True) is not None
+    now = 111.0
+    schedule.end(small)
+    assert schedule.next_chunk(1, idle=True) is None
+    now = 130.0
+    schedule.end(first)
+    first.sums["forward_seconds"] = 100.0
+    waits = [EncodeCall(job, 2, lambda job: None).metrics for job in (first, small)]
+    assert [one.encode_seconds for one in waits] == [29.5, 0.5]
+    assert [one.waiting_seconds for one in waits] == [14.5, 0.0]
+
+
 def test_no_worker_waits_for_what_a_call_takes_beside_its_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """c_ipc of a pool with several workers is not divided among them: a call of a text takes 2 s and its 8 s."""
     now = 100.0
