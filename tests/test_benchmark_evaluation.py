@@ -53,9 +53,10 @@ def in_this_process(pool: EncoderPool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_every_experiment_gives_rows_for_every_table_and_chart(tmp_path: Path) -> None:
+def test_every_experiment_gives_rows_for_every_table_and_chart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows of failures, which start processes, are the measured ones."""
     measured, scale = json.loads(DOCUMENT.read_text()), SCALES["tiny"]
+    monkeypatch.setattr("benchmarks.evaluation.aims._BATCHED", scale.batched[-1])
     found = {"failures": measured["experiments"]["failures"]}
     for name in EXPERIMENTS.keys() - found.keys():
         rows = [asdict(row) for row in EXPERIMENTS[name](scale)]

@@ -9,8 +9,9 @@ divides every call. Two factors make it fit:
 - `SHRINK`: partitions, thresholds and c_ipc are divided by this, so that a short run has as many SuperBatches per text
   of a partition as the paper's. A file takes as long beside its encoding as in the paper.
 
-alpha, phi, CV and F/P are those of the paper. Throughput is given at the paper's clock, divided by `CLOCK`; the time to
-first output times both, as that of a first SuperBatch of the paper's size.
+Catalogs that grow have neither factor, and the product's own thresholds and c_ipc. In the others alpha, phi, CV and F/P
+are those of the paper. Throughput is given at the paper's clock, divided by `CLOCK`; the time to first output times
+both, as that of a first SuperBatch of the paper's size.
 """
 
 from __future__ import annotations
