@@ -128,7 +128,8 @@ class _PacedCall:
     @property
     def metrics(self) -> EncodeMetrics:
         metrics = self._turn.result().metrics
-        return replace(metrics, encode_seconds=metrics.encode_seconds + self._call_seconds)
+        seconds = {name: getattr(metrics, name) + self._call_seconds for name in ("encode_seconds", "work_seconds")}
+        return replace(metrics, **seconds)
 
 
 @contextlib.contextmanager

@@ -78,9 +78,9 @@ class RunLog:
         calibration.observe(f"io {self._store}", map(astuple, io))
         if self._first_begun is not None:
             calibration.observe(f"starts {self._store}", [[self._first_begun]])
-        waits = [one.waiting_seconds for one in newest if one.texts_computed]
+        waits = [one.encode_seconds - one.shared_seconds for one in newest if one.texts_computed]
         if waits and not any(one.replays for one in newest):
-            calibration.observe(f"waits {self._pool.all_devices}", [[sum(waits)]])
+            calibration.observe(f"waits {self._pool.all_devices}", [[max(0.0, sum(waits))]])
         if calibration.read(f"calls {self._pool.all_devices}"):  # without a cache on disk it would measure them again
             self._pool.read_costs()
 
@@ -120,16 +120,13 @@ def store_kind(store: Store) -> str:
 
 
 def calls_of(seen: Sequence[SuperBatchReport]) -> list[Call]:
-    """The encode calls of a run whose times say what a call costs, with the seconds in which all workers had work.
-
-    Workers wait for the last one at the end of a run, and where a small SuperBatch at its beginning does not divide.
-    """
+    """The encode calls of a run whose times say what a call costs."""
     return [
         Call(
             one.texts_computed,
             one.text_bytes * (one.texts_computed + one.texts_deduplicated) / one.texts,
             one.tokens,
-            one.encode_seconds - one.waiting_seconds,
+            one.shared_seconds,
             one.texts_deduplicated,
         )
         for one in seen

@@ -58,7 +58,8 @@ class RunCosts:
 
     Attributes:
         vector_bytes: of one vector.
-        waiting_seconds: of a run, in which workers wait for the last one of them.
+        waiting_seconds: of a run, in which workers wait for the last one of them: at its end, and where a small
+            SuperBatch at its beginning does not divide.
     """
 
     encode: EncodeCosts

@@ -95,7 +95,7 @@ class SuperBatchReport(_Ratios):
         serialize_seconds, upload_seconds: summed over the publishing threads.
         publish_seconds: both together by the clock; `overlap_ratio` compares it with the encoding.
         fill_ratio: texts with new vectors / B_min.
-        waiting_seconds: of encode_seconds, in which workers waited for the last one; in the mean over them.
+        shared_seconds: encode_seconds without those in which workers waited for the last one of them.
         tokenize_seconds, forward_seconds: summed over workers; `copy_seconds` is a part of the latter.
         duty_cycle: share of the time since the previous SuperBatch in which the pool was encoding.
         pace_ratio: seconds per token over the run's average so far; None for the first few.
@@ -122,7 +122,7 @@ class SuperBatchReport(_Ratios):
     texts_deduplicated: int = 0
     texts_computed: int = 0
     read_seconds: float = 0.0
-    waiting_seconds: float = 0.0
+    shared_seconds: float = 0.0
     copy_seconds: float = 0.0
     duty_cycle: float = 1.0
     worker_idle_ratio: float = 0.0

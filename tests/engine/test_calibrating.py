@@ -39,6 +39,7 @@ SOME = SuperBatchReport(
     padded_tokens=1_200,
     truncated=0,
     encode_seconds=2.0,
+    shared_seconds=2.0,
     tokenize_seconds=0.1,
     forward_seconds=1.9,
     serialize_seconds=0.3,
@@ -145,13 +146,13 @@ def test_calls_whose_time_says_nothing_are_left_out() -> None:
 
 
 def test_waits_of_workers_count_once_in_a_run(priced_pool: Any, tmp_path: Path) -> None:
-    first = replace(SOME, waiting_seconds=0.5, tokens=1_200)
+    first = replace(SOME, shared_seconds=1.5)
     [call] = calls_of([first])
     assert call.seconds == 1.5
     for waited in (0.2, 0.4):
         log = RunLog(priced_pool, open_store(tmp_path))
         log.add(first)
-        log.add(replace(SOME, index=1, waiting_seconds=waited))
+        log.add(replace(SOME, index=1, shared_seconds=2 - waited))
         log.end(RunReport())
     costs = known_costs(priced_pool, open_store(tmp_path))
     assert costs.waiting_seconds == pytest.approx(0.8)
@@ -166,9 +167,9 @@ def test_waits_of_workers_count_once_in_a_run(priced_pool: Any, tmp_path: Path) 
 
 def test_wait_behind_a_lost_worker_is_not_that_of_a_usual_end(priced_pool: Any, tmp_path: Path) -> None:
     """A worker that hangs is replaced after two minutes, in which the others wait; without new texts none does."""
-    for last in (SOME, replace(SOME, waiting_seconds=60.0, replays=1), replace(SOME, texts_computed=0)):
+    for last in (SOME, replace(SOME, shared_seconds=0.1, replays=1), replace(SOME, texts_computed=0)):
         log = RunLog(priced_pool, open_store(tmp_path))
-        log.add(replace(last, waiting_seconds=last.waiting_seconds or 0.5))
+        log.add(replace(last, encode_seconds=last.encode_seconds + 0.5))
         log.end(RunReport())
     assert priced_pool.calibration.observations("waits cpu", 1) == [[0.5]]
 

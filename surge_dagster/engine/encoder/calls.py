@@ -20,8 +20,7 @@ class EncodeMetrics:
         padded_tokens: computed tokens, padding included.
         truncated: rows that were longer than the model reads.
         encode_seconds: from the first assigned chunk, or the end of the call before, to the last answer.
-        waiting_seconds: the part of encode_seconds that workers spent waiting for the last one, in the mean over them,
-            while it tokenized and computed: another one could have done that.
+        work_seconds: of each chunk, from its assignment or the answer to the one before; summed over workers.
         tokenize_seconds, forward_seconds: summed over workers.
         copy_seconds: copies between host and device and into place, summed over workers; part of forward_seconds.
         workers: number of workers of the pool.
@@ -36,7 +35,7 @@ class EncodeMetrics:
     padded_tokens: int = 0
     truncated: int = 0
     encode_seconds: float = 0.0
-    waiting_seconds: float = 0.0
+    work_seconds: float = 0.0
     tokenize_seconds: float = 0.0
     forward_seconds: float = 0.0
     copy_seconds: float = 0.0
@@ -45,6 +44,17 @@ class EncodeMetrics:
     failed: tuple[FailedRow, ...] = ()
     gpu_utilisation: float | None = None
     gpu_memory_bytes: int | None = None
+
+    @property
+    def shared_seconds(self) -> float:
+        """What the call takes of a pool that has other calls as well, so that no worker waits for the last one.
+
+        Tokenizing and computing divide among workers; what a message takes does not.
+        """
+        if self.workers == 1:
+            return self.encode_seconds
+        divided = min(self.work_seconds, self.tokenize_seconds + self.forward_seconds)
+        return self.work_seconds - divided * (1 - 1 / self.workers)
 
     def plus(self, later: EncodeMetrics) -> EncodeMetrics:
         """Of two calls for one slot, one after the other."""
@@ -59,7 +69,7 @@ _ADDED_UP = (
     "padded_tokens",
     "truncated",
     "encode_seconds",
-    "waiting_seconds",
+    "work_seconds",
     "tokenize_seconds",
     "forward_seconds",
     "copy_seconds",
@@ -106,12 +116,10 @@ class EncodeCall:
     def metrics(self) -> EncodeMetrics:
         """The costs so far."""
         job = self._job
-        samples, idle = job.gpu_samples, [job.idle_seconds.get(seat, 0.0) for seat in range(self._workers)]
-        shared = job.sums.get("tokenize_seconds", 0.0) + job.sums.get("forward_seconds", 0.0)
+        samples = job.gpu_samples
         return EncodeMetrics(
             texts=job.rows,
             encode_seconds=job.encode_seconds,
-            waiting_seconds=max(0.0, min(sum(idle) / len(idle) - min(idle), shared * (1 - 1 / self._workers))),
             workers=self._workers,
             replays=job.replays,
             failed=job.failed,

@@ -68,7 +68,6 @@ class Job:
         encoded: ranges of rows that have their vectors.
         sums: metrics of finished chunks, added up by name.
         encode_seconds: from the first assigned chunk, or the end of the job before, to the last answer.
-        idle_seconds: of each seat, the part of encode_seconds in which it had no chunk; none where another job follows.
         gpu_samples: utilisation (0 to 1) and used bytes, sampled while this job was the oldest.
     """
 
@@ -85,7 +84,6 @@ class Job:
     encoded: list[tuple[int, int]] = field(default_factory=list)
     started_at: float | None = None
     encode_seconds: float = 0.0
-    idle_seconds: dict[int, float] = field(default_factory=dict)
     gpu_samples: list[tuple[float, int]] = field(default_factory=list)
     abandoned: bool = False
     error: Exception | None = None
@@ -161,7 +159,6 @@ class Schedule:
         self._workers = workers
         self._jobs: deque[Job] = deque()
         self._rates: dict[int, float] = {}  # weight per second of each seat that has finished a chunk
-        self._idle_since = dict.fromkeys(range(workers), 0.0)  # of the seats without a chunk
 
     @property
     def jobs(self) -> list[Job]:
@@ -181,22 +178,10 @@ class Schedule:
                 self.end_if_finished(job)  # all quarantined rows may belong to failed groups
             chunk = chunk or job.take(self._share(seat), self._workers, self._rates.get(seat))
             if chunk is not None:
-                now = time.monotonic()
                 if job.started_at is None:
-                    job.started_at = now
-                self._count_idle(seat, now)
-                self._idle_since.pop(seat, None)
+                    job.started_at = time.monotonic()
                 return chunk
-        if idle:
-            self._idle_since.setdefault(seat, time.monotonic())
         return None
-
-    def _count_idle(self, seat: int, now: float) -> None:
-        """Adds the time in which a seat had no chunk to the oldest job, whose seconds are being counted."""
-        since, oldest = self._idle_since.get(seat), self._jobs[0]
-        if since is not None and oldest.started_at is not None:
-            since = max(since, oldest.started_at)
-            oldest.idle_seconds[seat] = oldest.idle_seconds.get(seat, 0.0) + max(0.0, now - since)
 
     def measure(self, seat: int, chunk: Chunk, seconds: float) -> None:
         """Updates the speed of a worker that has just finished a chunk."""
@@ -212,22 +197,17 @@ class Schedule:
     def end(self, job: Job, error: Exception | None = None) -> None:
         """Ends a job; from now on time counts for the jobs that came after it.
 
-        A small one may end before those that came first, on one of the workers: the time is then divided.
+        A small one may end before those that came first: its time is then not theirs.
         """
         if job not in self._jobs:
             return
         job.error = error
         now, place = time.monotonic(), self._jobs.index(job)
         if job.started_at is not None:
-            job.encode_seconds = (now - job.started_at) / (self._workers if place else 1)
+            job.encode_seconds = now - job.started_at
             for earlier in itertools.islice(self._jobs, place):
                 if earlier.started_at is not None:
                     earlier.started_at += job.encode_seconds
-        if place == 0:
-            for seat in self._idle_since:
-                self._count_idle(seat, now)
-        if len(self._jobs) > 1:  # no worker waited for the last one
-            job.idle_seconds.clear()
         for later in itertools.islice(self._jobs, place + 1, None):
             if later.started_at is not None:
                 later.started_at = now

@@ -176,7 +176,7 @@ class Publication:
             texts_deduplicated=encoded.deduplicated,
             texts_computed=metrics.texts,
             read_seconds=batch.read_seconds,
-            waiting_seconds=metrics.waiting_seconds,
+            shared_seconds=metrics.shared_seconds,
             copy_seconds=metrics.copy_seconds,
             duty_cycle=encoded.duty_cycle,
             worker_idle_ratio=worker_idle_ratio(metrics.forward_seconds, metrics.workers, metrics.encode_seconds),

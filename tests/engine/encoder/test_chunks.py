@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,14 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surge_dagster.engine.encoder.calls import EncodeCall
+from surge_dagster.engine.encoder.calls import EncodeMetrics
 from surge_dagster.engine.encoder.devices import GpuMonitor
 from surge_dagster.engine.encoder.quarantine import Quarantine
 from surge_dagster.engine.encoder.schedule import (
     LARGEST_CHUNK_TEXTS,
     LARGEST_CHUNK_WEIGHT,
     ROW_WEIGHT,
-    Chunk,
     Job,
     Schedule,
     chunk_end,
@@ -95,36 +95,6 @@ def test_worker_that_was_slow_gets_small_chunks() -> None:
     assert later.stop - later.start < (first.stop - first.start) / 2
 
 
-def test_waiting_for_the_last_worker_is_counted_unless_the_next_job_has_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lone call leaves a worker idle; with another call behind it none is, until that one ends."""
-    now = 100.0
-    monkeypatch.setattr("surge_dagster.engine.encoder.schedule.time.monotonic", lambda: now)
-    schedule, lone, followed, last = Schedule(2), *(_job(300) for _ in range(3))
-
-    def take(seat: int) -> Chunk | None:
-        return schedule.next_chunk(seat, idle=True)
-
-    schedule.add(lone)
-    assert take(0) is not None
-    assert take(1) is None
-    now = 110.0
-    schedule.end(lone)
-    schedule.add(followed)
-    assert take(1) is not None
-    schedule.add(last)
-    assert take(0) is not None
-    now = 130.0
-    schedule.end(followed)
-    assert take(1) is None
-    now = 136.0
-    schedule.end(last)
-    for job in (lone, followed, last):
-        job.sums["forward_seconds"] = 20.0
-    waits = [EncodeCall(job, 2, lambda job: None).metrics for job in (lone, followed, last)]
-    assert [one.encode_seconds for one in waits] == [10.0, 20.0, 6.0]
-    assert [one.waiting_seconds for one in waits] == [5.0, 0.0, 3.0]
-
-
 def test_time_of_a_job_that_ends_before_the_one_ahead_of_it_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small last call is encoded while another worker is still busy with the call before."""
     now = 100.0
@@ -137,28 +107,18 @@ def test_time_of_a_job_that_ends_before_the_one_ahead_of_it_is_counted_once(monk
     assert schedule.next_chunk(1, idle=True) is not None
     now = 111.0
     schedule.end(small)
-    assert schedule.next_chunk(1, idle=True) is None
     now = 130.0
     schedule.end(first)
-    first.sums["forward_seconds"] = 100.0
-    waits = [EncodeCall(job, 2, lambda job: None).metrics for job in (first, small)]
-    assert [one.encode_seconds for one in waits] == [29.5, 0.5]
-    assert [one.waiting_seconds for one in waits] == [14.5, 0.0]
+    assert [job.encode_seconds for job in (first, small)] == [29.0, 1.0]
 
 
-def test_no_worker_waits_for_what_a_call_takes_beside_its_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """c_ipc of a pool with several workers is not divided among them: a call of a text takes 2 s and its 8 s."""
-    now = 100.0
-    monkeypatch.setattr("surge_dagster.engine.encoder.schedule.time.monotonic", lambda: now)
-    schedule, job = Schedule(4), _job(1)
-    schedule.add(job)
-    chunks = [schedule.next_chunk(seat, idle=True) for seat in range(4)]
-    assert chunks[0] is not None and chunks[1:] == [None] * 3
-    now = 110.0
-    job.add(chunks[0], {"tokenize_seconds": 1.0, "forward_seconds": 7.0})
-    schedule.end_if_finished(job)
-    metrics = EncodeCall(job, 4, lambda job: None).metrics
-    assert metrics.encode_seconds - metrics.waiting_seconds == pytest.approx(2 + 8 / 4)
+def test_call_is_charged_with_the_work_of_its_workers_and_not_with_their_waits() -> None:
+    """Of four workers one computes for 8 s; the 2 s that messages take do not divide among them."""
+    of_one = EncodeMetrics(texts=1, encode_seconds=10.0, work_seconds=9.5, tokenize_seconds=1.0, forward_seconds=7.0)
+    assert replace(of_one, work_seconds=10.0, workers=4).shared_seconds == 2 + 8 / 4
+    assert of_one.shared_seconds == 10.0
+    tokenized_ahead = EncodeMetrics(work_seconds=10.0, tokenize_seconds=3.0, forward_seconds=9.0, workers=2)
+    assert tokenized_ahead.shared_seconds == 5.0
 
 
 def test_abandoned_job_has_no_further_chunks() -> None:

@@ -43,6 +43,7 @@ def test_rows_get_their_vectors_with_any_chunks_and_any_number_of_workers(monkey
             assert np.array_equal(slot.matrix(0, 3_000), expected)
             assert metrics.texts == 3_000
             assert metrics.tokens == sum(1 + len(f"say: {text}".encode()) // 4 for text in texts)
+            assert 0 < metrics.forward_seconds < metrics.work_seconds <= metrics.workers * metrics.encode_seconds
 
 
 def test_workers_inherit_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
