@@ -95,7 +95,7 @@ class SuperBatchReport(_Ratios):
         serialize_seconds, upload_seconds: summed over the publishing threads.
         publish_seconds: both together by the clock; `overlap_ratio` compares it with the encoding.
         fill_ratio: texts with new vectors / B_min.
-        shared_seconds: encode_seconds without those in which workers waited for the last one of them.
+        shared_seconds: what the call takes of a pool that has other calls as well; encode_seconds is by the clock.
         tokenize_seconds, forward_seconds: summed over workers; `copy_seconds` is a part of the latter.
         duty_cycle: share of the time since the previous SuperBatch in which the pool was encoding.
         pace_ratio: seconds per token over the run's average so far; None for the first few.

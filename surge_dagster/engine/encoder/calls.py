@@ -20,6 +20,7 @@ class EncodeMetrics:
         padded_tokens: computed tokens, padding included.
         truncated: rows that were longer than the model reads.
         encode_seconds: from the first assigned chunk, or the end of the call before, to the last answer.
+        chunks: that workers encoded.
         work_seconds: of each chunk, from its assignment or the answer to the one before; summed over workers.
         tokenize_seconds, forward_seconds: summed over workers.
         copy_seconds: copies between host and device and into place, summed over workers; part of forward_seconds.
@@ -35,6 +36,7 @@ class EncodeMetrics:
     padded_tokens: int = 0
     truncated: int = 0
     encode_seconds: float = 0.0
+    chunks: int = 0
     work_seconds: float = 0.0
     tokenize_seconds: float = 0.0
     forward_seconds: float = 0.0
@@ -49,12 +51,13 @@ class EncodeMetrics:
     def shared_seconds(self) -> float:
         """What the call takes of a pool that has other calls as well, so that no worker waits for the last one.
 
-        Tokenizing and computing divide among workers; what a message takes does not.
+        Tokenizing and computing divide among workers; what the message of a lone chunk takes does not.
         """
         if self.workers == 1:
             return self.encode_seconds
-        divided = min(self.work_seconds, self.tokenize_seconds + self.forward_seconds)
-        return self.work_seconds - divided * (1 - 1 / self.workers)
+        computing = min(self.work_seconds, self.tokenize_seconds + self.forward_seconds)
+        busy = max(1, min(self.workers, self.chunks))
+        return computing / self.workers + (self.work_seconds - computing) / busy
 
     def plus(self, later: EncodeMetrics) -> EncodeMetrics:
         """Of two calls for one slot, one after the other."""
@@ -69,6 +72,7 @@ _ADDED_UP = (
     "padded_tokens",
     "truncated",
     "encode_seconds",
+    "chunks",
     "work_seconds",
     "tokenize_seconds",
     "forward_seconds",

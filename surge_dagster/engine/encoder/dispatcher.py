@@ -223,7 +223,7 @@ class Dispatcher:
             chunk, seconds = worker.finish_chunk()
             self._losses[worker.seat.index] = 0
             self._schedule.measure(worker.seat.index, chunk, seconds)
-            chunk.job.add(chunk, message["metrics"] | {"work_seconds": seconds})
+            chunk.job.add(chunk, message["metrics"] | {"chunks": 1, "work_seconds": seconds})
             self._release(chunk)
         elif message["op"] == "refused":
             if message["config"]:

@@ -117,6 +117,8 @@ def test_call_is_charged_with_the_work_of_its_workers_and_not_with_their_waits()
     of_one = EncodeMetrics(texts=1, encode_seconds=10.0, work_seconds=9.5, tokenize_seconds=1.0, forward_seconds=7.0)
     assert replace(of_one, work_seconds=10.0, workers=4).shared_seconds == 2 + 8 / 4
     assert of_one.shared_seconds == 10.0
+    many = EncodeMetrics(chunks=40, work_seconds=44.0, tokenize_seconds=1.0, forward_seconds=39.0, workers=4)
+    assert many.shared_seconds == 44 / 4
     tokenized_ahead = EncodeMetrics(work_seconds=10.0, tokenize_seconds=3.0, forward_seconds=9.0, workers=2)
     assert tokenized_ahead.shared_seconds == 5.0
 
