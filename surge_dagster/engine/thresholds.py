@@ -9,7 +9,7 @@ from surge_dagster.engine.errors import ConfigError
 # Each partition counts this much in addition to its rows, so that many empty partitions also end a SuperBatch.
 PARTITION_OVERHEAD_BYTES = 1024
 _B_MIN_RANGE = (1_000, 100_000)
-_B_MAX_FACTOR = 5
+_B_MAX_FACTOR = 2  # the paper's is 5: more memory, and more of it the larger the largest partition
 _RAMP = 16
 _BYTES_PER_TEXT = 512
 _LEAST_B_MAX_BYTES = 32 * 1024 * 1024
@@ -37,7 +37,7 @@ class Thresholds:
     first_b_min: int | None = None
 
     def resolve(self, efficient_texts: float, scale: float = 1.0) -> Bounds:
-        """Derive what is not given: B_min is the smallest that costs little throughput, B_max is five times that.
+        """Derive what is not given: B_min is the smallest that costs little throughput, B_max is twice that.
 
         A derived B_min is reached in steps: the first SuperBatch ends at a sixteenth of it and each later one at twice
         the one before. The first files appear early even in a short run, for four encode calls more.
