@@ -164,7 +164,7 @@ class _Measures:
         now, seconds = time.perf_counter(), metrics.encode_seconds
         since_last, self._last = now - self._last, now
         self._speed.add(metrics.texts, seconds)
-        pace = self._pace.ratio(metrics.padded_tokens, seconds)
+        pace = self._pace.ratio(metrics.padded_tokens, metrics.shared_seconds)  # a call that waits is not slow
         if pace is not None and pace > _SLOW_PACE and seconds > _WORTH_A_WARNING_SECONDS:
             log.warning(
                 "a SuperBatch of %d texts took %.1f s, %.1f times as long per token as those before it; check whether "

@@ -112,10 +112,10 @@ class TestFit:
 
     def test_given_thresholds_stay_and_derived_ones_shrink(self) -> None:
         requested = Thresholds(b_min=20_000, b_max_bytes=10**8)
-        bounds, plan = fit_memory(requested, 1e6, self.WIDE, 8, None, machine_bytes=12 * self.GIB)
+        bounds, plan = fit_memory(requested, 1e6, self.WIDE, 8, None, machine_bytes=6 * self.GIB)
         assert (bounds.b_min, bounds.b_max_bytes) == (20_000, 10**8)
         assert 20_000 <= bounds.b_max < requested.resolve(1e6).b_max
-        assert plan.limit <= 6 * self.GIB
+        assert plan.limit <= 3 * self.GIB
 
     def test_one_superbatch_is_enough_where_three_of_the_given_size_do_not_fit(self) -> None:
         requested = Thresholds(b_max=400_000, b_max_bytes=64 * 1024 * 1024)
