@@ -99,7 +99,7 @@ class EncoderSettings(BaseModel):
     first_b_min: int | None = Field(
         None, ge=1, description="b_min of the first SuperBatch, which doubles (unset: a sixteenth of a derived b_min)"
     )
-    b_max: int | None = Field(None, ge=1, description="most texts of a SuperBatch (unset: twice b_min)")
+    b_max: int | None = Field(None, ge=1, description="most texts of a SuperBatch (unset: twice b_min, at least 5000)")
     memory_limit_bytes: int | None = Field(
         None, ge=1, description="bytes of data that a run may hold at any time (unset: half of the memory)"
     )

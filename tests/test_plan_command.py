@@ -43,7 +43,7 @@ def test_screen_says_what_to_expect(catalog: Path, tmp_path: Path) -> None:
         "2 workers",
         "a call costs 1 ms, a text 10 ms of a worker",
         "wall time      1.2 s, 200 texts/s; the first files after 1.2 s",
-        "SuperBatches   1, of 100 to 500 texts, the first of 100",
+        "SuperBatches   1, of 100 to 5,000 texts, the first of 100",
         "storage        not measured yet on this output",
         "MB in the largest SuperBatch, never above",
         "cost           5.004 per million texts at 3.6 an hour",

@@ -9,7 +9,10 @@ from surge_dagster.engine.errors import ConfigError
 # Each partition counts this much in addition to its rows, so that many empty partitions also end a SuperBatch.
 PARTITION_OVERHEAD_BYTES = 1024
 _B_MIN_RANGE = (1_000, 100_000)
-_B_MAX_FACTOR = 2  # the paper's is 5: more memory, and more of it the larger the largest partition
+# The paper's B_max is five times its B_min. Twice takes less memory, and the same whether the largest partition has two
+# pieces or many; a partition in pieces has its vectors written twice, so ones of a few thousand texts stay whole.
+_B_MAX_FACTOR = 2
+_LEAST_B_MAX = 5_000
 _RAMP = 16
 _BYTES_PER_TEXT = 512
 _LEAST_B_MAX_BYTES = 32 * 1024 * 1024
@@ -37,7 +40,8 @@ class Thresholds:
     first_b_min: int | None = None
 
     def resolve(self, efficient_texts: float, scale: float = 1.0) -> Bounds:
-        """Derive what is not given: B_min is the smallest that costs little throughput, B_max is twice that.
+        """Derive what is not given: B_min is the smallest that costs little throughput, B_max is twice that, at least
+        5,000.
 
         A derived B_min is reached in steps: the first SuperBatch ends at a sixteenth of it and each later one at twice
         the one before. The first files appear early even in a short run, for four encode calls more.
@@ -52,7 +56,7 @@ class Thresholds:
         self._require_valid()
         low, high = _B_MIN_RANGE
         b_min = self.b_min or round(min(high, max(low, efficient_texts)))
-        b_max = self.b_max or _B_MAX_FACTOR * b_min
+        b_max = self.b_max or max(_LEAST_B_MAX, _B_MAX_FACTOR * b_min)
         least_b_max_bytes = max(_SCALED_B_MAX_BYTES, 2 * self.max_text_bytes + PARTITION_OVERHEAD_BYTES)
         b_max_bytes = self.b_max_bytes or max(_LEAST_B_MAX_BYTES, least_b_max_bytes, _BYTES_PER_TEXT * b_max)
         if self.b_max is None:

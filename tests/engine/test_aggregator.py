@@ -323,10 +323,10 @@ class TestThresholds:
     )
     def test_b_min_is_what_encodes_efficiently_within_limits(self, efficient: float, b_min: int) -> None:
         bounds = Thresholds().resolve(efficient)
-        assert (bounds.b_min, bounds.b_max) == (b_min, 2 * b_min)
+        assert (bounds.b_min, bounds.b_max) == (b_min, max(5_000, 2 * b_min))
 
     def test_given_thresholds_are_kept_and_the_others_are_derived(self) -> None:
-        assert Thresholds(b_min=7).resolve(1.0).b_max == 14
+        assert Thresholds(b_min=7).resolve(1.0).b_max == 5_000
         assert Thresholds(b_max=100).resolve(1e9).b_min == 50
         assert Thresholds(b_max=2).resolve(1e9).b_min == 1
         assert Thresholds(b_max_bytes=5000).resolve(1e9).b_min_bytes == 2500

@@ -7,10 +7,11 @@ import threading
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.support import process_memory
-from surge_dagster.engine.support.process_memory import MemoryGauge, memory_bytes
+from surge_dagster.engine.support.process_memory import MemoryGauge, allocate_with_jemalloc, memory_bytes
 
 
 def cgroups(root: Path, membership: str, limits: dict[str, str]) -> int:
@@ -42,6 +43,22 @@ def test_memory_without_a_limit_is_that_of_the_machine(tmp_path: Path) -> None:
 )
 def test_lowest_limit_of_all_parent_groups_counts(tmp_path: Path, membership: str, limits: dict[str, str]) -> None:
     assert cgroups(tmp_path, membership, limits) == 1000
+
+
+def test_arrow_allocates_with_jemalloc_unless_the_environment_names_an_allocator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = pa.default_memory_pool()
+    try:
+        monkeypatch.setenv("ARROW_DEFAULT_MEMORY_POOL", "system")
+        pa.set_memory_pool(pa.system_memory_pool())
+        allocate_with_jemalloc()
+        assert pa.default_memory_pool().backend_name == "system"
+        monkeypatch.delenv("ARROW_DEFAULT_MEMORY_POOL")
+        allocate_with_jemalloc()
+        assert pa.default_memory_pool().backend_name == "jemalloc"
+    finally:
+        pa.set_memory_pool(before)
 
 
 def test_gauge_measures_allocated_memory() -> None:
