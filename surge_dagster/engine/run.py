@@ -36,7 +36,7 @@ from surge_dagster.engine.report import Event, Receipt, RunReport, SuperBatchRep
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.ledger import Ledger
-from surge_dagster.engine.support.process_memory import MemoryGauge, allocate_with_jemalloc, memory_bytes
+from surge_dagster.engine.support.process_memory import MemoryGauge, memory_bytes
 from surge_dagster.engine.support.waiting import StopSignal
 from surge_dagster.engine.thresholds import Thresholds
 
@@ -166,7 +166,6 @@ class EmbeddingRun:
         if self._started:
             raise RuntimeError("a run runs once; make another one")
         self._started = True
-        allocate_with_jemalloc()
         arena = self._pool.arena(slots=SLOTS, max_texts=self.bounds.b_max, max_bytes=self.bounds.b_max_bytes)
         gauge, log = MemoryGauge(), RunLog(self._pool, self._store)
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,15 +91,6 @@ class MemoryGauge:
     def _sample(self) -> None:
         own = psutil.Process()
         self.peak_bytes = max(self.peak_bytes, sum(map(_pss_bytes, [own, *own.children(recursive=True)])))
-
-
-def allocate_with_jemalloc() -> None:
-    """Let Arrow allocate with jemalloc in this process, unless the environment chooses another allocator.
-
-    Its default, mimalloc, keeps what each thread has freed: 100 MB of a run's, and more the longer the run is.
-    """
-    if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ and "jemalloc" in pa.supported_memory_backends():
-        pa.set_memory_pool(pa.jemalloc_memory_pool())
 
 
 def give_back_unused() -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import psutil
-import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.support import process_memory
-from surge_dagster.engine.support.process_memory import MemoryGauge, allocate_with_jemalloc, memory_bytes
+from surge_dagster.engine.support.process_memory import MemoryGauge, memory_bytes
 
 
 def cgroups(root: Path, membership: str, limits: dict[str, str]) -> int:
@@ -45,20 +45,16 @@ def test_lowest_limit_of_all_parent_groups_counts(tmp_path: Path, membership: st
     assert cgroups(tmp_path, membership, limits) == 1000
 
 
-def test_arrow_allocates_with_jemalloc_unless_the_environment_names_an_allocator(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("named", "allocator"), [(None, "jemalloc"), ("system", "system")])
+def test_arrow_allocates_with_jemalloc_unless_the_environment_names_another_allocator(
+    monkeypatch: pytest.MonkeyPatch, named: str | None, allocator: str
 ) -> None:
-    before = pa.default_memory_pool()
-    try:
-        monkeypatch.setenv("ARROW_DEFAULT_MEMORY_POOL", "system")
-        pa.set_memory_pool(pa.system_memory_pool())
-        allocate_with_jemalloc()
-        assert pa.default_memory_pool().backend_name == "system"
-        monkeypatch.delenv("ARROW_DEFAULT_MEMORY_POOL")
-        allocate_with_jemalloc()
-        assert pa.default_memory_pool().backend_name == "jemalloc"
-    finally:
-        pa.set_memory_pool(before)
+    monkeypatch.delenv("ARROW_DEFAULT_MEMORY_POOL", raising=False)
+    if named is not None:
+        monkeypatch.setenv("ARROW_DEFAULT_MEMORY_POOL", named)
+    code = "import surge_dagster.engine.run, pyarrow; print(pyarrow.default_memory_pool().backend_name)"
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert shown.stdout.strip() == allocator
 
 
 def test_gauge_measures_allocated_memory() -> None:
