@@ -22,15 +22,15 @@ class Pace:
         self._tokens = 0
         self._seen = 0
 
-    def ratio(self, tokens: int, encode_seconds: float) -> float | None:
+    def ratio(self, tokens: int, seconds: float) -> float | None:
         """Seconds per token of this SuperBatch over the average; None for the first few."""
         if not tokens:
             return None
         known = self._seen >= _PACE_NEEDS and self._seconds > 0
-        found = encode_seconds / tokens * self._tokens / self._seconds if known else None
+        found = seconds / tokens * self._tokens / self._seconds if known else None
         self._seen += 1
         self._tokens += tokens
-        self._seconds += encode_seconds
+        self._seconds += seconds
         return found
 
 

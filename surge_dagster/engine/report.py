@@ -98,7 +98,7 @@ class SuperBatchReport(_Ratios):
         shared_seconds: what the call takes of a pool that has other calls as well; encode_seconds is by the clock.
         tokenize_seconds, forward_seconds: summed over workers; `copy_seconds` is a part of the latter.
         duty_cycle: share of the time since the previous SuperBatch in which the pool was encoding.
-        pace_ratio: seconds per token over the run's average so far; None for the first few.
+        pace_ratio: `shared_seconds` per token over the run's average so far; None for the first few.
         gpu_utilisation, gpu_memory_bytes: None where nothing measures them.
         peak_resident_bytes: the most that the run held until then.
         encode_span, serialize_span, upload_span: None where there was no work, or where the run was stopped meanwhile.

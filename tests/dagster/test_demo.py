@@ -7,11 +7,13 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from typer.testing import CliRunner
 
 from surge_dagster.catalogs.demo import build_demo_catalog
+from surge_dagster.cli import app
 from surge_dagster.demo import local_instance, run_demo
 from tests.catalogs.installed import functions, install
-from tests.dagster.conftest import ROOT, Workbench
+from tests.dagster.conftest import ROOT, Ran, Workbench
 
 
 @pytest.mark.timeout(180)
@@ -49,6 +51,12 @@ def test_demo_embeds_checks_and_searches_without_warnings_and_repeating_it_encod
     packages = bench.instance.get_dynamic_partitions("catalog")
     assert set(bench.instance.get_materialized_partitions(dg.AssetKey("embeddings"))) == set(packages)
     assert len(packages) > 20
+
+    screen = CliRunner().invoke(app, ["plan", catalog, str(tmp_path / "new"), "--model", "hash://16", "--b-min", "100"])
+    assert f"SuperBatches   {printed.count('  SuperBatch ')}, of 100 to" in screen.stdout
+    assert len(screen.stdout.splitlines()) <= 24
+    charts = Ran(bench.instance, runs["catalog_refresh"].run_id, success=True).charts()
+    assert charts["predicted_wall_seconds"] > 0 < charts["wall_seconds"]
 
     assert run_demo(catalog=catalog, output=output, limit=300) == 0
     again = capfd.readouterr().out

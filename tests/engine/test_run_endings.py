@@ -10,13 +10,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
+from surge_dagster.engine import encoding
 from surge_dagster.engine import events as events_module
+from surge_dagster.engine.encoder.calls import EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.meters import Pace
 from surge_dagster.engine.model.spec import EncodingSpec
@@ -271,6 +275,20 @@ def test_pace_compares_a_superbatch_with_the_average_after_the_first_few() -> No
     assert pace.ratio(200, 2.0) == pytest.approx(1.0)
     assert pace.ratio(50, 1.5) == pytest.approx(3.0)
     assert pace.ratio(0, 9.0) is None
+
+
+@pytest.mark.parametrize(("work_seconds", "pace"), [(4.0, 1.0), (12.0, 3.0)])
+def test_call_that_waits_for_the_workers_is_not_slow_and_one_that_they_work_longer_on_is(
+    caplog: pytest.LogCaptureFixture, work_seconds: float, pace: float
+) -> None:
+    measures = encoding._Measures(Mock(begun=0.0))
+    metrics = EncodeMetrics(texts=10, padded_tokens=100, workers=2, chunks=2, encode_seconds=2.0, work_seconds=4.0)
+    for _ in range(3):
+        measures.of(Mock(metrics=metrics))
+    late = replace(metrics, encode_seconds=9.0, work_seconds=work_seconds)
+    assert measures.of(Mock(metrics=late)).pace_ratio == pytest.approx(pace)
+    warned = [record.getMessage() for record in caplog.records]
+    assert [f"took {work_seconds / 2} s, 3.0 times as long" in message for message in warned] == [True] * (pace > 2)
 
 
 @pytest.mark.parametrize("name", ["surge-read", "surge-publish"])
