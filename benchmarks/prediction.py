@@ -116,6 +116,7 @@ def prediction_targets(document: Document) -> Iterable[Target]:
         name = f"{case['model']}, {case['workers']} workers, sigma {case['sigma']:g}"
         aim = max(_LARGEST_ERROR, case["spread"])
         yield at_most(f"error of the predicted wall time: {name}", round(aim, 4), _error(case))
+        yield at_most(f"error of the first plan: {name}", round(aim, 4), abs(case["prediction_errors"][0]))
         wrong = abs(case["plan"]["superbatches"] - case["runs"][0]["superbatches"])
         yield at_most(f"SuperBatches that were planned wrongly: {name}", 0, wrong)
 
