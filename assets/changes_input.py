@@ -15,8 +15,8 @@ Dagster finds nested resources by looking at annotations while the class is made
 import dagster as dg
 
 from surge_dagster.assets.embeddings_input import EmbeddingsInput
-from surge_dagster.engine.changes import Changes, changes
 from surge_dagster.engine.errors import ConfigError, DataError
+from surge_dagster.engine.feed.changes import Changes, changes
 
 
 class ChangesInput(EmbeddingsInput):

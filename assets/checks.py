@@ -13,7 +13,7 @@ from typing import Any
 
 import dagster as dg
 
-from surge_dagster.check_policy import MIN_PREVIOUS_COSINE, RUN_CHECK, CheckName, CheckPolicy
+from surge_dagster.config.check_policy import MIN_PREVIOUS_COSINE, RUN_CHECK, CheckName, CheckPolicy
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.dagster_internals import latest_target
 from surge_dagster.orchestration.failures import failure_table, table_of_failures

@@ -14,8 +14,8 @@ import dagster as dg
 
 from surge_dagster.consumers.comparison import Comparison, compare
 from surge_dagster.consumers.target import HandOver, Target
-from surge_dagster.engine.changes import changes
 from surge_dagster.engine.errors import SurgeError, TransientError
+from surge_dagster.engine.feed.changes import changes
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.failures import failure_table
 from surge_dagster.orchestration.names import CatalogNames

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import dagster as dg
 from pydantic import Field
 
-from surge_dagster.derived_settings import DerivedSettings
-from surge_dagster.engine.derive import DeriveRun
+from surge_dagster.config.derived_settings import DerivedSettings
+from surge_dagster.engine.derived.derive import DeriveRun
 from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
 from surge_dagster.engine.files.facts import desired_version
-from surge_dagster.engine.report import Failure, Receipt
+from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.orchestration.active_runs import record_process
 from surge_dagster.orchestration.asset_events import derived_embedding
 from surge_dagster.orchestration.discovery import known_space

@@ -20,7 +20,7 @@ import dagster as dg
 
 from surge_dagster.assets.catalog_check import repeat_catalog_checks
 from surge_dagster.assets.checks import evaluation_of, run_check_results, run_checks
-from surge_dagster.check_policy import CheckPolicy
+from surge_dagster.config.check_policy import CheckPolicy
 from surge_dagster.engine.errors import EncoderError, SurgeError, TransientError
 from surge_dagster.engine.model.spec import FileFormat
 from surge_dagster.engine.support.waiting import rest

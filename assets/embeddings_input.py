@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 import dagster as dg
 
 from surge_dagster.engine.errors import ConfigError, DataError
-from surge_dagster.engine.loading import Embeddings, open_embeddings
 from surge_dagster.engine.output.current_space import space_of_readers
+from surge_dagster.engine.readers.loading import Embeddings, open_embeddings
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.partition_keys import from_partition_key

@@ -30,16 +30,16 @@ from surge_dagster.consumers.comparison import compare
 from surge_dagster.consumers.lance import LanceTable
 from surge_dagster.consumers.postgres import PgVectorTable
 from surge_dagster.consumers.target import Target as Table
-from surge_dagster.engine.changes import changes
+from surge_dagster.engine.feed.change_files import ChangeFeed, changed_ids
+from surge_dagster.engine.feed.changes import changes
 from surge_dagster.engine.files.facts import FileFacts
 from surge_dagster.engine.files.formats import file_name, new_writer
 from surge_dagster.engine.files.rows import schema
 from surge_dagster.engine.model.spec import EncodingSpec, Space
-from surge_dagster.engine.output.change_files import ChangeFeed, changed_ids
 from surge_dagster.engine.output.spaces import claim_space
+from surge_dagster.engine.run.superbatch import ADDED, CHANGED, OpenPartition, RowChanges
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.engine.superbatch import ADDED, CHANGED, OpenPartition, RowChanges
 from surge_dagster.engine.support.text_hash import text_hashes
 
 AIM_SHARE_OF_BULK = 0.7

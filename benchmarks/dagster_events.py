@@ -25,9 +25,9 @@ import psutil
 from benchmarks.harness import Document, Target, at_most, say
 from benchmarks.paced_runs import embed, paced_pool, ready_partitions
 from benchmarks.postgres_server import NoPostgres, PostgresServer, postgres_server
-from surge_dagster.engine.report import Event, Receipt
+from surge_dagster.engine.run.report import Event, Receipt
+from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.engine.thresholds import Thresholds
 from surge_dagster.orchestration.events import EventWriter, report_events
 
 SIDES = ("sqlite event by event", "sqlite batched", "postgres event by event", "postgres batched")

@@ -20,14 +20,14 @@ import pyarrow as pa
 
 from benchmarks.harness import Document, Target, print_document, say, start_document
 from surge_dagster.catalogs.synthetic import draw_texts
-from surge_dagster.engine.derive import DeriveRun
+from surge_dagster.engine.derived.derive import DeriveRun
+from surge_dagster.engine.derived.parent_files import parent_rows
 from surge_dagster.engine.files.conversion import convert, cut
 from surge_dagster.engine.files.facts import FileFacts, desired_version
 from surge_dagster.engine.files.formats import file_name, format_of, new_writer, read_published_file
 from surge_dagster.engine.files.rows import schema
 from surge_dagster.engine.model.derivation import DerivedDtype
 from surge_dagster.engine.model.spec import EncodingSpec, Space
-from surge_dagster.engine.output.parent_files import parent_rows
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.support.text_hash import text_hashes

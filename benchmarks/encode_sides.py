@@ -24,8 +24,8 @@ from surge_dagster.engine.encoder.calls import EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.report import SuperBatchReport
-from surge_dagster.engine.run import EmbeddingRun
+from surge_dagster.engine.run.embedding_run import EmbeddingRun
+from surge_dagster.engine.run.report import SuperBatchReport
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.store import open_store
 

@@ -27,11 +27,11 @@ import pyarrow.parquet as pq
 
 from benchmarks.harness import Document, Target, at_most, print_document, say, start_document
 from surge_dagster.catalogs.synthetic import draw_texts
-from surge_dagster.engine import superbatch_call
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.report import RunReport
-from surge_dagster.engine.run import EmbeddingRun
+from surge_dagster.engine.run import superbatch_call
+from surge_dagster.engine.run.embedding_run import EmbeddingRun
+from surge_dagster.engine.run.report import RunReport
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.store import open_store
 

@@ -26,11 +26,11 @@ from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, ChunkMetrics, Progress, Rows
 from surge_dagster.engine.model.spec import EncodingSpec, Space
-from surge_dagster.engine.report import Event, RunReport
-from surge_dagster.engine.run import EmbeddingRun
+from surge_dagster.engine.run.embedding_run import EmbeddingRun
+from surge_dagster.engine.run.report import Event, RunReport
+from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.thresholds import Thresholds
 
 BACKEND = "benchmarks.paced_runs:PacedBackend"
 DIMENSION = 384

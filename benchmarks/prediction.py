@@ -23,15 +23,15 @@ from benchmarks.harness import Document, Target, at_most, names_of, print_docume
 from benchmarks.paced_runs import embed, paced_pool
 from benchmarks.shapes import SHAPES, write_model
 from surge_dagster.catalogs.synthetic import build_synthetic_catalog
-from surge_dagster.engine.calibrating import known_costs
-from surge_dagster.engine.calibration_run import calibrate, estimate_bytes
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.planner import plan
-from surge_dagster.engine.run import EmbeddingRun
+from surge_dagster.engine.plan.calibrating import known_costs
+from surge_dagster.engine.plan.calibration_run import calibrate, estimate_bytes
+from surge_dagster.engine.plan.planner import plan
+from surge_dagster.engine.run.embedding_run import EmbeddingRun
+from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.store import StorageOptions, open_store
-from surge_dagster.engine.thresholds import Thresholds
 
 MODELS = ("minilm", *SHAPES, "simulated")
 _SIMULATED_SPEED = 5_000.0  # texts per second of one worker

@@ -19,8 +19,8 @@ from benchmarks.harness import Document, Target, at_most
 from benchmarks.paced_runs import paced_pool
 from surge_dagster.catalogs.synthetic import draw_texts
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.report import SuperBatchReport
-from surge_dagster.engine.run import EmbeddingRun
+from surge_dagster.engine.run.embedding_run import EmbeddingRun
+from surge_dagster.engine.run.report import SuperBatchReport
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.store import open_store

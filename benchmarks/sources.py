@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from benchmarks.harness import Document, Target, at_most, print_document, say, start_document
 from benchmarks.paced_runs import paced_pool
 from benchmarks.source_folders import feed_from_folders, folders_lines, folders_targets, write_folders
-from surge_dagster.engine.run import EmbeddingRun
+from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.sources import open_source
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.store import open_store

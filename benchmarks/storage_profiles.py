@@ -20,7 +20,7 @@ import numpy as np
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.report import Event, SuperBatchReport
+from surge_dagster.engine.run.report import Event, SuperBatchReport
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.local_upload import is_hidden
 from surge_dagster.engine.store.store import StoredObject, Upload

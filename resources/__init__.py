@@ -15,18 +15,18 @@ from typing import Any, Protocol, Self
 import dagster as dg
 from pydantic import Field, PrivateAttr
 
-from surge_dagster.catalog_settings import CatalogSettings
-from surge_dagster.check_policy import RUN_CHECK
+from surge_dagster.config.catalog_settings import CatalogSettings
+from surge_dagster.config.check_policy import RUN_CHECK
+from surge_dagster.config.settings import EncoderSettings, FileSettings
 from surge_dagster.engine.encoder.devices import choose_devices, choose_precision, hardware
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.sources import Source
-from surge_dagster.engine.sources.bigquery import BIGQUERY_SCHEME
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
+from surge_dagster.engine.tables.bigquery import BIGQUERY_SCHEME
 from surge_dagster.resources.upstream_asset import asset_key, open_asset
-from surge_dagster.settings import EncoderSettings, FileSettings
 
 __all__ = ["CatalogSource", "Encoder", "OutputStore"]
 

@@ -21,11 +21,11 @@ from urllib.parse import quote, unquote
 
 import dagster as dg
 
-from surge_dagster.catalog_settings import ASSET_SCHEME
+from surge_dagster.config.catalog_settings import ASSET_SCHEME
 from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
-from surge_dagster.engine.sources.frames import Frame, FrameCatalog, FrameTable
 from surge_dagster.engine.sources.partition import Partition, RowBatch, Source
 from surge_dagster.engine.sources.selection import Selection
+from surge_dagster.engine.tables.frames import Frame, FrameCatalog, FrameTable
 
 _MATERIALIZATION = dg.DagsterEventType.ASSET_MATERIALIZATION
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from surge_dagster.component import EmbeddingCatalog
     from surge_dagster.definitions import embedding_catalog
-    from surge_dagster.engine.changes import Changes, changes
-    from surge_dagster.engine.loading import Embeddings, open_embeddings
+    from surge_dagster.engine.feed.changes import Changes, changes
+    from surge_dagster.engine.readers.loading import Embeddings, open_embeddings
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,12 +29,12 @@ os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "jemalloc")
 
 # Imported on first use: every process of a pool imports this package, and the engine runs where there is no Dagster.
 _HOME = {
-    "Changes": "surge_dagster.engine.changes",
-    "changes": "surge_dagster.engine.changes",
+    "Changes": "surge_dagster.engine.feed.changes",
+    "changes": "surge_dagster.engine.feed.changes",
     "EmbeddingCatalog": "surge_dagster.component",
-    "Embeddings": "surge_dagster.engine.loading",
+    "Embeddings": "surge_dagster.engine.readers.loading",
     "embedding_catalog": "surge_dagster.definitions",
-    "open_embeddings": "surge_dagster.engine.loading",
+    "open_embeddings": "surge_dagster.engine.readers.loading",
 }
 
 

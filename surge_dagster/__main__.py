@@ -1,6 +1,6 @@
 """The command line as a module: `python -m surge_dagster` is `surge-dagster`."""
 
-from surge_dagster.cli import main
+from surge_dagster.commands.cli import main
 
 if __name__ == "__main__":
     main()

@@ -20,9 +20,9 @@ from typing import Annotated, Any, Self, Union
 import dagster as dg
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, create_model
 
+from surge_dagster.config.settings import Settings, StorageSettings, load_settings
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.settings import Settings, StorageSettings, load_settings
 
 _REQUIRED = ("source", "output")  # two catalogs that both took the defaults would share them
 _Template = Annotated[str, Field(pattern=r"\{\{.*\}\}")]

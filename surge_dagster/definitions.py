@@ -22,11 +22,11 @@ from surge_dagster.automation.alerts import webhook_alerts
 from surge_dagster.automation.hand_over import hand_over_changes
 from surge_dagster.automation.lost_runs import lost_runs
 from surge_dagster.automation.new_partitions import new_partitions
+from surge_dagster.config.settings import Settings, load_settings
 from surge_dagster.orchestration.dagster_internals import described
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
 from surge_dagster.resources.upstream_asset import asset_url
-from surge_dagster.settings import Settings, load_settings
 
 
 def embedding_catalog(settings: Settings | None = None, *, name: str | None = None, **arguments: Any) -> dg.Definitions:

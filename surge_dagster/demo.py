@@ -19,13 +19,13 @@ import dagster as dg
 from rich.console import Console
 
 from surge_dagster.catalogs.demo import build_demo_catalog
+from surge_dagster.config.settings import Settings, load_settings
 from surge_dagster.definitions import embedding_catalog
-from surge_dagster.engine.search import search
+from surge_dagster.engine.readers.search import search
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.urls import local_path
 from surge_dagster.orchestration.asset_events import superbatch_metrics
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.settings import Settings, load_settings
 from surge_dagster.terminal import one_line, progress_bar
 
 DEFAULT_LIMIT = 6_000

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from surge_dagster import cli
+from surge_dagster.commands import cli
 
 MODEL = ("--model", "hash://16")
 

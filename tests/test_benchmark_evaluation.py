@@ -27,8 +27,8 @@ from benchmarks.evaluation.tables import TABLES, sigmas
 from benchmarks.fixed_costs import fit_line
 from benchmarks.paced_runs import paced_pool
 from surge_dagster.catalogs.synthetic import partition_sizes
-from surge_dagster.engine.cost_model import variation
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.plan.cost_model import variation
 
 
 @dataclass(frozen=True)

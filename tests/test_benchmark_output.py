@@ -16,9 +16,9 @@ from benchmarks.output_bound import CASES, bound_document, bound_targets, sizes_
 from benchmarks.paced_runs import drawn_partitions, embed, paced_pool, ready_partitions
 from benchmarks.storage_profiles import PROFILES, DelayedStore, OneAtATime, StorageProfile
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.report import SuperBatchReport
+from surge_dagster.engine.run.report import SuperBatchReport
+from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.engine.thresholds import Thresholds
 from tests.small_catalogs import read_embedded
 
 

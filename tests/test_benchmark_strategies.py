@@ -22,9 +22,9 @@ from benchmarks.evaluation.strategies import BASELINES, STRATEGIES, Case, measur
 from benchmarks.paced_runs import drawn_partitions, paced_pool
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.engine.thresholds import Thresholds
 from tests.engine.encoder.conftest import tiny_model
 from tests.small_catalogs import assert_embedded, numbered_rows, partition_of, read_embedded
 

@@ -14,7 +14,7 @@ from dagster._core.instance.config import dagster_instance_config_schema
 from dagster._core.utils import parse_env_var
 from dagster._serdes import ConfigurableClassData
 
-from surge_dagster.settings import Settings, load_settings
+from surge_dagster.config.settings import Settings, load_settings
 from tests.extras import require
 
 # Tests import these packages themselves, which takes seconds; pyright also has to pass without them.

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 import yaml
 
+from surge_dagster.config.settings import load_settings
 from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.settings import load_settings
 from tests.command import Command
 from tests.engine.sources.tables import write_csv
 from tests.engine.store.object_server import BUCKET, ObjectServer
@@ -94,8 +94,8 @@ def test_buckets(shell: Shell, object_server: ObjectServer, monkeypatch: pytest.
 
 def test_bigquery(shell: Shell) -> None:
     require("bigquery", "google.cloud.bigquery_storage_v1")
-    from tests.engine.sources.bigquery_fake import TABLE as NAME
-    from tests.engine.sources.bigquery_fake import FakeBigQuery
+    from tests.engine.tables.bigquery_fake import TABLE as NAME
+    from tests.engine.tables.bigquery_fake import FakeBigQuery
 
     whole, query = (
         yaml.safe_load(text.replace("my-project.shop.products", NAME)) for text in blocks("bigquery", "yaml")

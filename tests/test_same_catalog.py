@@ -17,8 +17,8 @@ import pytest
 from surge_dagster import embedding_catalog
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.sources import Source, open_source
-from surge_dagster.engine.sources.frames import FrameTable
 from surge_dagster.engine.store.object_client import StorageOptions
+from surge_dagster.engine.tables.frames import FrameTable
 from surge_dagster.orchestration.names import CatalogNames
 from tests.command import Command
 from tests.engine.runs import finish_receipts, make_run
@@ -204,8 +204,8 @@ def test_bigquery_gives_what_folders_with_sorted_ids_give(
 ) -> None:
     """Its rows have no order of their own."""
     require("bigquery", "google.cloud.bigquery_storage_v1")
-    from surge_dagster.engine.sources.bigquery import BigQueryCatalog
-    from tests.engine.sources.bigquery_fake import TABLE, FakeBigQuery
+    from surge_dagster.engine.tables.bigquery import BigQueryCatalog
+    from tests.engine.tables.bigquery_fake import TABLE, FakeBigQuery
 
     folders = Folders({key: sorted(rows) for key, rows in catalog().items()}, hash_pool, tmp_path)
     fake, source = FakeBigQuery(frame(catalog())), f"bigquery://{TABLE}"

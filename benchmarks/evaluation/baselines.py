@@ -26,12 +26,12 @@ from surge_dagster.engine.files.facts import VectorFacts
 from surge_dagster.engine.files.formats import write_file
 from surge_dagster.engine.files.rows import FileRows
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.output.space_target import SpaceTarget, require_unchanged
 from surge_dagster.engine.output.spaces import claim_space
+from surge_dagster.engine.run.space_target import SpaceTarget, require_unchanged
+from surge_dagster.engine.run.superbatch import OpenPartition
 from surge_dagster.engine.sources.content import ContentDigest
 from surge_dagster.engine.sources.partition import Partition, read_rows
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.superbatch import OpenPartition
 from surge_dagster.engine.support.text_hash import text_hashes
 
 

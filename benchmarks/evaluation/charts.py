@@ -15,7 +15,7 @@ from benchmarks.evaluation import published
 from benchmarks.evaluation.page import CHARTS, are_there
 from benchmarks.evaluation.theory import Rows
 from surge_dagster.catalogs.synthetic import partition_sizes
-from surge_dagster.engine.cost_model import flushes_upper_bound
+from surge_dagster.engine.plan.cost_model import flushes_upper_bound
 
 OURS, THEIRS, OTHER = "#1f6feb", "#b0b8c4", "#d9822b"
 _SIZE = (8.0, 3.4)

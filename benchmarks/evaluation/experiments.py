@@ -18,8 +18,8 @@ from benchmarks.evaluation.serialization import serialization
 from benchmarks.evaluation.strategies import Case, measure, measure_on, opened
 from benchmarks.harness import say
 from benchmarks.storage_profiles import PROFILES
-from surge_dagster.engine.cost_model import CostConstants
-from surge_dagster.engine.thresholds import Thresholds
+from surge_dagster.engine.plan.cost_model import CostConstants
+from surge_dagster.engine.run.thresholds import Thresholds
 
 _BINS = 10  # of a catalog that is smaller than the paper's B
 FIXED_BATCHES = {"FSB 10K": 10_000, "FSB 50K": 50_000, "FSB 100K": 100_000}

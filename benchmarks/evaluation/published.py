@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from surge_dagster.engine.cost_model import CostConstants
+from surge_dagster.engine.plan.cost_model import CostConstants
 
 TEXTS, PARTITIONS, B_MIN = 10_000_000, 4_000, 100_000
 PRICE_PER_HOUR = 7.30  # of the node with four L4

@@ -22,8 +22,8 @@ from benchmarks.evaluation import published
 from benchmarks.evaluation.strategies import Case
 from benchmarks.storage_profiles import PROFILES
 from surge_dagster.catalogs.synthetic import LOG_SIGMA
-from surge_dagster.engine.cost_model import CostConstants
-from surge_dagster.engine.thresholds import Thresholds
+from surge_dagster.engine.plan.cost_model import CostConstants
+from surge_dagster.engine.run.thresholds import Thresholds
 
 CLOCK, SHRINK = 2.0, 5.0
 B_MAX_FACTOR = 5

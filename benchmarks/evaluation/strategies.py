@@ -37,10 +37,10 @@ from surge_dagster.catalogs.synthetic import LOG_SIGMA, MEAN_BYTES, partition_si
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.files import rows
 from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.run import publishing_threads
+from surge_dagster.engine.run.embedding_run import publishing_threads
+from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.thresholds import Thresholds
 
 MODELS = ("simulated", "minilm", *SHAPES)
 PUBLISHED_B_MIN = 100_000

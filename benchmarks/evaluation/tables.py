@@ -14,7 +14,7 @@ from benchmarks.evaluation.cells import beside, head, line
 from benchmarks.evaluation.scales import SEED
 from benchmarks.evaluation.theory import Rows, calls, decisions, lemma, theorem, workload
 from surge_dagster.catalogs.synthetic import partition_sizes
-from surge_dagster.engine.cost_model import variation
+from surge_dagster.engine.plan.cost_model import variation
 
 Row = Mapping[str, Any]
 Column = tuple[str, str, str]  # heading, name of the value, format

@@ -9,7 +9,14 @@ from typing import Any
 from benchmarks.evaluation import published
 from benchmarks.evaluation.cells import head, line
 from surge_dagster.catalogs.synthetic import LOG_MEAN, LOG_SIGMA, partition_sizes
-from surge_dagster.engine.cost_model import CostConstants, recommend, small_share, speedup, superbatch_bytes, variation
+from surge_dagster.engine.plan.cost_model import (
+    CostConstants,
+    recommend,
+    small_share,
+    speedup,
+    superbatch_bytes,
+    variation,
+)
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 

@@ -12,11 +12,11 @@ from typing import Any
 import dagster as dg
 import requests
 
-from surge_dagster.check_policy import RUN_CHECK
+from surge_dagster.config.check_policy import RUN_CHECK
+from surge_dagster.config.settings import Settings
 from surge_dagster.orchestration.active_runs import embeds
 from surge_dagster.orchestration.launch import named
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.settings import Settings
 
 _SENSOR_SECONDS = 30
 _TIMEOUT_SECONDS = 5.0  # a tick takes up to five failed runs, and Dagster gives it a minute

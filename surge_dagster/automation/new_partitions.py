@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 
 import dagster as dg
 
+from surge_dagster.config.settings import Settings
 from surge_dagster.orchestration.active_runs import held_by_active_runs
 from surge_dagster.orchestration.discovery import known_space, list_catalog, report_changes, states_of_unfinished
 from surge_dagster.orchestration.failures import refusal_fingerprint, still_refused
@@ -27,7 +28,6 @@ from surge_dagster.orchestration.requests import find_undone, next_attempt, requ
 from surge_dagster.orchestration.shards import cut, shard_tags
 from surge_dagster.orchestration.state_counts import count_states, describe, report_counts
 from surge_dagster.resources.upstream_asset import NotListed
-from surge_dagster.settings import Settings
 
 _SENSOR_SECONDS = 30
 _KEYS_PER_RUN = 10_000  # they are in the run's config

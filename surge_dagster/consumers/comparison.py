@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from surge_dagster.consumers.target import Target
-from surge_dagster.engine.changes import Changes
 from surge_dagster.engine.errors import DataError, TransientError
+from surge_dagster.engine.feed.changes import Changes
 from surge_dagster.engine.files.rows import matrix_of
 
 SAMPLED_PARTITIONS = 50

@@ -18,8 +18,8 @@ import pyarrow as pa
 from filelock import FileLock
 
 from surge_dagster.consumers.target import HandOver, OpenFeed, conformed, missing_extra
-from surge_dagster.engine.changes import Changes
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.feed.changes import Changes
 from surge_dagster.engine.files.rows import matrix_of
 
 _MERGED_BYTES = 128 * 1024 * 1024

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from surge_dagster.consumers.target import HandOver, OpenFeed, ahead, missing_extra
-from surge_dagster.engine.changes import Changes
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
+from surge_dagster.engine.feed.changes import Changes
 from surge_dagster.engine.files.rows import matrix_of
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support.unreadable import first_line

@@ -15,8 +15,8 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.changes import Changes
 from surge_dagster.engine.errors import ConfigError, DataError, StoreUnavailable, SurgeError
+from surge_dagster.engine.feed.changes import Changes
 
 _STEPS_AHEAD = 16  # each of up to 4 MB
 

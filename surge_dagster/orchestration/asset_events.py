@@ -17,7 +17,7 @@ from typing import Any
 import dagster as dg
 
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.report import Receipt, SuperBatchReport
+from surge_dagster.engine.run.report import Receipt, SuperBatchReport
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.names import CatalogNames

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import dagster as dg
 
 from surge_dagster.engine.errors import ConfigError, SurgeError
-from surge_dagster.engine.report import Failure
+from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG

@@ -13,7 +13,7 @@ from typing import Any
 
 import dagster as dg
 
-from surge_dagster.check_policy import RUN_CHECK
+from surge_dagster.config.check_policy import RUN_CHECK
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
 

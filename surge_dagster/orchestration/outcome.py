@@ -11,8 +11,8 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from surge_dagster.check_policy import MIN_PREVIOUS_COSINE
-from surge_dagster.engine.report import Failure, Receipt, RunReport, SuperBatchReport
+from surge_dagster.config.check_policy import MIN_PREVIOUS_COSINE
+from surge_dagster.engine.run.report import Failure, Receipt, RunReport, SuperBatchReport
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.timeline import Entry, Timeline

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from surge_dagster.engine.report import Event, Receipt, SuperBatchReport
+from surge_dagster.engine.run.report import Event, Receipt, SuperBatchReport
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted
 

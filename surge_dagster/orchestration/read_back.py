@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.report import Failure
+from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.concurrent_reads import read_concurrently
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.verify import Violation, verify_partition
+from surge_dagster.engine.verify.verification import Violation, verify_partition
 
 _ENCODE_AGAIN = "Run again: it is encoded again."
 _FORCE = "Launch this partition with force: true."

@@ -18,9 +18,9 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import model_difference, record_catalog, require_format
-from surge_dagster.engine.output.staging import remove_staged, sweep_orphan_files
-from surge_dagster.engine.report import Failure, Receipt, SuperBatchReport
-from surge_dagster.engine.run import EmbeddingRun
+from surge_dagster.engine.run.embedding_run import EmbeddingRun
+from surge_dagster.engine.run.report import Failure, Receipt, SuperBatchReport
+from surge_dagster.engine.run.staging import remove_staged, sweep_orphan_files
 from surge_dagster.engine.sources import release
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted

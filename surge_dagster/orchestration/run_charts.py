@@ -15,8 +15,8 @@ from itertools import accumulate, pairwise
 
 import dagster as dg
 
-from surge_dagster.engine.cost_model import CostConstants
-from surge_dagster.engine.report import RunReport
+from surge_dagster.engine.plan.cost_model import CostConstants
+from surge_dagster.engine.run.report import RunReport
 from surge_dagster.engine.support.timeline import Span, Timeline
 
 WIDTH, _HEIGHT = 760, 250

@@ -14,7 +14,7 @@ from typing import Self
 import dagster as dg
 
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.report import Failure, Receipt, SuperBatchReport
+from surge_dagster.engine.run.report import Failure, Receipt, SuperBatchReport
 from surge_dagster.orchestration import asset_events
 from surge_dagster.orchestration.dagster_internals import Event, Planned
 from surge_dagster.orchestration.events import EventWriter, report_events

@@ -16,7 +16,7 @@ from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.report import Failure, Receipt
+from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.sources.partition import Partition, Source
 from surge_dagster.orchestration.launch import LaunchConfig, catalog_keys
 from surge_dagster.orchestration.names import CatalogNames

@@ -18,7 +18,7 @@ from typing import Any
 from surge_dagster.consumers.lance import LanceTable, _Pending
 from surge_dagster.consumers.postgres import PgVectorTable
 from surge_dagster.consumers.target import HandOver, Target
-from surge_dagster.engine.changes import Changes, changes
+from surge_dagster.engine.feed.changes import Changes, changes
 
 CONSUMER = "shop"
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from surge_dagster.consumers.comparison import compare
 from surge_dagster.consumers.target import HandOver, Target
-from surge_dagster.engine.changes import changes
+from surge_dagster.engine.feed.changes import changes
 from tests.engine.feeds import Output
 
 TEXTS = {f"id-{row}": f"text {row}" for row in range(10)}

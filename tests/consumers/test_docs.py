@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from surge_dagster import changes, embedding_catalog
-from surge_dagster.settings import Settings, load_settings
+from surge_dagster.config.settings import Settings, load_settings
 from tests.small_catalogs import numbered_rows, write_catalog
 
 PAGE = (Path(__file__).parents[2] / "docs" / "consumers.md").read_text()

@@ -12,12 +12,12 @@ import pytest
 from surge_dagster.consumers.comparison import compare
 from surge_dagster.consumers.lance import LanceTable
 from surge_dagster.consumers.target import HandOver, Target
-from surge_dagster.engine.changes import changes
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.feed.changes import changes
 from surge_dagster.engine.sources import Selection
-from surge_dagster.engine.sources.frames import FrameCatalog
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.tables.frames import FrameCatalog
 from tests.engine.runs import finish_receipts, make_run
 from tests.engine.store.object_server import ObjectServer
 from tests.engine.store.test_object_store import open_store_of

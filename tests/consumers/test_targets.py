@@ -11,8 +11,8 @@ import pytest
 from surge_dagster.consumers.comparison import compare
 from surge_dagster.consumers.lance import LanceTable
 from surge_dagster.consumers.target import Target
-from surge_dagster.engine.changes import changes
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.feed.changes import changes
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.spaces import claim_space
 from tests.consumers.scripts import TEXTS, Follower, follow_a_script

@@ -39,15 +39,15 @@ from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
 from sqlalchemy import Engine, QueuePool, create_engine, event
 
 from benchmarks.postgres_server import NoPostgres, PostgresServer, postgres_server
+from surge_dagster.config.settings import load_settings
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.report import Failure
+from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration.asset_events import superbatch_metrics
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.read_back import footer_failures
-from surge_dagster.settings import load_settings
 from tests.dagster.dev_server import CHILD_PATH
 from tests.small_catalogs import DIMENSION, Rows, numbered_rows, write_partition
 

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import dagster as dg
 
+from surge_dagster.config.settings import load_settings
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.demo import execute, local_instance
 from surge_dagster.orchestration import events, run_events
 from surge_dagster.orchestration.dagster_internals import Event
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.settings import load_settings
 
 
 def main(catalog: str, output: str) -> None:

@@ -23,9 +23,9 @@ from typing import Any
 import dagster as dg
 import psutil
 
+from surge_dagster.config.settings import Settings, load_settings
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.orchestration.launch import keys_of
-from surge_dagster.settings import Settings, load_settings
 from tests.dagster.conftest import NAMES, ROOT, Workbench
 from tests.dagster.dev_server import eventually
 from tests.dagster.moving_catalog import MovingCatalog

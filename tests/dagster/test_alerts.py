@@ -16,9 +16,9 @@ import pytest
 
 from surge_dagster.automation import alerts
 from surge_dagster.automation.alerts import failure_text
+from surge_dagster.config.settings import load_settings
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.settings import load_settings
 from tests.dagster.conftest import NAMES, Workbench
 from tests.dagster.dev_server import DevServer, dev_server, eventually
 from tests.small_catalogs import write_partition

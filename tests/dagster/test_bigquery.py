@@ -8,7 +8,7 @@ import pytest
 from surge_dagster import embedding_catalog
 from surge_dagster.resources import CatalogSource
 from tests.dagster.conftest import Workbench
-from tests.engine.sources.bigquery_fake import CATALOG, SOURCE, TABLE, FakeBigQuery, table_of
+from tests.engine.tables.bigquery_fake import CATALOG, SOURCE, TABLE, FakeBigQuery, table_of
 from tests.extras import require
 from tests.small_catalogs import assert_embedded
 

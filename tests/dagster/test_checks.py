@@ -19,9 +19,9 @@ from dagster._core.remote_representation.external_data import asset_check_node_s
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecord
 
 from surge_dagster.assets import catalog_check as module
-from surge_dagster.check_policy import CHECK_NAMES, CheckName
+from surge_dagster.config.check_policy import CHECK_NAMES, CheckName
 from surge_dagster.engine.errors import ConfigError, StoreUnavailable
-from surge_dagster.engine.report import Failure
+from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.orchestration.failures import failure_table
 from tests.dagster.conftest import NAMES, Workbench, when_footers_are_checked, workbench

@@ -16,9 +16,9 @@ from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
 from surge_dagster import EmbeddingCatalog
+from surge_dagster.config.settings import Settings
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.settings import Settings
 from tests.dagster.conftest import Ran, Workbench
 from tests.small_catalogs import numbered_rows, write_partition
 

@@ -8,9 +8,9 @@ import dagster as dg
 import pytest
 
 from surge_dagster import Changes, EmbeddingCatalog, changes
+from surge_dagster.config.settings import load_settings
 from surge_dagster.consumers.lance import LanceTable
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.settings import load_settings
 from tests.dagster.conftest import NAMES, Ran, Workbench
 from tests.small_catalogs import numbered_rows, write_partition
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from surge_dagster.catalogs.demo import build_demo_catalog
-from surge_dagster.cli import app
+from surge_dagster.commands.cli import app
 from surge_dagster.demo import local_instance, run_demo
 from tests.catalogs.installed import functions, install
 from tests.dagster.conftest import ROOT, Ran, Workbench

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import dagster as dg
 import pytest
 
-from surge_dagster.engine.run import EmbeddingRun
+from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.orchestration import events as events_module
 from surge_dagster.orchestration.events import BATCH_EVENTS, EventWriter
 from surge_dagster.orchestration.run_events import RunEvents

@@ -17,7 +17,7 @@ import pytest
 from dagster._core.definitions.data_version import StaleStatus
 from dagster._serdes import deserialize_value
 
-from surge_dagster.engine.report import Receipt
+from surge_dagster.engine.run.report import Receipt
 from surge_dagster.engine.sources.parquet_files import _VERSION_BYTES
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration import asset_events, run_events

@@ -17,7 +17,7 @@ from dagster._core.storage.partition_status_cache import get_and_update_asset_st
 
 from surge_dagster.assets import embeddings
 from surge_dagster.engine.errors import ConfigError, EncoderError
-from surge_dagster.engine.report import Failure
+from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.sources import FolderCatalog
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration import active_runs

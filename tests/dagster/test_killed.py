@@ -62,7 +62,7 @@ def test_a_run_in_the_terminal_ends_with_ctrl_c_and_leaves_no_process(bench: Wor
     bench.write("a", [("x", f"wait for {gate}")])
     program = (
         "import sys; from surge_dagster.demo import *; from surge_dagster.definitions import embedding_catalog; "
-        "from surge_dagster.settings import load_settings\n"
+        "from surge_dagster.config.settings import load_settings\n"
         "job = embedding_catalog(load_settings()).resolve_job_def('catalog_refresh')\n"
         "with local_instance() as instance:\n"
         "    try: execute(instance, job)\n"

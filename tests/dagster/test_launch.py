@@ -11,7 +11,7 @@ import pytest
 from dagster._core.storage.tags import PARENT_RUN_ID_TAG, RESUME_RETRY_TAG, ROOT_RUN_ID_TAG
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.report import Failure
+from surge_dagster.engine.run.report import Failure
 from surge_dagster.orchestration.launch import LaunchConfig, Select, catalog_keys, read_keys
 from surge_dagster.orchestration.partition_keys import to_partition_key
 from surge_dagster.orchestration.refresh import Refresh

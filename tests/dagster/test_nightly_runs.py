@@ -16,7 +16,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output.current_space import space_of_readers
 from surge_dagster.engine.output.spaces import list_spaces
-from surge_dagster.engine.verify import Violation, verify
+from surge_dagster.engine.verify.verification import Violation, verify
 from surge_dagster.orchestration.partition_keys import from_partition_key, to_partition_key
 from tests.dagster.conftest import NAMES, Workbench
 from tests.dagster.dev_server import eventually

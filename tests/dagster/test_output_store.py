@@ -15,10 +15,10 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from dagster._core.remote_representation.external_data import RepositorySnap
 
+from surge_dagster.config.settings import StorageSettings, load_settings
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.engine.store import StorageOptions
 from surge_dagster.resources import OutputStore
-from surge_dagster.settings import StorageSettings, load_settings
 
 
 def open_in_a_run(output: OutputStore) -> Any:

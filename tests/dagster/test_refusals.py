@@ -14,8 +14,8 @@ import pytest
 from surge_dagster.assets import embeddings
 from surge_dagster.automation.alerts import _failed_partitions
 from surge_dagster.engine.errors import EncoderError, StoreUnavailable
-from surge_dagster.engine.report import Failure
-from surge_dagster.engine.run import EmbeddingRun
+from surge_dagster.engine.run.embedding_run import EmbeddingRun
+from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.sources import FolderCatalog
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.support.keys import encode_key

@@ -9,7 +9,7 @@ from collections import Counter
 import dagster as dg
 import pytest
 
-from surge_dagster.engine.report import RunReport
+from surge_dagster.engine.run.report import RunReport
 from surge_dagster.engine.support.timeline import Entry, Span, Timeline
 from surge_dagster.orchestration.run_charts import (
     LEFT,

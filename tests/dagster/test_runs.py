@@ -13,8 +13,8 @@ from dagster._core.definitions.data_version import StaleStatus
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.spaces import list_spaces
-from surge_dagster.engine.output.staging import STAGING
-from surge_dagster.engine.report import Failure, Receipt, SuperBatchReport
+from surge_dagster.engine.run.report import Failure, Receipt, SuperBatchReport
+from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store
 from surge_dagster.orchestration.asset_events import CODE_VERSION

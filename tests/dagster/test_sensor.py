@@ -11,17 +11,17 @@ from unittest import mock
 import dagster as dg
 import pytest
 
+from surge_dagster.config.settings import load_settings
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, StoreUnavailable
 from surge_dagster.engine.output.spaces import list_spaces
-from surge_dagster.engine.run import EmbeddingRun
+from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.sources import FolderCatalog
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store
 from surge_dagster.orchestration.launch import LaunchConfig, require_expected_settings, unattended_config
 from surge_dagster.orchestration.names import CatalogResources
 from surge_dagster.resources import CatalogSource, Encoder, OutputStore
-from surge_dagster.settings import load_settings
 from tests.dagster.conftest import NAMES, Workbench, requested
 from tests.dagster.test_schedules import tick
 from tests.small_catalogs import partition_folder

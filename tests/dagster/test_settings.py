@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from surge_dagster import settings
+from surge_dagster.config import settings
+from surge_dagster.config.settings import StorageSettings, load_settings
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.engine.encoder import devices
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.store import StorageOptions
 from surge_dagster.resources import Encoder
-from surge_dagster.settings import StorageSettings, load_settings
 
 
 @pytest.fixture(autouse=True)

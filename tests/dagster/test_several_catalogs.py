@@ -11,7 +11,7 @@ import pytest
 from dagster._core.definitions.sensor_definition import SensorExecutionData
 
 from surge_dagster import embedding_catalog
-from surge_dagster.check_policy import CHECK_NAMES
+from surge_dagster.config.check_policy import CHECK_NAMES
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.orchestration.names import CatalogNames
 from tests.dagster.conftest import Ran, Workbench

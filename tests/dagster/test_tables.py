@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from surge_dagster import EmbeddingCatalog
+from surge_dagster.config.settings import load_settings
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.store import open_store
 from surge_dagster.resources import CatalogSource
-from surge_dagster.settings import load_settings
 from tests.dagster.conftest import Workbench
 from tests.engine.sources.tables import by_key, shuffled_rows, write_csv
 from tests.small_catalogs import assert_embedded

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from surge_dagster.engine.output import previous_rows
+from surge_dagster.engine.run import previous_rows
 
 
 @pytest.fixture(scope="session")

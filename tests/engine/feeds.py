@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.changes import Changes, changes
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
+from surge_dagster.engine.feed.change_files import ChangeFeed, changed_ids
+from surge_dagster.engine.feed.changes import Changes, changes
 from surge_dagster.engine.files.facts import FileFacts, desired_version
 from surge_dagster.engine.files.formats import file_name, new_writer
 from surge_dagster.engine.files.rows import schema
 from surge_dagster.engine.model.spec import EncodingSpec, FileFormat
-from surge_dagster.engine.output.change_files import ChangeFeed, changed_ids
 from surge_dagster.engine.output.spaces import claim_space
+from surge_dagster.engine.run.superbatch import ADDED, CHANGED, UNCHANGED, OpenPartition, RowChanges
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.engine.superbatch import ADDED, CHANGED, UNCHANGED, OpenPartition, RowChanges
 from surge_dagster.engine.support.text_hash import text_hashes
 from tests.small_catalogs import DIMENSION as RUN_DIMENSION
 from tests.small_catalogs import Rows, partition_of

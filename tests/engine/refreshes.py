@@ -12,9 +12,9 @@ from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.files.formats import file_name
-from surge_dagster.engine.report import Receipt
-from surge_dagster.engine.run import EmbeddingRun
-from surge_dagster.engine.thresholds import Thresholds
+from surge_dagster.engine.run.embedding_run import EmbeddingRun
+from surge_dagster.engine.run.report import Receipt
+from surge_dagster.engine.run.thresholds import Thresholds
 from tests.engine.runs import SMALL, finish, make_run, receipts
 from tests.small_catalogs import (
     Rows,

@@ -1,8 +1,9 @@
 """The space that the readers of an output use, named in one small object at its root: `current_space.json`.
 
 An output with one space needs no such object. Before a run begins a second space, it names the first one there, so that
-readers keep reading what is complete; only a switch changes it (`surge_dagster.engine.switching`). A writer replaces
-the object as a whole, and only if it still says what the writer has read: concurrent switches never interleave.
+readers keep reading what is complete; only a switch changes it (`surge_dagster.engine.verify.switching`). A writer
+replaces the object as a whole, and only if it still says what the writer has read: concurrent switches never
+interleave.
 """
 
 from __future__ import annotations

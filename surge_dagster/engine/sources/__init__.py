@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.sources.bigquery import BIGQUERY_SCHEME, BigQueryCatalog, default_client
 from surge_dagster.engine.sources.endings import is_source_file
 from surge_dagster.engine.sources.folders import FolderCatalog
 from surge_dagster.engine.sources.listing import OWN_FOLDER, SourceFiles, split_pattern
@@ -16,9 +15,10 @@ from surge_dagster.engine.sources.local_files import LocalFiles
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.sources.rows import DEFAULT_MAX_TEXT_BYTES
 from surge_dagster.engine.sources.selection import Selection
-from surge_dagster.engine.sources.table import TableSource
 from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.support.urls import is_object_store, local_path
+from surge_dagster.engine.tables.bigquery import BIGQUERY_SCHEME, BigQueryCatalog, default_client
+from surge_dagster.engine.tables.table import TableSource
 
 __all__ = [
     "DEFAULT_MAX_TEXT_BYTES",

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surge_dagster.engine.cost_model import CostConstants
 from surge_dagster.engine.encoder.calibration import Calibration
 from surge_dagster.engine.encoder.costs import (
     SUPERBATCH_SECONDS,
@@ -20,8 +19,9 @@ from surge_dagster.engine.encoder.costs import (
     time_calls,
     timed_calls,
 )
+from surge_dagster.engine.plan.cost_model import CostConstants
+from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.support import disk_cache
-from surge_dagster.engine.thresholds import Thresholds
 
 C_IPC, C_LENGTH, C_TEXT, C_TOKEN = 0.004, 0.0003, 0.0002, 0.00005
 

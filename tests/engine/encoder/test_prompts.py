@@ -18,10 +18,10 @@ from surge_dagster.engine.encoder.worker.loading import load_backend
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.prompts import CONFIG_FILE, Task
 from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.reencoding import SampledRows
-from surge_dagster.engine.search import search
+from surge_dagster.engine.readers.search import search
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.support.cosines import cosines
+from surge_dagster.engine.verify.reencoding import SampledRows
 from tests.engine.encoder.conftest import tiny_model
 
 pytestmark = pytest.mark.timeout(400)

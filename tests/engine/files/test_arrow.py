@@ -17,7 +17,7 @@ from surge_dagster.engine.files.arrow import FORMAT, ArrowFile, ArrowWriter
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile, guarded_metadata
 from surge_dagster.engine.files.formats import END_BYTES, read_published_file, write_file
 from surge_dagster.engine.files.rows import FileRows, check_schema, row_group_rows, schema
-from surge_dagster.engine.output.tables import filesystem_of
+from surge_dagster.engine.readers.tables import filesystem_of
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.local_upload import LocalUpload
 from surge_dagster.engine.support.text_hash import text_hashes

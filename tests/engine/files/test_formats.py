@@ -36,15 +36,15 @@ from surge_dagster.engine.files.parquet import (
     read_facts,
 )
 from surge_dagster.engine.files.rows import matrix_of, schema
-from surge_dagster.engine.loading import open_embeddings
 from surge_dagster.engine.model.spec import FILE_FORMATS, EncodingSpec, FileFormat
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import claim_space
-from surge_dagster.engine.search import search
+from surge_dagster.engine.readers.loading import open_embeddings
+from surge_dagster.engine.readers.search import search
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.support.text_hash import text_hashes
-from surge_dagster.engine.verify import Verified, Violation, verify
+from surge_dagster.engine.verify.verification import Verified, Violation, verify
 from tests.engine.runs import finish_receipts, make_run
 from tests.small_catalogs import partition_of
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.loading import open_embeddings
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.current_space import (
     CURRENT_FILE,
@@ -24,6 +23,7 @@ from surge_dagster.engine.output.current_space import (
     write_current,
 )
 from surge_dagster.engine.output.spaces import claim_space
+from surge_dagster.engine.readers.loading import open_embeddings
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.store.object_store import open_object_store

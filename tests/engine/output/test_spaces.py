@@ -13,7 +13,7 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec, Space, UnsupportedSpace
 from surge_dagster.engine.output.current_space import keep_current, named_space, space_of_readers, write_current
 from surge_dagster.engine.output.spaces import claim_space, find_space, list_spaces, unsupported_spaces
-from surge_dagster.engine.output.staging import sweep_orphan_files
+from surge_dagster.engine.run.staging import sweep_orphan_files
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.local_store import LocalStore
 

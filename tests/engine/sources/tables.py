@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from surge_dagster.engine.sources import open_files
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.sources.selection import Selection
-from surge_dagster.engine.sources.table import TableSource
+from surge_dagster.engine.tables.table import TableSource
 
 Row = tuple[Any, ...]  # of id, text, key
 NAMES = ("id", "text", "category")

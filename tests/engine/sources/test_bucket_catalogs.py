@@ -16,7 +16,7 @@ from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store, retries
 from surge_dagster.engine.store.concurrent_reads import CONCURRENT_READS
 from surge_dagster.engine.store.object_client import StorageOptions
-from surge_dagster.engine.verify import Violation, verify
+from surge_dagster.engine.verify.verification import Violation, verify
 from tests.engine.runs import failures, finish, finish_receipts, make_run
 from tests.engine.sources.reading import rows_of
 from tests.engine.sources.tables import by_key, contents, shuffled_rows, versions, write_csv

@@ -390,7 +390,7 @@ class TestOpening:
     def test_local_output_imports_no_cloud_client(self) -> None:
         code = (
             "import sys; from surge_dagster.engine.store import open_store; open_store('/tmp'); "
-            "import surge_dagster.engine.run; "
+            "import surge_dagster.engine.run.embedding_run; "
             "sys.exit(any(name.split('.')[0] in ('obstore', 'boto3', 'google') for name in sys.modules))"
         )
         assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

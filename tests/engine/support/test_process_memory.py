@@ -52,7 +52,7 @@ def test_arrow_allocates_with_jemalloc_unless_the_environment_names_another_allo
     monkeypatch.delenv("ARROW_DEFAULT_MEMORY_POOL", raising=False)
     if named is not None:
         monkeypatch.setenv("ARROW_DEFAULT_MEMORY_POOL", named)
-    code = "import surge_dagster.engine.run, pyarrow; print(pyarrow.default_memory_pool().backend_name)"
+    code = "import surge_dagster.engine.run.embedding_run, pyarrow; print(pyarrow.default_memory_pool().backend_name)"
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert shown.stdout.strip() == allocator
 

@@ -9,7 +9,7 @@ import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.report import SuperBatchReport
+from surge_dagster.engine.run.report import SuperBatchReport
 from surge_dagster.engine.support.timeline import MOST_ENTRIES, Entry, Lane, Span, Timeline
 from tests.engine.runs import finish, in_memory, make_run
 from tests.small_catalogs import DIMENSION, numbered_rows

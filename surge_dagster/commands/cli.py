@@ -1,0 +1,329 @@
+"""The command line: each command reads settings, makes one engine call and prints the result.
+
+Exit codes: 0 done, 1 something is wrong with the data or the run, 2 wrong usage (a setting, a path, a model). With
+`--json` the last line of standard output is one JSON document, that of an error has `error`; progress and messages go
+to standard error. The options that set a setting are made from `Settings`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from surge_dagster import __version__
+from surge_dagster.commands.catalog import catalog_app
+from surge_dagster.commands.derive import derive
+from surge_dagster.commands.plan import plan
+from surge_dagster.commands.settings import CATALOG, RUN, SPACE, start_pool, takes_settings
+from surge_dagster.commands.spaces import describes_space, existing_space, recorded_source, space_to_read
+from surge_dagster.config.settings import Settings, require_text
+from surge_dagster.engine.errors import ConfigError, SurgeError
+from surge_dagster.engine.output.current_space import named_space, read_current
+from surge_dagster.engine.output.spaces import find_space, model_difference
+from surge_dagster.engine.readers.search import search as search_space
+from surge_dagster.engine.run.embedding_run import EmbeddingRun
+from surge_dagster.engine.run.fresh_run import report_when_fresh
+from surge_dagster.engine.run.report import Failure, Receipt, RunReport, SuperBatchReport
+from surge_dagster.engine.run.staging import sweep_orphan_files
+from surge_dagster.engine.sources import release
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.counts import counted
+from surge_dagster.engine.support.urls import is_object_store
+from surge_dagster.engine.verify.switching import switch_space
+from surge_dagster.engine.verify.verification import Verified, Violation
+from surge_dagster.engine.verify.verification import verify as verify_output
+from surge_dagster.terminal import (
+    TERMINATED_CODE,
+    Json,
+    Quiet,
+    Terminated,
+    complain,
+    one_line,
+    print_json,
+    progress_bar,
+    terminable,
+)
+
+app = typer.Typer(
+    name="surge-dagster",
+    help="Turn a partitioned catalog of texts into one embedding file per partition.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(catalog_app, name="catalog")
+app.command()(plan)
+app.command()(derive)
+
+SpaceName = Annotated[str | None, typer.Option("--space", help="Name of the space, derived ones too.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Load the model that the output names without asking.")]
+
+
+@app.command()
+@takes_settings("source", "output", *SPACE, *RUN, *CATALOG[1:])
+def embed(
+    settings: Settings,
+    force: Annotated[bool, typer.Option("--force", help="Encode fresh partitions again.")] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Embed what is missing or stale, without Dagster. After a crash, run it again: it continues."""
+    catalog, store = settings.open_source(), settings.open_store()
+    spec, record = settings.encoding_spec(), settings.catalog_record()
+    record.require_apart(store)
+    sizes = [partition.rows or 0 for partition in catalog]
+    total = sum(sizes)
+    if not sizes:
+        complain(f"the source {settings.source!r} has no rows, and so no partitions")
+    if not force and (report := report_when_fresh(catalog, store, spec, settings.format, record)):
+        sweep_orphan_files(store)
+        release(catalog)
+        _print_report(report, store, quiet, as_json)
+        return
+    with terminable(), start_pool(settings) as pool:
+        run = EmbeddingRun(
+            catalog,
+            store,
+            pool,
+            settings.thresholds(),
+            catalog=record,
+            force=force,
+            include_text=settings.include_text,
+            changes=settings.changes,
+            keep_changes_days=settings.keep_changes_days,
+            file_format=settings.format,
+            memory_limit=settings.memory_limit_bytes,
+            grace_seconds=settings.grace_seconds,
+        )
+        try:
+            _follow(run, total, quiet)
+        except (KeyboardInterrupt, Terminated) as stopped:
+            complain("stopped; what was published stays, run the command again to continue")
+            raise typer.Exit(TERMINATED_CODE if isinstance(stopped, Terminated) else 130) from None
+    release(catalog)
+    _print_report(run.report, store, quiet, as_json)
+    raise typer.Exit(1 if run.failed else 0)
+
+
+@app.command()
+@takes_settings("source", "output", *SPACE, "devices", *CATALOG[1:])
+def verify(
+    settings: Settings,
+    reencode: Annotated[
+        str, typer.Option(help="Rows of each partition to encode again: a number, or `all`.", metavar="N|all")
+    ] = "3",
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Accept partitions without a file; only count them.")
+    ] = False,
+    space_name: SpaceName = None,
+    yes: Yes = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Prove that every partition has a file with its rows, in order, each with its own vector. Changes nothing.
+
+    Reads the space that the settings describe; where they describe none, the current or only one.
+    """
+    rows = _rows_to_reencode(reencode)
+    store = settings.open_store()
+    space, spec = space_to_read(settings, store, describes_space(settings), yes or rows == 0, space_name)
+    catalog = recorded_source(settings, store, space)
+    pool = start_pool(settings, spec) if rows != 0 and not space.derived else None
+    partitions, texts, violations, warnings = 0, 0, list[Violation](), list[Violation]()
+    try:
+        with progress_bar("partitions", quiet=quiet) as show:
+            total = sum(1 for _ in catalog)
+            for event in verify_output(catalog, store, space, pool=pool, reencode=rows):
+                if isinstance(event, Verified):
+                    partitions, texts = partitions + 1, texts + event.rows
+                    show(partitions, total)
+                else:
+                    is_warning = event.is_warning or (partial and event.has_no_file)
+                    (warnings if is_warning else violations).append(event)
+                    label = "warning" if is_warning else "violation"
+                    complain(f"{label} ({event.kind}): partition {event.key!r}: {event.reason}")
+    finally:
+        if pool is not None:
+            pool.close()
+    release(catalog)
+    found = [*violations, *warnings]
+    without_file = sum(violation.has_no_file for violation in found)
+    verdict = counted(len(violations), "violation") if violations else "no violation"
+    if warnings:
+        verdict += f", {counted(len(warnings), 'warning')}"
+    again = f"{'all rows' if rows is None else counted(rows, 'row') + ' of each partition'} encoded again"
+    if space.derived:
+        again = f"all vectors computed again from {space.derived.parent}"
+    read = f"{counted(partitions, 'partition')}, {without_file:,} without a file, {counted(texts, 'text')} read"
+    if not quiet:
+        print(f"{space.name}: {read}, {again}: {verdict}")
+    if as_json:
+        listed = [asdict(violation) | {"reason": violation.reason} for violation in found]
+        counts = {"partitions": partitions, "partitions_without_file": without_file, "texts": texts}
+        print_json({"space": space.name} | counts | {"violations": listed})
+    raise typer.Exit(1 if violations else 0)
+
+
+@app.command()
+@takes_settings("source", "output", *SPACE, *CATALOG[1:])
+def switch(
+    settings: Settings,
+    space_name: Annotated[
+        str | None, typer.Option("--space", help="Name of the space. Default: the one that the settings describe.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make another space the one that readers use, if it is complete and every file in it is valid."""
+    store = settings.open_store()
+    space = named_space(store, space_name) if space_name else existing_space(settings, store)
+    catalog = recorded_source(settings, store, space)
+    switched = switch_space(catalog, store, space)
+    release(catalog)
+    before = f"; before it, {switched.current.previous}" if switched.current.previous else ""
+    print(f"{space.name} {'is now' if switched.changed else 'was already'} the current space of {store.url}{before}")
+    if as_json:
+        print_json(asdict(switched))
+
+
+@app.command()
+@takes_settings(*SPACE, "devices", leading="output")
+def search(
+    settings: Settings,
+    context: typer.Context,
+    text: Annotated[str, typer.Argument(help="The text to search for.", metavar="TEXT")],
+    k: Annotated[int, typer.Option("-k", help="Number of results.", min=1)] = 5,
+    space_name: SpaceName = None,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Print the texts whose vectors are nearest, equal texts once.
+
+    Searches the current space, or the one that the options name or describe.
+    """
+    require_text("the text to search for", text)
+    if not context.params["output"] and (is_object_store(text) or Path(text).is_dir()):
+        raise ConfigError(
+            f"{text!r} is an output, and the text to search for is missing: surge-dagster search {text} TEXT"
+        )
+    store = settings.open_store()
+    given = any(context.params[name] is not None for name in SPACE)
+    described = given or (describes_space(settings) and read_current(store) is None)
+    space, spec = space_to_read(settings, store, described, yes, space_name, queries=True)
+    if not described and space_name is None and describes_space(settings):
+        asked = find_space(store, settings.encoding_spec())
+        if asked is None or asked.spec_sha256 != space.encoder_sha256:
+            complain(f"searching the current space {space.name}, which differs from the one that the settings describe")
+    with start_pool(settings, spec, task="query") as pool:
+        if pool.space.spec_sha256 != space.encoder_sha256:
+            held = space.derived.parent if space.derived else space.name
+            raise ConfigError(
+                f"the model {spec.model!r} encodes into {pool.space.name}, not into {held}: "
+                f"{model_difference(pool.space, space)}. Restore it, or name the settings of the other space."
+            )
+        hits = search_space(store, pool, [text], k, space)[0]
+    for hit in hits:
+        print(f"{hit.score:.3f}  {one_line(hit.key)}  {one_line(hit.id)}\n       {one_line(hit.text)}")
+    if as_json:
+        print_json({"query": text, "space": space.name, "hits": [asdict(hit) for hit in hits]})
+
+
+@app.command()
+def demo(
+    limit: Annotated[int | None, typer.Option(help="Texts of the demo catalog, about.", min=1)] = None,
+    catalog: Annotated[str | None, typer.Option(help="Folder of the demo catalog.")] = None,
+    output: Annotated[str | None, typer.Option(help="Folder or bucket of the embeddings.")] = None,
+) -> None:
+    """Embed the docstrings of the installed Python packages through Dagster, and search them."""
+    from surge_dagster.demo import run_demo  # importing Dagster takes a second, and only this command needs it
+
+    raise typer.Exit(run_demo(catalog=catalog, output=output, limit=limit))
+
+
+@app.callback(invoke_without_command=True)
+def _global(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what the encoder pool does.")] = False,
+) -> None:
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s", stream=sys.stderr)
+    if version:
+        print(f"surge-dagster {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        raise typer.Exit(2)
+
+
+def main() -> None:
+    """Run the command line and turn errors into a message and an exit code."""
+    try:
+        app(prog_name="surge-dagster")
+    except SurgeError as error:
+        complain(f"error: {error}")
+        if "--json" in sys.argv:
+            print_json({"error": str(error)})
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
+    except Terminated:  # before there was anything to publish
+        sys.exit(TERMINATED_CODE)
+    except SystemExit as end:
+        if end.code in (130, TERMINATED_CODE):  # a store that does not answer must not keep a stopped process alive
+            sys.stdout.flush()
+            os._exit(int(end.code))
+        raise
+    except BrokenPipeError:  # the reader of our output has ended: `… | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _rows_to_reencode(value: str) -> int | None:
+    if value == "all":
+        return None
+    if value.isdecimal():
+        return int(value)
+    raise ConfigError(f"--reencode takes a number of rows or `all`; {value!r} was given.")
+
+
+def _follow(run: EmbeddingRun, total: int, quiet: bool) -> None:
+    done = 0
+    with progress_bar("texts", total, quiet=quiet) as show, closing(run.events()) as events:
+        for event in events:
+            match event:
+                case SuperBatchReport():
+                    done += event.texts
+                case Receipt(action="encoded"):
+                    done += event.texts_reused + event.skipped_rows
+                case Receipt():
+                    done += event.rows + event.skipped_rows
+                case Failure():
+                    complain(f"refused: {event.reason}")
+            show(min(done, total) if total else done, total)  # a text whose worker died is encoded, and counted, twice
+
+
+def _not_encoded(report: RunReport) -> tuple[tuple[int, str], ...]:
+    return (report.rows_reused, "kept their vectors"), (report.texts_deduplicated, "equal to another text")
+
+
+def _print_report(report: RunReport, store: Store, quiet: bool, as_json: bool) -> None:
+    seconds = report.predicted_wall_seconds
+    predicted = f"; {seconds:.1f} s were predicted" if seconds is not None else ""
+    done = (
+        f"{counted(report.texts_encoded, 'text')} encoded in {report.wall_seconds:.1f} s "
+        f"({report.texts_per_second:,.0f} texts/s{predicted}) on {report.device} in {report.precision}, "
+        + "".join(f"{count:,} {what}, " for count, what in _not_encoded(report) if count)
+        + f"{report.truncated:,} truncated"
+        if report.device
+        else "there was nothing to encode"
+    )
+    if not quiet:
+        print(
+            f"{counted(report.partitions_written, 'partition')} written, {report.partitions_skipped:,} fresh, "
+            f"{len(report.partitions_failed):,} failed; {done}\nfiles are in {store.location(report.space)}"
+        )
+    if as_json:
+        print_json(report.as_dict())

@@ -1,0 +1,106 @@
+"""The options of commands that set a setting, made from `Settings`, and the encoder pool that they describe."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Any, get_args
+
+import typer
+
+from surge_dagster.config.settings import Settings, load_settings
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model.prompts import Task
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.terminal import messages
+
+# Settings that commands take, in the order in which their help lists them.
+CATALOG = (
+    "source",
+    "partition_by",
+    "query",
+    "updated_at",
+    "id",
+    "text",
+    "columns",
+    "missing_text",
+    "max_text_bytes",
+    "catalog_name",
+)
+SPACE = (
+    *("model", "trust_remote_code", "document_prompt", "query_prompt"),
+    *("max_length", "normalize", "dimension", "dtype", "precision"),
+)
+RUN = (
+    "devices",
+    "b_min",
+    "b_max",
+    "first_b_min",
+    "memory_limit_bytes",
+    "grace_seconds",
+    "hang_timeout_seconds",
+    "include_text",
+    "format",
+    "changes",
+    "keep_changes_days",
+)
+_ARGUMENTS = ("source", "output")
+
+
+def takes_settings(*names: str, leading: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option (or argument) for each of these settings.
+
+    The command's first parameter is the `Settings` that result; an option that is not given is left to the environment
+    and the file.
+
+    Args:
+        leading: an argument that may be left out before the command's own arguments.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(**given: Any) -> None:
+            chosen = {name: given.pop(name) for name in names}
+            if leading is not None:
+                before = given.pop(leading) or [None]
+                if len(before) > 1:
+                    raise ConfigError(f"too many arguments: {', '.join(map(repr, before))} were given as {leading}.")
+                [chosen[leading]] = before
+            command(load_settings(**chosen), **given)
+
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        made = [inspect.Parameter(name, keyword, default=None, annotation=_option(name)) for name in names]
+        if leading is not None:  # an argument of any number of values leaves one for each argument after it
+            several = Annotated[list[str] | None, typer.Argument(metavar=leading.upper(), help=_help(leading))]
+            made.insert(0, inspect.Parameter(leading, keyword, default=None, annotation=several))
+        signature = inspect.Signature([*made, *(parameter.replace(kind=keyword) for parameter in own)])
+        run.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]
+        return run
+
+    return decorate
+
+
+def _option(name: str) -> Any:
+    """The annotation from which typer makes the option of a setting; `Settings` validates the value."""
+    field = Settings.model_fields[name]
+    kinds = {field.annotation, *get_args(field.annotation)}
+    kind = next((kind for kind in (bool, int, float) if kind in kinds), str)
+    info = typer.Argument(help=_help(name)) if name in _ARGUMENTS else typer.Option(help=_help(name))
+    return Annotated[kind | None, info]
+
+
+def _help(name: str) -> str:
+    field = Settings.model_fields[name]
+    described = field.description or name
+    default = "" if field.default in (None, []) else f" Default: {field.default}."
+    return f"{described[0].upper()}{described[1:]}.{default}"
+
+
+def start_pool(settings: Settings, spec: EncodingSpec | None = None, task: Task = "document") -> EncoderPool:
+    """Start a pool for the spec of the settings, or for another one."""
+    spec = spec or settings.encoding_spec()
+    with messages.status(f"starting the encoder for {spec.model}"):
+        return settings.start_pool(spec, task)

@@ -1,0 +1,98 @@
+"""The space and the source that a command reads: those that the settings describe, else those on record."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from surge_dagster.commands.settings import SPACE
+from surge_dagster.config.settings import Settings
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, Space
+from surge_dagster.engine.output.current_space import named_space, read_current, space_of_readers
+from surge_dagster.engine.output.spaces import find_space, list_spaces, recorded_catalog, unsupported_spaces
+from surge_dagster.engine.sources.partition import Source
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.unreadable import visible
+from surge_dagster.terminal import complain
+
+
+def existing_space(settings: Settings, store: Store) -> Space:
+    spec = settings.encoding_spec()
+    space = find_space(store, spec)
+    if space is not None:
+        return space
+    expected, known = spec.resolve(), list_spaces(store)
+    for space in known:
+        if space.spec_sha256 == expected.spec_sha256:
+            return space
+    before = find_space(store, expected.requested)  # made with other prompts of the same model in a folder
+    if before is not None and before.model_digest == expected.model_digest:
+        return before
+    names = [*(space.name for space in known), *unsupported_spaces(store)]
+    held = f"it holds {', '.join(names)}" if names else "it holds none"
+    raise ConfigError(
+        f"the output {store.url!r} has no embeddings of the space {expected.name}: {held}. "
+        "Name the model they were made with (--model), or run `surge-dagster embed` first."
+    )
+
+
+def recorded_source(settings: Settings, store: Store, space: Space) -> Source:
+    """Open the source as the last run of the space read it; says so where that run read another catalog."""
+    recorded = recorded_catalog(store, space)
+    settings = settings.as_recorded(recorded)
+    given = settings.catalog_record().for_output(store)
+    if recorded is not None and not given.is_same(recorded):
+        complain(f"the space {space.name} holds the catalog {recorded.shown!r}, and {given.shown!r} is read")
+    return settings.open_source()
+
+
+def describes_space(settings: Settings) -> bool:
+    """Whether anyone has chosen a model or another setting of the vectors."""
+    return not settings.model_fields_set.isdisjoint(SPACE)
+
+
+def space_to_read(
+    settings: Settings, store: Store, described: bool, yes: bool, name: str | None = None, *, queries: bool = False
+) -> tuple[Space, EncodingSpec]:
+    """The space of this name, else the one that the settings describe, else the current one, else the only one.
+
+    Args:
+        queries: whether the model encodes queries; documents of a derived space need no model.
+
+    Returns:
+        The space, and the request that loads its model. Before a model that only the output names is loaded, the user
+        is asked: somebody else may have written it.
+    """
+    spec = settings.encoding_spec()
+    if described and name is None:
+        space = existing_space(settings, store)
+        return space, space.loadable_from(spec)
+    if name is None and read_current(store) is None and (space := find_space(store, spec)):
+        return space, space.loadable_from(spec)
+    space = space_of_readers(store) if name is None else named_space(store, name)
+    asked = find_space(store, spec)
+    if asked is not None and asked.spec_sha256 == space.encoder_sha256:
+        return space, space.loadable_from(spec)
+    if space.derived and not queries:  # its vectors are computed without a model
+        return space, space.loadable
+    if (trusted := space.loadable.trust_remote_code) != settings.trust_remote_code and trusted is not None:
+        raise ConfigError(
+            f"the output {store.url!r} names code of the model {space.loadable.model!r}. If you trust that code, load "
+            f"it with --trust-remote-code {trusted} and --model {space.loadable.model}."
+        )
+    if not yes:
+        _require_trust(settings, store, space)
+    return space, space.loadable
+
+
+def _require_trust(settings: Settings, store: Store, space: Space) -> None:
+    model = space.loadable.model
+    if model.startswith(HASH_SCHEME) or model == settings.model:
+        return
+    named = f"the output {store.url!r} names the model {model!r}, which the settings do not"
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{named}. If you trust the output, load it with --yes.")
+    if not typer.confirm(visible(f"{named}. Load it?"), err=True):
+        raise typer.Exit(1)

@@ -1,0 +1,1 @@
+"""Settings: what can be set, where it is read from, how an error names the place."""

@@ -1,0 +1,134 @@
+"""Settings of the catalog: what is read of a source, and how it is opened."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
+from pydantic_settings import NoDecode
+
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.output.catalog_record import CatalogRecord
+from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, Selection, Source, open_source
+from surge_dagster.engine.sources.selection import MissingText
+from surge_dagster.engine.store import StorageOptions
+from surge_dagster.engine.support.urls import local_path
+from surge_dagster.engine.tables.bigquery import BIGQUERY_SCHEME, BigQueryCatalog, default_client
+
+ASSET_SCHEME = "asset://"
+
+
+def _column_names(value: Any) -> Any:
+    """One name, or several between commas, may be given as a plain string."""
+    return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+
+
+_ColumnNames = Annotated[
+    list[str],
+    NoDecode,
+    BeforeValidator(_column_names),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}, mode="validation"),
+]
+
+
+class CatalogSettings(BaseModel):
+    """Settings of the catalog; part of `Settings` and of the resource `CatalogSource`."""
+
+    partition_by: _ColumnNames = Field(
+        [],
+        description="columns of a table whose values are the key of a row, such as country,category (none: the source "
+        "is divided into partitions by its folders or files)",
+    )
+    query: str | None = Field(
+        None,
+        min_length=1,
+        description="query of BigQuery whose rows are the catalog; source is then bigquery://PROJECT, which runs it",
+    )
+    updated_at: str | None = Field(
+        None,
+        min_length=1,
+        description="column of a BigQuery source that grows when a row changes (unset: versions are fingerprints of "
+        "the rows, for which BigQuery reads and bills the columns)",
+    )
+    id: str = Field("id", description="column that identifies a row within its partition")
+    text: str = Field("text", description='column that is embedded, or a template such as "{title}. {description}"')
+    columns: _ColumnNames = Field(
+        [], description="further columns of the source that travel with the rows into the output, such as sku,price"
+    )
+    missing_text: MissingText = Field(
+        "refuse_nulls",
+        description="what becomes of a row whose text is null or blank: refuse (its partition), skip, empty (embed an "
+        "empty text), or refuse_nulls, which embeds blank texts",
+    )
+    max_text_bytes: int = Field(
+        DEFAULT_MAX_TEXT_BYTES, ge=1, description="bytes of a text; a longer one refuses its partition"
+    )
+
+    catalog_name: str | None = Field(
+        None, min_length=1, description="name of the catalog, which an output accepts at any place (unset: its place)"
+    )
+
+    @field_validator("partition_by")
+    @classmethod
+    def _require_different(cls, value: list[str]) -> list[str]:
+        if len(set(value)) < len(value):
+            raise ValueError("expected each column once")
+        return value
+
+    @field_validator("text", "columns")
+    @classmethod
+    def _require_selection(cls, value: Any, info: ValidationInfo) -> Any:
+        try:
+            Selection(text=value) if info.field_name == "text" else Selection(carried=tuple(value))
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return value
+
+    def selection(self) -> Selection:
+        """The columns that become ids and texts, and those that travel with them."""
+        return Selection(self.id, self.text, self.max_text_bytes, self.missing_text, tuple(self.columns))
+
+    def record(self, place: str) -> CatalogRecord:
+        """The catalog at a path or URL as a space records it."""
+        local = "://" not in place or place.startswith("file:")
+        found = os.path.normpath(local_path(place, what="catalog")) if local else place.rstrip("/")
+        if self.query:  # two queries of one project are two catalogs
+            found += f"?query={hashlib.sha256(self.query.encode()).hexdigest()[:16]}"
+        chosen = CatalogSettings.model_validate(self.model_dump(include=set(CatalogSettings.model_fields)))
+        settings = chosen.model_dump(mode="json", exclude_defaults=True, exclude={"catalog_name"})
+        return CatalogRecord(found, self.catalog_name, settings=settings)
+
+    def open_catalog(self, place: str, storage_options: StorageOptions) -> Source:
+        """Open the catalog at a path or URL; `ConfigError` when there is none."""
+        if place.startswith(ASSET_SCHEME):
+            raise ConfigError(f"{place} is an asset, which Dagster alone can load: run `dagster dev` and its jobs.")
+        if place.startswith(BIGQUERY_SCHEME):
+            return self.open_bigquery(place, default_client(place, self.query))
+        self.require_no_bigquery(place)
+        return open_source(
+            place,
+            selection=self.selection(),
+            partition_by=self.partition_by,
+            storage_options=storage_options,
+        )
+
+    def open_bigquery(self, place: str, client: Any) -> BigQueryCatalog:
+        """Open a table of BigQuery, or the query, through a `google.cloud.bigquery.Client`.
+
+        Raises:
+            ConfigError: there is neither a complete name of a table nor a query, or both.
+        """
+        return BigQueryCatalog(
+            client, place, self.partition_by, self.selection(), query=self.query, updated_at=self.updated_at
+        )
+
+    def require_no_bigquery(self, place: str) -> None:
+        """Raise `ConfigError` where settings of BigQuery are given for another source."""
+        for name in ("query", "updated_at"):
+            if getattr(self, name) is not None:
+                raise ConfigError(
+                    f"the setting {name} is for sources of BigQuery (bigquery://…), and the source is {place!r}. "
+                    f"Leave {name} out."
+                )

@@ -1,0 +1,331 @@
+"""Settings: from one YAML file, `SURGE_…` environment variables and arguments; later ones override earlier ones.
+
+The names are the same everywhere: `b_min: 5000` in `surge.yaml` is `SURGE_B_MIN=5000` in the environment and
+`--b-min 5000` on the command line. The file is `surge.yaml` in the working folder, or the one that `SURGE_CONFIG`
+names. Reading settings opens nothing and loads no model, so that definitions load before a catalog exists.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    YamlConfigSettingsSource,
+)
+from yaml import YAMLError
+
+from surge_dagster.config.catalog_settings import ASSET_SCHEME, CatalogSettings
+from surge_dagster.config.check_policy import (
+    MAX_TRUNCATED_SHARE,
+    RUN_CHECK,
+    AnyCheckName,
+    CheckPolicy,
+    Severity,
+)
+from surge_dagster.config.derived_settings import DerivedSettings
+from surge_dagster.config.settings_input import check_variables, config_file, problem, require_text, without_quotes
+from surge_dagster.config.storage_settings import StorageSettings
+from surge_dagster.consumers.settings import LanceDBSettings, PgVectorSettings
+from surge_dagster.engine.encoder.devices import device_kind, device_names
+from surge_dagster.engine.encoder.pool import DEFAULT_HANG_TIMEOUT_SECONDS, EncoderPool
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.feed.change_files import DEFAULT_KEEP_DAYS
+from surge_dagster.engine.model.code import EXPECTED, TRUSTED
+from surge_dagster.engine.model.locating import DEFAULT_MODEL
+from surge_dagster.engine.model.prompts import Task
+from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, FileFormat
+from surge_dagster.engine.output.catalog_record import CatalogRecord
+from surge_dagster.engine.output.spaces import SPACE_FILE
+from surge_dagster.engine.run.thresholds import Thresholds
+from surge_dagster.engine.sources import Source
+from surge_dagster.engine.store import open_store
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.urls import is_bare, is_object_store, local_path
+from surge_dagster.engine.tables.bigquery import BIGQUERY_SCHEME
+
+VanishedPolicy = Literal["report", "delete"]
+
+
+def _unquoted_off(value: Any) -> Any:
+    return "off" if value is False else value  # YAML reads a plain off as false
+
+
+_Severity = Annotated[
+    Severity, BeforeValidator(_unquoted_off), WithJsonSchema({"enum": [*get_args(Severity), False]}, mode="validation")
+]
+
+
+class EncoderSettings(BaseModel):
+    """Settings of the vectors and the encoder pool; part of `Settings` and of the resource `Encoder`."""
+
+    model: str = Field(
+        DEFAULT_MODEL, min_length=1, description="sentence-transformers model: hub name, local folder, or hash://D"
+    )
+    trust_remote_code: str | None = Field(
+        None,
+        description="commit of the model's repository whose own code may run; for a local folder the digest of its "
+        "code (unset: no code of a model runs)",
+    )
+    document_prompt: str | None = Field(
+        None, description="text put before each text of the catalog (unset: the model's own prompt for documents)"
+    )
+    query_prompt: str | None = Field(
+        None, description="text put before each query of a search (unset: the model's own prompt for queries)"
+    )
+    max_length: int | None = Field(None, ge=1, description="tokens read of a text (unset: the model's own limit)")
+    normalize: bool | None = Field(None, description="scale vectors to length 1 (unset: as the model's modules say)")
+    dimension: int | None = Field(None, ge=1, description="leading dimensions that are kept (unset: all)")
+    dtype: Literal["float32", "float16"] = Field(
+        "float32", description="type of the stored vectors: float32 or float16"
+    )
+    devices: str = Field("auto", description="devices to encode on: auto, cpu, cuda, or a list such as cuda:0,cuda:1")
+    precision: Literal["auto", "fp32", "fp16", "bf16"] = Field("auto", description="arithmetic: auto, fp32, fp16, bf16")
+    b_min: int | None = Field(None, ge=1, description="fewest texts of a SuperBatch (unset: what costs 1 % of speed)")
+    first_b_min: int | None = Field(
+        None, ge=1, description="b_min of the first SuperBatch, which doubles (unset: a sixteenth of a derived b_min)"
+    )
+    b_max: int | None = Field(None, ge=1, description="most texts of a SuperBatch (unset: twice b_min, at least 5000)")
+    memory_limit_bytes: int | None = Field(
+        None, ge=1, description="bytes of data that a run may hold at any time (unset: half of the memory)"
+    )
+    grace_seconds: float = Field(8.0, ge=0, description="seconds in which a stopped run may publish what is encoded")
+    hang_timeout_seconds: float = Field(
+        DEFAULT_HANG_TIMEOUT_SECONDS, gt=0, description="seconds without progress after which a worker is replaced"
+    )
+
+    @field_validator("trust_remote_code", mode="before")
+    @classmethod
+    def _require_commit(cls, value: Any) -> Any:
+        if value is not None and not (isinstance(value, str) and TRUSTED.fullmatch(value)):
+            raise ValueError(EXPECTED)
+        return value
+
+    @field_validator("devices")
+    @classmethod
+    def _require_devices(cls, value: str) -> str:
+        kinds = set(map(device_kind, device_names(value)))
+        if len(kinds) != 1 or None in kinds:
+            raise ValueError('expected auto, or a list of one kind: cpu, cuda, or cuda:N as in "cuda:0,cuda:1"')
+        return value
+
+    def encoding_spec(self) -> EncodingSpec:
+        """Everything that shapes a vector."""
+        return EncodingSpec(
+            model=self.model,
+            document_prompt=self.document_prompt,
+            query_prompt=self.query_prompt,
+            max_length=self.max_length,
+            normalize=self.normalize,
+            dimension=self.dimension,
+            dtype=self.dtype,
+            trust_remote_code=self.trust_remote_code,
+        )
+
+    def superbatch_thresholds(self, max_text_bytes: int) -> Thresholds:
+        """The bounds of a SuperBatch as far as they are set, for texts of at most so many bytes."""
+        return Thresholds(self.b_min, self.b_max, max_text_bytes=max_text_bytes, first_b_min=self.first_b_min)
+
+    def start_pool(self, spec: EncodingSpec | None = None, task: Task = "document") -> EncoderPool:
+        """Start an encoder pool for this spec or another one; close it, or use `with`."""
+        return EncoderPool(
+            spec or self.encoding_spec(),
+            task=task,
+            devices=self.devices,
+            precision=self.precision,
+            hang_timeout_seconds=self.hang_timeout_seconds,
+        )
+
+
+class FileSettings(BaseModel):
+    """Settings of output files; part of `Settings` and of the resource `OutputStore`."""
+
+    # The defaults stand outside of `Field`: type checkers see them so in a resource, too.
+    include_text: Annotated[bool, Field(description="whether output files contain the texts beside the vectors")] = True
+    format: Annotated[
+        FileFormat, Field(description="format of new output files: parquet, or arrow for readers that map them")
+    ] = "parquet"
+    changes: Annotated[
+        bool, Field(description="whether runs record which rows change, even if no consumer has a name in the output")
+    ] = False
+    keep_changes_days: Annotated[
+        float, Field(ge=0, description="days for which changes are kept for consumers that do not come")
+    ] = DEFAULT_KEEP_DAYS
+
+
+class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  # pyright: ignore[reportIncompatibleVariableOverride]
+    """All settings of one catalog; `load_settings` reads them and explains what is wrong with them."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="SURGE_", extra="forbid", frozen=True, protected_namespaces=(), hide_input_in_errors=True
+    )
+
+    source: str = Field(
+        "data/catalog",
+        description="catalog: a path or URL, or a pattern such as products/{category}.parquet",
+    )
+    output: str = Field("data/embeddings", description="folder or bucket of the embedding files: a path or URL")
+    storage_options: StorageSettings = Field(
+        default_factory=StorageSettings,  # pyright: ignore[reportArgumentType]
+        description="how a bucket is reached, where the cloud's own environment variables do not say it",
+    )
+
+    lancedb: LanceDBSettings | None = Field(None, description="a table of LanceDB that follows the vectors")
+    pgvector: PgVectorSettings | None = Field(None, description="a table of Postgres that follows the vectors")
+    derived: list[DerivedSettings] = Field(
+        [],
+        description="smaller vectors that are assets of their own",
+        examples=[[{"dtype": "int8"}, {"dtype": "binary", "dimension": 256}]],
+    )
+
+    shards: int = Field(1, ge=1, description="most runs that a sensor or schedule divides its work among")
+    vanished: VanishedPolicy = Field(
+        "report", description="what the nightly refresh does about partitions removed from the source: report or delete"
+    )
+    refresh_stale: bool = Field(False, description="whether the sensor also requests partitions that changed")
+    nightly_cron: str = Field("0 2 * * *", description="when the nightly refresh runs")
+    check_cron: str | None = Field(None, description="when catalog_check runs (unset: only when it is launched)")
+    timezone: str = Field("UTC", description="time zone of the schedules")
+
+    checks: dict[AnyCheckName, _Severity] = Field(
+        {}, description="severity of asset checks, by name: error, warn or off", examples=[{"texts_match": "warn"}]
+    )
+    max_truncated_share: float = Field(
+        MAX_TRUNCATED_SHARE,
+        ge=0,
+        le=1,
+        description="share of a partition's texts that may be truncated before few_texts_are_truncated fails",
+    )
+    alert_webhook: SecretStr | None = Field(
+        None, description="http(s) URL that alerts of failed runs are posted to; a secret"
+    )
+
+    @field_validator("source", "output")
+    @classmethod
+    def _require_place(cls, value: str, info: ValidationInfo) -> str:
+        what = info.field_name or "path"
+        if not is_bare(value):
+            raise ValueError(
+                "expected a path, or a URL of a bucket and a path alone; credentials belong into the environment or "
+                "into storage_options"
+            )
+        if what == "source" and value.startswith(ASSET_SCHEME):
+            if not all(value.removeprefix(ASSET_SCHEME).split("/")):
+                raise ValueError("expected the key of an asset, as in asset://products or asset://shop/products")
+            return value
+        if what == "source" and value.startswith(BIGQUERY_SCHEME):
+            if value.count(".") == 1 or value == BIGQUERY_SCHEME:
+                raise ValueError("expected bigquery://project.dataset.table, or bigquery://project with a query")
+            return value
+        if not is_object_store(value):
+            try:
+                local_path(value, what=what)
+            except ConfigError as error:
+                raise ValueError(str(error)) from None
+        return value
+
+    @field_validator("alert_webhook")
+    @classmethod
+    def _require_http(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not value.get_secret_value().startswith(("http://", "https://")):
+            raise ValueError("expected a URL that begins with https:// or http://")
+        return value
+
+    @field_validator("checks")
+    @classmethod
+    def _keep_run_check(cls, value: dict[AnyCheckName, Severity]) -> dict[AnyCheckName, Severity]:
+        if value.get(RUN_CHECK) == "off":
+            raise ValueError(f"{RUN_CHECK} ends every run and cannot be off; expected error or warn")
+        return value
+
+    @model_validator(mode="after")
+    def _require_agreement(self) -> Self:
+        """Refuse thresholds that contradict each other, and options that a `hash://` model does not have."""
+        spec = self.encoding_spec()
+        if spec.model.startswith(HASH_SCHEME):
+            spec.resolve()
+        self.thresholds().resolve(efficient_texts=1.0)  # it matters only to derived values
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments over environment over file; there is no other source."""
+        return init_settings, env_settings, YamlConfigSettingsSource(settings_cls, yaml_file=config_file())
+
+    def thresholds(self) -> Thresholds:
+        """The bounds of a SuperBatch as far as they are set."""
+        return self.superbatch_thresholds(self.max_text_bytes)
+
+    def check_policy(self) -> CheckPolicy:
+        """Severities and limits of the asset checks."""
+        return CheckPolicy(self.checks, self.max_truncated_share)
+
+    def open_source(self) -> Source:
+        """Open the catalog; `ConfigError` when there is none."""
+        return self.open_catalog(self.source, self.storage_options.options())
+
+    def catalog_record(self) -> CatalogRecord:
+        """The catalog as a space records it."""
+        return self.record(self.source)
+
+    def as_recorded(self, catalog: CatalogRecord | None) -> Settings:
+        """These settings, where those of the catalog that nobody gave are the recorded ones.
+
+        Raises:
+            ConfigError: a recorded value cannot be used.
+        """
+        known = set(CatalogSettings.model_fields) - self.model_fields_set
+        recorded = {name: value for name, value in (catalog.settings if catalog else {}).items() if name in known}
+        try:
+            taken = CatalogSettings.model_validate(recorded).model_dump(include=set(recorded))
+        except ValidationError as error:
+            wrong = "; ".join(f"{'.'.join(map(str, one['loc'])) or '?'}: {one['msg']}" for one in error.errors())
+            raise ConfigError(f"the settings of the catalog in {SPACE_FILE} cannot be used: {wrong}") from None
+        return self.model_copy(update=taken)
+
+    def open_store(self) -> Store:
+        """Open the output; it need not exist yet."""
+        return open_store(self.output, self.storage_options.options())
+
+
+def load_settings(**arguments: Any) -> Settings:
+    """Read the settings; an argument that is None counts as not given.
+
+    Raises:
+        ConfigError: a value is of the wrong kind, a name is unknown, or the file cannot be read.
+    """
+    given = {name: value for name, value in arguments.items() if value is not None}
+    for name, value in given.items():
+        if isinstance(value, str):
+            require_text(name, value)
+    check_variables(Settings.model_fields)
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        # Without its cause, which quotes every value, secrets too.
+        known = Settings.model_fields, StorageSettings.model_fields
+        raise ConfigError("\n".join(problem(detail, given, *known) for detail in error.errors())) from None
+    except (SettingsError, YAMLError, OSError, TypeError, ValueError) as error:  # the last two: not a mapping
+        where = config_file() or "the SURGE_… environment variables"
+        raise ConfigError(f"the settings in {where} cannot be read: {without_quotes(error)}") from None

@@ -1,0 +1,99 @@
+"""Where settings are read from, and how an error about one is said: by the place it came from, without secrets."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from yaml import MarkedYAMLError
+
+from surge_dagster.config.check_policy import CHECK_NAMES, RUN_CHECK
+from surge_dagster.engine.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+CONFIG_VARIABLE = "SURGE_CONFIG"
+CONFIG_FILE = "surge.yaml"
+# Values that no error message quotes: secrets, and URLs that may contain one.
+_NOT_SHOWN = ("alert_webhook", "source", "output")
+_RENAMED = {"id_column": "id", "text_column": "text", "prompt": "document_prompt"}
+
+
+def require_text(name: str, value: str) -> None:
+    """Refuse an argument that is not text: the shell hands over bytes, and Python keeps those that are not UTF-8.
+
+    Raises:
+        ConfigError: the value cannot be written as UTF-8.
+    """
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{name} is not valid UTF-8 text: {value!r}. Give it in UTF-8.") from error
+
+
+def check_variables(fields: Iterable[str]) -> None:
+    """Refuse variables of former names, since other rows would be read; warn of unknown ones, which others may need."""
+    for former, name in _RENAMED.items():
+        if (variable := f"SURGE_{former.upper()}") in os.environ:
+            raise ConfigError(f"the environment variable {variable} is unknown; it is called SURGE_{name.upper()} now")
+    known = {f"SURGE_{name.upper()}" for name in fields} | {CONFIG_VARIABLE, "SURGE_CACHE_DIR"}
+    for name in sorted(os.environ):
+        if name.startswith("SURGE_") and name.upper() not in known:
+            log.warning("the environment variable %s names no setting and is ignored", name)
+
+
+def config_file() -> Path | None:
+    named = os.environ.get(CONFIG_VARIABLE)
+    if named:
+        path = Path(named).expanduser()
+        if not path.is_file():
+            raise ConfigError(f"{CONFIG_VARIABLE} names {named!r}, which is not a file")
+        return path
+    path = Path(CONFIG_FILE)
+    return path if path.is_file() else None
+
+
+def problem(detail: Any, given: Mapping[str, Any], fields: Iterable[str], storage_fields: Iterable[str]) -> str:
+    """One validation error as a sentence that says which source it came from."""
+    place: Sequence[Any] = detail["loc"]
+    name = str(place[0]) if place else "?"
+    if name in given:
+        origin = name
+    elif f"SURGE_{name.upper()}" in os.environ:
+        origin = f"SURGE_{name.upper()}"
+    else:
+        origin = f"{name} in {config_file()}"
+    message = detail["msg"].removeprefix("Value error, ")
+    message = f"{message[0].lower()}{message[1:]}"
+    if name == "storage_options":
+        inner = ".".join(map(str, place[1:]))
+        known = ", ".join(storage_fields)
+        if detail["type"] == "extra_forbidden":
+            return f"setting {origin} names {inner!r}, which is unknown; there are {known}"
+        return f"setting {origin}{'.' if inner else ''}{inner}: {message}"  # the value may be a secret
+    if name in ("lancedb", "pgvector"):  # the value may be a secret
+        return f"setting {'.'.join(map(str, (origin, *place[1:])))}: {message}"
+    if name == "checks" and len(place) > 1:
+        if place[-1] == "[key]":
+            known = ", ".join((*CHECK_NAMES, RUN_CHECK))
+            return f"setting {origin} names {place[1]!r}, which is no check that can be set; there are {known}"
+        return f"setting {origin}.{place[1]} is {detail['input']!r}: {message}"
+    if detail["type"] == "extra_forbidden":
+        if name in _RENAMED:
+            return f"setting {origin} is unknown; it is called {_RENAMED[name]} now"
+        known = ", ".join(sorted(fields))
+        return f"setting {origin} is unknown; there are {known}"
+    if name in _NOT_SHOWN:  # a secret, or a URL that one was written into
+        return f"setting {origin}: {message}"
+    return f"setting {origin} is {detail['input']!r}: {message}"
+
+
+def without_quotes(error: Exception) -> str:
+    """What went wrong and where; YAML's messages also quote the line, which may hold a secret."""
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"{error.problem or 'it is not YAML'} (line {mark.line + 1}, column {mark.column + 1})"
+    return str(error)

@@ -1,0 +1,1 @@
+"""Derived spaces, and the recall that they keep."""

@@ -1,0 +1,295 @@
+"""Derived spaces: fewer dimensions or smaller types, computed from the float32 files of a space without a model.
+
+A derived space has a file for each file of its parent: the same rows, other vectors. A file is fresh while it names
+the rows (`rows_version`) and the source version that the parent's file names now, so it is judged against the source as
+every other file is. Files pass through a row group at a time, several of them concurrently.
+
+The ranges of int8 are measured once, over all vectors of the parent, when the space is begun, and are part of it. Later
+values beyond them are clipped; `recall.py` measures what is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from time import perf_counter
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from surge_dagster.engine.derived.parent_files import find_ranges, parent_rows, rows_version_of, usable_file
+from surge_dagster.engine.derived.recall import Recall, measure_recall
+from surge_dagster.engine.errors import Cancelled, DataError, StoreUnavailable, TransientError
+from surge_dagster.engine.files.conversion import convert, cut
+from surge_dagster.engine.files.facts import WRITER, desired_version
+from surge_dagster.engine.files.formats import PublishedFile, file_name
+from surge_dagster.engine.files.rows import embedding_array, embedding_type, matrix_of
+from surge_dagster.engine.files.validation import invalid_row
+from surge_dagster.engine.model.derivation import DerivedDtype
+from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.output.current_space import keep_current
+from surge_dagster.engine.output.freshness import Found, OutputState
+from surge_dagster.engine.output.spaces import claim_derived, find_derived, noted
+from surge_dagster.engine.run.report import Failure, Receipt
+from surge_dagster.engine.run.rewriting import write_rows
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.counts import counted
+from surge_dagster.engine.support.unreadable import first_line
+
+
+@dataclass(slots=True)
+class DeriveReport:
+    """The metrics of one derivation.
+
+    Attributes:
+        space, parent: names of both spaces.
+        partitions_fresh: had a file of the parent's present rows.
+        partitions_failed: whose files could not be derived.
+        partitions_removed: keys or file names whose files in the parent were removed; deleted here where requested.
+        rows: written.
+        wall_seconds: of everything, calibration and recall included; `convert_seconds` is that of the files alone.
+        recall: of the space after the run; None where it has too few rows.
+    """
+
+    space: str
+    parent: str
+    dtype: str
+    dimension: int
+    partitions_written: int = 0
+    partitions_fresh: int = 0
+    partitions_failed: list[Failure] = field(default_factory=list)
+    partitions_removed: list[str] = field(default_factory=list)
+    rows: int = 0
+    calibrated_rows: int = 0
+    convert_seconds: float = 0.0
+    wall_seconds: float = 0.0
+    recall: Recall | None = None
+
+    @property
+    def rows_per_second(self) -> float:
+        return self.rows / self.convert_seconds if self.convert_seconds else 0.0
+
+    def in_words(self) -> str:
+        """The report for people, in a line, and the recall in another one."""
+        removed = f", {len(self.partitions_removed):,} removed from the parent" if self.partitions_removed else ""
+        pace = f" in {self.convert_seconds:.1f} s ({self.rows_per_second:,.0f} rows/s)" if self.rows else ""
+        line = (
+            f"{counted(self.partitions_written, 'partition')} written, {self.partitions_fresh:,} fresh, "
+            f"{len(self.partitions_failed):,} failed{removed}; {counted(self.rows, 'row')} derived{pace}"
+        )
+        return line if self.recall is None else f"{line}\n{self.recall.in_words()}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as the command prints it in JSON."""
+        failed = [{"key": failure.key, "reason": failure.reason} for failure in self.partitions_failed]
+        return asdict(self) | {"partitions_failed": failed, "rows_per_second": round(self.rows_per_second, 1)}
+
+
+class DeriveRun:
+    """Brings a derived space up to date with its parent; begins it where the output does not have it yet.
+
+    Args:
+        store: the output.
+        parent: the space with float32 vectors, as the output has it.
+        dtype: of the derived vectors.
+        dimension: leading dimensions that are kept; None is all.
+        removed: whether files whose parent's file was removed are deleted, or only reported.
+        threads: files that are converted concurrently.
+
+    Attributes:
+        space: the derived space.
+        report: the metrics, live.
+
+    Raises:
+        ConfigError: such a space cannot be derived, or the parent holds no vectors to calibrate int8 with.
+        StoreUnavailable: the store does not answer.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        parent: Space,
+        dtype: DerivedDtype = "float32",
+        dimension: int | None = None,
+        *,
+        removed: Literal["report", "delete"] = "report",
+        threads: int | None = None,
+    ) -> None:
+        self._begun = perf_counter()
+        self._store, self._parent, self._removed = store, parent, removed
+        self._threads = threads or min(4, os.cpu_count() or 1)
+        self._stop = threading.Event()
+        self._parents = OutputState(store, parent.name, parent.file_format)
+        wanted = parent.derive(dtype, dimension)
+        space, calibrated = find_derived(store, wanted), 0
+        if space is None and dtype == "int8":
+            ranges, calibrated = find_ranges(store, parent, wanted, self._usable(), self._threads)
+            # Another run may have found other ranges meanwhile.
+            space = find_derived(store, wanted) or parent.derive(dtype, dimension, ranges)
+        space = space or wanted
+        keep_current(store, space)
+        claim_derived(store, space, {})
+        self.space = space
+        self.report = DeriveReport(space.name, parent.name, space.dtype, space.dimension, calibrated_rows=calibrated)
+
+    def events(self, keys: Iterable[str] | None = None) -> Generator[Receipt | Failure]:
+        """Derive what is missing or stale; yields each partition as it is published, fresh ones first.
+
+        Args:
+            keys: partitions to bring up to date; None is all, and then removed ones are found too.
+
+        Raises:
+            TransientError, ConfigError: the store does not answer, or its files cannot be listed.
+        """
+        report, requested = self.report, None if keys is None else list(keys)
+        parents = self._parents.each_file(requested)
+        outputs = OutputState(self._store, self.space.name, self.space.file_format)
+        own = outputs.each_file(requested)
+        todo: list[PublishedFile] = []
+        for name, found in parents.items():
+            try:
+                file = usable_file(self._store, self._parent, name, found)
+            except (DataError, TransientError) as error:
+                yield self._fail(error)
+                continue
+            before = own.get(self._own_name(file))
+            if isinstance(before, TransientError):  # whether it is fresh is not known
+                yield self._fail(
+                    TransientError(f"partition {file.facts.partition_key!r}: {before}", file.facts.partition_key)
+                )
+            elif isinstance(before, PublishedFile) and self._is_fresh(file, before):
+                report.partitions_fresh += 1
+                yield self._receipt(before, "fresh")
+            else:
+                todo.append(file)
+        converting = perf_counter()
+        for done in self._converted(todo):
+            if isinstance(done, PublishedFile):
+                report.partitions_written += 1
+                report.rows += done.facts.rows
+                yield self._receipt(done, "derived")
+            else:
+                yield self._fail(done)
+        report.convert_seconds = perf_counter() - converting
+        if requested is None:
+            self._handle_removed(parents, own)
+        self._measure()
+        report.wall_seconds = perf_counter() - self._begun
+
+    def _own_name(self, file: PublishedFile) -> str:
+        return file_name(self.space.name, file.facts.partition_key, self.space.file_format)
+
+    def _usable(self) -> list[PublishedFile]:
+        """All files of the parent that can be used."""
+        usable = []
+        for name, found in self._parents.each_file().items():
+            with contextlib.suppress(DataError, TransientError):
+                usable.append(usable_file(self._store, self._parent, name, found))
+        return usable
+
+    def _is_fresh(self, parent: PublishedFile, own: PublishedFile) -> bool:
+        facts = own.facts
+        is_own = facts.space == self.space.name and facts.partition_key == parent.facts.partition_key
+        same_rows = facts.rows_version == rows_version_of(parent)
+        return is_own and same_rows and facts.source_version == parent.facts.source_version
+
+    def _handle_removed(self, parents: Collection[str], own: Mapping[str, Found | TransientError]) -> None:
+        """Delete or report the files whose parent's file is not there any more."""
+        for name, found in own.items():
+            if self._parent.name + name.removeprefix(self.space.name) in parents:
+                continue
+            key = found.facts.partition_key if isinstance(found, PublishedFile) else name
+            self.report.partitions_removed.append(key)
+            if self._removed == "delete":
+                self._store.delete(name)
+
+    def _converted(self, files: Iterable[PublishedFile]) -> Iterator[PublishedFile | DataError | TransientError]:
+        """Derive files in several threads; what is published is durable before it is yielded."""
+        pool = ThreadPoolExecutor(self._threads, thread_name_prefix="surge-derive")
+        results = pool.map(self._derive, files)
+        try:
+            while done := list(itertools.islice(results, 8 * self._threads)):
+                self._store.sync(self.space.name)
+                yield from done
+        finally:
+            self._stop.set()
+            pool.shutdown(cancel_futures=True)
+
+    def _derive(self, file: PublishedFile) -> PublishedFile | DataError | TransientError:
+        """The file of one partition, or why there is none; a store that does not answer ends the run."""
+        try:
+            return self._write(file)
+        except StoreUnavailable:
+            raise
+        except (DataError, TransientError) as error:
+            error.key = error.key or file.facts.partition_key
+            return error
+        except OSError as error:
+            reason = f"{self._store.location(self._own_name(file))!r} could not be written: {first_line(error)}"
+            key = file.facts.partition_key
+            return TransientError(f"partition {key!r}: {reason}. Run again.", key)
+
+    def _write(self, file: PublishedFile) -> PublishedFile:
+        """Write the file of one partition.
+
+        Raises:
+            DataError: the parent's file is damaged, or a vector cannot be converted.
+            TransientError: the file cannot be read or written now, or was replaced.
+        """
+        space = self.space
+        facts = replace(
+            file.facts,
+            space=space.name,
+            desired_version=desired_version(file.facts.content_digest, space.name),
+            dimension=space.dimension,
+            rows_version=rows_version_of(file),
+            writer=WRITER,
+        )
+        vectors = pa.field("embedding", embedding_type(space.dimension, space.dtype), nullable=False)
+        columns = pa.schema([vectors if column.name == "embedding" else column for column in file.columns])
+        with self._store.create(self._own_name(file)) as upload:
+            write_rows(space, upload, columns, facts, self._rows(file, columns))
+            return PublishedFile(upload.publish(lambda: None), facts, columns)
+
+    def _rows(self, file: PublishedFile, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """The rows of a parent's file with derived vectors; `columns` are those of the derived file."""
+        row, space = 0, self.space
+        for batch in parent_rows(self._store, self._parent, file):
+            if self._stop.is_set():
+                raise Cancelled
+            vectors = cut(matrix_of(batch), space)
+            stored = convert(vectors, space)
+            wrong = invalid_row(vectors, normalized=space.normalize) or invalid_row(stored, normalized=space.normalize)
+            if wrong is not None:
+                reason = f"{wrong[1]}, once it is converted to {space.dimension} {space.dtype}"
+                remedy = "Keep more dimensions, or use float32."
+                raise DataError(file.facts.partition_key, reason, remedy, row + wrong[0])
+            arrays = batch.columns
+            arrays[columns.get_field_index("embedding")] = embedding_array(columns, stored)
+            yield pa.RecordBatch.from_arrays(arrays, schema=columns)
+            row += len(batch)
+
+    def _fail(self, error: DataError | TransientError) -> Failure:
+        key = error.key or "?"
+        remedy = error.remedy if isinstance(error, DataError) else "Run again."
+        failure = Failure(key, str(error), isinstance(error, TransientError), remedy, in_source=False)
+        self.report.partitions_failed.append(failure)
+        return failure
+
+    def _receipt(self, file: PublishedFile, action: Literal["derived", "fresh"]) -> Receipt:
+        return Receipt.of(file.facts, file.stored, self._store.location(file.stored.name), action=action)
+
+    def _measure(self) -> None:
+        """Measure the recall where files have changed, and note it in space.json."""
+        known = noted(self._store, self.space, "recall")
+        if known is not None and not self.report.partitions_written and not self.report.partitions_removed:
+            self.report.recall = Recall(**known)
+            return
+        self.report.recall = measure_recall(self._store, self._parent, self.space, self._usable())
+        if self.report.recall is not None:
+            claim_derived(self._store, self.space, {"recall": asdict(self.report.recall)})

@@ -1,0 +1,101 @@
+"""The rows of a derived space beside those of its parent: what a verification computes again instead of encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from surge_dagster.engine.derived.parent_files import parent_rows, rows_version_of, usable_file
+from surge_dagster.engine.errors import DataError
+from surge_dagster.engine.files.conversion import convert, cut
+from surge_dagster.engine.files.facts import FileFacts
+from surge_dagster.engine.files.formats import file_name
+from surge_dagster.engine.files.rows import matrix_of
+from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.output.current_space import named_space
+from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.store.store import Store
+
+_DERIVE_AGAIN = "Run `surge-dagster derive` again."
+
+
+class DerivedRows:
+    """Computes the vectors of a derived space again and compares them bit for bit; used as `SampledRows` is.
+
+    Rows come file by file and in their order.
+
+    Args:
+        space: the derived space.
+
+    Raises:
+        ConfigError: the output does not have its parent any more.
+    """
+
+    def __init__(self, store: Store, space: Space) -> None:
+        assert space.derived
+        self._store, self._space = store, space
+        self._parent = named_space(store, space.derived.parent)
+        self._files = OutputState(store, self._parent.name, self._parent.file_format)
+        self._wrong: dict[str, str] = {}
+        self._key: str | None = None
+        self._vectors: Iterator[np.ndarray] = iter(())
+        self._rest = np.empty((0, 0))
+
+    def add(self, facts: FileFacts, first_row: int, texts: pa.Array, matrix: np.ndarray) -> None:
+        """Compare consecutive rows of a file with those of the parent; `matrix` has the stored vectors.
+
+        Raises:
+            TransientError: the parent's file cannot be read now.
+        """
+        key = facts.partition_key
+        try:
+            if first_row == 0:
+                self._key, self._rest = key, matrix[:0]
+                self._vectors = self._of_parent(facts)
+            if self._key != key:  # it has been found wrong
+                return
+            expected = self._next(len(matrix))
+        except DataError as error:
+            self._found(key, error.finding)
+            return
+        if len(expected) != len(matrix):
+            self._found(key, f"the parent's file has {first_row + len(expected):,} rows. {_DERIVE_AGAIN}")
+        elif not np.array_equal(expected.view(np.uint8), matrix.view(np.uint8)):
+            rows = (expected.view(np.uint8) != matrix.view(np.uint8)).any(axis=1)
+            row = first_row + int(np.flatnonzero(rows)[0])
+            self._found(key, f"row {row}: its vector is not the one that follows from {self._parent.name}.")
+
+    def compare(self) -> None:
+        """Nothing waits: rows are compared as they come."""
+
+    def wrong(self) -> dict[str, str]:
+        """What was found since the last call: partitions with the first row that differs."""
+        found, self._wrong = self._wrong, {}
+        return found
+
+    def _found(self, key: str, finding: str) -> None:
+        self._wrong[key], self._key = finding, None
+
+    def _of_parent(self, facts: FileFacts) -> Iterator[np.ndarray]:
+        """The vectors that the file should have, a few at a time."""
+        name = file_name(self._parent.name, facts.partition_key, self._parent.file_format)
+        found = self._files.files([facts.partition_key]).get(name)
+        if found is None:
+            raise DataError(facts.partition_key, f"the parent {self._parent.name} has no file of it", _DERIVE_AGAIN)
+        file = usable_file(self._store, self._parent, name, found)
+        if rows_version_of(file) != facts.rows_version:
+            reason = f"it was derived from earlier rows of {self._parent.name}. {_DERIVE_AGAIN}"
+            raise DataError(facts.partition_key, reason, "")
+        for batch in parent_rows(self._store, self._parent, file):
+            yield convert(cut(matrix_of(batch), self._space), self._space)
+
+    def _next(self, rows: int) -> np.ndarray:
+        """As many vectors, or as many as remain."""
+        parts = [self._rest]
+        while sum(map(len, parts)) < rows and (more := next(self._vectors, None)) is not None:
+            parts.append(more)
+        joined = np.concatenate([part for part in parts if len(part)]) if any(map(len, parts)) else self._rest
+        self._rest = joined[rows:]
+        return joined[:rows]

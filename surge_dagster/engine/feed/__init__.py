@@ -1,0 +1,1 @@
+"""The change feed of a space: what became of its rows, since when."""

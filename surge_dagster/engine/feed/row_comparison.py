@@ -1,0 +1,97 @@
+"""Comparison by id: which rows of a partition are new or changed since its old file, and which ids it no longer has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from surge_dagster.engine.files.rows import OutputFile, carried_columns
+from surge_dagster.engine.run.old_values import LOOKUP_BYTES, NO_ROW, OldValues
+from surge_dagster.engine.run.superbatch import ADDED, CHANGED, UNCHANGED, RowChanges
+
+_COPIES = 2  # of the ids: as they are read, and in one piece
+
+
+class RowComparison:
+    """Finds the rows of an old file by their ids.
+
+    Args:
+        reader: the open file.
+        reserve: books bytes before they are held; False where they do not fit.
+
+    Attributes:
+        is_possible: whether the ids could be read, and are of the partition's type.
+
+    Raises:
+        InvalidFile: the file is damaged.
+    """
+
+    def __init__(self, reader: OutputFile, reserve: Callable[[int], bool]) -> None:
+        self.is_possible = True
+        self._previous_version = reader.facts.rows_version
+        self._operations: list[np.ndarray] = []
+        carried = carried_columns(reader.columns)
+        self._carried_names = [] if carried is None else carried.names
+        parts: list[pa.RecordBatch] = []
+        for batch in reader.read(columns=["id", *self._carried_names]):
+            parts.append(batch)
+            self.is_possible = self.is_possible and reserve(_COPIES * batch.nbytes + (LOOKUP_BYTES + 2) * len(batch))
+            if not self.is_possible:
+                return
+        kind = reader.columns.field("id").type
+        self._ids = OldValues(pa.concat_arrays([part.column("id") for part in parts]) if parts else pa.array([], kind))
+        self._carried = pa.Table.from_batches(parts).drop_columns(["id"]) if self._carried_names and parts else None
+        self._seen = np.zeros(reader.facts.rows, np.bool_)
+
+    def old_rows(self, ids: pa.Array, first_row: int) -> np.ndarray | None:
+        """The row that each of the next ids has in the old file, -1 where it has none; None where that is unknown.
+
+        Args:
+            first_row: the place of the first one in its partition.
+        """
+        if not self.is_possible or ids.type != self._ids.values.type:
+            self.is_possible = False
+            return None
+        old = self._ids.rows(ids, first_row)
+        self._seen[old[old != NO_ROW]] = True
+        return old
+
+    def add(self, old_rows: np.ndarray, is_same: np.ndarray, carried: pa.RecordBatch | None) -> None:
+        """Enter the next rows.
+
+        Args:
+            old_rows: see `old_rows`.
+            is_same: which of them have the text and the vector of the old row.
+            carried: their further columns.
+        """
+        is_same = is_same & self._has_same_carried(old_rows, carried)
+        operations = np.where(old_rows == NO_ROW, ADDED, np.where(is_same, UNCHANGED, CHANGED))
+        self._operations.append(operations.astype(np.int8))
+
+    def _has_same_carried(self, old_rows: np.ndarray, carried: pa.RecordBatch | None) -> np.ndarray:
+        """Which rows have the carried columns of the old row, bool; those that have no old row count as equal."""
+        names = [] if carried is None else carried.schema.names
+        same = np.full(len(old_rows), names == self._carried_names)
+        if carried is None or self._carried is None or names != self._carried_names:
+            return same
+        found = np.flatnonzero(old_rows != NO_ROW)
+        there = self._carried.take(pa.array(old_rows[found]))
+        here = carried.take(pa.array(found))
+        for name in names:
+            one, other = here.column(name), there.column(name).combine_chunks()
+            if one.type != other.type or pa.types.is_nested(one.type):  # values of nested types cannot be compared
+                return np.zeros(len(old_rows), np.bool_)
+            both_null = pc.and_(one.is_null(), other.is_null())  # pyright: ignore[reportAttributeAccessIssue]
+            equal = pc.fill_null(pc.equal(one, other), False)  # pyright: ignore[reportAttributeAccessIssue]
+            same[found] &= pc.or_(equal, both_null).to_numpy(zero_copy_only=False)  # pyright: ignore[reportAttributeAccessIssue]
+        return same
+
+    def result(self) -> RowChanges | None:
+        """What was found, after the last row; None where the rows could not be compared."""
+        if not self.is_possible or not self._previous_version:
+            return None
+        operations = np.concatenate(self._operations) if self._operations else np.empty(0, np.int8)
+        return RowChanges(operations, self._ids.values.filter(pa.array(~self._seen)), self._previous_version)

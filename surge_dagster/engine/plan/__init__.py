@@ -1,0 +1,1 @@
+"""The cost model, its calibration and the plan of a run."""

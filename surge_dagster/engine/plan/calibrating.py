@@ -1,0 +1,151 @@
+"""What runs teach the planner: costs are read before a run, and its SuperBatches are added to them after it."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+from statistics import mean, median
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from surge_dagster.engine.encoder.calibration import OBSERVATIONS
+from surge_dagster.engine.encoder.costs import Call, fit_costs
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.plan.cost_model import Flush
+from surge_dagster.engine.plan.planner import IoCosts, RunCosts, forecast
+from surge_dagster.engine.run.report import RunReport, SuperBatchReport
+from surge_dagster.engine.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Io:
+    """A SuperBatch that was read and published.
+
+    Attributes:
+        reused: texts that kept their old vectors.
+        file_bytes: of its vectors and texts.
+        serialize_seconds, upload_seconds: summed over threads.
+        publish_seconds: from when the first thread began, by the clock.
+    """
+
+    files: float
+    texts: float
+    reused: float
+    file_bytes: float
+    read_seconds: float
+    serialize_seconds: float
+    upload_seconds: float
+    publish_seconds: float
+
+
+class RunLog:
+    """The SuperBatches of one run, for its prediction and for later ones; 48 bytes of each, however many.
+
+    Args:
+        pool: that the run uses; its costs are those before the run.
+        store: that the run writes to.
+    """
+
+    def __init__(self, pool: EncoderPool, store: Store) -> None:
+        self._pool = pool
+        self._store = store_kind(store)
+        self._costs = known_costs(pool, store)
+        self._held = array("d")  # of each SuperBatch its index and the values of a Flush
+        self._newest = deque[SuperBatchReport](maxlen=OBSERVATIONS)
+        self._first_begun: float | None = None
+
+    def add(self, superbatch: SuperBatchReport) -> None:
+        """Add a SuperBatch that was published."""
+        one, span = superbatch, superbatch.encode_span
+        compared = max(0, one.texts_computed + one.texts_deduplicated - one.texts_encoded)
+        self._held.extend((one.index, one.texts, one.partitions, one.text_bytes, one.rows_reused, compared))
+        self._newest.append(one)
+        if one.index == 0 and span is not None:
+            self._first_begun = max(0.0, span.begun - one.read_seconds)
+
+    def end(self, report: RunReport) -> None:
+        """Enter what was predicted for these SuperBatches into the report of the run, and keep what they took."""
+        if not self._held:
+            return
+        held = sorted(np.array(self._held).reshape(-1, 1 + len(fields(Flush))).tolist())
+        report.predicted_wall_seconds = forecast([Flush(*row) for _, *row in held], self._costs).wall_seconds
+        calibration, newest = self._pool.calibration, sorted(self._newest, key=lambda one: one.index)
+        calibration.observe(f"runs {self._pool.all_devices}", map(astuple, calls_of(newest)))
+        io = [io_of(one, self._costs.vector_bytes) for one in newest]
+        calibration.observe(f"io {self._store}", map(astuple, io))
+        if self._first_begun is not None:
+            calibration.observe(f"starts {self._store}", [[self._first_begun]])
+        waits = [one.encode_seconds - one.shared_seconds for one in newest if one.texts_computed]
+        if waits and not any(one.replays for one in newest):
+            calibration.observe(f"waits {self._pool.all_devices}", [[max(0.0, sum(waits))]])
+        if calibration.read(f"calls {self._pool.all_devices}"):  # without a cache on disk it would measure them again
+            self._pool.read_costs()
+
+
+def known_costs(pool: EncoderPool, store: Store) -> RunCosts:
+    """What the pool's encode calls, reading, and publishing to this kind of store have taken so far."""
+    calibration, kind = pool.calibration, store_kind(store)
+    rows = calibration.observations(f"io {kind}", len(fields(Io)))
+    starts = calibration.observations(f"starts {kind}", 1)
+    waits = calibration.observations(f"waits {pool.all_devices}", 1)
+    vector_bytes = pool.dimension * np.dtype(pool.space.dtype).itemsize
+    waiting_seconds = mean(one for [one] in waits) if waits else 0.0
+    io = io_costs([Io(*row) for row in rows], [one for [one] in starts])
+    return RunCosts(pool.costs, io, vector_bytes, waiting_seconds)
+
+
+def io_costs(seen: Sequence[Io], starts: Sequence[float] = ()) -> IoCosts:
+    """Fit the costs of reading and publishing to what was observed."""
+    columns = np.array([astuple(one) for one in seen], float).reshape(-1, len(fields(Io))).T
+    files, texts, reused, file_bytes, read, serialize, upload, publish = columns
+    written = np.column_stack([files, file_bytes])
+    return IoCosts(
+        fit_costs(np.column_stack([files, texts, reused]), read),
+        fit_costs(written, serialize),
+        fit_costs(written, upload),
+        fit_costs(np.column_stack([np.ones(len(seen)), written]), publish),
+        median(starts) if starts else 0.0,
+    )
+
+
+def store_kind(store: Store) -> str:
+    """What stores of equal costs have in common: a bucket, or the local disk."""
+    if not store.is_remote:
+        return "local"
+    url = urlsplit(store.url)
+    return f"{url.scheme}://{url.netloc}"
+
+
+def calls_of(seen: Sequence[SuperBatchReport]) -> list[Call]:
+    """The encode calls of a run whose times say what a call costs."""
+    return [
+        Call(
+            one.texts_computed,
+            one.text_bytes * (one.texts_computed + one.texts_deduplicated) / one.texts,
+            one.tokens,
+            one.shared_seconds,
+            one.texts_deduplicated,
+        )
+        for one in seen
+        if one.texts_computed and one.encode_span is not None and not one.replays
+    ]
+
+
+def io_of(one: SuperBatchReport, vector_bytes: int) -> Io:
+    """What reading and publishing a SuperBatch took, without the time in which it waited for the one before."""
+    waited = 0.0
+    if one.serialize_span is not None and one.encode_span is not None:
+        waited = max(0.0, one.serialize_span.begun - one.encode_span.ended)
+    return Io(
+        one.partitions,
+        one.texts,
+        one.rows_reused,
+        one.text_bytes + one.texts * vector_bytes,
+        one.read_seconds,
+        one.serialize_seconds,
+        one.upload_seconds,
+        max(0.0, one.publish_seconds - waited),
+    )

@@ -1,0 +1,173 @@
+"""The SURGE cost model: predicts the seconds of a run, and its SuperBatches from the sizes of the partitions.
+
+One encode call costs `call_seconds` whatever it holds, and each text `text_seconds` on one worker. Encoding partition
+by partition pays for P calls, SuperBatches for F of them (theorem 1):
+
+    T_PBP   = P·c_ipc + N·c_enc/G          alpha   = P·c_ipc / (N·c_enc/G)
+    T_SURGE = F·c_ipc + N·c_enc/G          speedup = (1 + alpha) / (1 + alpha·F/P)
+
+The paper takes F = ceil(N / B_min). That is an upper bound as long as no partition passes B_max: SuperBatches end with
+a partition, past B_min, so there are fewer of them (the paper counts 89 where the formula says 100). `predict_flushes`
+follows the aggregator's own rule over the actual sizes instead, and `plan` uses that.
+
+Sizes are texts unless they say bytes. The paper's rho, which is measured and not planned, is `report.overlap_ratio`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.run.thresholds import PARTITION_OVERHEAD_BYTES, Bounds
+
+CALL_SECONDS = 0.001  # c_ipc of this engine, where it was not measured
+
+
+@dataclass(frozen=True, slots=True)
+class CostConstants:
+    """The measured costs of an encoder pool.
+
+    Attributes:
+        call_seconds: c_ipc, fixed cost of one encode call.
+        text_seconds: c_enc, cost of one text on one worker.
+        workers: G.
+    """
+
+    call_seconds: float
+    text_seconds: float
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        if self.call_seconds < 0 or self.text_seconds <= 0 or self.workers < 1:
+            raise ConfigError(
+                "the cost model needs call_seconds of at least 0, text_seconds above 0 and at least one worker, "
+                f"not {self.call_seconds}, {self.text_seconds} and {self.workers}"
+            )
+
+    @property
+    def texts_per_second(self) -> float:
+        """G / c_enc: the speed of the pool if calls cost nothing."""
+        return self.workers / self.text_seconds
+
+    @property
+    def break_even_texts(self) -> float:
+        """n*: a partition below it spends more on its call than on its texts."""
+        return self.call_seconds * self.workers / self.text_seconds
+
+    def seconds(self, calls: int, texts: int) -> float:
+        """T_PBP with calls = P, T_SURGE with calls = F."""
+        return calls * self.call_seconds + texts / self.texts_per_second
+
+    def alpha(self, partitions: int, texts: int) -> float:
+        """Cost of all calls of a run partition by partition, as a multiple of the cost of its texts; 0 without any."""
+        return partitions * self.call_seconds * self.texts_per_second / texts if texts else 0.0
+
+
+class Recommendation(StrEnum):
+    """How much a catalog gains from SuperBatches."""
+
+    STRONG = "strongly recommended"
+    BENEFICIAL = "beneficial"
+    MODERATE = "moderately beneficial"
+    OPTIONAL = "optional"
+
+
+def speedup(alpha: float, flushes: int, partitions: int) -> float:
+    """T_PBP / T_SURGE."""
+    return (1 + alpha) / (1 + alpha * flushes / partitions) if partitions else 1.0
+
+
+def flushes_upper_bound(texts: int, b_min: int) -> int:
+    """The paper's F, for catalogs without partitions above B_max."""
+    return math.ceil(texts / b_min)
+
+
+def small_share(sizes: Sequence[int] | np.ndarray, break_even_texts: float) -> float:
+    """phi: the share of partitions below n*."""
+    return float(np.mean(np.asarray(sizes) < break_even_texts)) if len(sizes) else 0.0
+
+
+def variation(sizes: Sequence[int] | np.ndarray) -> float:
+    """CV: standard deviation of the sizes over their mean."""
+    mean = float(np.mean(sizes)) if len(sizes) else 0.0
+    return float(np.std(sizes)) / mean if mean else 0.0
+
+
+def recommend(phi: float, cv: float) -> Recommendation:
+    """The paper's decision table; a value on the border belongs to the smaller side."""
+    if phi > 0.5:
+        return Recommendation.STRONG if cv > 1 else Recommendation.BENEFICIAL
+    return Recommendation.MODERATE if cv > 1 else Recommendation.OPTIONAL
+
+
+def superbatch_bytes(texts: int, mean_text_bytes: float, dimension: int, itemsize: int = 4) -> int:
+    """M(S) of lemma 3: the texts of a SuperBatch and their matrix."""
+    return math.ceil(texts * mean_text_bytes) + texts * dimension * itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """What one SuperBatch holds; a partition that is divided among several counts in each of them.
+
+    Attributes:
+        text_bytes: of its rows.
+        reused: texts that have vectors already; `compared` of them are encoded nevertheless.
+    """
+
+    texts: int
+    partitions: int = 1
+    text_bytes: float = 0.0
+    reused: int = 0
+    compared: int = 0
+
+
+def predict_flushes(
+    sizes: Sequence[int] | np.ndarray,
+    bounds: Bounds,
+    text_bytes: Sequence[float] | np.ndarray | float = 0.0,
+    beside_bytes: float = 0.0,
+) -> list[Flush]:
+    """The SuperBatches that the aggregator will make of these partitions, in their order, if no row has a vector yet.
+
+    Args:
+        sizes: texts of each partition.
+        text_bytes: mean size of a text, of each partition or of all. The thresholds in bytes are met exactly where the
+            rows of a partition are of equal size.
+        beside_bytes: mean size of a row's other columns.
+    """
+    each = np.broadcast_to(np.asarray(text_bytes, dtype=float), np.shape(sizes)).tolist()
+    return list(_flushes(zip(np.asarray(sizes).tolist(), each, strict=True), bounds, beside_bytes))
+
+
+def _flushes(partitions: Iterator[tuple[int, float]], bounds: Bounds, beside_bytes: float) -> Iterator[Flush]:
+    made, pending, held_bytes = 0, Flush(0, 0), 0.0  # the bytes that the thresholds count: with overhead
+    for rows, text_bytes in partitions:
+        row_bytes = text_bytes + beside_bytes
+        size = rows * row_bytes + PARTITION_OVERHEAD_BYTES
+        too_many = pending.texts + rows > bounds.b_max or held_bytes + size > bounds.b_max_bytes
+        if pending.partitions and too_many:
+            yield pending
+            made, pending, held_bytes = made + 1, Flush(0, 0), 0.0
+        room = _fitting_rows(bounds, row_bytes, PARTITION_OVERHEAD_BYTES)  # counted once, with the first rows
+        while rows > room:  # oversized, so nothing is pending by now
+            yield Flush(room, 1, room * text_bytes)
+            made, rows = made + 1, rows - room
+            size, room = rows * row_bytes, _fitting_rows(bounds, row_bytes)
+        pending = Flush(pending.texts + rows, pending.partitions + 1, pending.text_bytes + rows * text_bytes)
+        held_bytes += size
+        if pending.texts >= bounds.b_min_of(made) or held_bytes >= bounds.b_min_bytes:
+            yield pending
+            made, pending, held_bytes = made + 1, Flush(0, 0), 0.0
+    if pending.partitions:
+        yield pending
+
+
+def _fitting_rows(bounds: Bounds, row_bytes: float, overhead: int = 0) -> int:
+    if row_bytes <= 0:
+        return bounds.b_max
+    return max(1, min(bounds.b_max, math.floor((bounds.b_max_bytes - overhead) / row_bytes)))

@@ -1,0 +1,320 @@
+"""The planner: what a run will cost, from the sizes of its partitions and the calibrated costs of its stages.
+
+The aggregator's rule makes SuperBatches of the sizes (`predict_flushes`), the fitted costs give the seconds of each
+stage for each of them, and `forecast` lets these pass the stages as a run does: one encodes while the one before it is
+published and the next one is read, into the slot of the one before these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass
+from typing import Any
+
+import numpy as np
+
+from surge_dagster.engine.encoder.costs import EncodeCosts, Fit
+from surge_dagster.engine.plan.cost_model import (
+    CostConstants,
+    Flush,
+    Recommendation,
+    flushes_upper_bound,
+    predict_flushes,
+    recommend,
+    small_share,
+    speedup,
+    superbatch_bytes,
+    variation,
+)
+from surge_dagster.engine.run.memory import SLOTS, MemoryPlan
+from surge_dagster.engine.run.report import overlap_ratio
+from surge_dagster.engine.run.thresholds import PARTITION_OVERHEAD_BYTES, Bounds
+
+_TOKENS_OF_TEXTS = (8, 32, 128, 512)
+
+
+@dataclass(frozen=True, slots=True)
+class IoCosts:
+    """The costs of reading SuperBatches and publishing them to one kind of store; all 0 where that was not done yet.
+
+    Attributes:
+        read: seconds of a partition, of a row, and of a row that keeps its old vector.
+        serialize, upload: seconds of a file and of a byte, summed over threads.
+        publish: seconds of a SuperBatch, of a file and of a byte, by the clock.
+        start_seconds: from the beginning of a run to its first encode call, without reading.
+    """
+
+    read: Fit
+    serialize: Fit
+    upload: Fit
+    publish: Fit
+    start_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunCosts:
+    """All that a prediction is made from.
+
+    Attributes:
+        vector_bytes: of one vector.
+        waiting_seconds: of a run, in which workers wait for the last one of them: at its end, and where a small
+            SuperBatch at its beginning does not divide.
+    """
+
+    encode: EncodeCosts
+    io: IoCosts
+    vector_bytes: int
+    waiting_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The predicted times of a run; names and meaning are those of the report.
+
+    Attributes:
+        margin_seconds: half of the 95 % confidence interval of `wall_seconds`; None where the costs were given.
+    """
+
+    wall_seconds: float = 0.0
+    margin_seconds: float | None = None
+    texts_per_second: float = 0.0
+    encode_seconds: float = 0.0
+    publish_seconds: float = 0.0
+    exposed_io_seconds: float = 0.0
+    time_to_first_output_seconds: float = 0.0
+    overlap_ratio: float = 1.0
+    duty_cycle: float = 0.0
+
+
+def forecast(flushes: Sequence[Flush], costs: RunCosts) -> Forecast:
+    """Predict the times of a run that makes these SuperBatches."""
+    if not flushes:
+        return Forecast()
+    texts, partitions, text_bytes, reused, compared = np.array([astuple(flush) for flush in flushes], float).T
+    encoded_texts = (texts - reused) * (1 - costs.encode.equal_share) + compared
+    tokens = text_bytes * (texts - reused + compared) / np.maximum(texts, 1) * costs.encode.tokens_per_byte
+    file_bytes = text_bytes + texts * costs.vector_bytes
+    read = costs.io.read.seconds(np.column_stack([partitions, texts, reused]))
+    encode = costs.encode.seconds(encoded_texts, tokens)
+    encode[-1] += min(costs.waiting_seconds, (costs.encode.workers - 1) * encode.sum())  # at most as if one did it all
+    publish = costs.io.publish.seconds(np.column_stack([np.ones(len(flushes)), partitions, file_bytes]))
+    ready = encoded = costs.io.start_seconds
+    exposed, published = 0.0, list[float]()
+    for index in range(len(flushes)):
+        slot_free = published[index - SLOTS] if index >= SLOTS else 0.0
+        exposed += max(0.0, slot_free - max(ready, encoded))
+        ready = max(ready, slot_free) + read[index]
+        encoded = max(ready, encoded) + encode[index]
+        published.append(max(encoded, published[-1] if published else 0.0) + publish[index])
+    wall, all_encode, all_publish = float(published[-1]), float(encode.sum()), float(publish.sum())
+    return Forecast(
+        wall_seconds=wall,
+        margin_seconds=costs.encode.margin(encoded_texts, tokens),
+        texts_per_second=float((texts - reused).sum()) / wall if wall else 0.0,
+        encode_seconds=all_encode,
+        publish_seconds=all_publish,
+        exposed_io_seconds=float(exposed),
+        time_to_first_output_seconds=float(published[0]),
+        overlap_ratio=overlap_ratio(all_publish, all_encode),
+        duty_cycle=all_encode / wall if wall else 0.0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The workers that finish in time, and the machines that they are divided among.
+
+    Attributes:
+        wall_seconds: with them; above the deadline where no number of workers is enough.
+    """
+
+    deadline_seconds: float
+    workers: int
+    machines: int
+    wall_seconds: float
+
+
+def size_fleet(
+    model: CostConstants, texts: int, calls: int, other_seconds: float, deadline_seconds: float, served: int | None
+) -> Fleet:
+    """The fewest workers that encode in time what other seconds leave of it, and Zero's rule for their machines.
+
+    Args:
+        other_seconds: of a run, which more workers do not shorten.
+        served: workers that one machine's way to the store can serve; None counts them all to one machine.
+    """
+    left = deadline_seconds - other_seconds - calls * model.call_seconds
+    workers = max(1, math.ceil(texts * model.text_seconds / (left if left > 0 else deadline_seconds)))
+    machines = math.ceil(workers / served) if served else 1
+    workers = machines * math.ceil(workers / machines)  # each has as many
+    with_them = CostConstants(model.call_seconds, model.text_seconds, workers)
+    return Fleet(deadline_seconds, workers, machines, other_seconds + with_them.seconds(calls, texts))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The prediction of a run.
+
+    Attributes:
+        forecast: its times.
+        bounds: the thresholds of its SuperBatches.
+        superbatches_bound: the paper's ceil(N / B_min).
+        call_seconds, text_seconds: c_ipc, and c_enc of a text of the catalog's mean length, on one worker.
+        call_margin, text_margin: half of their 95 % confidence intervals; None where they were given.
+        text_seconds_by_tokens: c_enc of texts of other lengths, with its margin.
+        alpha: the paper's, with the mean fixed cost of a call for one partition.
+        break_even_texts: n*, which phi is measured against.
+        partition_by_partition_seconds: encoding with one call per partition; `speedup` compares it with SuperBatches.
+        peak_superbatch_bytes: lemma 3, of the largest SuperBatch that the sizes will make.
+        bound_superbatch_bytes: of the largest one that B_max admits.
+        peak_resident_bytes: the most that the run will hold; `memory_limit_bytes` is what it may. None: not known.
+        workers_per_machine: the workers that one machine's way to the store can serve, by Zero's rule (U/S)·BW; None
+            where nothing was published there yet.
+        cost_per_million_texts: at the given price of an hour.
+    """
+
+    forecast: Forecast
+    bounds: Bounds
+    partitions: int
+    texts: int
+    text_bytes: int
+    tokens: int
+    largest_partition_texts: int
+    workers: int
+    superbatches: int
+    superbatches_bound: int
+    fill_ratio: float
+    call_seconds: float
+    call_margin: float | None
+    text_seconds: float
+    text_margin: float | None
+    text_seconds_by_tokens: dict[int, tuple[float, float | None]]
+    partition_by_partition_seconds: float
+    speedup: float
+    alpha: float
+    break_even_texts: float
+    phi: float
+    cv: float
+    recommendation: Recommendation
+    verdict: str
+    peak_superbatch_bytes: int
+    bound_superbatch_bytes: int
+    peak_resident_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    workers_per_machine: int | None = None
+    cost_per_million_texts: float | None = None
+    fleet: Fleet | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan as one JSON-ready document; what the report has too has its name there."""
+        document = asdict(self)
+        return document.pop("forecast") | document.pop("bounds") | document
+
+
+def plan(
+    sizes: Sequence[int] | np.ndarray,
+    text_bytes: Sequence[float] | np.ndarray,
+    costs: RunCosts,
+    bounds: Bounds,
+    *,
+    beside_bytes: float = 0.0,
+    memory: MemoryPlan | None = None,
+    price_per_hour: float | None = None,
+    deadline_seconds: float | None = None,
+    bandwidth: float | None = None,
+) -> Plan:
+    """Predict a run over partitions of these sizes, in the source's order.
+
+    Args:
+        text_bytes: of each partition.
+        beside_bytes: of a row: its id and the columns that travel with it.
+        memory: how the run's memory is divided, where that is known.
+        price_per_hour: of one machine.
+        deadline_seconds: size a fleet that ends in time.
+        bandwidth: bytes per second that a machine can send to the store; None is what was measured.
+    """
+    counts, in_bytes = np.asarray(sizes, dtype=np.int64), np.asarray(text_bytes, dtype=float)
+    partitions, texts, encode = len(counts), int(counts.sum()), costs.encode
+    flushes = predict_flushes(counts, bounds, in_bytes / np.maximum(counts, 1), beside_bytes)
+    found = forecast(flushes, costs)
+    mean_bytes = float(in_bytes.sum()) / max(1, texts)
+    mean_tokens = mean_bytes * encode.tokens_per_single_byte
+    text_seconds, encoded_share = encode.text_seconds(mean_tokens), 1 - encode.equal_share
+    row_seconds = text_seconds * encoded_share
+    of_texts = texts * row_seconds / encode.workers
+    own_calls = float(encode.seconds(counts * encoded_share, in_bytes * encode.tokens_per_byte).sum())
+    own = CostConstants(max(0.0, own_calls - of_texts) / max(1, partitions), row_seconds, encode.workers)
+    alpha, break_even = own.alpha(partitions, texts), encode.break_even_texts(mean_tokens) / encoded_share
+    phi, cv, gain = small_share(counts, break_even), variation(counts), speedup(alpha, len(flushes), partitions)
+    file_bytes = texts * (mean_bytes + costs.vector_bytes)
+    if bandwidth is None and found.publish_seconds > 0:
+        bandwidth = file_bytes / found.publish_seconds
+    served = None
+    if bandwidth is not None and texts:
+        served = max(1, int(bandwidth * row_seconds / (mean_bytes + costs.vector_bytes)))
+    fleet = None
+    if deadline_seconds is not None:
+        model = CostConstants(encode.superbatch_seconds, row_seconds, encode.workers)
+        other = costs.io.start_seconds + costs.waiting_seconds + found.publish_seconds / max(1, len(flushes))
+        fleet = size_fleet(model, texts, len(flushes), other, deadline_seconds, served)
+    return Plan(
+        forecast=found,
+        bounds=bounds,
+        partitions=partitions,
+        texts=texts,
+        text_bytes=int(in_bytes.sum()),
+        tokens=round(texts * encoded_share * mean_tokens),
+        largest_partition_texts=int(counts.max(initial=0)),
+        workers=encode.workers,
+        superbatches=len(flushes),
+        superbatches_bound=flushes_upper_bound(texts, bounds.b_min),
+        fill_ratio=texts / len(flushes) / bounds.b_min if flushes else 0.0,
+        call_seconds=encode.call_seconds,
+        call_margin=encode.call_margin,
+        text_seconds=text_seconds,
+        text_margin=encode.text_margin(mean_tokens),
+        text_seconds_by_tokens={
+            tokens: (encode.text_seconds(tokens), encode.text_margin(tokens)) for tokens in _TOKENS_OF_TEXTS
+        },
+        partition_by_partition_seconds=own_calls,
+        speedup=gain,
+        alpha=alpha,
+        break_even_texts=break_even,
+        phi=phi,
+        cv=cv,
+        recommendation=recommend(phi, cv),
+        verdict=verdict(phi, cv, gain),
+        peak_superbatch_bytes=_lemma_3(max((flush.texts for flush in flushes), default=0), mean_bytes, costs),
+        bound_superbatch_bytes=_lemma_3(bounds.b_max, mean_bytes, costs),
+        peak_resident_bytes=_peak_resident_bytes(flushes, beside_bytes, memory) if memory else None,
+        memory_limit_bytes=memory.limit if memory else None,
+        workers_per_machine=served,
+        cost_per_million_texts=price_per_hour * found.wall_seconds / texts / 3.6e-3
+        if price_per_hour and texts
+        else None,
+        fleet=fleet,
+    )
+
+
+def verdict(phi: float, cv: float, gain: float) -> str:
+    """The decision table's verdict in a sentence."""
+    small = "most partitions are" if phi > 0.5 else "few partitions are" if phi < 0.5 else "half of the partitions are"
+    varied = "their sizes vary much" if cv > 1 else "their sizes are alike"
+    saved = f"SuperBatches save {1 - 1 / gain:.0%} of the encoding time" if gain > 1.005 else "the gain is below 1 %"
+    return f"SuperBatches are {recommend(phi, cv)}: {small} too small for a call of their own, {varied}; {saved}."
+
+
+def _lemma_3(texts: int, mean_bytes: float, costs: RunCosts) -> int:
+    return superbatch_bytes(texts, mean_bytes, costs.vector_bytes, itemsize=1)
+
+
+def _peak_resident_bytes(flushes: Sequence[Flush], beside_bytes: float, memory: MemoryPlan) -> int:
+    """Of the reader and of the SuperBatches that are alive together: one filling, one encoding, one being published."""
+    strings = [
+        math.ceil(flush.text_bytes + flush.texts * beside_bytes) + flush.partitions * PARTITION_OVERHEAD_BYTES
+        for flush in flushes
+    ]
+    each = [size + memory.result.of_rows(flush.texts, size) for flush, size in zip(flushes, strings, strict=True)]
+    together = [sum(each[start : start + SLOTS]) for start in range(len(each))]
+    return min(memory.limit, memory.reader + max(together, default=0))

@@ -1,0 +1,1 @@
+"""What readers do with published vectors: loading, tables of rows, search."""

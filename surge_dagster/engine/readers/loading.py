@@ -1,0 +1,242 @@
+"""Loading embeddings: the vectors of one space, as a polars LazyFrame or a pyarrow dataset.
+
+One listing of the space's folder decides what is loaded, and only files whose facts name the space are. While a run
+writes to the folder, a reader gets the same rows each time, or an error, and never vectors of two models. Checksums are
+compared while rows are read. Polars' own Parquet reader does not compare them (of 400 flipped bits it gave wrong rows
+for 388), so the LazyFrame reads through pyarrow. Arrow files on a local disk are mapped into memory; a dataset gives
+that memory itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from surge_dagster.engine.errors import ConfigError, DataError, SurgeError, TransientError
+from surge_dagster.engine.files.facts import FileFacts, InvalidFile
+from surge_dagster.engine.files.formats import SUFFIXES, PublishedFile, file_name
+from surge_dagster.engine.files.rows import carried_columns, check_schema, embedding_type
+from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.output.current_space import named_space, space_of_readers
+from surge_dagster.engine.output.freshness import Found, OutputState, replaced
+from surge_dagster.engine.readers.tables import as_dataset, as_lazy_frame
+from surge_dagster.engine.store import open_store
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.keys import decode_key
+from surge_dagster.engine.support.text_hash import TEXT_HASH
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow.dataset as ds
+
+_NAMED = 5
+
+
+class Embeddings:
+    """The embeddings of one space, as they were when this was opened; made by `open_embeddings`.
+
+    Args:
+        store: the output.
+        space: which of its spaces.
+    """
+
+    def __init__(self, store: Store, space: Space) -> None:
+        self.store = store
+        self.space = space
+        self._files = OutputState(store, space.name, space.file_format)
+
+    @property
+    def dimension(self) -> int:
+        """Components of each vector."""
+        return self.space.dimension
+
+    @property
+    def rows(self) -> int:
+        """Rows of all partitions together; reads the footers that are not known yet."""
+        return sum(file.facts.rows for file in self._loadable())
+
+    def keys(self) -> list[str]:
+        """The partitions that can be loaded, sorted; keys as the catalog has them. Reads footers, as `rows` does."""
+        return sorted(file.facts.partition_key for file in self._loadable())
+
+    def facts(self, partition: str) -> FileFacts:
+        """What a partition's file states about itself: rows, model, precision, versions, truncated texts.
+
+        Raises:
+            ConfigError, DataError, TransientError: see `lazy`.
+        """
+        return self._chosen([partition])[0].facts
+
+    def lazy(self, partitions: Iterable[str] | None = None, *, text_hash: bool = False) -> pl.LazyFrame:
+        """The rows as a LazyFrame with the columns partition, id, text and embedding (`pl.Array` of the dimension;
+        of a binary space UInt8, with eight dimensions in each).
+
+        Carried columns of the source stand before the embedding, null from files without them. Only the columns that a
+        query needs are read, and only the files that match a filter on `partition` alone.
+        There is no text column when no file has one; where some files have one, the others give null.
+
+        Args:
+            partitions: keys, in the requested order; None is every partition.
+            text_hash: also give the column text_hash, 16 bytes of BLAKE2b of each text; null from files of before
+                they had it.
+
+        Raises:
+            ConfigError: a requested partition has no file.
+            DataError: a file among them is damaged or belongs to another space, or ids or carried columns are not of
+                one type. For a damaged page, collecting raises it.
+            TransientError: a file among them was replaced or removed since it was listed, or cannot be read now.
+        """
+        files = self._chosen(partitions)
+        return as_lazy_frame(self.store, files, self._schema(files, text_hash, self._vectors))
+
+    def dataset(self, partitions: Iterable[str] | None = None, *, text_hash: bool = False) -> ds.Dataset:
+        """The rows as a pyarrow dataset of the same columns; a filter on `partition` reads only these files.
+
+        Vectors of int8 and binary spaces are fixed-size binaries, as in the files.
+
+        Args:
+            partitions, text_hash: see `lazy`.
+
+        Raises:
+            ConfigError, DataError, TransientError: see `lazy`. A damaged page raises an `OSError` when it is read. A
+                footer in which one column has fewer values than the others does so only where two columns are read
+                together: pyarrow counts no rows, and `lazy` does.
+        """
+        files = self._chosen(partitions)
+        stored = embedding_type(self.dimension, self.space.dtype)
+        return as_dataset(self.store, files, self._schema(files, text_hash, stored), self.space.file_format)
+
+    def found(self) -> dict[str, Found]:
+        """Every file by its name in the store: those of this space that can be loaded, and what is wrong with others.
+
+        Raises:
+            TransientError: one cannot be read now.
+        """
+        return {name: self._usable(name, file) for name, file in self._files.files().items()}
+
+    def each_found(self) -> dict[str, Found | TransientError]:
+        """The same, with the error in the place of each file that cannot be read now."""
+        files = self._files.each_file().items()
+        return {name: file if isinstance(file, TransientError) else self._usable(name, file) for name, file in files}
+
+    def refusal_of(self, name: str, error: InvalidFile | FileNotFoundError | TransientError) -> SurgeError:
+        """The error about one file that cannot be loaded, naming its partition."""
+        if isinstance(error, TransientError):
+            return TransientError(f"partition {self._key(name)!r}: {error}", self._key(name))
+        return self._refusal({name: error})
+
+    def _loadable(self) -> list[PublishedFile]:
+        """All files that can be loaded, sorted by name."""
+        return [file for file in self.found().values() if isinstance(file, PublishedFile)]
+
+    def _chosen(self, partitions: Iterable[str] | None) -> list[PublishedFile]:
+        """The files of these partitions in their order, or all of them sorted by key; refuses what cannot be loaded."""
+        if isinstance(partitions, str):
+            partitions = [partitions]
+        keys = None if partitions is None else list(partitions)
+        found = self._files.files(keys)
+        names = {file_name(self.space.name, key, self.space.file_format): key for key in keys or []}
+        if missing := [key for name, key in names.items() if name not in found]:
+            more = f" and {len(missing) - _NAMED:,} more" if len(missing) > _NAMED else ""
+            raise ConfigError(
+                f"{self.store.location(self.space.name)!r} has no embeddings of "
+                f"{', '.join(map(repr, missing[:_NAMED]))}{more}. Embed them first "
+                "(`surge-dagster embed`, or materialize `embeddings`), or choose among keys()."
+            )
+        usable = {name: self._usable(name, file) for name, file in found.items()}
+        files = [file for file in usable.values() if isinstance(file, PublishedFile)]
+        if len(files) < len(usable):
+            raise self._refusal({name: bad for name, bad in usable.items() if not isinstance(bad, PublishedFile)})
+        return sorted(files, key=lambda file: file.facts.partition_key) if keys is None else files
+
+    def _usable(self, name: str, file: Found) -> Found:
+        """A file of this space under its own name; else what is wrong with it."""
+        if not isinstance(file, PublishedFile):
+            return file
+        facts, space = file.facts, self.space
+        if facts.space != space.name:
+            return InvalidFile(f"it holds vectors of the space {facts.space!r}; expected {space.name!r}")
+        if file_name(space.name, facts.partition_key, space.file_format) != name:
+            return InvalidFile(f"it is the file of partition {facts.partition_key!r}, under another name")
+        try:
+            check_schema(file.columns, dimension=space.dimension, dtype=space.dtype)
+        except InvalidFile as error:
+            return error
+        return file
+
+    def _refusal(self, bad: Mapping[str, InvalidFile | FileNotFoundError]) -> SurgeError:
+        for name, error in bad.items():
+            if isinstance(error, FileNotFoundError):
+                return replaced(self.store.location(name), self._key(name))
+        name, error = next(iter(bad.items()))
+        more = f" {len(bad) - 1:,} more files cannot be loaded either." if len(bad) > 1 else ""
+        return DataError(
+            self._key(name),
+            f"{self.store.location(name)!r} cannot be loaded: {error}",
+            f"Move it away and embed the partition again, or choose partitions without it.{more}",
+        )
+
+    def _key(self, name: str) -> str:
+        """The partition's key as far as it can be read from the name of its file."""
+        encoded = name.removeprefix(f"{self.space.name}/").removesuffix(SUFFIXES[self.space.file_format])
+        try:
+            return decode_key(encoded) or encoded
+        except ValueError:
+            return encoded
+
+    @property
+    def _vectors(self) -> pa.DataType:
+        """The type of vectors in a LazyFrame, where the bytes of int8 and binary ones are lists of numbers."""
+        stored = embedding_type(self.dimension, self.space.dtype)
+        if not pa.types.is_fixed_size_binary(stored):
+            return stored
+        number = pa.int8() if self.space.dtype == "int8" else pa.uint8()
+        return pa.list_(pa.field("item", number, nullable=False), stored.byte_width)
+
+    def _schema(self, files: list[PublishedFile], text_hash: bool, vectors: pa.DataType) -> pa.Schema:
+        """Of the rows of several files: partition, id, text where a file has it, text_hash on request, embedding."""
+        first: dict[str, tuple[pa.DataType, str]] = {}
+        found = {file.facts.partition_key: file.columns for file in files}
+        for key, columns in found.items():
+            for name, kind in [("id", columns.field("id").type), *_carried(columns)]:
+                one, its_key = first.setdefault(name, (kind, key))
+                if kind != one:
+                    its, those = ("ids are", "those") if name == "id" else (f"column {name!r} is", "that")
+                    found_types = f"its {its} of type {kind} and {those} of {its_key!r} of type {one}"
+                    raise DataError(key, f"{found_types}; one table cannot hold both", "Load them apart.")
+        id_type, _ = first.pop("id", (pa.string(), ""))
+        has_text = any("text" in columns.names for columns in found.values())
+        return pa.schema(
+            [
+                pa.field("partition", pa.string()),
+                pa.field("id", id_type, nullable=False),
+                *([pa.field("text", pa.large_string())] if has_text else []),
+                *([pa.field("text_hash", TEXT_HASH)] if text_hash else []),
+                *(pa.field(name, kind) for name, (kind, _) in first.items()),
+                pa.field("embedding", vectors, nullable=False),
+            ]
+        )
+
+
+def _carried(columns: pa.Schema) -> list[tuple[str, pa.DataType]]:
+    return [(field.name, field.type) for field in carried_columns(columns) or ()]
+
+
+def open_embeddings(output: str | Path | Store, space: str | None = None) -> Embeddings:
+    """Open the embeddings of an output for loading.
+
+    Lists the space once; the footers of the chosen partitions are read when they are needed.
+    A later switch of the current space does not change what is open.
+
+    Args:
+        output: a path, URL or open store: the folder that holds the spaces.
+        space: name of a space's folder; None is the current space, or the only one.
+
+    Raises:
+        ConfigError: there are no embeddings, no such space, or several spaces of which none is current or named.
+    """
+    store = open_store(output) if isinstance(output, (str, Path)) else output
+    return Embeddings(store, space_of_readers(store) if space is None else named_space(store, space))

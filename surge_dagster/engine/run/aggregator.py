@@ -1,0 +1,276 @@
+"""The aggregator: gathers whole partitions into SuperBatches between two thresholds.
+
+How many rows a partition has is unknown while it streams in, so the rule looks at what is held. Closed partitions are
+*pending*; the one being read is *current*. When pending and current together would exceed B_max, pending is flushed and
+current moves to an empty slot. When current alone would exceed B_max it is oversized: what is held of it is emitted as
+a segment, and so on until its tail, which is batched with what follows. At a partition's end, pending texts at or past
+B_min are flushed. So a partition that fits is never split, and no SuperBatch ever holds more than B_max.
+
+Rows that an earlier run staged are skipped (`skip`): the rows on either side are segments of their own. Rows that take
+their vectors from the partition's old file lie in the slot like all others and are not encoded: B_min counts the rows
+to encode, B_max all rows. Where little is encoded a SuperBatch is flushed when it is full, and the first ones, whose
+B_min is a part of the later one, when they have that part of B_max.
+
+Both thresholds exist in texts and in bytes. SURGE (section 3.2 and lemma 3) counts texts alone, which bounds no memory
+when texts are long, and gathers a partition whole before it is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from surge_dagster.engine.encoder.arena import Slot
+from surge_dagster.engine.encoder.known_vectors import KnownVectors
+from surge_dagster.engine.errors import DataError
+from surge_dagster.engine.run.superbatch import OpenPartition, Segment, SuperBatch, row_bytes
+from surge_dagster.engine.run.thresholds import PARTITION_OVERHEAD_BYTES, Bounds
+from surge_dagster.engine.sources.partition import RowBatch
+
+
+@dataclass(slots=True)
+class _Held:
+    """Rows of one partition in the slot being filled."""
+
+    partition: OpenPartition
+    start: int
+    first_row: int
+    bytes: int = PARTITION_OVERHEAD_BYTES  # counted once per partition, with its first rows
+    vector_bytes: int = 0  # of rows that have vectors already
+    rows: int = 0
+    new_rows: int = 0  # rows to encode
+    ids: list[pa.Array] = field(default_factory=list)
+    carried: list[pa.RecordBatch] = field(default_factory=list)
+    last: bool = False
+
+    @property
+    def new_bytes(self) -> int:
+        """What the thresholds count of rows to encode: their part of the bytes."""
+        return self.bytes * self.new_rows // self.rows if self.rows else self.bytes
+
+    def segment(self) -> Segment:
+        ids, carried = tuple(self.ids), tuple(self.carried)
+        return Segment(self.partition, self.start, self.start + self.rows, self.first_row, ids, self.last, carried)
+
+
+@dataclass(slots=True)
+class _Pending:
+    """Closed partitions in the slot being filled, and their sums."""
+
+    held: list[_Held] = field(default_factory=list)
+    rows: int = 0
+    bytes: int = 0
+    vector_bytes: int = 0
+    new_rows: int = 0
+    new_bytes: int = 0
+
+    def add(self, held: _Held) -> None:
+        self.held.append(held)
+        self.rows += held.rows
+        self.bytes += held.bytes
+        self.vector_bytes += held.vector_bytes
+        self.new_rows += held.new_rows
+        self.new_bytes += held.new_bytes
+
+
+class Aggregator:
+    """Gathers a stream of partitions into SuperBatches.
+
+    Args:
+        bounds: the thresholds.
+        acquire: gives an empty slot for B_max texts of B_max bytes; it may wait until one is free.
+        reserve: books bytes before they are held; it may wait until there is room. The receiver of a SuperBatch
+            releases its `held_bytes`, the caller of `discard` the bytes that it returns.
+
+    Call `open`, then `add` (or `skip`) for each row batch, then `close` (or `discard` when the partition is refused),
+    and `finish` after the last partition. `add`, `close` and `finish` are generators of the SuperBatches that became
+    ready; each must be run to its end. A SuperBatch's slot belongs to its receiver.
+    """
+
+    def __init__(
+        self, bounds: Bounds, acquire: Callable[[], Slot], reserve: Callable[[int], None] = lambda size: None
+    ) -> None:
+        self.bounds = bounds
+        self._acquire = acquire
+        self._reserve = reserve
+        self._slot: Slot | None = None
+        self._pending = _Pending()
+        self._current: _Held | None = None
+        self._emitted = 0
+        self._set_thresholds()
+
+    @property
+    def held_texts(self) -> int:
+        """Texts in the slot being filled."""
+        return self._pending.rows + (self._current.rows if self._current else 0)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of ids, texts and overhead in the slot being filled."""
+        return self._pending.bytes + (self._current.bytes if self._current else 0)
+
+    @property
+    def held_vector_bytes(self) -> int:
+        """Bytes of the vectors that rows in the slot being filled have already."""
+        return self._pending.vector_bytes + (self._current.vector_bytes if self._current else 0)
+
+    def open(self, partition: OpenPartition) -> None:
+        """Begin a partition; the one before must be closed or discarded."""
+        if self._current is not None:
+            raise RuntimeError(f"partition {self._current.partition.key!r} is still open")
+        self._reserve(PARTITION_OVERHEAD_BYTES)
+        self._current = _Held(partition, start=self._pending.rows, first_row=0)
+
+    def add(self, batch: RowBatch, known: KnownVectors | None = None) -> Iterator[SuperBatch]:
+        """Take the next rows of the open partition.
+
+        Args:
+            known: vectors that some of them have already.
+
+        Raises:
+            DataError: a single row is larger than B_max in bytes; raised by the call, before any row was taken.
+        """
+        current = self._require_open()
+        _know_columns(current.partition, batch)
+        if not len(batch):
+            return iter(())
+        if batch.value_bytes + PARTITION_OVERHEAD_BYTES > self.bounds.b_max_bytes:
+            costs = row_bytes(batch)
+            largest = int(costs.max())
+            if largest + PARTITION_OVERHEAD_BYTES > self.bounds.b_max_bytes:
+                raise DataError(
+                    current.partition.key,
+                    f"the row has {largest:,} bytes and a SuperBatch holds at most {self.bounds.b_max_bytes:,}",
+                    f"Shorten its values, or raise max_text_bytes to {largest:,}.",
+                    current.partition.rows + int(costs.argmax()),
+                )
+        return self._take(current, batch, known)
+
+    def _take(self, current: _Held, batch: RowBatch, known: KnownVectors | None) -> Iterator[SuperBatch]:
+        size = batch.value_bytes
+        if size <= self.bounds.b_max_bytes - self.held_bytes and len(batch) <= self.bounds.b_max - self.held_texts:
+            self._append(current, batch, known, size)
+            return
+        ends = np.cumsum(row_bytes(batch))
+        done = 0
+        while done < len(batch):
+            current = self._require_open()
+            before = int(ends[done - 1]) if done else 0
+            room_bytes = self.bounds.b_max_bytes - self.held_bytes
+            fitting = int(np.searchsorted(ends, before + room_bytes, side="right")) - done
+            take = min(fitting, self.bounds.b_max - self.held_texts, len(batch) - done)
+            if take > 0:
+                rows = batch.rows(done, done + take)
+                part = None if known is None else known.between(done, done + take)
+                self._append(current, rows, part, int(ends[done + take - 1]) - before)
+                done += take
+            elif self._pending.held:
+                yield self._flush_pending()
+            else:
+                yield self._emit_segment()
+
+    def skip(self, batch: RowBatch) -> None:
+        """Skip the next rows of the open partition: they need no encoding."""
+        current = self._require_open()
+        partition = current.partition
+        _know_columns(partition, batch)
+        partition.rows += len(batch)
+        if current.rows:
+            self._pending.add(current)
+            self._current = _Held(partition, start=self._pending.rows, first_row=partition.rows, bytes=0)
+        else:
+            current.first_row = partition.rows
+
+    def close(self) -> Iterator[SuperBatch]:
+        """End the open partition: all its rows were added and none was refused."""
+        current = self._require_open()
+        if self._pending.held and self.held_bytes > self.bounds.b_max_bytes:
+            yield self._flush_pending()  # only an empty partition gets here: its overhead alone did not fit
+        current.last = True
+        self._pending.add(current)
+        self._current, pending = None, self._pending
+        is_enough = pending.new_rows >= self._b_min or pending.new_bytes >= self.bounds.b_min_bytes
+        if is_enough or pending.rows >= self._b_max:
+            yield self._flush_pending()
+
+    def discard(self) -> tuple[int, int]:
+        """Drop the rows of the open partition that were gathered last; its earlier segments are still emitted.
+
+        Returns:
+            Texts and bytes no longer held, those of vectors included.
+        """
+        current = self._require_open()
+        self._current = None
+        if self._slot is not None and current.rows:
+            self._slot.truncate(current.start)
+        return current.rows, current.bytes + current.vector_bytes
+
+    def finish(self) -> Iterator[SuperBatch]:
+        """Flush what is left after the last partition."""
+        if self._current is not None:
+            raise RuntimeError(f"partition {self._current.partition.key!r} is still open")
+        if self._pending.held:
+            yield self._flush_pending()
+
+    def _require_open(self) -> _Held:
+        if self._current is None:
+            raise RuntimeError("no partition is open")
+        return self._current
+
+    def _append(self, current: _Held, batch: RowBatch, known: KnownVectors | None, size: int) -> None:
+        # Only what fits is booked: a reader that waited while it holds more than a SuperBatch could wait for itself.
+        # Known vectors are a part of the SuperBatch's result, which is booked when it is flushed.
+        vector_bytes = 0 if known is None else known.matrix.nbytes
+        self._reserve(size + vector_bytes)
+        if self._slot is None:
+            self._slot = self._acquire()
+        self._slot.append(batch.texts, (batch.text_offsets, batch.text_values), known)
+        rows = len(batch)
+        current.ids.append(batch.ids)
+        if batch.carried is not None:
+            current.carried.append(batch.carried)
+        current.rows += rows
+        current.new_rows += rows if known is None else rows - int(np.count_nonzero(~known.sampled))
+        current.bytes += size
+        current.vector_bytes += vector_bytes
+        current.partition.rows += rows
+
+    def _flush_pending(self) -> SuperBatch:
+        pending, self._pending = self._pending, _Pending()
+        full, self._slot = self._slot if self._slot is not None else self._acquire(), None
+        current, size = self._current, pending.bytes
+        if current is not None:
+            if current.rows:
+                self._reserve(current.bytes)  # the tail lies in both slots until the full one is released
+                size += current.bytes
+                self._slot = self._acquire()
+                full.move_tail(current.start, self._slot)
+            current.start = 0
+        return self._emit(full, pending.held, size, pending.vector_bytes)
+
+    def _emit_segment(self) -> SuperBatch:
+        current, full = self._require_open(), self._slot
+        if full is None:
+            raise RuntimeError("a segment without rows")
+        self._slot = None
+        self._current = _Held(current.partition, start=0, first_row=current.first_row + current.rows, bytes=0)
+        return self._emit(full, [current], current.bytes, current.vector_bytes)
+
+    def _emit(self, slot: Slot, held: list[_Held], size: int, vector_bytes: int) -> SuperBatch:
+        self._emitted += 1
+        self._set_thresholds()
+        return SuperBatch(self._emitted - 1, slot, tuple(one.segment() for one in held), size, vector_bytes)
+
+    def _set_thresholds(self) -> None:
+        """B_min of the SuperBatch being gathered, and that part of B_max at which it is flushed."""
+        self._b_min = self.bounds.b_min_of(self._emitted)
+        self._b_max = max(1, self.bounds.b_max * self._b_min // self.bounds.b_min)
+
+
+def _know_columns(partition: OpenPartition, batch: RowBatch) -> None:
+    partition.id_type = batch.ids.type
+    if batch.carried is not None:
+        partition.carried_columns = batch.carried.schema

@@ -1,0 +1,177 @@
+"""The encode stage: SuperBatches are read one ahead in a thread of their own, and the pool always has the next one.
+
+While one SuperBatch is being encoded the next one waits in the pool, so that no worker idles where one ends and the
+next begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+
+from surge_dagster.engine.encoder.arena import ArenaClosed
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import Cancelled, EncoderError
+from surge_dagster.engine.run.meters import Pace
+from surge_dagster.engine.run.report import Failure, Receipt
+from surge_dagster.engine.run.run_context import RunContext
+from surge_dagster.engine.run.superbatch import EncodedSuperBatch, SuperBatch
+from surge_dagster.engine.run.superbatch_call import SuperBatchCall
+from surge_dagster.engine.support.timeline import Span
+
+log = logging.getLogger(__name__)
+
+_CONCURRENT_CALLS = 2
+_POLL_SECONDS = 0.05
+_SLOW_PACE = 2.0  # times the running average
+_WORTH_A_WARNING_SECONDS = 1.0
+_ENCODE_SHARE = 0.5  # of the grace time, for SuperBatches that are being encoded; most take less
+
+
+class ReadAhead:
+    """Runs the reader in a thread, one SuperBatch ahead; its receipts and failures go to the run's events.
+
+    Args:
+        items: what the reader yields (`reading.superbatches`).
+        context: of the run.
+    """
+
+    def __init__(self, items: Iterator[SuperBatch | Receipt | Failure], context: RunContext) -> None:
+        self._items = items
+        self._context = context
+        self._ready: queue.Queue[SuperBatch | BaseException | None] = queue.Queue(1)
+        self._thread = threading.Thread(target=self._run, name="surge-read", daemon=True)
+        self._thread.start()
+
+    def take(self, *, wait: bool) -> SuperBatch | None:
+        """The next SuperBatch; None after the last one.
+
+        Args:
+            wait: for a moment, where there is none yet.
+
+        Raises:
+            queue.Empty: there is none yet.
+            BaseException: what ended the reader.
+        """
+        if wait:
+            with self._context.exposed_io.waiting("encoder"):
+                item = self._ready.get(timeout=_POLL_SECONDS)
+        else:
+            item = self._ready.get_nowait()
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def close(self) -> None:
+        """End the reader, and wait for it until the grace time is over; what it still hands over is dropped."""
+        self._context.stop.stopping.set()
+        while self._thread.is_alive() and self._context.stop.seconds_left() != 0:
+            with contextlib.suppress(queue.Empty):
+                self._ready.get(timeout=_POLL_SECONDS)
+
+    def _run(self) -> None:
+        io = self._context.exposed_io
+        begun, waited = time.perf_counter(), io.reader_seconds
+        try:
+            for item in self._items:
+                if isinstance(item, SuperBatch):
+                    seconds = time.perf_counter() - begun - (io.reader_seconds - waited)
+                    self._put(replace(item, read_seconds=seconds))
+                    begun, waited = time.perf_counter(), io.reader_seconds
+                else:
+                    self._context.events.emit(item)
+            self._put(None)
+        except (Cancelled, ArenaClosed):
+            pass
+        except BaseException as error:
+            with contextlib.suppress(Cancelled):
+                self._put(error)
+
+    def _put(self, item: SuperBatch | BaseException | None) -> None:
+        while True:
+            self._context.stop.require_running()
+            with contextlib.suppress(queue.Full):
+                self._ready.put(item, timeout=_POLL_SECONDS)
+                return
+
+
+def encoded_superbatches(batches: ReadAhead, pool: EncoderPool, context: RunContext) -> Iterator[EncodedSuperBatch]:
+    """Encode SuperBatches in their order, two of them in the pool at a time.
+
+    A run that ends early loses nothing that is encoded: partitions that are whole by then, or within half of the grace
+    time, still come, before the error that ended it.
+
+    Raises:
+        EncoderError: the pool failed for good.
+        BaseException: what ended the reader.
+    """
+    calls: deque[SuperBatchCall] = deque()
+    measures, more, error = _Measures(context), True, None
+    try:
+        while (more or calls) and not context.stop.stopping.is_set():
+            if more and len(calls) < _CONCURRENT_CALLS:
+                with contextlib.suppress(queue.Empty):
+                    batch = batches.take(wait=not calls)
+                    more = batch is not None
+                    if batch is not None:
+                        calls.append(SuperBatchCall(pool, batch, context))
+            if calls and calls[0].result(_POLL_SECONDS) is not None:
+                yield measures.of(calls.popleft())
+    except Exception as caught:
+        error = caught
+    yield from _encoded_so_far(calls, context)
+    if error is not None:
+        raise error
+
+
+def _encoded_so_far(calls: deque[SuperBatchCall], context: RunContext) -> Iterator[EncodedSuperBatch]:
+    """The segments of unfinished calls that are encoded by now or soon; none where the store is down."""
+    over = context.stop.over
+    left = context.stop.seconds_left(_ENCODE_SHARE)
+    patience = context.stop.grace_seconds * _ENCODE_SHARE if left is None else left
+    deadline = time.monotonic() + (0.0 if over.is_set() else patience)
+    for call in calls:
+        if not call.batch.texts:
+            continue
+        # The call that failed first has raised its error; what the pool encoded before is valid.
+        with contextlib.suppress(EncoderError):
+            call.result(max(0.0, deadline - time.monotonic()))
+        call.end()
+        if over.is_set():
+            continue
+        whole = tuple(segment for segment in call.batch.segments if call.is_encoded(segment))
+        if whole:
+            yield EncodedSuperBatch(replace(call.batch, segments=whole), call.metrics, deduplicated=call.deduplicated)
+
+
+class _Measures:
+    """Measures each encode call, and compares it with those before it."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._begun = self._last = context.begun
+        self._speed = context.speed
+        self._pace = Pace()
+
+    def of(self, call: SuperBatchCall) -> EncodedSuperBatch:
+        """A SuperBatch whose call ended now."""
+        metrics = call.metrics
+        now, seconds, shared_seconds = time.perf_counter(), metrics.encode_seconds, metrics.shared_seconds
+        since_last, self._last = now - self._last, now
+        self._speed.add(metrics.texts, seconds)
+        pace = self._pace.ratio(metrics.padded_tokens, shared_seconds)  # a call that waits for others is not slow
+        if pace is not None and pace > _SLOW_PACE and shared_seconds > _WORTH_A_WARNING_SECONDS:
+            log.warning(
+                "a SuperBatch of %d texts took %.1f s, %.1f times as long per token as those before it; check whether "
+                "something else uses the device or slows it down",
+                *(metrics.texts, shared_seconds, pace),
+            )
+        ended = now - self._begun
+        span = Span(max(0.0, ended - seconds), ended, seconds)
+        duty = min(1.0, seconds / max(since_last, 1e-9))
+        return EncodedSuperBatch(call.batch, metrics, duty, pace, span, call.deduplicated)

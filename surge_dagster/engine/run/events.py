@@ -1,0 +1,122 @@
+"""The stream of a run's events: counted in its report, and handed to the thread that iterates over the run."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Iterator
+
+from surge_dagster.engine.run.meters import ExposedIo, InFlight
+from surge_dagster.engine.run.report import Event, Failure, Receipt, RunReport, SuperBatchReport
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.ledger import Ledger
+from surge_dagster.engine.support.waiting import StopSignal, next_item
+
+_GROUP_EVENTS = 256
+_WAITING_GROUPS = 64
+_POLL_SECONDS = 0.05
+
+
+class EventStream:
+    """Takes events from any thread and yields them in one; a slow consumer makes the other threads wait.
+
+    Args:
+        report: counts the events, and gets the peaks of `ledger`, `in_flight` and `exposed_io`.
+        store: its retries since now are reported.
+        stop: events are dropped once the run is abandoned.
+
+    Attributes:
+        published: keys of the partitions that were published, also those whose receipt was not taken yet.
+        ended: whether the last event was taken.
+    """
+
+    def __init__(
+        self,
+        report: RunReport,
+        ledger: Ledger,
+        in_flight: InFlight,
+        exposed_io: ExposedIo,
+        store: Store,
+        stop: StopSignal,
+    ) -> None:
+        self.published: set[str] = set()
+        self.ended = False
+        self._report = report
+        self._ledger = ledger
+        self._in_flight = in_flight
+        self._exposed_io = exposed_io
+        self._store = store
+        self._retries_before = dict(store.retries)
+        self._stop = stop
+        self._failed_keys: set[str] = set()
+        self._lock = threading.Lock()
+        self._queue: queue.Queue[tuple[Event, ...] | BaseException | None] = queue.Queue(_WAITING_GROUPS)
+        self._begun = time.perf_counter()
+
+    def begin(self, begun: float) -> None:
+        """Set the `time.perf_counter()` from which the report counts its seconds."""
+        self._begun = begun
+
+    def emit(self, *events: Event) -> None:
+        """Count events and hand them over, in groups: waking the consumer costs more than counting an event."""
+        now = time.perf_counter() - self._begun
+        with self._lock:
+            new = tuple(event for event in events if self._count(event, now))
+            self._update_peaks()
+        for start in range(0, len(new), _GROUP_EVENTS):
+            self._put(new[start : start + _GROUP_EVENTS])
+
+    def end(self, error: BaseException | None) -> None:
+        """Say that no event follows, and which error ended the run."""
+        with self._lock:
+            self._update_peaks()
+        if error is not None:
+            self._put(error)
+        self._put(None)
+
+    def __iter__(self) -> Iterator[Event]:
+        """Yield events until the end, and raise the error that ended the run."""
+        while (group := next_item(self._queue)) is not None:
+            if isinstance(group, BaseException):
+                self.ended = True
+                raise group
+            yield from group
+        self.ended = True
+
+    def drop_next(self) -> None:
+        """Drop the next group if one comes soon: a thread may wait to hand it over while no thread takes events."""
+        with contextlib.suppress(queue.Empty):
+            self._queue.get(timeout=_POLL_SECONDS)
+
+    def _put(self, group: tuple[Event, ...] | BaseException | None) -> None:
+        while not self._stop.abandoned:
+            with contextlib.suppress(queue.Full):
+                self._queue.put(group, timeout=_POLL_SECONDS)
+                return
+
+    def _count(self, event: Event, now: float) -> bool:
+        """Add an event to the report; False for a second failure of one partition, which is not reported."""
+        report = self._report
+        match event:
+            case SuperBatchReport():
+                report.count_superbatch(event)
+            case Failure():
+                if event.key in self._failed_keys:  # two stages found an error concurrently
+                    return False
+                self._failed_keys.add(event.key)
+                report.partitions_failed.append(event)
+            case Receipt():
+                if event.action != "fresh":
+                    self.published.add(event.key)
+                report.count_receipt(event, now)
+        return True
+
+    def _update_peaks(self) -> None:
+        report, before = self._report, self._retries_before
+        report.max_in_flight_texts = self._in_flight.most
+        report.peak_resident_bytes = self._ledger.peak
+        report.exposed_io_seconds = self._exposed_io.seconds
+        retries = {cause: count - before.get(cause, 0) for cause, count in self._store.retries.items()}
+        report.storage_retries = {cause: count for cause, count in sorted(retries.items()) if count}

@@ -1,0 +1,196 @@
+"""One SuperBatch on its way out: each segment becomes a file or a staged object; then what became of all of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import numpy as np
+
+from surge_dagster.engine.errors import DataError
+from surge_dagster.engine.feed.change_files import changed_ids
+from surge_dagster.engine.files.formats import write_file
+from surge_dagster.engine.files.validation import invalid_row
+from surge_dagster.engine.run.report import Failure, Receipt, SuperBatchReport, worker_idle_ratio
+from surge_dagster.engine.run.run_context import RunContext
+from surge_dagster.engine.run.space_target import require_unchanged
+from surge_dagster.engine.run.superbatch import CHANGED, UNCHANGED, EncodedSuperBatch, Segment, StagedRows
+from surge_dagster.engine.support.timeline import Lane
+
+
+@dataclass(slots=True)
+class Publication:
+    """One SuperBatch while its segments are being written, by several threads.
+
+    Attributes:
+        remaining: segments that are not written yet.
+        texts_per_second: of the encode call.
+        staged: staged rows by the segment's start.
+        serialize, upload: seconds of the publishing threads.
+    """
+
+    context: RunContext
+    encoded: EncodedSuperBatch
+    remaining: int = field(init=False)
+    texts_per_second: float | None = field(init=False)
+    started: float = field(default_factory=time.perf_counter)
+    receipts: list[Receipt] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    staged: dict[int, StagedRows] = field(default_factory=dict)
+    serialize: Lane = field(default_factory=Lane)
+    upload: Lane = field(default_factory=Lane)
+    truncated: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.remaining = len(self.encoded.batch.segments)
+        self.texts_per_second = self.encoded.texts_per_second  # which looks at the slot
+
+    def publish(self, segment: Segment) -> None:
+        """Write the file of a partition that lies whole in this SuperBatch.
+
+        Raises:
+            DataError: a vector of it is not a valid embedding.
+            SurgeError, OSError: it cannot be written, or is no longer wanted.
+        """
+        target, batch, partition = self.context.target, self.encoded.batch, segment.partition
+        begun = time.perf_counter()
+        matrix = self._valid_vectors(segment)
+        rows = target.rows(batch, segment, matrix)
+        facts = target.facts(partition, rows=len(matrix), vectors=segment.vector_facts(batch.slot, _now()))
+        self._finish_changes(segment)
+        with target.create(partition.key) as upload:
+            write_file(target.space.file_format, upload, rows, facts)
+            serialized = time.perf_counter()
+            if self.context.feed is not None and partition.changes is not None:
+                changed = changed_ids(partition.changes.operations, segment.ids)
+                self.context.feed.write(partition, facts.rows_version, changed)
+            stored = upload.publish(lambda: require_unchanged(partition.source))
+        receipt = Receipt.of(
+            facts,
+            stored,
+            target.store.location(stored.name),
+            superbatch=batch.index,
+            texts_per_second=self.texts_per_second,
+            cosines=partition.cosines,
+        )
+        with self.lock:
+            self.receipts.append(receipt)
+            self._count(begun, serialized, facts.truncated)
+
+    def stage(self, segment: Segment) -> None:
+        """Stage rows of a split partition as an object of its own.
+
+        Raises:
+            DataError: a vector of it is not a valid embedding.
+            SurgeError, OSError: it cannot be written.
+        """
+        slot = self.encoded.batch.slot
+        begun = time.perf_counter()
+        matrix = self._valid_vectors(segment)
+        vectors = segment.vector_facts(slot, _now())
+        texts = slot.texts(segment.start, segment.stop)
+        self._finish_changes(segment)
+        checked = time.perf_counter()
+        staged = self.context.staging.write(segment, texts, matrix, vectors)
+        with self.lock:
+            self.staged[segment.start] = staged
+            self._count(begun, checked, vectors.truncated)
+
+    def fail(self, failure: Failure) -> None:
+        """Add the failure of one partition."""
+        with self.lock:
+            self.failures.append(failure)
+
+    def count_down(self) -> bool:
+        """Count a segment as done; whether it was the last one."""
+        with self.lock:
+            self.remaining -= 1
+            return self.remaining == 0
+
+    def events(self) -> tuple[SuperBatchReport | Receipt | Failure, ...]:
+        """What became of the SuperBatch once nothing remains; receipts are in the order of the segments."""
+        order = {segment.partition.key: place for place, segment in enumerate(self.encoded.batch.segments)}
+        receipts = sorted(self.receipts, key=lambda receipt: order[receipt.key])
+        return self._report(), *receipts, *self.failures
+
+    def _count(self, begun: float, serialized: float, truncated: int) -> None:
+        self.truncated += truncated
+        self.serialize.add(begun, serialized)
+        self.upload.add(serialized, time.perf_counter())
+
+    def _finish_changes(self, segment: Segment) -> None:
+        """Enter rows whose vectors are new as changed: vectors of equal texts may differ in their last bits."""
+        changes, slot = segment.partition.changes, self.encoded.batch.slot
+        if changes is None:
+            return
+        operations = changes.operations[segment.first_row : segment.first_row + segment.stop - segment.start]
+        known = slot.known(segment.start, segment.stop)
+        is_new = np.ones(len(operations), np.bool_) if known is None else ~known
+        operations[is_new & (operations == UNCHANGED)] = CHANGED
+
+    def _valid_vectors(self, segment: Segment) -> np.ndarray:
+        """A segment's vectors, [rows, dimension]; refuses its partition if one of them is not a valid embedding."""
+        encoded = self.encoded
+        failed = next((failed for failed in encoded.metrics.failed if segment.start <= failed.row < segment.stop), None)
+        if failed is not None:
+            raise DataError(
+                segment.partition.key,
+                f"its text ends every worker that encodes it ({failed.reason})",
+                "Look at this text, shorten it or take it out, and run again.",
+                segment.first_row + failed.row - segment.start,
+            )
+        matrix = encoded.batch.slot.matrix(segment.start, segment.stop)
+        wrong = invalid_row(matrix, normalized=self.context.target.space.normalize)
+        if wrong is not None:
+            raise DataError(
+                segment.partition.key,
+                f"{wrong[1]}: the encoder gave what cannot be published",
+                "Look at the text of this row; if it is ordinary, the model or the device is at fault.",
+                segment.first_row + wrong[0],
+            )
+        return matrix
+
+    def _report(self) -> SuperBatchReport:
+        context, encoded, batch = self.context, self.encoded, self.encoded.batch
+        metrics = encoded.metrics
+        texts, rows_reused = encoded.published_texts, encoded.rows_reused
+        return SuperBatchReport(
+            index=batch.index,
+            partitions=len(batch.segments),
+            texts=texts,
+            text_bytes=batch.slot.text_bytes,
+            tokens=metrics.tokens,
+            padded_tokens=metrics.padded_tokens,
+            truncated=self.truncated,
+            encode_seconds=metrics.encode_seconds,
+            tokenize_seconds=metrics.tokenize_seconds,
+            forward_seconds=metrics.forward_seconds,
+            serialize_seconds=self.serialize.seconds,
+            upload_seconds=self.upload.seconds,
+            publish_seconds=time.perf_counter() - self.started,
+            fill_ratio=(texts - rows_reused) / context.bounds.b_min,
+            rows_reused=rows_reused,
+            texts_deduplicated=encoded.deduplicated,
+            texts_computed=metrics.texts,
+            read_seconds=batch.read_seconds,
+            shared_seconds=metrics.shared_seconds,
+            copy_seconds=metrics.copy_seconds,
+            duty_cycle=encoded.duty_cycle,
+            worker_idle_ratio=worker_idle_ratio(metrics.forward_seconds, metrics.workers, metrics.encode_seconds),
+            pace_ratio=encoded.pace_ratio,
+            replays=metrics.replays,
+            gpu_utilisation=metrics.gpu_utilisation,
+            gpu_memory_bytes=metrics.gpu_memory_bytes,
+            peak_resident_bytes=context.ledger.peak,
+            encode_span=encoded.encode_span,
+            serialize_span=self.serialize.span(context.begun),
+            upload_span=self.upload.span(context.begun),
+        )
+
+
+def _now() -> str:
+    """The time as facts have it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,340 @@
+"""The publish stage: threads slice, serialize and publish a SuperBatch while the next one is being encoded.
+
+Several threads share the segments of one SuperBatch. A whole partition becomes its file. A segment of a split partition
+is staged as an object of its own, so that no SuperBatch's memory waits for a long file. After the last segment the
+folder is flushed once, the memory is given back, and only then the receipts are reported. One more thread writes the
+files of split partitions from what is staged. An error fails its partition and no other one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import logging
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import partial
+
+from surge_dagster.engine.errors import (
+    Cancelled,
+    DataError,
+    StoreUnavailable,
+    SurgeError,
+    TransientError,
+    WriteRefused,
+)
+from surge_dagster.engine.files.facts import InvalidFile, VectorFacts
+from surge_dagster.engine.files.formats import file_name, read_published_file
+from surge_dagster.engine.run.publication import Publication
+from surge_dagster.engine.run.report import Failure, Receipt
+from surge_dagster.engine.run.rewriting import assemble
+from surge_dagster.engine.run.run_context import RunContext
+from surge_dagster.engine.run.superbatch import EncodedSuperBatch, OpenPartition, Segment
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.1
+_LAST_SECONDS = 2.0  # to remove unfinished files when the process ends; a store that answers needs less
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+# Errors of a local disk that the next file would meet too; a file that is too large is no reason to end the run.
+_DISK_UNUSABLE = (*_DISK_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.EIO, errno.ESTALE)
+_DOWN_AFTER = 4  # refused writes in a row, as with operations on a bucket
+# Facts in which files of two runs with the same rows may differ.
+_OF_THE_RUN = ("precision", "writer", "rows_version", *(fact.name for fact in fields(VectorFacts)))
+
+
+class Publisher:
+    """Writes encoded SuperBatches; what becomes of them goes to the events of the run.
+
+    An error that is not a partition's own stops the run, and `close` raises it.
+
+    Args:
+        context: of the run.
+    """
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._threads = context.memory.result.threads
+        self._segments = PublishingThreads(self._threads, "surge-publish")
+        self._files = PublishingThreads(1, "surge-publish-split")
+        self._error: BaseException | None = None
+        self._store_is_down = False
+        self._refused_writes = 0  # in a row, by a local disk
+        self._unfinished = 0  # SuperBatches
+        self._unfinished_files = 0
+        self._finished = threading.Condition()
+        self._closing = False
+
+    def submit(self, encoded: EncodedSuperBatch) -> None:
+        """Write every segment of a SuperBatch; returns immediately."""
+        publication = Publication(self._context, encoded)
+        with self._finished:
+            self._unfinished += 1
+        waiting = deque(encoded.batch.segments)
+        for _ in range(min(self._threads, len(waiting))):
+            self._segments.submit(partial(self._write_segments, publication, waiting))
+
+    def close(self) -> None:
+        """Wait until every file is published, or the grace time is over; incomplete partitions stay staged.
+
+        Raises:
+            BaseException: the error that stopped the run.
+        """
+        stop = self._context.stop
+        with self._finished:
+            self._closing = True
+            drained, left = False, None
+            while not drained and left != 0:
+                left = stop.seconds_left()
+                drained = self._finished.wait_for(
+                    lambda: not self._unfinished and not self._unfinished_files,
+                    _POLL_SECONDS if left is None else min(_POLL_SECONDS, left),
+                )
+        if not drained:
+            stop.over.set()
+            log.warning(
+                "%d SuperBatches and %d files of split partitions were not published within the grace time; the next "
+                "run does them again",
+                *(self._unfinished, self._unfinished_files),
+            )
+        elif not stop.over.is_set():
+            self._context.staging.remove_discarded()
+        for threads in (self._segments, self._files):
+            if drained:
+                threads.end()
+            else:
+                threads.give_up()
+        if self._error is not None:
+            raise self._error
+
+    def _write_segments(self, publication: Publication, waiting: deque[Segment]) -> None:
+        """One thread's share of a SuperBatch: one task for each of thousands of tiny partitions would cost too much."""
+        while self._store_is_down or not self._context.stop.over.is_set():
+            try:
+                segment = waiting.popleft()
+            except IndexError:
+                return
+            # A store that is down gets no further segment, but what was published before is still reported.
+            if not self._store_is_down and not segment.partition.refused:
+                try:
+                    if segment.is_whole:
+                        publication.publish(segment)
+                    elif segment.partition.is_mixed:
+                        self._context.read_again[segment.partition.key] = segment.partition
+                    elif segment.start < segment.stop:
+                        publication.stage(segment)
+                except BaseException as error:
+                    failure = self._failure(segment.partition, error)
+                    if failure is not None:
+                        publication.fail(failure)
+                else:
+                    self._refused_writes = 0
+            if publication.count_down():
+                self._finish(publication)
+
+    def _finish(self, publication: Publication) -> None:
+        try:
+            self._report(publication)
+        except BaseException as error:
+            self._stop(error)
+        with self._finished:
+            self._unfinished -= 1
+            self._finished.notify_all()
+
+    def _report(self, publication: Publication) -> None:
+        context, encoded = self._context, publication.encoded
+        target = context.target
+        try:
+            if publication.receipts:
+                target.sync()
+        except (OSError, SurgeError) as error:
+            lost = f"cannot flush the folder {target.space.name!r} of {target.store.url!r}: {error}."
+            self._stop(TransientError(lost))
+            publication.failures += [Failure(receipt.key, lost, transient=True) for receipt in publication.receipts]
+            publication.receipts.clear()
+        events = publication.events()
+        context.release(encoded.batch, encoded.published_texts)
+        context.events.emit(*events)
+        for segment in encoded.batch.segments:
+            if not segment.is_whole and self._is_complete(segment, publication):
+                with self._finished:
+                    self._unfinished_files += 1
+                self._files.submit(partial(self._write_file, segment.partition))
+
+    def _is_complete(self, segment: Segment, publication: Publication) -> bool:
+        """Enter a segment of a split partition whose SuperBatch was written; True when it was the last one."""
+        partition = segment.partition
+        with self._finished:
+            if segment.start < segment.stop and segment.start in publication.staged:
+                partition.staged.append(publication.staged[segment.start])
+            if segment.last:
+                partition.superbatch = publication.encoded.batch.index
+                partition.texts_per_second = publication.texts_per_second
+            return partition.is_complete and not partition.refused
+
+    def _write_file(self, partition: OpenPartition) -> None:
+        try:
+            self._assemble(partition)
+        except BaseException as error:
+            failure = self._failure(partition, error)
+            if failure is not None:
+                self._context.events.emit(failure)
+        else:
+            self._refused_writes = 0
+        finally:
+            with self._finished:
+                self._unfinished_files -= 1
+                self._finished.notify_all()
+
+    def _assemble(self, partition: OpenPartition) -> None:
+        """Write the file of a split partition."""
+        context = self._context
+        target, ledger = context.target, context.ledger
+        size = context.memory.reader + target.store.upload_bytes
+        ledger.reserve(size, self._is_memory_final)
+        try:
+            published = assemble(target, context.staging, partition, context.stop.require_not_over, context.feed)
+            target.sync()
+        except TransientError as error:
+            receipt = self._receipt_of_other_run(partition) if isinstance(error.__cause__, FileNotFoundError) else None
+            if receipt is None:
+                raise
+        else:
+            receipt = Receipt.of(
+                published.facts,
+                published.stored,
+                target.store.location(published.stored.name),
+                superbatch=partition.superbatch,
+                texts_per_second=partition.texts_per_second,
+                texts_reused=partition.reused_texts,
+                cosines=partition.cosines,
+            )
+        finally:
+            ledger.release(size)
+        context.staging.remove(partition.key)
+        context.events.emit(receipt)
+
+    def _receipt_of_other_run(self, partition: OpenPartition) -> Receipt | None:
+        """The receipt of a file with the same rows that another run has published; that run removed what was staged."""
+        target = self._context.target
+        name = file_name(target.space.name, partition.key, target.space.file_format)
+        try:
+            file = read_published_file(target.store, name)
+        except (InvalidFile, FileNotFoundError):
+            return None
+        own = target.facts(partition, rows=partition.rows, vectors=VectorFacts(file.facts.truncated))
+        has_same_rows = replace(file.facts, **{name: getattr(own, name) for name in _OF_THE_RUN}) == own
+        if not has_same_rows or file.stored == partition.previous:
+            return None
+        log.warning("partition %r: another run has published the same rows meanwhile", partition.key)
+        return Receipt.of(file.facts, file.stored, target.store.location(name), action="fresh")
+
+    def _is_memory_final(self) -> bool:
+        """Whether nothing will release memory any more, so that waiting for it would not end."""
+        return self._context.stop.over.is_set() or (self._closing and not self._unfinished)
+
+    def _failure(self, partition: OpenPartition, error: BaseException) -> Failure | None:
+        """Refuse the partition of an error; None when the run ended before it was written."""
+        key = partition.key
+        if not partition.refused:
+            error = self._counted(error)
+        match error:
+            case Cancelled():
+                return None
+            case DataError():
+                failure = Failure(key, str(error), remedy=error.remedy)
+            case StoreUnavailable():
+                self._store_is_down = self._store_is_down or not self._context.stop.over.is_set()
+                self._context.stop.over.set()  # every other thread gives up its retries
+                self._stop(error)
+                failure = Failure(key, str(error), transient=True)
+            case SurgeError():
+                failure = Failure(key, str(error), transient=isinstance(error, TransientError))
+            case OSError():
+                remedy = "Make room on its disk, then run again." if error.errno in _DISK_FULL else "Run again."
+                reason = f"partition {key!r}: cannot be written: {error}. {remedy}"
+                failure = Failure(key, reason, transient=True, remedy=remedy)
+            case _:
+                self._stop(error)
+                failure = Failure(key, f"partition {key!r}: {type(error).__name__}: {error}", transient=True)
+        partition.refused = True
+        if not failure.transient:
+            self._context.staging.discard(key)
+        return failure
+
+    def _counted(self, error: BaseException) -> BaseException:
+        """The error, or `StoreUnavailable` where a local disk refused several writes in a row."""
+        cause = error.__cause__ if isinstance(error, WriteRefused) else error
+        if not isinstance(cause, OSError) or cause.errno not in _DISK_UNUSABLE:
+            return error
+        self._refused_writes += 1
+        if self._refused_writes < _DOWN_AFTER:
+            return error
+        return StoreUnavailable(
+            f"{self._context.target.store.url}: {self._refused_writes} writes in a row failed, the last with: "
+            f"{os.strerror(cause.errno)}. What was published stays. Make room on the disk, or make the output folder "
+            "writable again, then run again."
+        )
+
+    def _stop(self, error: BaseException) -> None:
+        """End the run with an error: without it the reader would wait for a slot that never comes back."""
+        self._error = self._error or error
+        self._context.stop.stopping.set()
+
+
+class PublishingThreads:
+    """Do tasks in the order of their submission, a limited number concurrently.
+
+    A process waits at its end for the threads of a `ThreadPoolExecutor`, however long a network mount or another
+    process's lock keeps them. These threads are daemons.
+
+    Args:
+        count: number of threads.
+        name: prefix of the threads' names.
+
+    Raises:
+        RuntimeError: the system allows no further thread.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._given_up = False
+        self._threads = [
+            threading.Thread(target=self._run, name=f"{name}_{number}", daemon=True) for number in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, task: Callable[[], None]) -> None:
+        """Queue a task; after the end it is not done."""
+        self._tasks.put(task)
+
+    def end(self) -> None:
+        """Wait until every queued task is done."""
+        self._close()
+        for thread in self._threads:
+            thread.join()
+
+    def give_up(self) -> None:
+        """Begin no further task and do not wait; the process waits a moment for the threads when it ends."""
+        self._given_up = True
+        self._close()
+        atexit.register(self._wait_until, time.monotonic() + _LAST_SECONDS)
+
+    def _close(self) -> None:
+        for _ in self._threads:
+            self._tasks.put(None)
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            if not self._given_up:
+                task()
+
+    def _wait_until(self, until: float) -> None:
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))

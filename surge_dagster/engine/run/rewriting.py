@@ -1,0 +1,193 @@
+"""Files written from vectors that the store has already: assembled from staged segments, or republished.
+
+Rows pass through in small batches. At most one row group of the new file is resident, so a partition of any size
+passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict, replace
+from functools import reduce
+
+import numpy as np
+import pyarrow as pa
+
+from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.feed.change_files import ChangeFeed, changed_ids
+from surge_dagster.engine.files.facts import WRITER, FileFacts, InvalidFile, VectorFacts
+from surge_dagster.engine.files.formats import PublishedFile, new_writer, open_output_file
+from surge_dagster.engine.files.parquet import STRING_COPIES, levels_bytes
+from surge_dagster.engine.files.rows import READ_BYTES, FileWriter, check_schema, rows_at_a_time, vector_bytes
+from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.run.space_target import SpaceTarget, require_unchanged
+from surge_dagster.engine.run.staging import Staging
+from surge_dagster.engine.run.superbatch import CHANGED, UNCHANGED, MissingTexts, OpenPartition
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.store.store import Upload
+from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems
+
+# Memory of a row group while it is held and written; together with what reading takes, less than the reader's share.
+_GROUP_BYTES = 24 * 1024 * 1024
+
+
+def assemble(
+    target: SpaceTarget,
+    staging: Staging,
+    partition: OpenPartition,
+    require_not_over: Callable[[], None],
+    feed: ChangeFeed | None = None,
+) -> PublishedFile:
+    """Write a partition's file from its staged segments.
+
+    Args:
+        partition: complete, its content digest known.
+        require_not_over: called before each batch of rows; what it raises ends the work.
+        feed: writes how the rows change.
+
+    Raises:
+        TransientError: a segment is not what it was when it was staged, the file cannot be written, or the source has
+            changed.
+    """
+    source = partition.source
+    require_unchanged(source)  # checked again at the publication; this saves the work
+    vectors = reduce(VectorFacts.plus, (segment.vectors for segment in partition.staged), VectorFacts())
+    facts = target.facts(partition, rows=partition.rows, vectors=vectors)
+    columns = target.columns(partition)
+    changed: list[pa.Array] = []
+    with target.create(partition.key) as upload:
+        try:
+            rows = _noting_changes(_staged_rows(staging, partition, require_not_over), partition, changed)
+            write_rows(target.space, upload, columns, facts, rows)
+        except InvalidFile as error:
+            reason = f"partition {partition.key!r}: its staged rows cannot be used: {error}. Run again."
+            raise TransientError(reason, partition.key) from error
+        if feed is not None:
+            feed.write(partition, facts.rows_version, changed)
+        return PublishedFile(upload.publish(lambda: require_unchanged(source)), facts, columns)
+
+
+def republish(
+    target: SpaceTarget,
+    published: PublishedFile,
+    partition: Partition,
+    *,
+    widest_row: int,
+    missing: MissingTexts,
+    held: Callable[[int], AbstractContextManager[None]],
+) -> PublishedFile:
+    """Copy a file's rows to a new file that names the partition's present source version; nothing is encoded.
+
+    The new file has the columns, and so the format, of the old one.
+
+    Args:
+        published: the file as it was listed. It may have been replaced since: the new file has the facts of the one
+            that is read.
+        widest_row: largest row, in bytes of id and text.
+        missing: counted in the present source.
+        held: books what wide rows take, in bytes; the caller books the rest.
+
+    Raises:
+        InvalidFile: the file is damaged, or has other content by now; it is left as it is.
+        TransientError: the new file cannot be written, or the source has changed once more.
+        OSError: the system does not give the old file, so that nothing is known of it.
+    """
+    store, space, name = target.store, target.space, published.stored.name
+    try:
+        with (
+            store.open(name) as source,
+            open_output_file(source, space.file_format, buffer_size=READ_BYTES) as reader,
+            held(reader.reading_bytes(widest_row) + (1 + STRING_COPIES) * widest_row),
+            store.create(name) as upload,
+        ):
+            if reader.facts.desired_version != published.facts.desired_version:
+                raise InvalidFile("it was replaced by a file with other content since it was listed")
+            facts = replace(reader.facts, source_version=partition.source_version, writer=WRITER, **asdict(missing))
+            check_schema(reader.columns, dimension=space.dimension, dtype=space.dtype)
+            columns = reader.columns
+            rows = rows_at_a_time(widest_row, space.dimension, np.dtype(space.dtype).itemsize)
+            write_rows(space, upload, columns, facts, reader.read(batch_rows=rows))
+            stored = upload.publish(lambda: require_unchanged(partition))
+    except UNREADABLE as error:
+        if is_systems(error) and not isinstance(error, FileNotFoundError):
+            raise
+        raise InvalidFile(f"it cannot be read ({first_line(error)})") from error
+    target.sync()
+    return PublishedFile(stored, facts, columns)
+
+
+def _staged_rows(
+    staging: Staging, partition: OpenPartition, require_not_over: Callable[[], None]
+) -> Iterator[pa.RecordBatch]:
+    """The rows of all segments of a partition, in order."""
+    for segment in sorted(partition.staged, key=lambda rows: rows.start):
+        try:
+            with staging.open(partition.source, segment.start, segment.stop) as (facts, batches):
+                if facts.content_digest != segment.digest:
+                    raise InvalidFile("it holds other rows than those that were staged")
+                for batch in batches:
+                    require_not_over()
+                    yield batch
+        except (InvalidFile, OSError) as error:
+            was_removed = isinstance(error, FileNotFoundError)
+            reason = "it was removed; another run may have published the partition" if was_removed else error
+            raise TransientError(
+                f"partition {partition.key!r}: its staged rows {segment.start:,} to {segment.stop:,} cannot be used: "
+                f"{reason}. Run again.",
+                partition.key,
+            ) from error
+
+
+def _noting_changes(
+    batches: Iterable[pa.RecordBatch], partition: OpenPartition, changed: list[pa.Array]
+) -> Iterator[pa.RecordBatch]:
+    """The same batches; ids of rows that were added or changed are appended to `changed`.
+
+    Rows of a segment that kept no old vector have changed, also where that segment was staged before the last row of
+    the partition was compared.
+    """
+    for segment in partition.staged:
+        if partition.changes is not None and not segment.vectors.rows_reused:
+            operations = partition.changes.operations[segment.start : segment.stop]
+            operations[operations == UNCHANGED] = CHANGED
+    row = 0
+    for batch in batches:
+        if partition.changes is not None:
+            operations = partition.changes.operations[row : row + len(batch)]
+            changed += changed_ids(operations, [batch.column("id")])
+            row += len(batch)
+        yield batch
+
+
+def write_rows(
+    space: Space, upload: Upload, columns: pa.Schema, facts: FileFacts, batches: Iterable[pa.RecordBatch]
+) -> None:
+    """Write a file of the space; `InvalidFile` where `batches` do not have as many rows as the facts say."""
+    with new_writer(space.file_format, upload.sink, columns, facts) as writer:
+        for group in _row_groups(batches, writer, space):
+            writer.append_table(group)
+        if writer.rows != facts.rows:
+            raise InvalidFile(f"{writer.rows:,} rows could be read of {facts.rows:,}")
+        writer.close()
+
+
+def _row_groups(batches: Iterable[pa.RecordBatch], writer: FileWriter, space: Space) -> Iterator[pa.Table]:
+    """Small batches as row groups of a file: full ones, or as large as may be held while they are written."""
+    held: list[pa.RecordBatch] = []
+    size = rows = 0
+    vector = vector_bytes(writer.columns.field("embedding").type)
+    levels = 0 if vector <= space.dimension else space.dimension * levels_bytes(vector // space.dimension)
+    for batch in batches:
+        held.append(batch)
+        strings = batch.nbytes - batch.num_rows * vector
+        size += batch.num_rows * (vector + levels) + (1 + STRING_COPIES) * strings
+        rows += batch.num_rows
+        if size >= _GROUP_BYTES or rows >= writer.row_group_rows:
+            table = pa.Table.from_batches(held, schema=writer.columns)
+            group = min(rows, writer.row_group_rows)
+            yield table.slice(0, group)
+            held = table.slice(group).to_batches()  # rows beyond a full row group begin the next one
+            size, rows = size * (rows - group) // rows, rows - group
+    if held:
+        yield pa.Table.from_batches(held, schema=writer.columns)

@@ -1,0 +1,96 @@
+"""Where the files of a run go, and what all of them have in common."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.files.facts import FileFacts, VectorFacts, desired_version
+from surge_dagster.engine.files.formats import file_name
+from surge_dagster.engine.files.rows import FileRows, in_words, schema
+from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.run.superbatch import OpenPartition, Segment, SuperBatch
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.store.store import Store, Upload
+from surge_dagster.engine.support.text_hash import text_hashes
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceTarget:
+    """A space of an output, as one run writes it.
+
+    Attributes:
+        store, space: where files go.
+        precision: recorded in each file.
+        include_text: whether files have a text column.
+    """
+
+    store: Store
+    space: Space
+    precision: str
+    include_text: bool
+
+    def create(self, key: str) -> Upload:
+        """Begin the file of a partition."""
+        return self.store.create(file_name(self.space.name, key, self.space.file_format))
+
+    def sync(self) -> None:
+        """Flush the space's folder: files published before are durable afterwards."""
+        self.store.sync(self.space.name)
+
+    def rows(self, batch: SuperBatch, segment: Segment, matrix: np.ndarray) -> FileRows:
+        """A segment of a SuperBatch as rows of a file; only the hashes of its texts are new.
+
+        Args:
+            matrix: its vectors, [rows, dimension].
+        """
+        texts = batch.slot.texts(segment.start, segment.stop)
+        id_type, kept = segment.partition.id_type or pa.string(), texts if self.include_text else None
+        further = segment.partition.carried_columns
+        return FileRows(segment.ids, id_type, kept, text_hashes(texts), matrix, segment.carried, further)
+
+    def columns(self, partition: OpenPartition) -> pa.Schema:
+        """The columns of a partition's file."""
+        id_type = partition.id_type or pa.string()
+        include_text, carried = self.include_text, partition.carried_columns
+        return schema(id_type, self.space.dimension, self.space.dtype, include_text=include_text, carried=carried)
+
+    def facts(self, partition: OpenPartition, *, rows: int, vectors: VectorFacts) -> FileFacts:
+        """The facts of the file of a partition that was read to its end."""
+        if partition.content_digest is None:
+            raise RuntimeError(f"partition {partition.key!r} reached its end without a content digest")
+        return FileFacts(
+            partition_key=partition.key,
+            space=self.space.name,
+            model=self.space.requested.model,
+            precision=self.precision,
+            source_version=partition.source.source_version,
+            content_digest=partition.content_digest,
+            desired_version=desired_version(partition.content_digest, self.space.name),
+            rows=rows,
+            dimension=self.space.dimension,
+            rows_version=secrets.token_hex(16),
+            carried_columns=in_words(partition.carried_columns),
+            **asdict(vectors),
+            **asdict(partition.missing),
+        )
+
+
+def require_unchanged(partition: Partition) -> None:
+    """Look the source version up once more, so that of two writers the one with the newer source wins.
+
+    Raises:
+        TransientError: the source has changed, or was removed, since the partition was listed.
+    """
+    current = partition.current_source_version()
+    if current != partition.source_version:
+        came = "it was removed" if current is None else f"it is {current!r} now"
+        raise TransientError(
+            f"partition {partition.key!r}: its source changed while it was encoded (source version "
+            f"{partition.source_version!r} was read, {came}). The result was thrown away; run again.",
+            partition.key,
+        )

@@ -1,0 +1,1 @@
+"""Tables, frames and BigQuery as sources of partitions."""

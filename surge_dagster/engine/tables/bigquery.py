@@ -1,0 +1,396 @@
+"""A table or query of BigQuery as a `Source`: listed by one query, read by the Storage Read API in several streams.
+
+    one aggregate query ──► key, rows, bytes and version of each partition
+    one query of the needed columns, at the first read ──► a result table, which BigQuery keeps for a day
+    read sessions on it, each for the next few keys ──► rows in memory, sorted by id ──► partitions
+
+BigQuery's rows have no order, so a partition's are sorted by id. Reading the result table costs nothing, and it does
+not change while it is read. As long as partitions are read one after the other, a session is for twice as many as the
+last one; one that is larger than a session may hold is sorted by BigQuery and streamed. A stream that breaks goes on at
+its offset, which Google's client does.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from surge_dagster.engine.errors import ConfigError, DataError, TransientError
+from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.sources.selection import Selection
+from surge_dagster.engine.support.keys import joined_key
+from surge_dagster.engine.support.unreadable import first_line
+from surge_dagster.engine.tables.table_rows import NO_KEY_NAME
+
+if TYPE_CHECKING:
+    from google.cloud.bigquery import Client
+    from google.cloud.bigquery_storage_v1 import BigQueryReadClient
+
+BIGQUERY_SCHEME = "bigquery://"
+_TABLE = re.compile(r"[^\s`.]+\.[^\s`.]+\.[^\s`.]+")
+_SESSION_BYTES = 16 * 1024 * 1024  # of the rows that one session brings
+_SESSION_KEYS = 1_000  # their values are in its filter, which may have a megabyte
+_STREAMS = 4
+_BATCH_ROWS = 8192
+_LISTINGS: dict[str, tuple[datetime | None, list[_Listed]]] = {}  # by query: a sensor lists a table every 30 seconds
+_LOOKED_SECONDS = 10.0  # in which a table is not looked at again: partitions are published one by one
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """What the aggregate query says of one partition."""
+
+    key: str
+    values: tuple[str | None, ...]
+    rows: int
+    bytes: int
+    version: str
+
+
+class BigQueryCatalog:
+    """A table or query, divided by columns.
+
+    Args:
+        client: runs the queries; the project and location of its jobs are its own.
+        source: `project.dataset.table`, with or without `bigquery://`; `bigquery://project` beside a query.
+        partition_by: the columns whose values are the key of a row.
+        selection: the columns that become ids and texts.
+        query: whose rows are the catalog, in the place of a table.
+        updated_at: a column that grows when a row changes: its maximum and the number of rows are a partition's
+            version. Without it, the version is a fingerprint of the rows, for which BigQuery reads the texts.
+        storage_client: for the Storage Read API; by default one with the credentials of `client`.
+        clock: monotonic seconds.
+
+    Raises:
+        ConfigError: there is no column to partition by, the name of a table is not complete, or there is a query
+            beside it.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        source: str,
+        partition_by: Sequence[str],
+        selection: Selection | None = None,
+        *,
+        query: str | None = None,
+        updated_at: str | None = None,
+        storage_client: BigQueryReadClient | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        table = source.removeprefix(BIGQUERY_SCHEME)
+        if query is None and not _TABLE.fullmatch(table):
+            raise ConfigError(
+                f"the source {source!r} is no table of BigQuery; expected bigquery://project.dataset.table, or "
+                "bigquery://project and the setting query."
+            )
+        if query is not None and "." in table:
+            raise ConfigError(
+                f"the source {source!r} names a table, and the setting query gives the rows: name the project alone, "
+                f"as in {BIGQUERY_SCHEME}{table.partition('.')[0]}, or leave the query out."
+            )
+        self._is_query = query is not None
+        self.url = "the query of BigQuery" if self._is_query else f"{BIGQUERY_SCHEME}{table}"
+        if not partition_by:
+            raise ConfigError(f"{self.url} needs the setting partition_by: the column whose values are the partitions.")
+        self.selection = selection or Selection()
+        self._client = client
+        self._storage_client = storage_client
+        self._partition_by = tuple(partition_by)
+        self._updated_at = updated_at
+        self._table = table
+        self._from = _quoted(table) if query is None else f"(\n{query.rstrip().rstrip(';')}\n)"
+        self._keys = ", ".join(f"{_key_value(name)} AS surge_k{n}" for n, name in enumerate(partition_by))
+        self._columns = ", ".join(map(_quoted, self.selection.columns))
+        self._listed: list[_Listed] = []
+        self._places: dict[str, int] = {}
+        self._rows: _Rows | None = None
+        self._clock = clock
+        self._looked = float("-inf")
+        self._modified: datetime | None = None
+        self._versions: dict[str, str] = {}
+
+    def __iter__(self) -> Iterator[Partition]:
+        """Yield the partitions in the order of their keys.
+
+        Raises:
+            ConfigError: BigQuery refuses the query.
+            TransientError: BigQuery does not answer.
+        """
+        self._modified, self._looked = self._last_change(), self._clock()
+        sql = self._listing_query()
+        known = _LISTINGS.get(sql)
+        if known is None or self._modified is None or known[0] != self._modified:
+            known = _LISTINGS[sql] = self._modified, self._list(sql)
+        self._listed = known[1]
+        self._versions = {found.key: found.version for found in self._listed}
+        self._places = {found.key: place for place, found in enumerate(self._listed)}
+        self._rows = None
+        suffix = self.selection.version_suffix
+        for found in self._listed:
+            version = found.version + suffix
+            yield Partition(
+                key=found.key,
+                source_version=version,
+                read=partial(self._read, found),
+                current_source_version=partial(self._current, found.key, version),
+                rows=found.rows,
+                text_bytes=found.bytes,
+                page_bytes=2 * _SESSION_BYTES,
+            )
+
+    def _last_change(self) -> datetime | None:
+        """When the table was modified, which is free of charge; None where BigQuery does not say it."""
+        if self._is_query:
+            return None
+        with _errors(self.url):
+            table = self._client.get_table(self._table)
+        return table.modified if table.table_type == "TABLE" and table.streaming_buffer is None else None
+
+    def _listing_query(self) -> str:
+        keys = [f"surge_k{number}" for number in range(len(self._partition_by))]
+        row = f"TO_JSON_STRING(STRUCT({self._columns}))"
+        version = (
+            f"CAST(MAX({_quoted(self._updated_at)}) AS STRING)"
+            if self._updated_at
+            else f"FORMAT('%016x', BIT_XOR(FARM_FINGERPRINT({row})))"
+        )
+        return (
+            f"SELECT {self._keys}, COUNT(*) AS surge_rows, SUM(BYTE_LENGTH({row})) AS surge_bytes, "
+            f"{version} AS surge_version\nFROM {self._from}\nGROUP BY {', '.join(keys)}\nORDER BY {', '.join(keys)}"
+        )
+
+    def _list(self, sql: str) -> list[_Listed]:
+        keys = [f"surge_k{number}" for number in range(len(self._partition_by))]
+        with _errors(self.url):
+            found = [
+                _Listed(
+                    self._key([record[name] for name in keys]),
+                    tuple(record[name] for name in keys),
+                    record["surge_rows"],
+                    record["surge_bytes"] or 0,
+                    f"{record['surge_rows']}-{record['surge_version']}",
+                )
+                for record in self._client.query_and_wait(sql)
+            ]
+        return sorted(found, key=lambda each: each.key.encode())
+
+    def _key(self, values: Sequence[str | None]) -> str:
+        if len(values) == 1 and values[0] is None:
+            return NO_KEY_NAME
+        named = zip(self._partition_by, values, strict=True)
+        return joined_key({name: NO_KEY_NAME if value is None else value for name, value in named})
+
+    def _current(self, key: str, version: str) -> str | None:
+        """The version that a partition has now, None where it is gone; that of a query is not looked up again."""
+        if self._is_query:
+            return version
+        if self._clock() - self._looked > _LOOKED_SECONDS:
+            self._looked = self._clock()
+            modified = self._last_change()
+            if modified is None or modified != self._modified:
+                self._versions = {found.key: found.version for found in self._list(self._listing_query())}
+                self._modified = modified
+        now = self._versions.get(key)
+        return None if now is None else now + self.selection.version_suffix
+
+    def _read(self, listed: _Listed) -> Iterator[RowBatch]:
+        if None in listed.values:
+            name = self._partition_by[listed.values.index(None)]
+            raise DataError(
+                listed.key,
+                f"{listed.rows:,} rows have no {name!r}, which gives their partition",
+                "Fill it, or leave such rows out by a query.",
+            )
+        with _errors(self.url, listed.key):
+            if self._rows is None:
+                self._rows = _Rows(self._client, self._storage(), self._rows_query(), self._listed)
+            first_row = 0
+            for batch in self._rows.of(self._places[listed.key], self.selection, self._sorted_query):
+                yield from self.selection.row_batches(listed.key, batch, first_row)
+                first_row += len(batch)
+
+    def _rows_query(self) -> str:
+        return f"SELECT {self._keys}, {self._columns}\nFROM {self._from}"
+
+    def _sorted_query(self, listed: _Listed) -> str:
+        return f"SELECT * FROM ({self._rows_query()})\nWHERE {_filter([listed])}\nORDER BY {_quoted(self.selection.id)}"
+
+    def _storage(self) -> BigQueryReadClient:
+        if self._storage_client is None:
+            from google.cloud.bigquery_storage_v1 import BigQueryReadClient
+
+            self._storage_client = BigQueryReadClient(credentials=self._client._credentials)
+        return self._storage_client
+
+
+def default_client(source: str, query: str | None = None) -> Client:
+    """A client with the credentials of the environment, and its project; that of the source for a query.
+
+    Raises:
+        ConfigError: Google's packages are not installed, or there are no credentials or no project.
+    """
+    try:
+        import google.cloud.bigquery as bigquery
+        import google.cloud.bigquery_storage_v1  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"BigQuery needs packages that are not installed ({error}). Run: pip install 'surge-dagster[bigquery]'"
+        ) from error
+    with _errors("BigQuery"):
+        try:
+            return bigquery.Client(project=source.removeprefix(BIGQUERY_SCHEME) if query else None)
+        except OSError as error:
+            raise ConfigError(f"{first_line(error)}. Set GOOGLE_CLOUD_PROJECT.") from error
+
+
+class _Rows:
+    """The rows of one listing, out of a result table."""
+
+    def __init__(self, client: Client, storage: BigQueryReadClient, sql: str, listed: Sequence[_Listed]) -> None:
+        self._client = client
+        self._storage = storage
+        self._listed = listed
+        self._held: dict[int, pa.Table] = {}  # by place in the listing
+        self._next = 0  # the place behind the last session
+        self._keys = 1  # of the last session
+        self._result = self._run(sql)
+
+    def of(self, place: int, selection: Selection, sorted_query: Callable[[_Listed], str]) -> Iterator[pa.RecordBatch]:
+        """The rows of one partition, sorted by id."""
+        if self._listed[place].bytes > _SESSION_BYTES:
+            yield from self._streams(self._run(sorted_query(self._listed[place])), selection.columns, "", 1)
+            return
+        if place not in self._held:
+            self._hold(place, selection)
+        # Kept until the next session: a repeated id makes the engine read a partition again.
+        yield from self._held[place].to_batches(max_chunksize=_BATCH_ROWS)
+
+    def _hold(self, place: int, selection: Selection) -> None:
+        """Read this partition in one session with those that follow it, as far as there is room."""
+        self._held = {}
+        self._keys = min(2 * self._keys, _SESSION_KEYS) if place == self._next else 1
+        together, size = list[int](), 0
+        for other in range(place, min(place + self._keys, len(self._listed))):
+            if together and size + self._listed[other].bytes > _SESSION_BYTES:
+                break
+            together.append(other)
+            size += self._listed[other].bytes
+        self._next = place + len(together)
+        wanted = [self._listed[other] for other in together if None not in self._listed[other].values]
+        keys = [f"surge_k{number}" for number in range(len(wanted[0].values))]
+        batches, read = list[pa.RecordBatch](), 0
+        for batch in self._streams(self._result, [*keys, *selection.columns], _filter(wanted), _STREAMS):
+            batches.append(batch)
+            read += batch.nbytes
+            if read > 4 * _SESSION_BYTES:
+                raise TransientError("BigQuery gave more rows than it listed: the source was changed. Run again.")
+        if not batches:
+            raise TransientError("BigQuery gave no rows of what it listed: the source was changed. Run again.")
+        table = pa.Table.from_batches(batches)
+        table = table.sort_by([(name, "ascending") for name in dict.fromkeys((*keys, selection.id))])
+        begin, rows = 0, table.select(keys).to_pylist()
+        ends: dict[tuple[str | None, ...], tuple[int, int]] = {}
+        for end in range(1, len(rows) + 1):
+            if end == len(rows) or rows[end] != rows[begin]:
+                ends[tuple(rows[begin].values())] = begin, end - begin
+                begin = end
+        for other in together:
+            begin, count = ends.get(self._listed[other].values, (0, 0))
+            self._held[other] = table.slice(begin, count).select(selection.columns)
+
+    def _run(self, sql: str) -> Any:
+        """The table that holds the result of a query."""
+        job = self._client.query(sql)
+        job.result()
+        return job.destination
+
+    def _streams(self, table: Any, columns: Sequence[str], rows: str, streams: int) -> Iterator[pa.RecordBatch]:
+        """Rows of a table; with more than one stream in any order."""
+        from google.cloud.bigquery_storage_v1 import types
+
+        options = types.ReadSession.TableReadOptions(selected_fields=list(columns), row_restriction=rows)
+        name = f"projects/{table.project}/datasets/{table.dataset_id}/tables/{table.table_id}"
+        session = self._storage.create_read_session(
+            parent=f"projects/{self._client.project}",
+            read_session=types.ReadSession(table=name, data_format=types.DataFormat.ARROW, read_options=options),
+            max_stream_count=streams,
+        )
+
+        schema = pa.ipc.read_schema(pa.py_buffer(session.arrow_schema.serialized_schema)) if session.streams else None
+
+        def read(stream: types.ReadStream) -> Iterator[pa.RecordBatch]:
+            for message in self._storage.read_rows(stream.name):
+                found = pa.py_buffer(message.arrow_record_batch.serialized_record_batch)
+                yield pa.ipc.read_record_batch(found, schema).select(list(columns))
+
+        if len(session.streams) < 2:
+            for stream in session.streams:
+                yield from read(stream)
+            return
+        with ThreadPoolExecutor(len(session.streams)) as pool:
+            for batches in pool.map(lambda stream: list(read(stream)), session.streams):
+                yield from batches
+
+
+def _filter(listed: Sequence[_Listed]) -> str:
+    """The condition that rows belong to one of these partitions."""
+    if len(listed[0].values) == 1:
+        return f"surge_k0 IN ({', '.join(_literal(each.values[0]) for each in listed)})"
+    return " OR ".join(
+        "(" + " AND ".join(f"surge_k{n} = {_literal(value)}" for n, value in enumerate(each.values)) + ")"
+        for each in listed
+    )
+
+
+def _literal(value: str | None) -> str:
+    escaped = "".join(mark if mark.isalnum() or mark in " -_./:" else f"\\U{ord(mark):08x}" for mark in value or "")
+    return f"'{escaped}'"
+
+
+def _key_value(column: str) -> str:
+    """A value of a key as a string; null where it is empty, too, or is the name that stands for rows without a key."""
+    return f"NULLIF(NULLIF(CAST({_quoted(column)} AS STRING), ''), '{NO_KEY_NAME}')"
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("\\", "\\\\").replace("`", "\\`") + "`"
+
+
+@contextmanager
+def _errors(url: str, key: str | None = None) -> Iterator[None]:
+    """Turn the errors of Google's clients into the project's."""
+    from google.api_core import exceptions as google
+    from google.auth.exceptions import GoogleAuthError, TransportError
+    from requests import RequestException
+
+    where = url if key is None else f"partition {key!r}: {url}"
+    try:
+        yield
+    except (google.BadRequest, google.NotFound, google.Forbidden, google.Unauthorized) as error:
+        reason = first_line(error)
+        if "expired" in reason or "session" in reason.lower():
+            raise TransientError(
+                f"{where}: the read session ended ({reason}); one lives for six hours. Run again.", key
+            ) from error
+        raise ConfigError(
+            f"{where} cannot be read ({reason}). The table and its columns must exist, as the settings source or "
+            "query, partition_by, updated_at, id and text name them; the account needs the roles BigQuery Job User, "
+            "Data Viewer and Read Session User."
+        ) from error
+    except (google.GoogleAPIError, RequestException, TransportError) as error:
+        raise TransientError(f"{where}: BigQuery does not answer ({first_line(error)}). Run again.", key) from error
+    except GoogleAuthError as error:
+        raise ConfigError(
+            f"{where}: no credentials for BigQuery ({first_line(error)}). Run `gcloud auth application-default login`, "
+            "or set GOOGLE_APPLICATION_CREDENTIALS."
+        ) from error

@@ -1,0 +1,328 @@
+"""Frames as partitions: polars, pyarrow, pandas, Hugging Face datasets, Delta tables, whatever gives Arrow batches.
+
+A mapping of keys to frames has one partition for each, which a function may open when it is read; one frame is divided
+by the values of its columns. In a frame that lies in memory a partition is a list of row numbers, eight bytes each; the
+rows of a lazy one are grouped on the disk. The version of a partition is the digest of its rows, as in a table of
+files, so that a frame that was made anew makes stale only what differs; finding it reads every row once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from surge_dagster.engine.errors import ConfigError, DataError, SurgeError, TransientError
+from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.sources.rows import canonical_type, small, without_dictionary
+from surge_dagster.engine.sources.selection import Selection
+from surge_dagster.engine.support import disk_cache
+from surge_dagster.engine.support.unreadable import first_line
+from surge_dagster.engine.tables.column_digest import ColumnDigest
+from surge_dagster.engine.tables.grouping import Block, Group, grouped, open_groups, rows_of
+from surge_dagster.engine.tables.table_rows import NO_KEY, NO_KEY_NAME, keys_of
+
+# A polars or pandas DataFrame or LazyFrame, a pyarrow Table or Dataset, a Hugging Face dataset, a Delta table, or any
+# other object with `__arrow_c_stream__` that can be read again.
+Frame = Any
+
+_BATCH_ROWS = 8192
+_TAKES = "a polars, pyarrow or pandas frame, a Hugging Face dataset, a Delta table, or a function that opens one"
+
+
+class FrameCatalog:
+    """Frames by key as a `Source`.
+
+    Args:
+        frames: by partition key; a function is called each time when its partition is read.
+        selection: the columns that become ids and texts.
+        versions: source versions by key. Without, the digest of each frame's rows, for which a listing reads all.
+        current_version: looks the version of a key up again; None where the key is no longer there.
+        url: the frames for people, in messages.
+
+    Raises:
+        ConfigError: a key is empty or no string.
+    """
+
+    def __init__(
+        self,
+        frames: Mapping[str, Frame | Callable[[], Frame]],
+        selection: Selection | None = None,
+        *,
+        versions: Mapping[str, str] | None = None,
+        current_version: Callable[[str], str | None] | None = None,
+        url: str = "frames",
+    ) -> None:
+        self.url = url
+        if wrong := [key for key in frames if not (isinstance(key, str) and key)]:
+            raise ConfigError(f"{url}: the key of a partition is a string that is not empty, not {wrong[0]!r}.")
+        self.selection = selection or Selection()
+        self._frames = frames
+        self._versions = versions
+        self._current_version = current_version
+
+    def __iter__(self) -> Iterator[Partition]:
+        """Yield a partition for each frame, in the order of the mapping."""
+        suffix = self.selection.version_suffix
+        for key, frame in self._frames.items():
+            batches = partial(_batches, key, frame, self.selection.columns)
+            read = partial(_selected, key, batches, self.selection)
+            if self._versions is None:
+                yield _listed(key, batches, read, suffix)
+                continue
+            version, look = self._versions[key] + suffix, self._current_version
+            yield Partition(key, version, read, partial(_current, look, key, suffix) if look else partial(str, version))
+
+
+class FrameTable:
+    """One frame, divided by the values of some of its columns, as a `Source`.
+
+    Partitions come in the order of their keys, and the rows of each in the frame's order.
+
+    Args:
+        frame: one that lies in memory is indexed there; the rows of any other are grouped in a folder of the cache,
+            which is removed with the last of its partitions.
+        partition_by: the columns that give the key of a row.
+        selection: the columns that become ids and texts.
+        url: the frame for people, in messages.
+
+    Raises:
+        ConfigError: a column is missing or cannot be a key, the frame cannot be computed, or the folder cannot be
+            written.
+        TransientError: what the frame is read from does not answer.
+    """
+
+    def __init__(
+        self, frame: Frame, partition_by: Sequence[str], selection: Selection | None = None, *, url: str = "frame"
+    ) -> None:
+        self.url = url
+        self.selection = selection or Selection()
+        self._partition_by = tuple(partition_by)
+        try:
+            self._partitions = self._in_memory(frame) if _lies_in_memory(frame) else self._on_disk(frame)
+        except DataError as error:
+            raise ConfigError(f"{url}: {error.reason}. {error.remedy}") from error
+        except OSError as error:
+            raise ConfigError(f"{url}: its rows cannot be grouped on the disk ({first_line(error)}).") from error
+
+    def __iter__(self) -> Iterator[Partition]:
+        return iter(self._partitions)
+
+    def _in_memory(self, frame: Frame) -> list[Partition]:
+        blocks = list(self._blocks(frame))
+        rows = pa.Table.from_batches([block.rows for block in blocks]) if blocks else pa.table({})
+        names: dict[str, int] = {}
+        numbers = [np.array([names.setdefault(key, len(names)) for key in block.keys], np.int64) for block in blocks]
+        codes = [known[block.places] for known, block in zip(numbers, blocks, strict=True) if len(block.places)]
+        if not codes:
+            return []
+        of_rows = np.concatenate(codes)
+        groups = np.split(np.argsort(of_rows, kind="stable"), np.cumsum(np.bincount(of_rows))[:-1])
+        return [
+            self._partition(key, _digested(key, partial(_taken, rows, group)), partial(_taken, rows, group))
+            for key, group in sorted(zip(names, groups, strict=True), key=lambda each: each[0].encode())
+        ]
+
+    def _on_disk(self, frame: Frame) -> list[Partition]:
+        place = disk_cache.place("frames/rows")
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(dir=place.parent)
+        groups = sorted(grouped(lambda: self._blocks(frame), _rows_in(folder)), key=lambda group: group.key.encode())
+        return [self._partition(group.key, group, partial(_stored, folder, group)) for group in groups]
+
+    def _partition(self, key: str, group: Group, batches: Callable[[], Iterator[pa.RecordBatch]]) -> Partition:
+        version = group.digest + self.selection.version_suffix
+        name, read = key, partial(_selected, key, batches, self.selection)
+        if key == NO_KEY:
+            name, read = NO_KEY_NAME, partial(self._refuse, group)
+        return Partition(name, version, read, partial(str, version), group.rows, group.value_bytes)
+
+    def _refuse(self, group: Group) -> Iterator[RowBatch]:
+        columns = " or ".join(map(repr, self._partition_by))
+        raise DataError(
+            NO_KEY_NAME,
+            f"{group.rows:,} rows of {self.url} have no key, since {columns} is null or empty",
+            "Give those rows a value, or remove them.",
+        )
+
+    def _blocks(self, frame: Frame) -> Iterator[Block]:
+        """All rows with their keys; what is kept of them is what is selected."""
+        columns, first_row = list(dict.fromkeys((*self._partition_by, *self.selection.columns))), 0
+        for batch in _batches(self.url, frame, columns):
+            labels = [(name, _labels(self.url, name, batch.column(name))) for name in self._partition_by]
+            yield Block(first_row, batch.select(self.selection.columns), *keys_of(labels))
+            first_row += len(batch)
+
+
+def _labels(url: str, name: str, column: pa.Array) -> pa.Array:
+    """The values of a key column as strings."""
+    try:
+        return column.cast(pa.string())
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
+        raise ConfigError(
+            f"{url}: the column {name!r} has type {column.type}; the values of partition_by must be strings, numbers, "
+            "booleans or dates. Cast it, or name another column."
+        ) from error
+
+
+def _taken(table: pa.Table, rows: np.ndarray) -> Iterator[pa.RecordBatch]:
+    """Rows of a table, by ascending numbers."""
+    for start in range(0, len(rows), _BATCH_ROWS):
+        place = rows[start : start + _BATCH_ROWS]
+        together = int(place[-1]) - int(place[0]) == len(place) - 1
+        taken = table.slice(int(place[0]), len(place)) if together else table.take(pa.array(place))
+        for batch in taken.combine_chunks().to_batches():
+            yield from _pieces(batch)
+
+
+def _rows_in(folder: tempfile.TemporaryDirectory[str]) -> Path:
+    return Path(folder.name) / "rows"
+
+
+def _stored(folder: tempfile.TemporaryDirectory[str], group: Group) -> Iterator[pa.RecordBatch]:
+    """Rows of a group on the disk; the folder lives as long as one of its partitions."""
+    with open_groups(_rows_in(folder), group.file) as reader:
+        for place in range(group.first_batch, group.first_batch + group.batches):
+            yield rows_of(reader.get_batch(place))[0]
+
+
+def _selected(key: str, batches: Callable[[], Iterator[pa.RecordBatch]], selection: Selection) -> Iterator[RowBatch]:
+    first_row = 0
+    for batch in batches():
+        yield from selection.row_batches(key, batch, first_row)
+        first_row += len(batch)
+
+
+def _digested(key: str, batches: Callable[[], Iterator[pa.RecordBatch]]) -> Group:
+    """What is known of the rows of one key, once all of them were read."""
+    digest, rows, size = ColumnDigest(), 0, 0
+    for batch in batches():
+        digest.update(batch)
+        rows, size = rows + len(batch), size + batch.nbytes
+    return Group(key, 0, rows, size, digest.hexdigest())
+
+
+def _listed(
+    key: str, batches: Callable[[], Iterator[pa.RecordBatch]], read: Callable[[], Iterator[RowBatch]], suffix: str
+) -> Partition:
+    """A partition whose version is the digest of its rows, or of why they cannot be read, which reading says again."""
+    try:
+        found = _digested(key, batches)
+    except (DataError, TransientError) as error:
+        reason = hashlib.sha256(str(error).encode("utf-8", "surrogatepass")).hexdigest()
+        return Partition(key, f"refused-{reason[:24]}{suffix}", read, lambda: None)
+    version = found.digest + suffix
+    return Partition(key, version, read, partial(str, version), found.rows, found.value_bytes)
+
+
+def _current(look: Callable[[str], str | None], key: str, suffix: str) -> str | None:
+    version = look(key)
+    return None if version is None else version + suffix
+
+
+def _batches(key: str, frame: Frame | Callable[[], Frame], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of a frame in its order, these columns alone, in pieces of a few megabytes.
+
+    Raises:
+        DataError: a column is missing or there twice, it is no frame, or it cannot be computed.
+        TransientError: what it is read from does not answer, or is not there any more.
+    """
+    try:
+        yield from _batches_of(key, frame, columns)
+    except (SurgeError, MemoryError):
+        raise
+    except OSError as error:
+        raise TransientError(
+            f"partition {key!r}: its frame could not be read ({first_line(error)}). Open it anew, then run again.", key
+        ) from error
+    except Exception as error:  # whatever a library or the user's function raises
+        raise DataError(
+            key,
+            f"its frame could not be computed ({type(error).__name__}: {first_line(error)})",
+            "Correct the function or the expressions that make it, then run again.",
+        ) from error
+
+
+def _batches_of(key: str, frame: Frame | Callable[[], Frame], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    given: Any = frame() if not _is_frame(frame) and callable(frame) else frame
+    # A Delta table's other reader gives rows in any order.
+    frame = given.to_pyarrow_dataset() if hasattr(given, "to_pyarrow_dataset") else given
+    schema, columns = _schema(key, frame), list(columns)
+    for name in columns:
+        if (count := schema.names.count(name)) != 1:
+            raise DataError(
+                key,
+                f"the {_kind(frame)} has {'two columns' if count else 'no column'} {name!r}; its columns are "
+                + ", ".join(map(repr, schema.names)),
+                "Rename one of them."
+                if count
+                else "Name the right columns with the settings id, text or partition_by.",
+            )
+    empty = True
+    for batch in _open(frame, columns):
+        for piece in _pieces(batch.select(columns)):
+            yield piece
+            empty = False
+    if empty:
+        none = [_canonical(without_dictionary(pa.array([], schema.field(name).type))) for name in columns]
+        yield pa.RecordBatch.from_arrays(none, columns)
+
+
+def _is_frame(frame: Any) -> bool:
+    ways = ("__arrow_c_stream__", "collect_batches", "to_batches", "with_format", "to_pyarrow_dataset")
+    return not isinstance(frame, dict) and any(hasattr(frame, way) for way in ways)  # a DatasetDict has such a way
+
+
+def _schema(key: str, frame: Any) -> pa.Schema:
+    """The columns of a frame, without reading rows."""
+    if not _is_frame(frame) or isinstance(frame, pa.RecordBatchReader):
+        once = "which can be read only once" if isinstance(frame, pa.RecordBatchReader) else "which is no frame"
+        raise DataError(key, f"its rows are a {_kind(frame)}, {once}", f"Give {_TAKES}.")
+    if hasattr(frame, "collect_schema"):  # polars
+        frame = frame.collect_schema().to_frame()
+    elif hasattr(frame, "with_format"):  # Hugging Face; a stream may not know its columns before it is read
+        return (frame.features or frame._resolve_features().features).arrow_schema
+    elif isinstance(getattr(frame, "schema", None), pa.Schema):
+        return frame.schema
+    return pa.RecordBatchReader.from_stream(frame).schema
+
+
+def _open(frame: Any, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    if hasattr(frame, "collect_batches"):  # polars, lazy
+        frames = frame.select(columns).collect_batches(chunk_size=_BATCH_ROWS, maintain_order=True, lazy=True)
+        return (batch for each in frames for batch in pa.RecordBatchReader.from_stream(each))
+    if hasattr(frame, "with_format"):  # Hugging Face
+        if (getattr(frame, "format", None) or {}).get("type") == "custom":
+            raise ValueError("it has a transform, which is not applied to rows in Arrow's format: use map() instead")
+        tables = frame.select_columns(columns).with_format("arrow").iter(_BATCH_ROWS)
+        return (batch for table in tables for batch in table.to_batches())
+    if not hasattr(frame, "__arrow_c_stream__"):  # a dataset of pyarrow
+        return frame.to_batches(columns=columns, batch_size=_BATCH_ROWS, batch_readahead=1, fragment_readahead=1)
+    selected = frame.select(columns) if hasattr(frame, "collect_schema") else frame
+    return iter(pa.RecordBatchReader.from_stream(selected))
+
+
+def _kind(frame: Any) -> str:
+    return f"{type(frame).__module__.partition('.')[0]} {type(frame).__name__}"
+
+
+def _lies_in_memory(frame: Any) -> bool:
+    """Whether the rows of a frame lie in memory already; those of a Hugging Face dataset may be a mapped file."""
+    return hasattr(frame, "__arrow_c_stream__")
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """A batch in pieces of a few megabytes, whose types do not depend on who made the frame."""
+    for rows in small(batch):
+        yield pa.RecordBatch.from_arrays([_canonical(column) for column in rows.columns], rows.schema.names)
+
+
+def _canonical(column: pa.Array) -> pa.Array:
+    kind = canonical_type(column.type)
+    return column if column.type == kind else column.cast(kind)

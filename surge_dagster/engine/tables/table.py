@@ -1,0 +1,316 @@
+"""A table of one or many files, whose rows stand in any order: each key of its columns is a partition.
+
+The first listing of a table reads it once, and groups its rows in a folder where equal keys do not stand together. What
+was found is kept in the cache, so that later listings of the same files, in this process or another one, read nothing.
+The version of a partition is the digest of its rows, and so is what is compared when it is read: rows that came from a
+file that has changed, or from a damaged folder, are never published.
+
+The folder lies in the cache, because it has to survive a crash and to be closed to other users; a `TMPDIR` is often
+cleared, shared, or in memory. It has the columns that are read, compressed. It is shared by the processes of a machine
+and removed with `TableSource.close` by the last of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+
+import pyarrow as pa
+
+from surge_dagster.engine.errors import ConfigError, DataError, TransientError
+from surge_dagster.engine.sources.listing import SourceFile, SourceFiles
+from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.sources.selection import Selection
+from surge_dagster.engine.support import disk_cache
+from surge_dagster.engine.support.keys import encode_key
+from surge_dagster.engine.tables.column_digest import ColumnDigest
+from surge_dagster.engine.tables.grouping import Group, grouped, groups_in_order, open_groups, rows_of
+from surge_dagster.engine.tables.shared_folder import SharedFolder, write_errors
+from surge_dagster.engine.tables.table_rows import NO_KEY, NO_KEY_NAME, TableRows
+
+_FORMAT = 2  # of what is cached
+_LOOKED_SECONDS = 1.0  # in which the files are not listed again: thousands of partitions are published one by one
+_Rows = tuple[pa.RecordBatch, Callable[[int], int]]  # columns, and what says which row of the table each of them is
+_READ_BYTES = 8 * 1024 * 1024  # that reading a partition may take beside its rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """What is known of one version of a table.
+
+    Attributes:
+        version: of its files.
+        groups: in the order of the partitions.
+        files, file_rows: relative names and numbers of rows, in their order.
+    """
+
+    version: str
+    groups: Sequence[Group]
+    files: Sequence[str]
+    file_rows: Sequence[int]
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether equal keys stand together in the table, which is then read itself."""
+        return all(group.file < 0 for group in self.groups)
+
+    def shown(self, row: int) -> str:
+        """A row of the table, for messages."""
+        ends = list(accumulate(self.file_rows))
+        place = bisect_right(ends, row)
+        return f"row {row - (ends[place] - self.file_rows[place]):,} of {self.files[place]}"
+
+
+class TableSource:
+    """A table as a `Source`: a partition per key, in the order of the encoded keys, or as they stand in the table.
+
+    Args:
+        files: where its files lie; their order is that of the rows.
+        partition_by: the columns whose values are the key, in order.
+        selection: the columns that become ids and texts.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        files: SourceFiles,
+        partition_by: Sequence[str],
+        selection: Selection,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._files = files
+        self._partition_by = tuple(partition_by)
+        self._selection = selection
+        self._clock = clock
+        described = json.dumps([_FORMAT, files.identity, self._partition_by, selection.columns])
+        self._name = f"tables/{hashlib.sha256(described.encode('utf-8', 'surrogatepass')).hexdigest()[:24]}"
+        self._known: _Index | None = None
+        self._looked: tuple[float, str] = (float("-inf"), "")
+        self._spill: SharedFolder | None = None
+        self._readers: dict[int, pa.ipc.RecordBatchFileReader] = {}
+        self._cursor: _Cursor | None = None
+        self._lock = threading.RLock()
+
+    @property
+    def url(self) -> str:
+        return self._files.url
+
+    def __iter__(self) -> Iterator[Partition]:
+        """Yield the partitions; reads the table where these versions of its files were not read before.
+
+        Raises:
+            ConfigError: there is no file, or one cannot be read: its rows may belong to any partition.
+            TransientError: a file changed while it was read, or its storage does not answer.
+        """
+        index = self._index()
+        suffix = self._selection.version_suffix
+        for group in index.groups:
+            version = f"{group.digest}{suffix}"
+            yield Partition(
+                key=group.key or NO_KEY_NAME,
+                source_version=version,
+                read=partial(self._read if group.key != NO_KEY else self._refuse, index, group),
+                current_source_version=partial(self._current_version, index, version),
+                rows=group.rows,
+                text_bytes=group.value_bytes,
+                page_bytes=_READ_BYTES,
+            )
+
+    def close(self) -> None:
+        """Remove the grouped rows, unless another process is using them; a later reading groups the table again."""
+        with self._lock:
+            self._readers.clear()
+            self._cursor = None
+            spill, self._spill = self._spill, None
+            if spill is None and self._known is not None and not self._known.is_in_order:
+                spill = SharedFolder(self._name, self._known.version)
+            if spill is not None:
+                spill.remove()
+
+    def _require_files(self) -> tuple[list[SourceFile], str]:
+        files, version = self._listed()
+        if not files:
+            raise ConfigError(
+                f"the table {self.url!r} has no file: expected .parquet, .arrow, .csv or .jsonl, the last two also "
+                "with .gz or .zst. Give the path of one, of a folder, or a pattern such as 'tables/*.parquet'."
+            )
+        return files, version
+
+    def _listed(self) -> tuple[list[SourceFile], str]:
+        files = self._files.list()
+        lines = "".join(f"{file.relative}\0{file.size}\0{file.token}\n" for file in files)
+        version = hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()[:24]
+        self._looked = (self._clock(), version if files else "")
+        return files, version
+
+    def _current_version(self, index: _Index, version: str) -> str | None:
+        if self._clock() - self._looked[0] > _LOOKED_SECONDS:
+            self._listed()
+        found = self._looked[1]
+        if not found:
+            return None
+        return version if found == index.version else f"unknown, since files of the table changed ({found})"
+
+    def _index(self) -> _Index:
+        with self._lock:
+            files, version = self._require_files()
+            if self._known is None or self._known.version != version:
+                self._known = self._cached(version) or self._made(files, version)
+            return self._known
+
+    def _cached(self, version: str) -> _Index | None:
+        document = disk_cache.read_json(f"{self._name}/index.json")
+        try:
+            if document is None or document["version"] != version:
+                return None
+            groups = [Group(*values) for values in document["groups"]]
+            return _Index(version, groups, document["files"], document["file_rows"])
+        except (KeyError, TypeError):  # damaged
+            return None
+
+    def _made(self, files: Sequence[SourceFile], version: str) -> _Index:
+        """Read the table, and cache what was found.
+
+        Raises:
+            ConfigError, TransientError: see `__iter__`.
+        """
+        self._readers.clear()
+        self._spill = self._cursor = None
+        spill = SharedFolder(self._name, version)
+        with spill.alone(lambda: self._cached(version)) as index:
+            if index is not None:  # another process was first
+                return index
+            rows = TableRows(files, self._partition_by, self._selection.columns)
+            groups = groups_in_order(rows.blocks())
+            if groups is None:
+                with write_errors(spill.path):
+                    groups = spill.fill(partial(grouped, rows.blocks, spill.path))
+            file_rows = rows.file_rows
+            if self._listed()[1] != version:
+                raise TransientError(f"the files of the table {self.url!r} changed while they were read. Run again.")
+            if groups[:1] and groups[0].file >= 0:  # others are read in the order in which they stand in the table
+                groups.sort(key=lambda group: encode_key(group.key or NO_KEY_NAME))
+            index = _Index(version, groups, [file.shown for file in files], file_rows)
+            document = {"groups": groups, "files": index.files, "file_rows": file_rows}
+            disk_cache.write_json(f"{self._name}/index.json", {"version": version, **document})
+            spill.remove_others()
+        self._spill = None if index.is_in_order else spill
+        return index
+
+    def _grouped(self, index: _Index) -> Path:
+        """The folder with the grouped rows; made again where it was removed."""
+        with self._lock:
+            if self._spill is None or self._spill.version != index.version:
+                spill = SharedFolder(self._name, index.version)
+                with write_errors(spill.path):
+                    spill.use(lambda: grouped(self._rows(index).blocks, spill.path))
+                self._spill = spill
+            return self._spill.path
+
+    def _rows(self, index: _Index) -> TableRows:
+        files, version = self._listed()
+        if version != index.version:
+            raise TransientError(f"the files of the table {self.url!r} changed after they were listed. Run again.")
+        return TableRows(files, self._partition_by, self._selection.columns)
+
+    def _read(self, index: _Index, group: Group) -> Iterator[RowBatch]:
+        digest, row = ColumnDigest(), 0
+        with contextlib.closing(
+            self._in_order(index, group) if group.file < 0 else self._in_folder(index, group)
+        ) as read:
+            for columns, table_row in read:
+                digest.update(columns)
+                try:
+                    yield from self._selection.row_batches(group.key, columns, row)
+                except DataError as error:
+                    for rest, _ in read:
+                        digest.update(rest)
+                    self._require(group, digest)  # what is refused is a row of the table, and no damage of a copy
+                    if error.row is None:
+                        raise
+                    where = index.shown(table_row(error.row - row))
+                    raise DataError(error.key, f"{error.reason} ({where})", error.remedy, error.row) from error
+                row += len(columns)
+        self._require(group, digest)
+
+    def _require(self, group: Group, digest: ColumnDigest) -> None:
+        if digest.hexdigest() != group.digest:
+            self.close()  # what is damaged is made again
+            if group.file < 0:  # the table has other rows than its index says
+                self._known = None
+                disk_cache.write_json(f"{self._name}/index.json", {"version": ""})
+            raise TransientError(
+                f"partition {group.key!r}: its rows are not those that were listed. The table {self.url!r} changed "
+                "while it was read; run again.",
+                group.key,
+            )
+
+    def _in_folder(self, index: _Index, group: Group) -> Generator[_Rows]:
+        try:
+            folder = self._grouped(index)
+            with self._lock:
+                reader = self._readers.get(group.file)
+                if reader is None:
+                    reader = self._readers[group.file] = open_groups(folder, group.file)
+            for place in range(group.first_batch, group.first_batch + group.batches):
+                columns, rows = rows_of(reader.get_batch(place))
+                yield columns, lambda row, rows=rows: rows[row].as_py()
+        except (OSError, pa.ArrowException) as error:
+            raise TransientError(
+                f"partition {group.key!r}: the grouped rows of the table {self.url!r} cannot be read ({error}). "
+                "Run again.",
+                group.key,
+            ) from error
+
+    def _in_order(self, index: _Index, group: Group) -> Generator[_Rows]:
+        with self._lock:  # a partition that is read after the one before it goes on where that one ended
+            cursor, self._cursor = self._cursor, None
+        if cursor is None or cursor.index is not index or cursor.row > group.first_row:
+            cursor = _Cursor(index, self._rows(index), group.first_row)
+        for first_row, columns in cursor.read(group.first_row, group.first_row + group.rows):
+            yield columns, lambda row, first=first_row: first + row
+        with self._lock:
+            self._cursor = cursor
+
+    def _refuse(self, index: _Index, group: Group) -> Iterator[RowBatch]:
+        columns = " or ".join(map(repr, self._partition_by))
+        rows = "row has" if group.rows == 1 else "rows have"
+        raise DataError(
+            NO_KEY_NAME,
+            f"{group.rows:,} {rows} no key, since {columns} is null, empty or not UTF-8; the first is "
+            f"{index.shown(group.first_row)}",
+            "Give those rows a value, or remove them.",
+        )
+        yield
+
+
+class _Cursor:
+    """Reads a table whose equal keys stand together, forwards."""
+
+    def __init__(self, index: _Index, rows: TableRows, row: int) -> None:
+        self.index = index
+        self.row = row
+        self._batches = rows.columns(row, index.file_rows)
+        self._held: pa.RecordBatch | None = None
+
+    def read(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Rows start..stop of the table, each batch with the row that it begins with."""
+        while self.row < stop:
+            held = self._held if self._held is not None else next(self._batches, None)
+            if held is None:
+                return  # the digest finds that rows are missing
+            begin = min(len(held), max(0, start - self.row))
+            end = min(len(held), stop - self.row)
+            self._held = held.slice(end) if end < len(held) else None
+            first, self.row = self.row + begin, self.row + end
+            if end > begin:
+                yield first, held.slice(begin, end - begin)

@@ -1,0 +1,161 @@
+"""The rows of a table's files, one behind the other, with the same types in every file, and the key of each row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.sources.formats import batches
+from surge_dagster.engine.sources.listing import SourceFile
+from surge_dagster.engine.sources.rows import canonical_type, without_dictionary
+from surge_dagster.engine.support.keys import joined_key
+from surge_dagster.engine.tables.grouping import Block
+
+NO_KEY = ""  # stands for every value that cannot be a key
+NO_KEY_NAME = "__HIVE_DEFAULT_PARTITION__"  # what hive writers call the partition of rows without a key
+_BLOCK_BYTES = 16 * 1024 * 1024
+_BLOCK_ROWS = 256 * 1024
+
+
+class TableRows:
+    """The rows of a table.
+
+    Args:
+        files: in the order of their rows.
+        partition_by: columns of the key.
+        columns: the columns that are kept.
+
+    Attributes:
+        file_rows: rows of the files, as far as they were read.
+
+    Raises:
+        ConfigError, TransientError: from reading, as `formats.batches`; also where two files have different types.
+    """
+
+    def __init__(self, files: Sequence[SourceFile], partition_by: Sequence[str], columns: Sequence[str]) -> None:
+        self.file_rows: list[int] = []
+        self._files = files
+        self._partition_by = partition_by
+        self._columns = columns
+        self._types: dict[str, tuple[pa.DataType, SourceFile]] = {}
+
+    def blocks(self) -> Iterator[Block]:
+        """All rows in large blocks, with their keys."""
+        needed = list(dict.fromkeys((*self._columns, *self._partition_by)))
+        self.file_rows, held, size, first_row = [], list[pa.RecordBatch](), 0, 0
+        for file in self._files:
+            self.file_rows.append(0)
+            for raw in batches(file, needed):
+                self.file_rows[-1] += len(raw)
+                batch = self._uniform(file, raw)
+                if held and (size + batch.nbytes > _BLOCK_BYTES or sum(map(len, held)) > _BLOCK_ROWS):
+                    block = self._block(first_row, held)
+                    first_row, size = first_row + len(block.rows), 0
+                    held = []
+                    yield block
+                if len(batch):
+                    held.append(batch)
+                    size += batch.nbytes
+        if held:
+            yield self._block(first_row, held)
+
+    def columns(self, first_row: int, file_rows: Sequence[int]) -> Iterator[pa.RecordBatch]:
+        """The kept columns from a row on, without keys.
+
+        Args:
+            file_rows: rows of each file.
+        """
+        self._take_types(first_row, file_rows)
+        for file, end, rows in zip(self._files, accumulate(file_rows), file_rows, strict=True):
+            if first_row < end:
+                skipped = max(0, first_row - (end - rows))
+                for raw in batches(file, self._columns, first_row=skipped):
+                    if len(raw):
+                        yield self._uniform(file, raw).select(list(self._columns))
+
+    def _take_types(self, first_row: int, file_rows: Sequence[int]) -> None:
+        """Give the columns the types of the first file, where reading begins with a later one."""
+        if self._types or not file_rows or first_row < file_rows[0]:
+            return
+        for file in self._files:
+            for raw in batches(file, self._columns):
+                self._uniform(file, raw)
+                return
+
+    def _block(self, first_row: int, held: Sequence[pa.RecordBatch]) -> Block:
+        rows = pa.concat_batches(held)
+        keys, places = keys_of([(name, rows.column(f"\0{name}")) for name in self._partition_by])
+        return Block(first_row, rows.select(list(self._columns)), keys, places)
+
+    def _uniform(self, file: SourceFile, raw: pa.RecordBatch) -> pa.RecordBatch:
+        """The kept columns in the types of the first file, then those of the key as strings, after a NUL in name."""
+        found = {name: self._in_type(file, name, without_dictionary(raw.column(name))) for name in self._columns}
+        for name in self._partition_by:
+            if name in raw.schema.names:
+                found[f"\0{name}"] = _key_strings(file, name, without_dictionary(raw.column(name)))
+        return pa.RecordBatch.from_arrays(list(found.values()), names=list(found))
+
+    def _in_type(self, file: SourceFile, name: str, column: pa.Array) -> pa.Array:
+        wanted = canonical_type(column.type)
+        kind, first = self._types.setdefault(name, (wanted, file))
+        if wanted != kind and not pa.types.is_null(column.type):
+            raise ConfigError(
+                f"the column {name!r} has type {kind} in {first.shown} and {wanted} in {file.shown}; a table has one "
+                "type for each column. Write the files again with the same types."
+            )
+        return column if column.type == kind else column.cast(kind)
+
+
+def _key_strings(file: SourceFile, name: str, column: pa.Array) -> pa.Array:
+    kind = column.type
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    is_plain = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_date(kind)
+    if not (is_text or is_plain or pa.types.is_null(kind)):
+        raise ConfigError(
+            f"the column {name!r} of {file.shown} has type {kind} and cannot be a key; expected strings, integers, "
+            "booleans or dates. Cast it in the source, or partition by another column."
+        )
+    return column if pa.types.is_string(kind) else column.cast(pa.string())
+
+
+def keys_of(columns: Sequence[tuple[str, pa.Array]]) -> tuple[list[str], np.ndarray]:
+    """The different keys of the rows in the order of their first rows, and for each row the place of its key."""
+    encoded: list[Any] = [column.dictionary_encode(null_encoding="encode") for _, column in columns]
+    values = [_texts(each.dictionary) for each in encoded]
+    if len(columns) == 1:
+        # The name of the partition of rows without a key is no key of another one.
+        keys = [value if value and value != NO_KEY_NAME else NO_KEY for value in values[0]]
+        return keys, encoded[0].indices.to_numpy()
+    combined, found = encoded[0].indices.to_numpy(), [(value,) for value in values[0]]
+    for each, column in zip(encoded[1:], values[1:], strict=True):
+        # Numbered again after each column: numbers of all possible combinations may not fit.
+        both: Any = pa.array(combined.astype(np.int64) * len(column) + each.indices.to_numpy()).dictionary_encode()
+        pairs = (divmod(number, len(column)) for number in both.dictionary.to_pylist())
+        combined, found = both.indices.to_numpy(), [(*found[first], column[second]) for first, second in pairs]
+    names = [name for name, _ in columns]
+    return [_joined(names, key) for key in found], combined
+
+
+def _joined(names: Sequence[str], values: Sequence[str | None]) -> str:
+    given = {name: value for name, value in zip(names, values, strict=True) if value}
+    return joined_key(given) if len(given) == len(names) else NO_KEY
+
+
+def _texts(values: pa.Array) -> list[str | None]:
+    """The values; None for those that are not UTF-8, too."""
+    try:
+        return values.to_pylist()
+    except UnicodeDecodeError:
+        return [_decoded(value.as_py()) for value in values.cast(pa.binary())]
+
+
+def _decoded(raw: bytes | None) -> str | None:
+    try:
+        return None if raw is None else raw.decode()
+    except UnicodeDecodeError:
+        return None

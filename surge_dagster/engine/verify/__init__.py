@@ -1,0 +1,1 @@
+"""Verification of a space against its source, and switching readers to it."""

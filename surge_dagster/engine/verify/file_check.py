@@ -1,0 +1,251 @@
+"""The check of one output file: what it states about itself, and its rows beside those of its source.
+
+The first fault ends the check, and it is the one that explains most: vectors of another dimension, then another number
+of rows, then the first row that differs. Dimension and rows are those of the columns that the file really has, whatever
+its metadata promise, because another program may have written it. Only what remains is "damaged".
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from surge_dagster.engine.derived.derived_rows import DerivedRows
+from surge_dagster.engine.errors import DataError, TransientError
+from surge_dagster.engine.files.facts import FileFacts, InvalidFile, desired_version
+from surge_dagster.engine.files.formats import file_name, open_output_file, read_shape
+from surge_dagster.engine.files.rows import OutputFile, carried_columns, check_schema, embedding_type, matrix_of
+from surge_dagster.engine.files.validation import invalid_row
+from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.sources.content import ContentDigest, IdSet, refuse_repeated_id
+from surge_dagster.engine.sources.partition import Partition, RowBatch, read_rows
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.cosines import LOWEST_COSINE
+from surge_dagster.engine.support.text_hash import text_hashes
+from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given
+from surge_dagster.engine.verify.reencoding import SampledRows
+
+Samples = SampledRows | DerivedRows
+FaultKind = (
+    Literal["missing", "refused", "damaged", "space", "stale"]
+    | Literal["rows", "ids", "texts", "columns", "dimension", "finite", "length"]
+)
+REMOVE_FILE = "Remove the file and run again."
+_REMOVE = "Remove it and run again."
+_RUN_AGAIN = "Run again."
+
+
+@dataclass(eq=False)
+class Fault(Exception):
+    """Ends the check of a file; the attributes are those of a `Violation`, without the key."""
+
+    kind: FaultKind
+    finding: str
+    remedy: str
+
+
+def compare_with_source(partition: Partition, store: Store, space: Space, samples: Samples | None) -> FileFacts:
+    """The facts of a partition's file, if the file holds exactly the rows of its source.
+
+    Args:
+        samples: gets the rows that are to be encoded again.
+
+    Raises:
+        Fault: the file is missing, stale, damaged or different.
+        DataError: the rows of the source are invalid.
+        TransientError: the source or the file cannot be read now.
+    """
+    name = file_name(space.name, partition.key, space.file_format)
+    location = store.location(name)
+    try:
+        with opened(store, space, name, partition) as reader:
+            facts = reader.facts
+            if facts.source_version != partition.source_version:
+                if partition.current_source_version() != partition.source_version:
+                    changed = f"partition {partition.key!r}: its source changed after it was listed."
+                    raise TransientError(changed, partition.key)
+                raise Fault(
+                    "stale",
+                    f"{location!r} was made from source version {facts.source_version!r}; the source has "
+                    f"{partition.source_version!r} now.",
+                    _RUN_AGAIN,
+                )
+            try:
+                _compare_rows(partition, reader, space, samples)
+            except Fault as fault:
+                is_of_row = fault.kind in ("ids", "texts", "columns")
+                different = _different_rows(partition, facts.rows) if is_of_row else None
+                if different is None:
+                    raise
+                raise Fault("rows", f"{different} {fault.finding}", fault.remedy) from fault
+            return facts
+    except FileNotFoundError:
+        _require_readable(partition)
+        raise Fault("missing", f"there is no file {location!r}.", _RUN_AGAIN) from None
+
+
+@contextlib.contextmanager
+def opened(store: Store, space: Space, name: str, partition: Partition | None = None) -> Iterator[OutputFile]:
+    """A file of the space whose facts are right; errors of reading it become faults.
+
+    Args:
+        partition: its partition, where the source has one.
+
+    Raises:
+        FileNotFoundError: there is none.
+        TransientError: it cannot be read now.
+    """
+    location = store.location(name)
+    try:
+        with store.open(name) as file, open_output_file(file, space.file_format) as reader:
+            _require_facts(reader, space, None if partition is None else partition.key, name)
+            yield reader
+    except FileNotFoundError:
+        raise
+    except (InvalidFile, *UNREADABLE) as error:
+        if is_systems(error):
+            raise not_given(repr(location), error) from error
+        raise _fault_of(error, store, space, name, partition) from error
+
+
+def _fault_of(error: Exception, store: Store, space: Space, name: str, partition: Partition | None) -> Fault:
+    """The fault of a file that is not valid: what its columns and its number of rows show, else the error."""
+    location = store.location(name)
+    damaged = Fault("damaged", f"{location!r}: {first_line(error)}.", _REMOVE)
+    try:
+        with store.open(name) as file:
+            columns, rows = read_shape(file, space.file_format)
+    except (InvalidFile, *UNREADABLE):
+        return damaged
+    if "embedding" not in columns.names:
+        return damaged
+    vectors, expected = columns.field("embedding").type, embedding_type(space.dimension, space.dtype)
+    is_list = pa.types.is_fixed_size_list(expected) and pa.types.is_fixed_size_list(vectors)
+    if vectors.list_size != space.dimension if is_list else vectors != expected:
+        finding = f"{location!r}: its embedding column has type {vectors}; expected {space.dimension} numbers per row."
+        return Fault("dimension", finding, _REMOVE)
+    different = None if partition is None else _different_rows(partition, rows)
+    return damaged if different is None else Fault("rows", different, REMOVE_FILE)
+
+
+def _different_rows(partition: Partition, rows: int) -> str | None:
+    """The finding that a file with so many rows has more or fewer than its source, where the source can be read."""
+    try:
+        # What the source announces includes rows that are skipped.
+        expected = rows if rows == partition.rows else sum(len(batch) for batch in partition.read())
+    except (DataError, TransientError):
+        return None
+    return None if rows == expected else f"the file has {rows:,} rows and the source {expected:,}."
+
+
+def _require_facts(reader: OutputFile, space: Space, key: str | None, name: str) -> None:
+    facts = reader.facts
+    if facts.space != space.name:
+        raise Fault(
+            "space", f"{name!r} holds vectors of the space {facts.space!r}; expected {space.name!r}.", "Move it away."
+        )
+    if file_name(space.name, facts.partition_key, space.file_format) != name or key not in (None, facts.partition_key):
+        raise Fault("ids", f"{name!r} is the file of partition {facts.partition_key!r}.", "Move it away and run again.")
+    if facts.dimension != space.dimension:
+        raise Fault(
+            "dimension",
+            f"{name!r} states that its vectors have dimension {facts.dimension}; expected {space.dimension}.",
+            _REMOVE,
+        )
+    if facts.precision not in LOWEST_COSINE:
+        raise InvalidFile(f"its metadata name an unknown precision {facts.precision!r}")
+    if facts.desired_version != desired_version(facts.content_digest, facts.space):
+        raise InvalidFile("its desired version does not follow from its content digest and space")
+    check_schema(reader.columns, dimension=space.dimension, dtype=space.dtype)
+
+
+def _require_readable(partition: Partition) -> None:
+    """Read a partition without a file: if its data are invalid, it must not have one."""
+    ids = IdSet()
+    try:
+        for batch in partition.read():
+            ids.add(batch.ids)
+        refuse_repeated_id(partition, ids.repeated())
+    except DataError as error:
+        finding = f"it has no file, because its data are refused: {error.finding}"
+        raise Fault("refused", finding, error.remedy) from error
+
+
+def _compare_rows(partition: Partition, file: OutputFile, space: Space, samples: Samples | None) -> None:
+    facts, digest, ids = file.facts, ContentDigest(), IdSet()
+    row = 0
+
+    def from_source() -> Iterator[RowBatch]:
+        for batch in read_rows(partition):
+            digest.update(batch)
+            ids.add(batch.ids)
+            yield batch
+
+    for expected, stored in _aligned(from_source(), file.read()):
+        if expected is None or stored is None:
+            more = "more" if stored is None else "fewer"
+            raise Fault("rows", f"the file has {facts.rows:,} rows and the source {more}.", REMOVE_FILE)
+        _require_equal("ids", "id", row, stored.column("id"), expected.ids)
+        if "text" in stored.schema.names:
+            _require_equal("texts", "text", row, stored.column("text"), expected.texts)
+        if "text_hash" in stored.schema.names:
+            _require_equal("texts", "text_hash", row, stored.column("text_hash"), text_hashes(expected.texts))
+        _require_carried(row, stored, expected.carried)
+        matrix = matrix_of(stored)
+        invalid = invalid_row(matrix, normalized=space.normalize)
+        if invalid is not None:
+            kind = "finite" if not np.isfinite(matrix[invalid[0]]).all() else "length"
+            raise Fault(kind, f"row {row + invalid[0]}: {invalid[1]}.", REMOVE_FILE)
+        if samples is not None:
+            samples.add(facts, row, expected.texts, matrix)
+        row += len(expected)
+    if row != facts.rows:
+        raise Fault("rows", f"{row:,} rows could be read of the {facts.rows:,} that the file states.", REMOVE_FILE)
+    if digest.hexdigest() != facts.content_digest:
+        raise Fault("texts", "its content digest is not that of the source's rows.", REMOVE_FILE)
+    refuse_repeated_id(partition, ids.repeated())
+
+
+def _require_carried(first_row: int, stored: pa.RecordBatch, expected: pa.RecordBatch | None) -> None:
+    names, carried = expected.schema.names if expected is not None else [], carried_columns(stored.schema)
+    found = carried.names if carried is not None else []
+    if found != names:
+        raise Fault("columns", f"the file carries the columns {found}; the source's are {names}.", REMOVE_FILE)
+    for name in names:
+        _require_equal("columns", name, first_row, stored.column(name), expected.column(name))  # pyright: ignore
+
+
+def _require_equal(kind: FaultKind, what: str, first_row: int, found: pa.Array, expected: pa.Array) -> None:
+    if found.equals(expected):
+        return
+    if found.type != expected.type:
+        raise Fault(kind, f"the {what} column has type {found.type}; the source's has {expected.type}.", REMOVE_FILE)
+    for row, (one, other) in enumerate(zip(found.to_pylist(), expected.to_pylist(), strict=True), first_row):
+        if one != other and repr(one) != repr(other):  # a number that is not a number equals no other
+            finding = f"row {row}: the file has the {what} {_short(one)} and the source {_short(other)}."
+            raise Fault(kind, finding, REMOVE_FILE)
+
+
+def _aligned(
+    source: Iterator[RowBatch], file: Iterator[pa.RecordBatch]
+) -> Iterator[tuple[RowBatch | None, pa.RecordBatch | None]]:
+    """Both streams cut into batches of equal length; the last pair has None for a stream that ended early."""
+    source, file = (batch for batch in source if len(batch)), (batch for batch in file if batch.num_rows)
+    ours, theirs = next(source, None), next(file, None)
+    while ours is not None and theirs is not None:
+        rows = min(len(ours), theirs.num_rows)
+        yield ours.rows(0, rows), theirs.slice(0, rows)
+        ours = ours.rows(rows, len(ours)) if rows < len(ours) else next(source, None)
+        theirs = theirs.slice(rows) if rows < theirs.num_rows else next(file, None)
+    if ours is not None or theirs is not None:
+        yield ours, theirs
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -1,0 +1,209 @@
+"""Verification of an output against its source: every file, every row, and on request every vector.
+
+Every file of a space is read in full, checksums included, side by side with its source partition (`file_check.py`): the
+file must have the same ids and texts in the same order, and a valid vector for each. Some rows, or all of them, are
+encoded again and must give the stored vector (`reencoding.py`); those of a derived space are all computed again from
+its parent (`derived_rows.py`). A file has at most one `Violation`; nothing is changed. Facts that other parts of the
+program remember about files (`OutputState`) are not used, because the files themselves are to be verified.
+
+Reading everything takes hours, in which a disk or a store may fail to answer once. A file that could not be read then
+is a violation too, because nothing was proven about it, and the other files are still read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from surge_dagster.engine.derived.derived_rows import DerivedRows
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import DataError, StoreUnavailable, TransientError
+from surge_dagster.engine.files.formats import SUFFIXES, file_name, format_of
+from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.run.staging import STAGING
+from surge_dagster.engine.sources.partition import Partition, Source
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.verify.file_check import (
+    REMOVE_FILE,
+    Fault,
+    FaultKind,
+    Samples,
+    compare_with_source,
+    opened,
+)
+from surge_dagster.engine.verify.reencoding import SampledRows
+
+Kind = FaultKind | Literal["vectors", "source", "unread", "orphan"]
+_NO_FILE: frozenset[Kind] = frozenset({"missing", "refused"})
+_CHECK_AGAIN = "Nothing is known about it until it is checked again."
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One fault of an output.
+
+    Attributes:
+        key: the partition, or the file's name where its partition is unknown.
+        kind: what is at fault; "unread" is a file or source that could not be read now, "refused" a partition with
+            invalid data, which correctly has no file. One kind is only a warning: "orphan" (a valid file, or staged
+            segments, whose partition was removed from the source; or staged segments beside a complete file).
+        finding: what was expected, and what was found.
+        remedy: what to do; "" where the finding says it, or the caller knows it.
+    """
+
+    key: str
+    kind: Kind
+    finding: str
+    remedy: str = ""
+
+    @property
+    def reason(self) -> str:
+        """Finding and remedy."""
+        return f"{self.finding} {self.remedy}".rstrip()
+
+    @property
+    def is_warning(self) -> bool:
+        return self.kind == "orphan"
+
+    @property
+    def has_no_file(self) -> bool:
+        """Whether the fault is that a partition was not embedded, or could not be."""
+        return self.kind in _NO_FILE
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A partition that was checked.
+
+    Attributes:
+        rows, truncated: of its file if it is valid, else zero. `truncated` counts the texts of which the model read
+            only the first tokens.
+    """
+
+    key: str
+    rows: int
+    truncated: int = 0
+
+
+def verify(
+    source: Source,
+    store: Store,
+    space: Space,
+    *,
+    pool: EncoderPool | None = None,
+    reencode: int | None = 3,
+    seed: int = 0,
+) -> Iterator[Violation | Verified]:
+    """Check every partition of a source against its file, and every file of the space against the source.
+
+    Args:
+        source, store, space: what was embedded, and where to.
+        pool: a pool of the same space, to encode rows again; None: no row is encoded again. A derived space needs none.
+        reencode: rows of each partition to encode again, drawn with `seed`; None is all.
+
+    Yields:
+        Violations as they are found, and a `Verified` after each partition. Violations of vectors may come after it.
+
+    Raises:
+        StoreUnavailable: the store does not answer any more.
+        ConfigError: the source or the output cannot be listed.
+    """
+    samples: Samples | None = None
+    if space.derived:
+        samples = DerivedRows(store, space)
+    elif pool is not None:
+        samples = SampledRows(pool, space, reencode, seed)
+    expected: set[str] = set()
+    incomplete: set[str] = set()
+    for partition in source:
+        name = file_name(space.name, partition.key, space.file_format)
+        expected.add(name)
+        found = verify_partition(partition, store, space, samples)
+        if isinstance(found, Violation):
+            yield found
+            found = Verified(partition.key, 0)
+            incomplete.add(name)
+        yield found
+        if samples is not None:
+            yield from _wrong_vectors(samples)
+    names = _checked(space.name, lambda: _unexpected_names(store, space, expected, incomplete))
+    if isinstance(names, Violation):
+        yield names
+        names = []
+    for name in names:
+        orphan = _checked(name, lambda name=name: _orphan(store, space, name))
+        if orphan is not None:
+            yield orphan
+    if samples is not None:
+        samples.compare()
+        yield from _wrong_vectors(samples)
+
+
+def verify_partition(
+    partition: Partition, store: Store, space: Space, samples: Samples | None = None
+) -> Verified | Violation:
+    """Check one partition against its file.
+
+    Args:
+        samples: gets the rows that are to be encoded again.
+
+    Raises:
+        StoreUnavailable: the store does not answer any more.
+    """
+    facts = _checked(partition.key, lambda: compare_with_source(partition, store, space, samples))
+    return facts if isinstance(facts, Violation) else Verified(partition.key, facts.rows, facts.truncated)
+
+
+def _checked(key: str, check: Callable[[], _Result]) -> _Result | Violation:
+    """The result of a check, or the violation that ended it."""
+    try:
+        return check()
+    except Fault as fault:
+        return Violation(key, fault.kind, fault.finding, fault.remedy)
+    except DataError as error:
+        return Violation(key, "source", error.finding, error.remedy)
+    except StoreUnavailable:
+        raise
+    except TransientError as error:
+        return Violation(key, "unread", str(error), _CHECK_AGAIN)
+
+
+def _wrong_vectors(samples: Samples) -> Iterator[Violation]:
+    for key, finding in samples.wrong().items():
+        yield Violation(key, "vectors", finding, REMOVE_FILE)
+
+
+def _unexpected_names(store: Store, space: Space, expected: set[str], incomplete: set[str]) -> list[str]:
+    """Output files without a source partition, and folders of staged segments that no run needs."""
+    files = {stored.name for stored in store.list(space.name) if format_of(stored.name)}
+    root = f"{STAGING}/{space.name}"
+    staged = {stored.name.removeprefix(f"{root}/").partition("/")[0] for stored in store.list(root, deep=True)}
+    suffix = SUFFIXES[space.file_format]
+    orphans = [f"{root}/{folder}" for folder in staged if f"{space.name}/{folder}{suffix}" not in incomplete]
+    return [*sorted(files - expected), *sorted(orphans)]
+
+
+def _orphan(store: Store, space: Space, name: str) -> Violation | None:
+    """A file without a source partition, read in full; None where it was removed after it was listed."""
+    location = repr(store.location(name))
+    if name.startswith(f"{STAGING}/"):
+        finding = (
+            f"{location} holds staged segments of a partition that has a complete file or was removed from the source."
+        )
+        return Violation(name, "orphan", finding, "The next run removes the former; remove the latter by hand.")
+    if format_of(name) != space.file_format:
+        finding = f"{location} is never read: the files of its space have the format {space.file_format!r}."
+        return Violation(name, "orphan", finding, "Remove it.")
+    try:
+        with opened(store, space, name) as reader:
+            for _ in reader.read():
+                pass
+            key = reader.facts.partition_key
+    except FileNotFoundError:
+        return None
+    except Fault as fault:
+        return Violation(name, fault.kind, f"{fault.finding} Its partition was removed from the source: remove it.")
+    finding = f"{location} is valid, but its partition was removed from the source."
+    return Violation(key, "orphan", finding, "Remove it if the partition does not come back.")

@@ -1,0 +1,238 @@
+"""The command line: exit codes, messages without a stack trace, one JSON document at the end."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from surge_dagster.commands import cli
+from surge_dagster.engine.output.current_space import CurrentSpace, read_current, write_current
+from tests.command import MODEL, Command
+from tests.spaces import Spaces
+
+DOCUMENTED = """
+    partitions_written partitions_skipped partitions_failed texts_encoded tokens truncated superbatches wall_seconds
+    texts_per_second encode_seconds serialize_seconds upload_seconds time_to_first_output_seconds overlap_ratio
+    duty_cycle exposed_io_seconds pool_start_seconds padding_ratio max_in_flight_texts peak_resident_bytes
+    peak_rss_bytes space dimension device precision
+"""
+
+
+def installed(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run the installed command in a process of its own."""
+    command = [str(Path(sys.executable).with_name("surge-dagster")), *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=100, check=False)
+
+
+def write_partition(catalog: Path, key: str, rows: int, **columns: object) -> Path:
+    path = catalog / f"partition={key}" / "part-0.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = {"id": [f"{key}-{row}" for row in range(rows)], "text": [f"{key} number {row}" for row in range(rows)]}
+    pq.write_table(pa.table(table | columns), path)
+    return path
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Path:
+    for key, rows in (("apples", 30), ("pears", 3), ("plums", 1)):
+        write_partition(tmp_path / "catalog", key, rows)
+    return tmp_path / "catalog"
+
+
+def test_embed_then_verify_then_search(catalog: Path, surge: Command) -> None:
+    first = installed("embed", catalog, "out", *MODEL, "--json", cwd=surge.root)
+    assert first.returncode == 0, first.stderr
+    report = json.loads(first.stdout.splitlines()[-1])
+    assert (report["partitions_written"], report["texts_encoded"], report["partitions_failed"]) == (3, 34, [])
+    assert set(DOCUMENTED.split()) <= set(report)
+    again = surge.json("embed", catalog, "out", *MODEL)
+    assert (again["partitions_written"], again["partitions_skipped"], again["texts_encoded"]) == (0, 3, 0)
+    assert surge.json("verify", catalog, "out", *MODEL, "--reencode", "all")["violations"] == []
+    [hit] = surge.json("search", "out", "pears number 2", *MODEL, "-k", 1)["hits"]
+    assert (hit["key"], hit["id"]) == ("pears", "pears-2")
+
+
+def test_no_worker_is_started_where_everything_is_fresh(
+    catalog: Path, tmp_path: Path, surge: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("embed", catalog, "out", *MODEL, "--json")
+    assert surge(*arguments)[0] == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(cli.Settings, "start_pool", lambda *_: pytest.fail("a pool was started"))
+        [space] = (tmp_path / "out").glob("hash-*")
+        (space / ".tmp-1-0123456789ab0").write_bytes(b"left by a dead run")
+        code, out, _ = surge(*arguments)
+        report = json.loads(out.splitlines()[-1])
+        assert code == 0 and "3 fresh, 0 failed; there was nothing to encode" in out
+        assert not list(space.glob(".tmp-*")), "what the dead left goes all the same"
+        assert (report["partitions_skipped"], report["texts_encoded"], report["dimension"]) == (3, 0, 16)
+        assert set(DOCUMENTED.split()) <= set(report)
+        code, _, error = surge(*arguments, "--b-min", 9, "--b-max", 3)
+        assert code == 2 and "b_min" in error, "wrong usage is refused all the same"
+    assert surge.json(*arguments, "--force")["texts_encoded"] == 34
+
+
+def test_bad_partition_gives_exit_code_1_and_all_others_are_published(catalog: Path, surge: Command) -> None:
+    write_partition(catalog, "nulls", 3, text=["a", None, "c"])
+    code, out, error = surge("embed", catalog, "out", *MODEL, "--json")
+    report = json.loads(out.splitlines()[-1])
+    assert (code, report["partitions_written"]) == (1, 3)
+    assert [failed["key"] for failed in report["partitions_failed"]] == ["nulls"]
+    assert "row 1" in error and "Traceback" not in error
+
+
+def test_search_follows_a_switch_which_needs_a_complete_space(
+    three_spaces: Spaces, tmp_path: Path, surge: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = three_spaces.copy_to(tmp_path)
+    first, second, _ = made.names()
+    switch = ("switch", "catalog", "output", "--model")
+    assert surge(*switch, "hash://16")[0] == 0
+    content = made.file("hash://24", "c").read_bytes()
+    made.file("hash://24", "c").unlink()
+    code, _, error = surge(*switch, "hash://24")
+    assert code == 1 and "1 missing: 'c'" in error and read_current(made.store) == CurrentSpace(first)
+    made.file("hash://24", "c").write_bytes(content)
+    assert surge.json(*switch, "hash://24")["current"] == {"space": second, "previous": first, "number": 2}
+    monkeypatch.setenv("SURGE_MODEL", "hash://16")
+    found = surge.json("search", "output", "b/7 b/7 b/7", "-k", 1)
+    assert f"searching the current space {second}" in surge.printed
+    assert (found["space"], [(hit["key"], hit["id"]) for hit in found["hits"]]) == (second, [("b", "id-7")])
+
+
+def test_search_asks_before_it_loads_a_model_that_only_the_output_names(
+    three_spaces: Spaces, tmp_path: Path, surge: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = three_spaces.copy_to(tmp_path)
+    first, *_ = made.names()
+    described = tmp_path / "output" / first / "space.json"
+    described.write_text(described.read_text().replace('"hash://16"', '"somebody/else"'))
+    write_current(made.store, first, seen=None)
+    monkeypatch.setenv("SURGE_MODEL", "hash://24")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    command = ("search", "output", "b/7")
+    code, _, error = surge(*command)
+    assert code == 2 and "names the model 'somebody/else', which the settings do not" in error and "--yes" in error
+    code, _, error = surge(*command, "--yes")
+    assert code == 2 and "somebody/else" in error and "--yes" not in error, "it tried to load the model"
+    monkeypatch.setattr(sys, "stdin", terminal := io.StringIO("n\n"))
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    code, out, error = surge(*command)
+    assert code == 1 and "Load it?" in error and not out.strip()
+
+
+def test_no_control_character_of_data_is_printed(tmp_path: Path, surge: Command) -> None:
+    write_partition(tmp_path / "catalog", "a", 2, id=["\x1b[2J", "b"], text=["red \x1b[31m", "\x9b31m"])
+    write_partition(tmp_path / "catalog", "%1B%5B2J", 2, id=["a", "a"])
+    code, out, error = surge("embed", "catalog", "output", *MODEL)
+    assert code == 1 and "refused" in error
+    code, found, _ = surge("search", "output", "red", *MODEL)
+    assert code == 0 and "\\x1b[31m" in found
+    assert not set("\x1b\x9b") & {*out, *error, *found}
+
+
+def test_space_keeps_its_first_format(catalog: Path, tmp_path: Path, surge: Command) -> None:
+    embed = ("embed", catalog, "out", *MODEL)
+    space = surge.json(*embed, "--format", "arrow")["space"]
+    assert (tmp_path / "out" / space / "apples.arrow").exists()
+    assert surge.json(*embed, "--format", "arrow")["partitions_skipped"] == 3
+    code, _, error = surge(*embed)
+    assert code == 2 and "the settings request 'parquet'. Set format to 'arrow'" in error
+    assert surge("verify", catalog, "out", *MODEL)[0] == 0
+
+
+def test_verify_names_the_partition_and_exits_with_1(catalog: Path, surge: Command) -> None:
+    path = surge.root / "out" / surge.json("embed", catalog, "out", *MODEL)["space"] / "apples.parquet"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    code, _, error = surge("verify", catalog, "out", *MODEL)
+    assert code == 1 and "'apples'" in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("embed", "nowhere", "out", *MODEL), "there is no such file or folder"),
+        (("embed", "empty", "out", *MODEL), "is empty"),
+        (("embed", "catalog", "a-file", *MODEL), "is a file"),
+        (("embed", "catalog", "a-file/below", *MODEL), "cannot write"),
+        (("embed", "catalog", "out", "--model", "nobody/nothing"), "nobody/nothing"),
+        (("embed", "catalog", "out", *MODEL, "--b-min", "9", "--b-max", "3"), "b_min"),
+        (("embed", "catalog", "s3://bucket/x", *MODEL), "s3://bucket/x"),
+        (("verify", "catalog", "out", *MODEL), "no embeddings"),
+        (("verify", "catalog", "out", *MODEL, "--reencode", "some"), "--reencode"),
+        (("embed", "--no-such-option"), "--no-such-option"),
+        (("embed", "catalog", "out", *MODEL, "--document-prompt", "\udcff"), "UTF-8"),
+        (("embed", "catalog", "out", *MODEL, "--format", "csv"), "'parquet' or 'arrow'"),
+        (("search", "out", "\udcff", *MODEL), "UTF-8"),
+    ],
+)
+def test_wrong_usage_gives_exit_code_2_and_the_reason(
+    catalog: Path, tmp_path: Path, surge: Command, arguments: tuple[str, ...], says: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a-file").write_text("")
+    code, _, error = surge(*arguments)
+    assert code == 2, error
+    assert says in " ".join(error.split())
+    assert "Traceback" not in error
+
+
+@pytest.mark.usefixtures("catalog")
+def test_the_environment_wins_over_the_file_and_a_flag_over_both(
+    surge: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (surge.root / "surge.yaml").write_text("source: catalog\noutput: from-file\nmodel: hash://8\ndtype: float16\n")
+    monkeypatch.setenv("SURGE_MODEL", "hash://12")
+    monkeypatch.setenv("SURGE_OUTPUT", "from-env")
+    report = surge.json("embed", *MODEL)
+    assert report["dimension"] == 16
+    schema = pq.read_schema(surge.root / "from-env" / report["space"] / "apples.parquet")
+    assert schema.field("embedding").type.value_type == pa.float16()
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.soak)]
+)
+def test_stopped_run_keeps_what_is_encoded_and_says_how_to_continue(
+    catalog: Path, surge: Command, ending: signal.Signals, code: int
+) -> None:
+    for number in range(300):
+        write_partition(catalog, f"more-{number}", 2)
+    # Through an interpreter that takes the signal, in case whoever runs the tests ignores it.
+    listen = "import signal as s; s.signal(s.SIGINT, s.default_int_handler); s.signal(s.SIGTERM, s.SIG_DFL)"
+    run = f"{listen}; from surge_dagster.commands.cli import main; main()"
+    command = [sys.executable, "-c", run, "embed", str(catalog), "out", *MODEL, "--b-min", "1"]
+    with subprocess.Popen(command, cwd=surge.root, stderr=subprocess.PIPE, text=True) as running:
+        while running.poll() is None and not list((surge.root / "out").glob("*/*.parquet")):
+            time.sleep(0.01)
+        running.send_signal(ending)
+        error = running.stderr.read() if running.stderr else ""
+    assert running.returncode == code, error
+    assert "run the command again" in error
+    assert surge.json("embed", catalog, "out", *MODEL)["partitions_failed"] == []
+
+
+def test_catalogs_are_built_and_planned(surge: Command) -> None:
+    build = ("catalog", "synthetic", "--out", "made", "--texts", 500, "--partitions", 7, "--seed", 3)
+    assert surge.json(*build)["partitions"] == 7
+    planned = surge.json("plan", "made", "--texts-per-second", 100, "--b-min", 100)
+    assert (planned["partitions"], planned["texts"]) == (7, 500)
+    assert planned["wall_seconds"] >= 5
+
+
+def test_every_command_has_help(surge: Command) -> None:
+    for command in ("", "embed", "verify", "switch", "plan", "search", "demo", "catalog demo", "catalog synthetic"):
+        code, out, error = surge(*command.split(), "--help")
+        assert code == 0, error
+        assert f"Usage: surge-dagster {command}".strip() in " ".join(out.split())

@@ -1,0 +1,48 @@
+"""`surge-dagster derive`, and the commands that name a derived space."""
+
+from __future__ import annotations
+
+from tests.command import Command
+from tests.commands.test_cli import write_partition
+
+
+def test_space_is_derived_verified_searched_and_made_current(surge: Command) -> None:
+    for key in ("a", "b"):
+        write_partition(surge.root / "catalog", key, 30)
+    parent = surge.json("embed", "catalog", "out", "--model", "hash://16")["space"]
+    made = surge.json("derive", "out", "--dtype", "binary")
+    assert (made["parent"], made["partitions_written"], made["rows"]) == (parent, 2, 60)
+    recall = made["recall"]
+    assert (recall["queries"], recall["rows"], recall["total_rows"]) == (60, 60, 60)
+    assert 0.2 < recall["recall_at_10"] < recall["rescored_at_10"] <= 1
+    code, out, error = surge("verify", "catalog", "out", "--space", made["space"])
+    assert code == 0 and f"all vectors computed again from {parent}: no violation" in out, error
+    [hit] = surge.json("search", "out", "a number 7", "-k", 1, "--space", made["space"])["hits"]
+    assert hit["id"] == "a-7"
+    surge.json("switch", "catalog", "out", "--space", made["space"])
+    assert surge.json("search", "out", "a number 7", "-k", 1)["space"] == made["space"]
+    again = surge.json("derive", "out", "--dtype", "binary")
+    assert (again["parent"], again["partitions_written"], again["partitions_fresh"]) == (parent, 0, 2)
+    assert again["recall"] == recall, "as it was measured when the files were made"
+
+
+def test_damaged_and_removed_partitions_of_the_parent_are_reported(surge: Command) -> None:
+    for key in ("a", "b", "c"):
+        write_partition(surge.root / "catalog", key, 30)
+    parent = surge.json("embed", "catalog", "out", "--model", "hash://16")["space"]
+    own = surge.root / "out" / surge.json("derive", "out", "--dimension", 8)["space"]
+    (surge.root / "out" / parent / "a.parquet").write_bytes(b"nothing")
+    (surge.root / "out" / parent / "b.parquet").unlink()
+    code, out, error = surge("derive", "out", "--dimension", 8)
+    assert code == 1 and "refused: partition 'a'" in error and "partition 'b' was removed" in error
+    assert "0 partitions written, 1 fresh, 1 failed" in out
+    code, _, error = surge("derive", "out", "--dimension", 8, "--removed", "delete")
+    assert code == 1 and "'b'" not in error
+    assert sorted(path.name for path in own.glob("*.parquet")) == ["a.parquet", "c.parquet"]
+
+
+def test_conversion_that_cannot_be_is_wrong_usage(surge: Command) -> None:
+    write_partition(surge.root / "catalog", "a", 3)
+    surge.json("embed", "catalog", "out", "--model", "hash://16")
+    code, _, error = surge("derive", "out")
+    assert code == 2 and "has 16 dimensions in float32 already" in error

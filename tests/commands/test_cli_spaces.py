@@ -1,0 +1,244 @@
+"""The command line finds the space, its model and its columns in the output, and refuses another catalog."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.output.current_space import write_current
+from tests.command import Command
+from tests.commands.test_cli import write_partition
+from tests.engine.encoder import faults
+from tests.engine.encoder.conftest import tiny_model
+from tests.engine.model.small_model import model_folder
+from tests.spaces import Spaces
+
+
+def test_search_and_verify_use_the_only_space_with_the_prompt_and_columns_of_its_last_run(surge: Command) -> None:
+    texts = ["red", "green", "blue"]
+    write_partition(surge.root / "catalog", "a", 3, sku=["x", "y", "z"], title=texts)
+    columns = ("--id", "sku", "--text", "title")
+    surge.json(
+        "embed", "catalog", "out", "--model", "hash://16", "--document-prompt", "a ", "--query-prompt", "a ", *columns
+    )
+    verified = surge.json("verify", "catalog", "out", "--reencode", "all")
+    assert (verified["texts"], verified["violations"]) == (3, [])
+    [hit] = surge.json("search", "out", "green", "-k", 1)["hits"]
+    assert (hit["id"], hit["score"]) == ("y", pytest.approx(1, abs=1e-5)), "with the prompts of the space"
+    switched = surge.json("switch", "catalog", "out", "--space", verified["space"])
+    assert switched["current"]["space"] == verified["space"]
+    code, _, error = surge("verify", "catalog", "out", "--text", "text", "--reencode", 0)
+    assert code == 1 and "text" in error, "a setting that somebody gives counts"
+
+
+@pytest.fixture(params=["hashed", pytest.param("loaded", marks=pytest.mark.soak)])
+def tiny(request: pytest.FixtureRequest, surge: Command, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder `models/tiny` of a model. Workers hash the prompt and the text; those of `make soak` load the model,
+    which takes seconds for each pool.
+    """
+    folder = surge.root / "models" / "tiny"
+    if request.param == "loaded":
+        folder.parent.mkdir()
+        return tiny_model("bert_cls", surge.root / "made").rename(folder)
+    monkeypatch.setenv("PYTHONPATH", str(Path(faults.__file__).parent))
+    assert EncoderPool.__init__.__kwdefaults__
+    monkeypatch.setitem(EncoderPool.__init__.__kwdefaults__, "backend", "faults:FaultyBackend")
+    return model_folder(folder)
+
+
+def test_model_in_a_relative_folder_is_found_from_any_working_folder(surge: Command, tiny: Path) -> None:
+    write_partition(surge.root / "catalog", "a", 3)
+    name = surge.json("embed", "catalog", "out", "--model", "models/tiny")["space"]
+    assert name.startswith("tiny-")
+    record = json.loads(surge.space_json().read_text())
+    assert (record["requested"]["model"], record["model_folder"]) == ("tiny", str(tiny))
+    surge.folder = surge.root / "elsewhere"
+    surge.folder.mkdir()
+    found = surge.json("search", "../out", "a number 2", "-k", 1, "--yes")
+    assert (found["space"], found["hits"][0]["id"]) == (name, "a-2")
+    assert surge.json("verify", "../catalog", "../out", "--yes")["violations"] == []
+    code, _, error = surge("verify", "../catalog", "../out")
+    assert code == 2 and "--yes" in error, "it asks before it loads a model that only the output names"
+    (surge.root / "models").rename(surge.root / "moved")
+    code, _, error = surge("search", "../out", "a number 2", "--yes")
+    assert code == 2 and "models/tiny" in error and "check the path" in error
+
+
+def test_space_made_before_the_models_prompts_were_used_is_searched_and_verified_with_its_own(
+    surge: Command, tiny: Path
+) -> None:
+    write_partition(surge.root / "catalog", "a", 3)
+    name = surge.json("embed", "catalog", "out", "--model", tiny)["space"]
+    settings = tiny / "config_sentence_transformers.json"
+    prompts = {"prompts": {"query": "q: ", "passage": "p: "}, "default_prompt_name": None}
+    before = json.loads(settings.read_text()) if settings.exists() else {}
+    settings.write_text(json.dumps(before | prompts))  # it resolves to others from now on
+    for given in (("--model", tiny), ("--yes",)):
+        assert surge.json("search", "out", "a number 2", *given)["hits"][0]["score"] == pytest.approx(1, abs=1e-5)
+        assert surge.json("verify", "catalog", "out", *given)["violations"] == []
+    assert surge.json("embed", "catalog", "out", "--model", tiny)["space"] != name, "begun, and not current"
+    found = surge.json("search", "out", "a number 2", "--yes")
+    assert (found["space"], found["hits"][0]["score"]) == (name, pytest.approx(1, abs=1e-5))
+    weights = next(tiny.rglob("*.safetensors"))
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    code, _, error = surge("search", "out", "a number 2", "--yes")
+    assert code == 2 and f"not into {name}: the model's content has changed." in error
+
+
+def test_space_is_searched_with_its_model_in_a_renamed_folder(surge: Command, tiny: Path) -> None:
+    write_partition(surge.root / "catalog", "a", 3)
+    name = surge.json("embed", "catalog", "out", "--model", tiny)["space"]
+    found = surge.json("search", "out", "a number 2", "--model", tiny.rename(tiny.with_name("renamed")))
+    assert (found["space"], found["hits"][0]["id"]) == (name, "a-2")
+
+
+def test_folder_that_only_the_output_names_is_not_loaded_for_a_model_of_the_settings(
+    surge: Command, three_spaces: Spaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = three_spaces.copy_to(surge.root, ("hash://16",))
+    described = surge.space_json("output")
+    record = json.loads(described.read_text())
+    record["requested"]["model"] = "owner/model"
+    described.write_text(json.dumps(record | {"model_folder": "/somewhere"}))
+    write_current(made.store, record["name"], seen=None)
+    # The same model, in a request that the output does not know.
+    monkeypatch.setenv("SURGE_MODEL", "owner/model")
+    monkeypatch.setenv("SURGE_MAX_LENGTH", "9")
+    code, _, error = surge("search", "output", "b/7")
+    assert code == 2 and "names the model '/somewhere'" in error
+
+
+def test_several_spaces_need_a_name_or_a_current_one(surge: Command, three_spaces: Spaces) -> None:
+    made = three_spaces.copy_to(surge.root)
+    for command in (("search", "output", "b/7"), ("verify", "catalog", "output")):
+        code, _, error = surge(*command)
+        assert code == 2 and "holds several spaces" in error
+    _, second, _ = made.names()
+    write_current(made.store, second, seen=None)
+    assert surge.json("search", "output", "b/7")["space"] == second
+    assert surge.json("verify", "catalog", "output")["space"] == second
+
+
+def test_search_takes_the_output_from_the_settings_as_other_commands_do(surge: Command) -> None:
+    write_partition(surge.root / "catalog", "a", 3)
+    (surge.root / "surge.yaml").write_text("source: catalog\noutput: out\nmodel: hash://16\n")
+    surge.json("embed")
+    assert surge.json("search", "a number 2", "-k", 1)["hits"][0]["id"] == "a-2"
+    (surge.root / "surge.yaml").unlink()
+    assert surge.json("search", "out", "a number 2", "-k", 1)["hits"][0]["id"] == "a-2"
+    code, _, error = surge("search", "out", "a", "number")
+    assert code == 2 and "too many arguments" in error
+    code, _, error = surge("search", "--model", "hash://16")
+    assert code == 2 and "TEXT" in error
+
+
+class TestAnotherCatalog:
+    EMBED = ("embed", "catalog", "out", "--model", "hash://16")
+
+    @pytest.fixture(autouse=True)
+    def made(self, surge: Command) -> None:
+        write_partition(surge.root / "catalog", "a", 3)
+        surge.json(*self.EMBED)
+
+    def test_is_refused_with_both_names_and_changes_nothing(self, surge: Command) -> None:
+        write_partition(surge.root / "other", "a", 5)
+        before = {path: path.read_bytes() for path in surge.space_json().parent.iterdir()}
+        code, _, error = surge("embed", "other", "out", "--model", "hash://16")
+        assert code == 2 and f"{surge.root}/catalog'" in error and f"{surge.root}/other'" in error
+        assert before == {path: path.read_bytes() for path in surge.space_json().parent.iterdir()}
+        shutil.copytree(surge.root / "catalog", surge.root / "copy")  # everything in it is fresh
+        assert surge("embed", "copy", "out", "--model", "hash://16")[0] == 2
+
+    def test_may_have_a_space_of_its_own_in_the_output(self, surge: Command) -> None:
+        write_partition(surge.root / "other", "a", 5)
+        assert surge("embed", "other", "out", "--model", "hash://24")[0] == 0
+
+    def test_is_none_if_it_moved_with_its_output_or_is_reached_another_way(self, surge: Command) -> None:
+        (surge.root / "link").symlink_to("catalog")
+        assert surge("embed", "link", *self.EMBED[2:])[0] == 0
+        assert surge("embed", f"file://{surge.root}/catalog", *self.EMBED[2:])[0] == 0
+        (surge.root / "moved").mkdir()
+        for name in ("catalog", "out"):
+            (surge.root / name).rename(surge.root / "moved" / name)
+        assert surge("embed", "moved/catalog", "moved/out", *self.EMBED[3:])[0] == 0
+
+    def test_is_none_once_it_is_said_that_the_catalog_moved(self, surge: Command) -> None:
+        (surge.root / "catalog").rename(surge.root / "new")
+        write_partition(surge.root / "new", "b", 2)
+        moved = ("embed", "new", *self.EMBED[2:])
+        assert surge(*moved)[0] == 2
+        assert surge(*moved, "--catalog-name", surge.root / "catalog")[0] == 0
+        assert surge(*moved)[0] == 0, "said once"
+        write_partition(surge.root / "catalog", "c", 2)
+        assert surge(*self.EMBED)[0] == 2
+
+    def test_is_told_apart_by_its_name_where_it_has_one(self, surge: Command) -> None:
+        assert surge(*self.EMBED, "--catalog-name", "shop")[0] == 0
+        (surge.root / "catalog").rename(surge.root / "new")
+        assert surge("embed", "new", *self.EMBED[2:], "--catalog-name", "shop")[0] == 0
+        code, _, error = surge("embed", "new", *self.EMBED[2:], "--catalog-name", "docs")
+        assert code == 2 and "'shop'" in error and "'docs'" in error
+
+    def test_keeps_its_name_in_a_run_that_does_not_give_it(self, surge: Command) -> None:
+        assert surge(*self.EMBED, "--catalog-name", "shop")[0] == 0
+        assert surge(*self.EMBED)[0] == 0
+        assert json.loads(surge.space_json().read_text())["catalog"]["name"] == "shop"
+        code, _, error = surge("embed", surge.root / "catalog", *self.EMBED[2:], "--catalog-name", "docs")
+        assert code == 2 and f"'docs' at '{surge.root}/catalog'" in error
+
+    def test_is_one_that_stands_at_the_same_place_beside_a_copy_of_the_output(self, surge: Command) -> None:
+        (surge.root / "copy").mkdir()
+        shutil.copytree(surge.root / "out", surge.root / "copy" / "out")
+        write_partition(surge.root / "copy" / "catalog", "a", 5)
+        assert surge("embed", "copy/catalog", "copy/out", *self.EMBED[3:])[0] == 2
+
+    def test_is_named_where_a_verification_reads_another_one(self, surge: Command) -> None:
+        write_partition(surge.root / "other", "a", 5)
+        code, _, error = surge("verify", "other", "out", "--reencode", 0)
+        assert code == 1 and f"holds the catalog '{surge.root}/catalog', and '{surge.root}/other' is read" in error
+
+    def test_with_damaged_settings_in_its_space_is_refused_in_one_line(self, surge: Command) -> None:
+        record = json.loads(surge.space_json().read_text())
+        record["catalog"]["settings"] = {"max_text_bytes": "many", "id": 3}
+        surge.space_json().write_text(json.dumps(record))
+        code, _, error = surge("verify", "catalog", "out", "--reencode", 0)
+        assert code == 2 and "max_text_bytes: " in error and surge.printed.count("\n") == 1 and "pydantic" not in error
+
+    def test_is_not_known_of_an_older_output_until_its_next_run(self, surge: Command) -> None:
+        record = json.loads(surge.space_json().read_text())
+        del record["catalog"]
+        surge.space_json().write_text(json.dumps(record))
+        assert surge(*self.EMBED)[1].count("1 fresh") == 1
+        assert json.loads(surge.space_json().read_text())["catalog"]["place"] == str(surge.root / "catalog")
+
+
+def test_verify_fails_where_partitions_have_no_file(surge: Command) -> None:
+    for key in "abc":
+        write_partition(surge.root / "catalog", key, 3)
+    write_partition(surge.root / "catalog", "d", 3, text=["x", None, "y"])
+    assert surge("embed", "catalog", "out", "--model", "hash://16")[0] == 1
+    (surge.space_json().parent / "a.parquet").unlink()
+    code, out, _ = surge("verify", "catalog", "out")
+    assert code == 1 and "4 partitions, 2 without a file" in out and "2 violations" in out
+    code, out, error = surge("verify", "catalog", "out", "--partial")
+    assert code == 0 and "no violation, 2 warnings" in out and "'a'" in error and "'d'" in error
+    write_partition(surge.root / "catalog", "b", 4)
+    assert surge("verify", "catalog", "out", "--partial")[0] == 1, "a stale file is no missing one"
+
+
+def test_code_of_a_model_is_not_run_on_the_word_of_an_output(surge: Command) -> None:
+    write_partition(surge.root / "catalog", "a", 3)
+    surge.json("embed", "catalog", "out", "--model", "hash://16")
+    record = json.loads(surge.space_json().read_text())
+    commit = "5" * 40
+    record["requested"] |= {"model": "team/model", "trust_remote_code": commit}
+    surge.space_json().write_text(json.dumps(record))
+    for command in (("search", "out", "x", "--yes"), ("verify", "catalog", "out", "--yes")):
+        code, _, error = surge(*command)
+        assert code == 2 and f"load it with --trust-remote-code {commit} and --model team/model" in error

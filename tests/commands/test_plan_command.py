@@ -1,0 +1,122 @@
+"""`surge-dagster plan`: one screen for people, one document for programs, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from surge_dagster.commands.cli import app
+from surge_dagster.engine.errors import ConfigError
+from tests.small_catalogs import DIMENSION, numbered_rows, write_partition
+
+MODEL = ("--model", f"hash://{DIMENSION}", "--devices", "cpu")
+SIZES = {"a": 30, "b": 5, "c": 200}
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("catalog")
+    for key, rows in SIZES.items():
+        write_partition(folder, key, numbered_rows(key, rows))
+    return folder
+
+
+def plan(*arguments: Any) -> Any:
+    return CliRunner().invoke(app, ["plan", *map(str, arguments)])
+
+
+def document(*arguments: Any) -> dict[str, Any]:
+    result = plan(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout.strip().splitlines()[-1])
+
+
+def test_screen_says_what_to_expect(catalog: Path, tmp_path: Path) -> None:
+    given = ("--texts-per-second", 100, "--workers", 2, "--b-min", 100, "--price-per-hour", 3.6, "--deadline", "1s")
+    shown = plan(catalog, tmp_path, *given).stdout
+    for expected in (
+        "3 partitions, 235 texts, the largest has 200; texts of 15 bytes",
+        "2 workers",
+        "a call costs 1 ms, a text 10 ms of a worker",
+        "wall time      1.2 s, 200 texts/s; the first files after 1.2 s",
+        "SuperBatches   1, of 100 to 5,000 texts, the first of 100",
+        "storage        not measured yet on this output",
+        "MB in the largest SuperBatch, never above",
+        "cost           5.004 per million texts at 3.6 an hour",
+        "speedup 1.00 (alpha 0.003)",
+        "SuperBatches are moderately beneficial: few partitions are too small for a call of their own",
+        "Within 1.0 s: 3 workers on 1 machine, 784 ms.",
+    ):
+        assert expected in shown
+    assert len(shown.splitlines()) <= 24 and list(tmp_path.iterdir()) == []
+
+
+def test_plan_with_a_model_knows_its_costs_its_memory_and_the_store(catalog: Path, tmp_path: Path) -> None:
+    first = document(catalog, tmp_path / "out", *MODEL)
+    assert (first["partitions"], first["texts"], first["dimension"], first["device"]) == (3, 235, DIMENSION, "cpu")
+    assert first["call_margin"] is not None and first["peak_resident_bytes"] <= first["memory_limit_bytes"]
+    assert set(first["text_seconds_by_tokens"]) == {"8", "32", "128", "512"}
+    assert not (tmp_path / "out").exists(), "a plan writes nothing"
+    calibrated = document(catalog, tmp_path / "out", *MODEL, "--calibrate")
+    assert calibrated["publish_seconds"] > 0 and calibrated["workers_per_machine"] >= 1
+    assert list(tmp_path.iterdir()) == []
+    embedded = CliRunner().invoke(app, ["embed", str(catalog), str(tmp_path / "out"), *MODEL, "--json"])
+    report = json.loads(embedded.stdout.strip().splitlines()[-1])
+    assert report["superbatches"] == calibrated["superbatches"]
+    assert report["predicted_wall_seconds"] > 0 and report["prediction_error"] is not None
+    assert "were predicted) on cpu" in embedded.stdout
+
+
+def test_what_a_run_would_pass_over_is_not_planned(tmp_path: Path) -> None:
+    for key, rows in SIZES.items():
+        write_partition(tmp_path / "catalog", key, numbered_rows(key, rows))
+    where = (tmp_path / "catalog", tmp_path / "out", *MODEL)
+    assert CliRunner().invoke(app, ["embed", *map(str, where)]).exit_code == 0
+    shown = plan(*where).stdout
+    assert shown.splitlines()[-2:] == ["3 partitions fresh: not in what follows", "Nothing is left to encode."]
+    write_partition(tmp_path / "catalog", "b", numbered_rows("b", 7), version="v2")
+    left = document(*where)
+    assert (left["partitions"], left["texts"]) == (1, 7)
+
+
+def test_deadline_that_is_met_to_the_last_digit_is_met(tmp_path: Path) -> None:
+    write_partition(tmp_path / "catalog", "a", numbered_rows("a", 210))
+    given = ("--texts-per-second", 105, "--call-seconds", 0, "--deadline", "1s")
+    shown = plan(tmp_path / "catalog", tmp_path / "out", *given).stdout
+    assert "Within 1.0 s: 2 workers on 1 machine, 1.0 s." in shown
+
+
+def test_large_numbers_have_no_exponents(catalog: Path, tmp_path: Path) -> None:
+    given = ("--texts-per-second", 0.5, "--call-seconds", 0.9999, "--price-per-hour", 100)
+    shown = plan(catalog, tmp_path, *given).stdout
+    assert "a call costs 1,000 ms, a text 2,000 ms of a worker" in shown
+    assert "cost           55,670 per million texts" in shown
+
+
+@pytest.mark.parametrize("deadline", ["soon", "2", "2 weeks", "0s", "-1h"])
+def test_deadline_that_is_no_time_is_refused(catalog: Path, tmp_path: Path, deadline: str) -> None:
+    result = plan(catalog, tmp_path, "--texts-per-second", 1, "--deadline", deadline)
+    assert isinstance(result.exception, ConfigError) and "90s, 30m or 2h" in str(result.exception)
+
+
+def test_calibration_of_another_machine_is_refused(catalog: Path, tmp_path: Path) -> None:
+    result = plan(catalog, tmp_path, "--texts-per-second", 1, "--calibrate")
+    assert isinstance(result.exception, ConfigError) and "--texts-per-second describes another" in str(result.exception)
+
+
+def test_partitions_of_unknown_size_are_named(tmp_path: Path) -> None:
+    (tmp_path / "catalog").mkdir()
+    (tmp_path / "catalog" / "a.jsonl").write_text('{"id": "1", "text": "one"}\n')
+    where = (tmp_path / "catalog", tmp_path / "out", "--texts-per-second", 1)
+    shown = plan(*where).stdout.splitlines()
+    assert shown[-2:] == [
+        "1 partition of unknown size: not in what follows",
+        "There is nothing to predict: the rows of these partitions are counted when they are read.",
+    ]
+    write_partition(tmp_path / "catalog", "b", numbered_rows("b", 5))
+    assert "1 partition, 5 texts, the largest has 5; texts of" in plan(*where).stdout
+    assert document(*where)["phi"] == 0

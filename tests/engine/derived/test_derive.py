@@ -1,0 +1,229 @@
+"""A derived space follows its parent: only what is missing or stale is computed, and never from a damaged file."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from surge_dagster.engine.derived.derive import DeriveRun
+from surge_dagster.engine.derived.parent_files import find_ranges
+from surge_dagster.engine.errors import ConfigError, TransientError
+from surge_dagster.engine.files.conversion import convert, cut
+from surge_dagster.engine.model.derivation import DERIVED_DTYPES, DerivedDtype, Ranges
+from surge_dagster.engine.model.spec import EncodingSpec, Space
+from surge_dagster.engine.output.current_space import read_current
+from surge_dagster.engine.output.spaces import claim_derived, find_space, list_spaces
+from surge_dagster.engine.run.report import Failure
+from tests.small_catalogs import make_unreadable, rewrite, with_vectors
+from tests.spaces import KEYS, ROWS, Spaces
+
+MODEL = "hash://16"
+
+
+@pytest.fixture
+def made(three_spaces: Spaces, tmp_path: Path) -> Spaces:
+    return three_spaces.copy_to(tmp_path, (MODEL,))
+
+
+def run(made: Spaces, dtype: DerivedDtype = "int8", dimension: int | None = None, **options) -> DeriveRun:
+    return DeriveRun(made.store, made.of(MODEL), dtype, dimension, **options)
+
+
+def derive(made: Spaces, dtype: DerivedDtype = "int8", dimension: int | None = None, **options) -> dict[str, str]:
+    """What became of each partition: "derived", "fresh", or why it failed."""
+    derived = run(made, dtype, dimension, **options)
+    return {event.key: event.reason if isinstance(event, Failure) else event.action for event in derived.events()}
+
+
+def file_of(made: Spaces, space: Space, key: str) -> Path:
+    return made.root / "output" / space.name / f"{key}.parquet"
+
+
+def matrix_in(path: Path, dtype: str) -> np.ndarray:
+    column = pq.read_table(path)["embedding"].combine_chunks()
+    if dtype in ("int8", "binary"):
+        return np.frombuffer(column.buffers()[1], np.int8 if dtype == "int8" else np.uint8).reshape(len(column), -1)
+    return column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[600] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("dtype", DERIVED_DTYPES)
+def test_every_file_has_the_rows_of_its_parent_with_converted_vectors(made: Spaces, dtype: DerivedDtype) -> None:
+    derived = run(made, dtype, 8)
+    assert [event.key for event in derived.events()] == list(KEYS)
+    for key in KEYS:
+        parent, own = made.file(MODEL, key), file_of(made, derived.space, key)
+        vectors = cut(matrix_in(parent, "float32"), derived.space)
+        np.testing.assert_array_equal(matrix_in(own, dtype), convert(vectors, derived.space))
+        rows, expected = (pq.read_table(path).drop_columns(["embedding"]) for path in (own, parent))
+        assert rows.equals(expected)
+    assert derived.report.rows == ROWS * len(KEYS)
+
+
+def test_only_partitions_whose_parent_has_other_rows_are_derived_again(made: Spaces) -> None:
+    assert derive(made) == dict.fromkeys(KEYS, "derived")
+    before = file_of(made, run(made).space, "a").stat().st_mtime_ns
+    assert derive(made) == dict.fromkeys(KEYS, "fresh")
+    rewrite(made.file(MODEL, "b"), lambda table: table, rows_version="other")
+    rewrite(made.file(MODEL, "c"), lambda table: table, source_version="later")
+    assert derive(made) == {"a": "fresh", "b": "derived", "c": "derived"}
+    assert file_of(made, run(made).space, "a").stat().st_mtime_ns == before
+    assert derive(made) == dict.fromkeys(KEYS, "fresh")
+
+
+def test_damaged_file_of_the_parent_fails_its_partition_alone(made: Spaces) -> None:
+    flip_a_bit(made.file(MODEL, "b"))
+    (made.file(MODEL, "c")).write_bytes(b"nothing")
+    found = derive(made, "float16")
+    assert found["a"] == "derived"
+    assert "partition 'b': its file" in found["b"] and "is damaged" in found["b"] and "embed" in found["b"]
+    assert "partition 'c': its file" in found["c"] and "cannot be used" in found["c"]
+    assert [path.name for path in (made.root / "output" / run(made, "float16").space.name).glob("*.parquet")] == [
+        "a.parquet"
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "binary"])
+def test_file_of_the_parent_that_cannot_be_read_fails_its_partition_alone(
+    made: Spaces, monkeypatch: pytest.MonkeyPatch, dtype: DerivedDtype
+) -> None:
+    make_unreadable(monkeypatch, "/b.parquet")
+    found = derive(made, dtype)
+    assert (found["a"], found["c"]) == ("derived", "derived")
+    assert "partition 'b'" in found["b"] and "Permission denied" in found["b"]
+    monkeypatch.undo()
+    assert derive(made, dtype) == {"a": "fresh", "b": "derived", "c": "fresh"}
+    own = file_of(made, run(made, dtype).space, "b")
+    own.write_bytes(own.read_bytes())  # what was read of it is known no more
+    make_unreadable(monkeypatch, f"{own.parent.name}/b.parquet")
+    assert "Permission denied" in derive(made, dtype)["b"], "whether it is fresh is not known"
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), TransientError("disk is full")])
+def test_file_that_cannot_be_written_fails_its_partition_by_key(
+    made: Spaces, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise type(error)(*error.args)
+
+    monkeypatch.setattr("surge_dagster.engine.derived.derive.write_rows", fail)
+    found = derive(made, "float16")
+    assert list(found) == list(KEYS) and not {"derived", "fresh"} & set(found.values())
+    monkeypatch.undo()
+    assert derive(made, "float16") == dict.fromkeys(KEYS, "derived")
+
+
+def test_damaged_file_of_the_derived_space_is_derived_again(made: Spaces) -> None:
+    derive(made)
+    file_of(made, run(made).space, "a").write_bytes(b"nothing")
+    assert derive(made) == {"a": "derived", "b": "fresh", "c": "fresh"}
+
+
+def test_vector_that_is_zero_in_the_kept_dimensions_is_refused_with_its_row(made: Spaces) -> None:
+    def empty_the_beginning(matrix: np.ndarray) -> np.ndarray:
+        matrix[5] = np.eye(16, dtype=np.float32)[15]
+        return matrix
+
+    rewrite(made.file(MODEL, "b"), lambda table: with_vectors(table, empty_the_beginning))
+    found = derive(made, "float32", 8)
+    assert found["b"].startswith("partition 'b', row 5: its vector has length 0.0000") and found["a"] == "derived"
+
+
+def test_files_of_partitions_removed_from_the_parent_are_reported_or_deleted(made: Spaces) -> None:
+    derive(made)
+    made.file(MODEL, "b").unlink()
+    kept = run(made)
+    list(kept.events())
+    assert kept.report.partitions_removed == ["b"] and file_of(made, kept.space, "b").exists()
+    deleting = run(made, removed="delete")
+    list(deleting.events(["a"]))
+    assert deleting.report.partitions_removed == [], "the whole space was not looked at"
+    list(deleting.events())
+    assert not file_of(made, kept.space, "b").exists() and file_of(made, kept.space, "a").exists()
+
+
+def test_ranges_are_found_once_and_are_part_of_the_space(made: Spaces) -> None:
+    first = run(made)
+    list(first.events())
+    vectors = np.concatenate([matrix_in(made.file(MODEL, key), "float32") for key in KEYS])
+    assert first.space.derived
+    assert first.space.derived.ranges == (tuple(vectors.min(0).tolist()), tuple(vectors.max(0).tolist()))
+    made.file(MODEL, "c").unlink()
+    assert run(made).space == first.space, "later rows do not move them"
+    other = made.of(MODEL).derive("int8", ranges=((-1.0,) * 16, (1.0,) * 16))
+    assert other.name != first.space.name
+    assert run(made, "int8", 8).space.name not in (first.space.name, other.name)
+
+
+def test_second_of_two_concurrent_first_runs_takes_the_ranges_of_the_other(
+    made: Spaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_other_run = made.of(MODEL).derive("int8", ranges=((-1.0,) * 16, (1.0,) * 16))
+
+    def find_as_another_run_begins(*arguments: Any) -> tuple[Ranges, int]:
+        claim_derived(made.store, of_other_run, {})
+        return find_ranges(*arguments)
+
+    monkeypatch.setattr("surge_dagster.engine.derived.derive.find_ranges", find_as_another_run_begins)
+    assert run(made).space == of_other_run
+    assert [space.name for space in list_spaces(made.store) if space.derived] == [of_other_run.name]
+
+
+def test_embedding_never_finds_a_derived_space(made: Spaces) -> None:
+    parent = made.of(MODEL)
+    names = [run(made, dtype).space.name for dtype in ("int8", "float16", "binary")]
+    assert find_space(made.store, EncodingSpec(MODEL)) == parent
+    assert find_space(made.store, EncodingSpec(MODEL, dtype="float16")) is None
+    assert {space.name for space in list_spaces(made.store)} == {parent.name, *names}
+    assert len({parent.name, *names}) == 4
+    current = read_current(made.store)
+    assert current and current.space == parent.name, "readers stay with the parent"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dimension", "message"),
+    [
+        ("float32", None, "has 16 dimensions in float32 already"),
+        ("float32", 17, "dimension is 1 to 16"),
+        ("binary", 12, "a multiple of 8, not 12"),
+        ("int4", None, "is one of float32, float16, int8, binary"),
+    ],
+)
+def test_conversion_that_cannot_be_is_refused(made: Spaces, dtype, dimension: int | None, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(made, dtype, dimension)
+
+
+def test_space_is_derived_from_float32_vectors_alone(made: Spaces) -> None:
+    half = run(made, "float16").space
+    with pytest.raises(ConfigError, match=rf"is derived from {made.of(MODEL).name}"):
+        half.derive("int8")
+    with pytest.raises(ConfigError, match="holds float16 vectors"):
+        replace(made.of(MODEL), dtype="float16").derive("int8")
+
+
+def test_empty_parent_cannot_be_calibrated(made: Spaces) -> None:
+    for key in KEYS:
+        made.file(MODEL, key).unlink()
+    with pytest.raises(ConfigError, match="holds no vectors to find the ranges"):
+        run(made)
+    assert len(list_spaces(made.store)) == 1, "no space was begun"
+
+
+def test_run_that_is_stopped_leaves_complete_files_and_no_threads(made: Spaces) -> None:
+    events: Iterator = run(made, "float16", threads=1).events()
+    next(events)
+    events.close()  # pyright: ignore[reportAttributeAccessIssue]
+    assert set(derive(made, "float16").values()) <= {"fresh", "derived"}

@@ -1,0 +1,150 @@
+"""What reads a space reads a derived one too: search, loading, verification and the switch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from surge_dagster import open_embeddings
+from surge_dagster.engine.derived.derive import DeriveRun
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.files.formats import new_writer
+from surge_dagster.engine.files.parquet import read_facts
+from surge_dagster.engine.model.derivation import DERIVED_DTYPES, DerivedDtype
+from surge_dagster.engine.model.spec import FileFormat, Space
+from surge_dagster.engine.readers.search import search
+from surge_dagster.engine.verify.switching import SwitchRefused, switch_space
+from surge_dagster.engine.verify.verification import Violation, verify
+from tests.engine.runs import finish, in_memory, make_run
+from tests.small_catalogs import numbered_rows
+from tests.spaces import KEYS, ROWS, Spaces
+
+MODEL = "hash://16"
+POLARS = {"float32": pl.Float32, "float16": pl.Float16, "int8": pl.Int8, "binary": pl.UInt8}
+
+
+@pytest.fixture
+def made(three_spaces: Spaces, tmp_path: Path) -> Spaces:
+    return three_spaces.copy_to(tmp_path, (MODEL,))
+
+
+def derived(made: Spaces, dtype: DerivedDtype = "int8", dimension: int | None = None) -> Space:
+    run = DeriveRun(made.store, made.of(MODEL), dtype, dimension)
+    assert not [event for event in run.events() if event.key not in KEYS]
+    assert not run.report.partitions_failed
+    return run.space
+
+
+def violations(made: Spaces, space: Space) -> list[Violation]:
+    return [event for event in verify(made.source, made.store, space) if isinstance(event, Violation)]
+
+
+@pytest.mark.parametrize("dtype", DERIVED_DTYPES)
+def test_search_finds_the_text_itself(made: Spaces, hash_pool: EncoderPool, dtype: DerivedDtype) -> None:
+    space, text = derived(made, dtype, 16 if dtype == "binary" else 8), numbered_rows("b", ROWS)[17][1]
+    [hits] = search(made.store, hash_pool, [text], 3, space)
+    assert (hits[0].key, hits[0].id, hits[0].text) == ("b", "id-17", text)
+    least = {"binary": 0.6, "int8": 0.999}.get(dtype, 0.99999)
+    assert least < hits[0].score < 1.00001
+
+
+def test_query_of_another_model_is_refused(three_spaces: Spaces, made: Spaces, hash_pool: EncoderPool) -> None:
+    space = derived(made)
+    assert space.derived
+    other = replace(space, derived=replace(space.derived, parent_sha256=three_spaces.of("hash://24").spec_sha256))
+    with pytest.raises(ConfigError, match="which are none of"):
+        search(made.store, hash_pool, ["any"], 3, other)
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "arrow"])
+@pytest.mark.parametrize("dtype", DERIVED_DTYPES)
+def test_loading_gives_the_stored_vectors(
+    tmp_path: Path, hash_pool: EncoderPool, dtype: DerivedDtype, file_format: FileFormat
+) -> None:
+    run = make_run(hash_pool, in_memory({"a": numbered_rows("a", 30)}), tmp_path / "out", file_format=file_format)
+    finish(run)
+    deriving = DeriveRun(run._store, run.space, dtype, 8)
+    list(deriving.events())
+    opened = open_embeddings(tmp_path / "out", deriving.space.name)
+    frame = opened.lazy().collect()
+    assert frame["embedding"].dtype == pl.Array(POLARS[dtype], 1 if dtype == "binary" else 8)
+    stored = opened.dataset().to_table()["embedding"].combine_chunks()
+    if pa.types.is_fixed_size_binary(stored.type):
+        values = np.frombuffer(b"".join(stored.to_pylist()), np.int8 if dtype == "int8" else np.uint8)
+    else:
+        values = stored.flatten().to_numpy(zero_copy_only=False)
+    np.testing.assert_array_equal(frame["embedding"].to_numpy(), values.reshape(30, -1))
+    assert opened.facts("a").dimension == 8
+
+
+def test_complete_derived_space_is_verified_and_can_become_current(made: Spaces) -> None:
+    space = derived(made, "binary")
+    assert violations(made, space) == []
+    assert switch_space(made.source, made.store, space).current.space == space.name
+    assert open_embeddings(made.store).space.name == space.name
+
+
+def change_vector(made: Spaces, path: Path) -> None:
+    """A file as this project writes it, with one other byte in a vector."""
+    table, facts = pq.read_table(path), read_facts(pq.read_metadata(path))
+    column = table["embedding"].combine_chunks()
+    values = np.frombuffer(column.buffers()[1], np.uint8).copy()
+    values[9 * column.type.byte_width] ^= 1
+    changed = pa.Array.from_buffers(column.type, len(column), [None, pa.py_buffer(values)])
+    place = table.schema.get_field_index("embedding")
+    with pa.OSFile(str(path), "wb") as sink, new_writer("parquet", sink, table.schema, facts) as writer:
+        writer.append_table(table.set_column(place, table.schema.field(place), changed))
+        writer.close()
+
+
+def remove_from_the_parent(made: Spaces, path: Path) -> None:
+    made.file(MODEL, "b").unlink()
+
+
+def damage_the_parent(made: Spaces, path: Path) -> None:
+    made.file(MODEL, "b").write_bytes(b"nothing")
+
+
+def encode_the_parent_again(made: Spaces, path: Path) -> None:
+    parent = made.file(MODEL, "b")
+    table, facts = pq.read_table(parent), read_facts(pq.read_metadata(parent))
+    other = replace(facts, rows_version="0" * 32)
+    with pa.OSFile(str(parent), "wb") as sink, new_writer("parquet", sink, table.schema, other) as writer:
+        writer.append_table(table)
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "finding"),
+    [
+        (change_vector, "row 9: its vector is not the one that follows from hash-16-"),
+        (remove_from_the_parent, "has no file of it"),
+        (damage_the_parent, "cannot be used"),
+        (encode_the_parent_again, "it was derived from earlier rows of hash-16-"),
+    ],
+)
+def test_vectors_that_do_not_follow_from_the_parent_are_found(
+    made: Spaces, spoil: Callable[[Spaces, Path], None], finding: str
+) -> None:
+    space = derived(made)
+    spoil(made, made.root / "output" / space.name / "b.parquet")
+    [found] = violations(made, space)
+    assert (found.key, found.kind) == ("b", "vectors")
+    assert finding in found.finding
+    with pytest.raises(SwitchRefused, match="1 vectors: 'b'"):
+        switch_space(made.source, made.store, space)
+
+
+def test_derived_space_that_lacks_a_partition_does_not_become_current(made: Spaces) -> None:
+    space = derived(made)
+    (made.root / "output" / space.name / "c.parquet").unlink()
+    with pytest.raises(SwitchRefused, match="1 missing: 'c'"):
+        switch_space(made.source, made.store, space)

@@ -1,0 +1,123 @@
+"""Change files lead from one version of a partition's rows to another, or are not used at all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from surge_dagster.engine.feed import change_files
+from surge_dagster.engine.feed.change_files import ChangeFeed, ChangeFiles, changed_ids, wanted_feed
+from surge_dagster.engine.feed.confirmations import confirm_versions, confirmed_versions
+from surge_dagster.engine.files.facts import InvalidFile
+from surge_dagster.engine.run.superbatch import OpenPartition, RowChanges
+from surge_dagster.engine.store.local_store import LocalStore
+from tests.small_catalogs import partition_of
+
+SPACE = "space"
+FIRST, SECOND, THIRD, FOURTH = (letter * 32 for letter in "abcd")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path)
+
+
+def write(
+    store: LocalStore, before: str, after: str, operations: Sequence[int], deleted: Sequence[Any] = (), key: str = "p"
+) -> None:
+    """Write a change file of rows with the ids 0, 1, …"""
+    ids = pa.array([str(row) for row in range(len(operations))])
+    changes = RowChanges(np.array(operations, np.int8), pa.array(deleted, pa.string()), before)
+    opened = OpenPartition(partition_of(key, []), changes=changes)
+    ChangeFeed(store, SPACE).write(opened, after, changed_ids(changes.operations, [ids]))
+
+
+def names(store: LocalStore) -> set[str]:
+    """Versions that change files lead to, by their first letters."""
+    return {file.after[0] for file in ChangeFiles(store, SPACE)}
+
+
+def test_chain_of_change_files_leads_from_one_version_to_a_later_one(store: LocalStore) -> None:
+    write(store, FIRST, SECOND, [0, 2, 1])
+    write(store, SECOND, THIRD, [0, 0, 0], ["9"])
+    write(store, FIRST, FOURTH, [1])  # of a run that died before it published, or of another partition
+    files = ChangeFiles(store, SPACE)
+    chain = files.chain(FIRST, THIRD)
+    assert chain is not None
+    read = [files.read(file, "p").to_pydict() for file in chain]
+    assert read == [{"operation": [2, 1], "id": ["1", "2"]}, {"operation": [3], "id": ["9"]}]
+    assert files.chain(THIRD, THIRD) == []
+    assert files.chain(THIRD, SECOND) is None and files.chain(FOURTH, THIRD) is None
+
+
+@pytest.mark.parametrize("fault", ["cut off", "flipped", "other partition", "renamed"])
+def test_change_file_that_is_not_what_its_name_says_is_refused(store: LocalStore, fault: str) -> None:
+    write(store, FIRST, SECOND, [2] * 50, key="q" if fault == "other partition" else "p")
+    [path] = store.root.rglob("*.parquet")
+    content = bytearray(path.read_bytes())
+    if fault == "cut off":
+        del content[-20:]
+    if fault == "flipped":
+        content[60] ^= 1
+    path.write_bytes(content)
+    if fault == "renamed":
+        path = path.rename(path.with_name(path.name.replace(SECOND, THIRD)))
+    files = ChangeFiles(store, SPACE)
+    [file] = files
+    with pytest.raises(InvalidFile):
+        files.read(file, "p")
+
+
+def test_ids_of_two_types_or_too_many_changes_leave_a_gap(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = RowChanges(np.ones(1, np.int8), pa.array([7]), FIRST)
+    ChangeFeed(store, SPACE).write(OpenPartition(partition_of("p", []), changes=changes), SECOND, [pa.array(["7"])])
+    monkeypatch.setattr(change_files, "MOST_IDS", 2)
+    write(store, FIRST, THIRD, [1, 1], ["5"])
+    assert names(store) == set()
+
+
+def test_change_files_are_removed_once_every_consumer_has_passed_or_they_are_old(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = ChangeFeed(store, SPACE)
+    write(store, FIRST, SECOND, [1])
+    write(store, SECOND, THIRD, [1])
+    confirm_versions(store, SPACE, "quick", {"p": THIRD})
+    confirm_versions(store, SPACE, "slow", {"p": FIRST})
+    feed.remove_passed(keep_days=7, keep_all=False)
+    assert names(store) == {"b", "c"}
+    confirm_versions(store, SPACE, "slow", {"p": SECOND})
+    feed.remove_passed(keep_days=7, keep_all=True)
+    assert names(store) == {"b", "c"}
+    feed.remove_passed(keep_days=7, keep_all=False)
+    assert names(store) == {"c"}
+    later = time.time() + 7.1 * 24 * 3600
+    monkeypatch.setattr(change_files.time, "time", lambda: later)
+    feed.remove_passed(keep_days=7, keep_all=True)
+    assert names(store) == set()
+
+
+def test_feed_is_written_only_where_it_is_wanted_or_a_consumer_is_registered(store: LocalStore) -> None:
+    assert wanted_feed(store, SPACE, always=False) is None
+    assert wanted_feed(store, SPACE, always=True) is not None
+    confirm_versions(store, "another space", "shop", {})
+    assert wanted_feed(store, SPACE, always=False) is None
+    confirm_versions(store, SPACE, "shop", {})
+    assert wanted_feed(store, SPACE, always=False) is not None
+
+
+def test_confirmations_are_read_back_and_damaged_ones_count_as_none(store: LocalStore) -> None:
+    assert confirmed_versions(store, SPACE, "a%2Fb") is None
+    confirm_versions(store, SPACE, "a/b", {"p": FIRST, "q ü": SECOND})
+    assert confirmed_versions(store, SPACE, "a%2Fb") == {"p": FIRST, "q ü": SECOND}
+    [path] = store.root.rglob("*.parquet")
+    path.rename(path.with_name("c.parquet"))
+    assert confirmed_versions(store, SPACE, "c") is None
+    path.write_bytes(b"PAR1")
+    assert confirmed_versions(store, SPACE, "a%2Fb") is None

@@ -1,0 +1,82 @@
+"""Runs record which rows change, for whole partitions and for those that are written from several segments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.feed.changes import changes
+from tests.engine.feeds import Applied, apply, rows_of
+from tests.engine.runs import finish, make_run
+from tests.small_catalogs import Rows, numbered_rows, partition_of
+
+
+def embed(pool: EncoderPool, output: Path, catalog: dict[str, Rows], version: str, **options: Any) -> None:
+    partitions = (partition_of(key, rows, version=version) for key, rows in catalog.items())
+    run = make_run(pool, partitions, output, **options)
+    finish(run)
+    assert not run.failed
+
+
+def test_consumer_gets_the_changed_rows_of_whole_and_split_partitions(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    catalog: dict[str, Rows] = {"small": numbered_rows("small", 20), "split": numbered_rows("split", 350)}
+    target: Applied = {}
+    embed(hash_pool, tmp_path, catalog, "v1")
+    assert not (tmp_path / ".changes").exists()
+    feed = changes(tmp_path, "shop")
+    assert len(apply(feed, target)) == 372 and target == rows_of(catalog)
+    feed.confirm()
+
+    for number, key in enumerate(catalog):
+        rows = list(catalog[key])
+        rows[3] = (rows[3][0], f"edited {key}")
+        rows.insert(5, ("new", f"added {key}"))
+        del rows[-1 - number]
+        catalog[key] = rows
+    embed(hash_pool, tmp_path, catalog, "v2")
+    feed = changes(tmp_path, "shop")
+    came = apply(feed, target)
+    assert target == rows_of(catalog)
+    assert sorted(came) == [
+        ("add", "small", "new"),
+        ("add", "split", "new"),
+        ("change", "small", "id-3"),
+        ("change", "split", "id-3"),
+        ("delete", "small", "id-19"),
+        ("delete", "split", "id-348"),
+    ]
+    feed.confirm()
+    embed(hash_pool, tmp_path, catalog, "v3")  # the same rows
+    assert list(changes(tmp_path, "shop")) == []
+    catalog["small"] = catalog["small"][:4]
+    embed(hash_pool, tmp_path, catalog, "v4")
+    assert len(list((tmp_path / ".changes").glob("*/rows/*"))) == 1  # those that the consumer has passed are removed
+
+
+def test_changes_are_recorded_without_a_consumer_where_that_is_asked_for(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    catalog: dict[str, Rows] = {"a": numbered_rows("a", 20)}
+    embed(hash_pool, tmp_path, catalog, "v1", changes=True)
+    feed = changes(tmp_path, since={})
+    target: Applied = {}
+    apply(feed, target)
+    catalog["a"] = [*catalog["a"][:10], ("new", "added")]
+    embed(hash_pool, tmp_path, catalog, "v2", changes=True)
+    assert len(apply(changes(tmp_path, since=feed.versions), target)) == 11 and target == rows_of(catalog)
+
+
+def test_old_change_files_of_a_forgotten_consumer_are_removed(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    catalog: dict[str, Rows] = {"a": numbered_rows("a", 5)}
+    embed(hash_pool, tmp_path, catalog, "v1")
+    feed = changes(tmp_path, "shop")
+    apply(feed, {})
+    feed.confirm()
+    embed(hash_pool, tmp_path, {"a": catalog["a"][:4]}, "v2")
+    for path in (tmp_path / ".changes").glob("*/consumers/*"):
+        path.unlink()
+    embed(hash_pool, tmp_path, {"a": catalog["a"][:3]}, "v3")
+    assert len(list((tmp_path / ".changes").glob("*/rows/*"))) == 1
+    embed(hash_pool, tmp_path, {"a": catalog["a"][:3]}, "v3", keep_changes_days=0)
+    assert not list((tmp_path / ".changes").glob("*/rows/*"))

@@ -1,0 +1,215 @@
+"""What runs teach the planner: with an encoder of fixed costs and all else real, and with reports made by hand."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from surge_dagster.engine.encoder.costs import EncodeCosts
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.plan.calibrating import (
+    Io,
+    RunLog,
+    calls_of,
+    io_costs,
+    io_of,
+    known_costs,
+    store_kind,
+)
+from surge_dagster.engine.plan.cost_model import predict_flushes
+from surge_dagster.engine.plan.planner import forecast
+from surge_dagster.engine.run.report import RunReport, SuperBatchReport
+from surge_dagster.engine.run.thresholds import Thresholds
+from surge_dagster.engine.store import open_store
+from surge_dagster.engine.support.timeline import Span
+from tests.engine.priced_pool import C_IPC, C_TEXT, PricedPool, catalog
+from tests.engine.runs import finish, in_memory, make_run
+
+SOME = SuperBatchReport(
+    index=0,
+    partitions=3,
+    texts=100,
+    text_bytes=4_700,
+    tokens=1_200,
+    padded_tokens=1_200,
+    truncated=0,
+    encode_seconds=2.0,
+    shared_seconds=2.0,
+    tokenize_seconds=0.1,
+    forward_seconds=1.9,
+    serialize_seconds=0.3,
+    upload_seconds=0.4,
+    publish_seconds=0.5,
+    fill_ratio=1.0,
+    texts_computed=100,
+    read_seconds=0.25,
+    encode_span=Span(1.0, 3.0, 2.0),
+    serialize_span=Span(3.1, 3.4, 0.3),
+    upload_span=Span(3.2, 3.6, 0.4),
+)
+
+
+@pytest.fixture
+def priced_pool(
+    hash_pool: EncoderPool, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Any:
+    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    return PricedPool(hash_pool)
+
+
+def test_prediction_of_the_encoding_equals_what_an_encoder_of_fixed_costs_takes(
+    priced_pool: Any, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(3)
+    for attempt in range(2):
+        sizes = rng.integers(0, 90, 20).tolist()
+        run = make_run(priced_pool, in_memory(catalog(sizes)), tmp_path / str(attempt), Thresholds(b_min=100))
+        costs = known_costs(priced_pool, open_store(tmp_path))
+        predicted = forecast(predict_flushes(sizes, run.bounds), costs)
+        finish(run)
+        assert run.report.superbatches == len(predict_flushes(sizes, run.bounds))
+        assert predicted.encode_seconds == pytest.approx(run.report.encode_seconds, rel=1e-4)
+        assert priced_pool.costs.call_seconds == pytest.approx(C_IPC, rel=1e-3)
+
+
+def test_report_of_a_run_has_prediction_and_outcome_side_by_side(priced_pool: Any, tmp_path: Path) -> None:
+    run = make_run(priced_pool, in_memory(catalog([30, 40])), tmp_path)
+    assert run.report.as_dict()["prediction_error"] is None
+    finish(run)
+    report = run.report.as_dict()
+    assert report["predicted_wall_seconds"] == pytest.approx(C_IPC + C_TEXT * 70, rel=1e-4)
+    assert report["prediction_error"] == pytest.approx(report["predicted_wall_seconds"] / report["wall_seconds"] - 1)
+
+
+def test_run_without_anything_to_encode_has_no_prediction(priced_pool: Any, tmp_path: Path) -> None:
+    finish(make_run(priced_pool, in_memory(catalog([30])), tmp_path))
+    again = make_run(priced_pool, in_memory(catalog([30])), tmp_path)
+    finish(again)
+    assert again.report.superbatches == 0
+    assert again.report.predicted_wall_seconds is None and again.report.prediction_error is None
+
+
+def test_pool_that_goes_on_predicts_its_next_run_by_the_last_one(priced_pool: Any, tmp_path: Path) -> None:
+    assert priced_pool.costs.tokens_per_text == 12  # as a start measured it
+    run = make_run(priced_pool, in_memory(catalog([30, 40])), tmp_path)
+    finish(run)
+    assert priced_pool.costs.tokens_per_text == run.report.tokens / 70 != 12
+
+
+def test_run_that_is_stopped_teaches_nothing(priced_pool: Any, tmp_path: Path) -> None:
+    run = make_run(priced_pool, in_memory(catalog([60] * 20)), tmp_path)
+    for _ in run.events():
+        run.stop()
+    assert 0 < run.report.superbatches < 20
+    assert run.report.predicted_wall_seconds is None
+    assert priced_pool.calibration.observations("runs cpu", 5) == []
+
+
+def test_run_teaches_the_costs_of_publishing_to_its_store(priced_pool: Any, tmp_path: Path) -> None:
+    finish(make_run(priced_pool, in_memory(catalog([60, 10, 80, 30])), tmp_path))
+    rows = priced_pool.calibration.observations("io local", 8)
+    assert [row[0] for row in rows] == [1, 2, 1]  # files of each SuperBatch
+    costs = known_costs(priced_pool, open_store(tmp_path)).io
+    assert costs.publish.values.sum() > 0 and costs.read.values.sum() > 0
+
+
+def test_log_of_a_long_run_stays_small_and_predicts_all_of_it(priced_pool: Any, tmp_path: Path) -> None:
+    log, report = RunLog(priced_pool, open_store(tmp_path)), RunReport()
+    last = 5_000
+    tracemalloc.start()
+    for index in [*range(last), last + 1, last]:  # a SuperBatch may be published after the next one
+        log.add(replace(SOME, index=index, encode_span=Span(2.0 * index, 2.0 * index + 2, 2.0)))
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size < 1_000_000
+    log.end(report)
+    assert report.predicted_wall_seconds == pytest.approx((last + 2) * (C_IPC + C_TEXT * 100), rel=1e-4)
+    assert len(priced_pool.calibration.observations("runs cpu", 5)) == 256
+    assert priced_pool.calibration.observations("starts local", 1) == [[0.0]]
+
+
+def test_only_texts_that_were_encoded_count_also_those_that_were_compared() -> None:
+    [call] = calls_of([replace(SOME, rows_reused=20, texts_deduplicated=32, texts_computed=50, tokens=600)])
+    assert (call.texts, call.text_bytes, call.tokens, call.equal_texts) == (50, 3_854, 600, 32)
+    costs = EncodeCosts.of([call], [], 1)
+    assert (costs.equal_share, costs.tokens_per_text) == (32 / 82, 12)
+    assert calls_of([replace(SOME, rows_reused=100, texts_computed=0)]) == []
+
+
+def test_calls_whose_time_says_nothing_are_left_out() -> None:
+    assert calls_of([replace(SOME, replays=1), replace(SOME, encode_span=None)]) == []
+
+
+def test_waits_of_workers_count_once_in_a_run(priced_pool: Any, tmp_path: Path) -> None:
+    first = replace(SOME, shared_seconds=1.5)
+    [call] = calls_of([first])
+    assert call.seconds == 1.5
+    for waited in (0.2, 0.4):
+        log = RunLog(priced_pool, open_store(tmp_path))
+        log.add(first)
+        log.add(replace(SOME, index=1, shared_seconds=2 - waited))
+        log.end(RunReport())
+    costs = known_costs(priced_pool, open_store(tmp_path))
+    assert costs.waiting_seconds == pytest.approx(0.8)
+    costs = replace(costs, encode=replace(costs.encode, workers=2))
+    flushes = predict_flushes([100, 100], Thresholds(b_min=100).resolve(1.0))
+    without = forecast(flushes, replace(costs, waiting_seconds=0.0))
+    assert forecast(flushes, costs).encode_seconds == pytest.approx(without.encode_seconds + 0.8)
+
+
+def test_wait_behind_a_lost_worker_is_not_that_of_a_usual_end(priced_pool: Any, tmp_path: Path) -> None:
+    """A worker that hangs is replaced after two minutes, in which the others wait; without new texts none does."""
+    for last in (SOME, replace(SOME, shared_seconds=0.1, replays=1), replace(SOME, texts_computed=0)):
+        log = RunLog(priced_pool, open_store(tmp_path))
+        log.add(replace(last, encode_seconds=last.encode_seconds + 0.5))
+        log.end(RunReport())
+    assert priced_pool.calibration.observations("waits cpu", 1) == [[0.5]]
+
+
+def test_publishing_does_not_count_the_wait_for_the_superbatch_before() -> None:
+    assert io_of(SOME, 64).publish_seconds == pytest.approx(0.4)  # its threads began 0.1 s after the call
+    assert io_of(SOME, 64).file_bytes == 4_700 + 6_400
+
+
+def test_costs_of_files_rows_and_bytes_are_told_apart() -> None:
+    shapes = [(1, 700, 0, 1e6), (50, 700, 300, 1e6), (10, 40_000, 40_000, 5e7), (200, 9_000, 0, 2e7)]
+    seen = [
+        Io(
+            *(files, texts, reused, size),
+            read_seconds=4e-3 * files + 1e-6 * texts + 5e-6 * reused,
+            serialize_seconds=2e-3 * files + 1e-9 * size,
+            upload_seconds=5e-3 * files + 3e-9 * size,
+            publish_seconds=0.02 + 2e-3 * files,
+        )
+        for files, texts, reused, size in shapes
+    ]
+    found = io_costs(seen, [0.1, 9.0, 0.2])
+    assert found.read.values == pytest.approx([4e-3, 1e-6, 5e-6])
+    assert found.serialize.values == pytest.approx([2e-3, 1e-9])
+    assert found.upload.values == pytest.approx([5e-3, 3e-9])
+    assert found.publish.values == pytest.approx([0.02, 2e-3, 0], abs=1e-12)
+    assert found.start_seconds == 0.2
+
+
+def test_buckets_and_the_local_disk_have_costs_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    assert store_kind(open_store(tmp_path / "a")) == store_kind(open_store(tmp_path / "b")) == "local"
+    one, deeper, other = map(open_store, ("s3://shop/one", "s3://shop/other/deep", "s3://mall/one"))
+    assert store_kind(one) == store_kind(deeper) == "s3://shop"
+    assert store_kind(other) == "s3://mall"
+
+
+def test_attempts_of_a_run_add_up_their_predictions() -> None:
+    one = RunReport(superbatches=1, wall_seconds=10.0, predicted_wall_seconds=11.0)
+    other = RunReport(superbatches=2, wall_seconds=10.0, predicted_wall_seconds=13.0)
+    assert other.after(one).predicted_wall_seconds == 24.0
+    assert other.after(one).prediction_error == pytest.approx(0.2)
+    assert RunReport().after(one).predicted_wall_seconds == 11.0  # the second attempt had nothing left
+    assert other.after(replace(one, predicted_wall_seconds=None)).predicted_wall_seconds is None
+    assert RunReport().after(RunReport()).predicted_wall_seconds is None

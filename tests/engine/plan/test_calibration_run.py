@@ -1,0 +1,157 @@
+"""The calibration of a plan: what it measures, on any catalog and output, and what it leaves behind: nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from surge_dagster.engine.encoder.costs import EncodeCosts
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.plan.calibrating import known_costs
+from surge_dagster.engine.plan.calibration_run import _sampled_rows, calibrate, estimate_bytes
+from surge_dagster.engine.run.thresholds import Thresholds
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.store import StorageOptions
+from tests.engine.priced_pool import C_IPC, PricedPool, catalog
+from tests.engine.runs import in_memory
+from tests.engine.store.object_server import ObjectServer, open_bucket
+
+
+@pytest.fixture
+def priced_pool(
+    hash_pool: EncoderPool, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Any:
+    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    return PricedPool(hash_pool)
+
+
+def listed(sizes: list[int]) -> list[Partition]:
+    return [replace(one, rows=rows) for one, rows in zip(in_memory(catalog(sizes)), sizes, strict=True)]
+
+
+def test_calibration_encodes_some_texts_forgets_earlier_runs_and_leaves_no_file(
+    priced_pool: Any, tmp_path: Path
+) -> None:
+    priced_pool.calibration.observe("runs cpu", [[1, 1, 1, 99.0, 0]])
+    priced_pool.calibration.observe("waits cpu", [[99.0]])
+    sizes = [70, 3, 50] * 80
+    encoded = calibrate(listed(sizes), str(tmp_path / "not" / "there"), StorageOptions(), priced_pool, seconds=20.0)
+    assert 2_000 <= encoded < 2_140  # twenty seconds of them, and the rest of two partitions
+    assert list(tmp_path.iterdir()) == []
+    assert priced_pool.calibration.observations("waits cpu", 1) == [[0.0], [0.0]]
+    assert priced_pool.costs.call_seconds == pytest.approx(C_IPC, rel=1e-3)
+    first, second, *_, last = priced_pool.calibration.observations("runs cpu", 5)
+    assert first[0] < second[0] < priced_pool.costs.efficient_texts  # from small SuperBatches to larger ones
+    assert last[0] > encoded / 2, "the second run has one SuperBatch"
+
+
+@pytest.mark.parametrize(("sizes", "encoded"), [([], 0), ([0], 0), ([2], 2)])
+def test_calibration_of_next_to_nothing_says_what_a_start_measured(
+    priced_pool: Any, tmp_path: Path, sizes: list[int], encoded: int
+) -> None:
+    assert calibrate(listed(sizes), str(tmp_path), StorageOptions(), priced_pool) == encoded
+    assert priced_pool.costs.call_seconds == pytest.approx(C_IPC, rel=1e-3)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_calibration_of_a_source_without_row_counts(priced_pool: Any, tmp_path: Path) -> None:
+    partitions = [replace(one, rows=None) for one in listed([70, 3, 700])]
+    assert calibrate(partitions, str(tmp_path), StorageOptions(), priced_pool) == (70 + 3 + 164) + (70 + 3 + 256)
+
+
+def test_size_of_files_whose_rows_are_not_counted_is_not_that_of_their_first_rows(
+    priced_pool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EncodeCosts, "text_seconds", lambda self, tokens=None: 1e-3 * (tokens or 10))
+    partitions = [replace(one, rows=None, text_bytes=10**9) for one in listed([70, 3, 700])]
+    assert calibrate(partitions, str(tmp_path), StorageOptions(), priced_pool) > 500
+
+
+def test_partitions_without_rows_take_no_part_of_the_sample(priced_pool: Any, tmp_path: Path) -> None:
+    partitions = listed([0] * 50 + [3_000])
+    encoded = calibrate(partitions, str(tmp_path), StorageOptions(), priced_pool, seconds=10.0)
+    assert encoded == pytest.approx(1_000, abs=2)
+
+
+def test_calibration_encodes_a_text_however_long_it_seems(priced_pool: Any, tmp_path: Path) -> None:
+    assert calibrate(listed([70]), str(tmp_path), StorageOptions(), priced_pool, seconds=1e-3) == 2  # one in each run
+
+
+@example(sizes=[1] * 96, share=0.5)
+@given(sizes=st.lists(st.integers(1, 100_000), min_size=1, max_size=200), share=st.floats(0.001, 2.0))
+def test_sample_of_rows_is_as_large_as_wanted_and_no_partition_gives_more_than_it_has(
+    sizes: list[int], share: float
+) -> None:
+    rows = _sampled_rows(np.array(sizes, float), share * sum(sizes))
+    assert sum(rows) == pytest.approx(min(share, 1.0) * sum(sizes), abs=1)
+    assert all(0 <= taken <= size for taken, size in zip(rows, sizes, strict=True))
+
+
+def test_partition_with_half_of_the_rows_gives_half_of_the_sample() -> None:
+    rows = _sampled_rows(np.array([10.0] * 500 + [5_000.0]), 1_000)
+    assert rows[-1] == pytest.approx(500, rel=0.1)
+    assert sum(taken > 0 for taken in rows[:-1]) < 150, "few partitions are opened"
+
+
+def test_calibration_keeps_the_thresholds_and_the_memory_limit_of_the_run(priced_pool: Any, tmp_path: Path) -> None:
+    partitions, options = listed([70] * 40), StorageOptions()
+    calibrate(partitions, str(tmp_path), options, priced_pool, thresholds=Thresholds(b_min=300, b_max=350))
+    assert max(texts for texts, *_ in priced_pool.calibration.observations("runs cpu", 5)) <= 350
+    with pytest.raises(ConfigError, match="memory_limit_bytes"):
+        calibrate(partitions, str(tmp_path), options, priced_pool, memory_limit=1_000_000)
+
+
+def test_calibration_of_partitions_with_skipped_rows(priced_pool: Any, tmp_path: Path) -> None:
+    partitions = [replace(one, rows=100) for one in listed([70, 90])]  # listed with rows that are left out
+    assert calibrate(partitions, str(tmp_path), StorageOptions(), priced_pool) == 160
+
+
+def test_calibration_in_a_bucket_goes_over_what_a_killed_one_left(
+    priced_pool: Any, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_bucket(object_server)
+    options = StorageOptions(endpoint=object_server.url, access_key_id="a", secret_access_key="b")
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store), "delete", lambda self, name: None)
+        assert calibrate(listed([70, 30]), store.url, options, priced_pool) == 100
+    assert object_server.objects(), "as after a kill"
+    assert calibrate(listed([70, 30]), store.url, options, priced_pool) == 100
+    assert object_server.objects() == {}
+    assert known_costs(priced_pool, store).io.publish.values.sum() > 0
+
+
+def test_listed_bytes_are_scaled_to_those_of_the_texts() -> None:
+    partitions = [
+        replace(partition, rows=rows, text_bytes=40 * rows)
+        for partition, rows in zip(in_memory(catalog([300, 20])), (300, 20), strict=True)
+    ]
+    read = [sum(len(text) for _, text in rows) for rows in catalog([300, 20]).values()]
+    text_bytes, beside_bytes = estimate_bytes(partitions)
+    assert text_bytes.tolist() == read  # as few rows were all read
+    assert 1 <= beside_bytes <= 3  # the digits of an id
+    unlisted, _ = estimate_bytes([replace(one, text_bytes=None) for one in partitions])
+    assert unlisted.tolist() == read
+    many = [replace(partitions[0], key=str(number)) for number in range(80)]  # of which 64 are read
+    for found in (estimate_bytes(many)[0], estimate_bytes([replace(one, text_bytes=None) for one in many])[0]):
+        assert found == pytest.approx(np.full(80, read[0]))
+    assert estimate_bytes([replace(one, rows=None, text_bytes=None) for one in partitions])[0].tolist() == [0, 0]
+    assert estimate_bytes([])[0].tolist() == []
+
+
+def test_bytes_of_partitions_that_were_not_read_are_those_of_others_that_are_not_large() -> None:
+    """A file's size counts ids too: of rows with long texts they are less."""
+    rows_of = catalog([30] * 16 + [10] * 200)
+    partitions = [
+        replace(partition, rows=len(rows), text_bytes=(12 if len(rows) == 30 else 40) * len(rows))
+        for partition, rows in zip(in_memory(rows_of), rows_of.values(), strict=True)
+    ]
+    text_bytes, _ = estimate_bytes(partitions)
+    small = sum(len(text) for key, rows in rows_of.items() for _, text in rows if len(rows) == 10)
+    assert text_bytes[16:].sum() == pytest.approx(small, rel=0.02)

@@ -1,0 +1,249 @@
+"""The planner: times, memory, price and machines of a run, from sizes and costs; no clock is involved."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from surge_dagster.catalogs.synthetic import partition_sizes
+from surge_dagster.engine.encoder.costs import Call, EncodeCosts, Fit
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.plan.cost_model import CostConstants, Flush, Recommendation, predict_flushes
+from surge_dagster.engine.plan.planner import IoCosts, RunCosts, forecast, plan, size_fleet, verdict
+from surge_dagster.engine.run.memory import plan_memory
+from surge_dagster.engine.run.report import RunReport
+from surge_dagster.engine.run.thresholds import Bounds, Thresholds
+
+MINILM = EncodeCosts.given(call_seconds=0.087, text_seconds=0.149e-3, workers=4)
+FREE = IoCosts(Fit(np.zeros(3)), Fit(np.zeros(2)), Fit(np.zeros(2)), Fit(np.zeros(3)))
+VECTOR = 384 * 4
+PAPER = Bounds(100_000, 500_000, 1 << 60, 1 << 60)
+
+
+def run_costs(
+    encode: EncodeCosts = MINILM,
+    per_superbatch: float = 0.0,
+    per_file: float = 0.0,
+    start: float = 0.0,
+    per_row: float = 0.0,
+    per_reused: float = 0.0,
+) -> RunCosts:
+    read, publish = Fit(np.array([0.0, per_row, per_reused])), Fit(np.array([per_superbatch, per_file, 0.0]))
+    return RunCosts(encode, replace(FREE, read=read, publish=publish, start_seconds=start), VECTOR)
+
+
+def test_plan_of_the_papers_run() -> None:
+    sizes = partition_sizes(10_000_000, 4_000)
+    planned = plan(sizes, 47 * sizes, run_costs(), PAPER, price_per_hour=7.30)
+    assert planned.alpha == pytest.approx(0.934, abs=0.0005)
+    assert planned.speedup == pytest.approx(1.89, abs=0.01)
+    assert planned.break_even_texts == pytest.approx(2_340, rel=0.005)
+    assert planned.recommendation is Recommendation.STRONG
+    assert planned.superbatches == len(predict_flushes(sizes, PAPER)) < planned.superbatches_bound == 100
+    assert planned.fill_ratio > 1
+    assert planned.bound_superbatch_bytes == 791_500_000 >= planned.peak_superbatch_bytes
+    wall = planned.superbatches * 0.087 + 10_000_000 * 0.149e-3 / 4
+    assert planned.forecast.wall_seconds == pytest.approx(wall)
+    assert planned.partition_by_partition_seconds == pytest.approx(planned.speedup * wall)
+    assert planned.cost_per_million_texts == pytest.approx(7.30 / 3600 * wall / 10)
+
+
+def test_equal_texts_take_no_time_of_a_worker() -> None:
+    encode = replace(EncodeCosts.given(1.0, 1.0, 1), equal_share=0.75)
+    bounds, row_bytes = Bounds(400, 400, 1 << 60, 1 << 60), 47 + VECTOR
+    planned = plan([100] * 4, [4_700] * 4, run_costs(encode), bounds, deadline_seconds=110.0, bandwidth=8.5 * row_bytes)
+    assert planned.forecast.wall_seconds == 1 + 400 * 0.25
+    assert planned.tokens == 18_800 * encode.tokens_per_byte
+    assert planned.fleet is not None
+    assert (planned.fleet.workers, planned.fleet.wall_seconds) == (1, planned.forecast.wall_seconds)
+    assert planned.workers_per_machine == 2  # each sends four rows in a second
+    assert planned.partition_by_partition_seconds == 4 * (1 + 100 * 0.25)
+    assert planned.speedup == pytest.approx(104 / 101)
+    assert planned.break_even_texts == pytest.approx(4.0)
+
+
+def test_document_of_a_plan_has_the_names_of_the_report() -> None:
+    planned = plan([100, 200], [4_700, 9_400], run_costs(), PAPER, deadline_seconds=60)
+    document = json.loads(json.dumps(planned.as_dict()))
+    shared = set(document) & set(RunReport().as_dict())
+    times = {"wall_seconds", "encode_seconds", "publish_seconds", "exposed_io_seconds", "time_to_first_output_seconds"}
+    others = {"texts_per_second", "superbatches", "fill_ratio", "duty_cycle", "overlap_ratio", "tokens", "workers"}
+    assert shared == times | others | {"b_min", "b_max", "call_seconds", "peak_resident_bytes"}
+
+
+def test_plan_of_an_empty_catalog_is_zero() -> None:
+    planned = plan([], [], run_costs(), PAPER, price_per_hour=1.0, deadline_seconds=60)
+    assert (planned.texts, planned.superbatches, planned.forecast.wall_seconds) == (0, 0, 0.0)
+    assert planned.cost_per_million_texts is None and planned.fleet is not None and planned.fleet.workers == 1
+    planned = plan([0, 0], [0, 0], run_costs(per_file=0.25), PAPER)
+    assert (planned.superbatches, planned.forecast.wall_seconds) == (1, 0.5)  # nothing to encode, two files
+
+
+class TestForecast:
+    """SuperBatches pass the stages in their order, three of them alive at a time."""
+
+    ENCODE = EncodeCosts.given(call_seconds=1.0, text_seconds=1.0, workers=1)
+
+    def test_storage_that_is_fast_enough_costs_its_last_superbatch_alone(self) -> None:
+        found = forecast([Flush(9)] * 5, run_costs(self.ENCODE, per_superbatch=4.0, start=0.5))
+        assert found.wall_seconds == pytest.approx(0.5 + 5 * 10 + 4)
+        assert found.time_to_first_output_seconds == pytest.approx(0.5 + 10 + 4)
+        assert found.exposed_io_seconds == 0
+        assert found.overlap_ratio == 1
+        assert found.duty_cycle == pytest.approx(50 / 54.5)
+
+    def test_storage_that_is_too_slow_sets_the_pace(self) -> None:
+        four = forecast([Flush(9)] * 4, run_costs(self.ENCODE, per_superbatch=25.0))
+        assert four.exposed_io_seconds == pytest.approx(35 - 30)
+        found = forecast([Flush(9)] * 6, run_costs(self.ENCODE, per_superbatch=25.0))
+        assert found.wall_seconds == pytest.approx(10 + 6 * 25)
+        # The fourth to sixth wait for the slots of the first to third, ready at 30, 45 and 70.
+        assert found.exposed_io_seconds == pytest.approx((35 - 30) + (60 - 45) + (85 - 70))
+
+    def test_reader_that_is_fast_enough_costs_its_first_superbatch_alone(self) -> None:
+        found = forecast([Flush(10)] * 3, run_costs(self.ENCODE, per_row=0.5))
+        assert found.wall_seconds == pytest.approx(5 + 3 * 11)
+
+    def test_reader_that_is_too_slow_sets_the_pace(self) -> None:
+        found = forecast([Flush(10, reused=5)] * 3, run_costs(self.ENCODE, per_row=1.0, per_reused=2.0))
+        assert found.wall_seconds == pytest.approx(3 * (10 + 10) + 6)
+        assert found.exposed_io_seconds == 0  # the encoder waits for the reader, which does not wait for storage
+
+    def test_reader_waits_for_a_slot(self) -> None:
+        found = forecast([Flush(9)] * 4, run_costs(self.ENCODE, per_row=1.0, per_superbatch=25.0))
+        # The third call ends at 9 + 30, and the slot of the first SuperBatch is free at 9 + 10 + 25.
+        assert found.exposed_io_seconds == pytest.approx(44 - 39)
+        assert found.wall_seconds == pytest.approx(9 + 10 + 4 * 25)
+
+    def test_reused_rows_and_equal_texts_are_written_and_not_encoded(self) -> None:
+        encode = replace(self.ENCODE, equal_share=0.25)
+        found = forecast([Flush(100, 2, 4_700.0, reused=60)], run_costs(encode, per_file=3.0))
+        assert found.encode_seconds == 1 + (100 - 60) * 0.75
+        assert found.publish_seconds == 6.0
+        assert forecast([Flush(100, reused=100)], run_costs(self.ENCODE)).encode_seconds == 0
+
+    def test_tokens_of_equal_texts_are_in_the_tokens_of_a_byte(self) -> None:
+        """Equal texts are often short: their share of the bytes is not that of the texts."""
+        seen = Call(texts=50, text_bytes=1_000, tokens=200, seconds=1.0, equal_texts=50)
+        encode = replace(EncodeCosts.of([seen], [], 1), fit=Fit(np.array([0.0, 0.0, 0.0, 1.0])))
+        assert forecast([Flush(100, 1, 1_000.0)], run_costs(encode)).encode_seconds == 200
+        assert encode.tokens_per_single_byte == 0.4
+
+    def test_reused_rows_that_are_compared_are_encoded_too(self) -> None:
+        assert forecast([Flush(100, reused=100, compared=3)], run_costs(self.ENCODE)).encode_seconds == 1 + 3
+
+    def test_workers_wait_for_the_last_one_no_longer_than_one_of_them_could_encode(self) -> None:
+        costs = replace(run_costs(EncodeCosts.given(0.0, 3.0, 3)), waiting_seconds=6.0)
+        assert forecast([Flush(9)] * 2, costs).encode_seconds == 2 * 9 + 6
+        assert forecast([Flush(1)], costs).encode_seconds == 3
+        assert forecast([Flush(9, reused=9)], costs).encode_seconds == 0
+
+    def test_interval_is_that_of_all_calls_together(self) -> None:
+        covariance = np.diag([0.25, 0.0, 0.0, 0.0])
+        unsure = replace(self.ENCODE, fit=Fit(np.array([1.0, 0.0, 1.0, 0.0]), covariance))
+        assert forecast([Flush(9)] * 4, run_costs(unsure)).margin_seconds == pytest.approx(1.96 * 4 * 0.5)
+
+    @given(
+        sizes=st.lists(st.integers(0, 3_000), min_size=1, max_size=40),
+        per_file=st.floats(0, 0.1),
+        more=st.floats(0, 0.1),
+        per_row=st.floats(0, 1e-3),
+    )
+    def test_wall_time_is_at_least_each_stage_and_grows_with_each_cost(
+        self, sizes: list[int], per_file: float, more: float, per_row: float
+    ) -> None:
+        flushes = predict_flushes(sizes, Bounds(1_000, 5_000, 1 << 60, 1 << 60), 40.0)
+        encode = EncodeCosts.given(0.01, 1e-3, 1)
+        found = forecast(flushes, run_costs(encode, per_file=per_file))
+        wall = found.wall_seconds * (1 + 1e-9)
+        assert wall >= found.encode_seconds and wall >= found.publish_seconds
+        assert wall >= found.time_to_first_output_seconds
+        assert found.wall_seconds <= (found.encode_seconds + found.publish_seconds) * (1 + 1e-9)
+        for dearer in (
+            run_costs(encode, per_file=per_file + more),
+            run_costs(EncodeCosts.given(0.01 + more, 1e-3, 1), per_file=per_file),
+            run_costs(EncodeCosts.given(0.01, 1e-3 + more, 1), per_file=per_file),
+            run_costs(encode, per_file=per_file, per_row=per_row),
+        ):
+            assert forecast(flushes, dearer).wall_seconds * (1 + 1e-9) >= found.wall_seconds
+
+
+class TestFleet:
+    """Workers for a deadline, on machines whose way to the store serves a few of them."""
+
+    MODEL = CostConstants(call_seconds=0.1, text_seconds=1e-3, workers=1)
+
+    def test_fewest_workers_that_end_in_time(self) -> None:
+        fleet = size_fleet(self.MODEL, 1_000_000, 100, 10.0, 120.0, served=None)
+        assert (fleet.workers, fleet.machines) == (10, 1)
+        assert fleet.wall_seconds == pytest.approx(120.0)
+
+    def test_machines_get_as_many_workers_as_their_storage_serves(self) -> None:
+        """Zero: NG = (U/S)·BW; a worker that is always busy sends 1,000 texts of 1,583 bytes in a second."""
+        costs = run_costs(EncodeCosts.given(0.0, 1e-3, 1))
+        planned = plan([1_000_000], [47_000_000], costs, PAPER, deadline_seconds=100, bandwidth=4 * 1_583_000.0 + 1)
+        assert planned.workers_per_machine == 4
+        assert planned.fleet is not None
+        assert (planned.fleet.workers, planned.fleet.machines) == (12, 3)  # ten are enough, each machine has as many
+
+    def test_fleet_waits_for_its_last_worker_too(self) -> None:
+        costs = replace(run_costs(EncodeCosts.given(0.0, 1e-3, 2)), waiting_seconds=3.0)
+        planned = plan([100_000], [4_700_000], costs, PAPER, deadline_seconds=53.0)
+        assert planned.fleet is not None and planned.fleet.workers == 2
+        assert planned.fleet.wall_seconds == pytest.approx(planned.forecast.wall_seconds)
+
+    def test_bandwidth_is_what_publishing_showed(self) -> None:
+        costs = run_costs(EncodeCosts.given(0.0, 1e-3, 1), per_file=25.0)
+        planned = plan([100_000], [4_700_000], costs, PAPER)
+        assert planned.workers_per_machine == 4  # encoding takes 100 s, publishing 25
+
+    def test_deadline_that_no_number_of_workers_meets_is_not_called_met(self) -> None:
+        fleet = size_fleet(self.MODEL, 1_000, 100, 10.0, 15.0, served=None)
+        assert fleet.wall_seconds > fleet.deadline_seconds
+
+    @given(
+        texts=st.integers(0, 10**8),
+        calls=st.integers(0, 1_000),
+        deadline=st.floats(1, 1e5),
+        served=st.integers(1, 64) | st.none(),
+    )
+    def test_fleet_meets_every_deadline_that_can_be_met(
+        self, texts: int, calls: int, deadline: float, served: int | None
+    ) -> None:
+        fleet = size_fleet(self.MODEL, texts, calls, 1.0, deadline, served)
+        if 1.0 + calls * 0.1 < 0.99 * deadline:
+            assert fleet.wall_seconds <= deadline * (1 + 1e-9)
+        assert fleet.workers % fleet.machines == 0
+        assert served is None or fleet.workers <= served * fleet.machines
+
+
+def test_memory_of_a_plan_is_that_of_three_superbatches_and_within_the_limit() -> None:
+    space = EncodingSpec("hash://384").resolve()
+    bounds = Thresholds(b_min=1_000).resolve(1.0)
+    memory = plan_memory(bounds, space, 4, 1 << 30)
+    one = plan([1_000], [47_000], run_costs(), bounds, memory=memory)
+    three = plan([1_000] * 3, [47_000] * 3, run_costs(), bounds, memory=memory)
+    many = plan([1_000] * 50, [47_000] * 50, run_costs(), bounds, memory=memory)
+    assert one.peak_resident_bytes and three.peak_resident_bytes
+    assert memory.reader + VECTOR * 1_000 < one.peak_resident_bytes < three.peak_resident_bytes
+    assert many.peak_resident_bytes == three.peak_resident_bytes <= memory.limit
+    assert many.memory_limit_bytes == memory.limit == 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("phi", "cv", "gain", "expected"),
+    [
+        (0.8, 2.0, 1.9, "SuperBatches are strongly recommended: most partitions are too small for a call of their own"),
+        (0.2, 0.5, 1.0, "SuperBatches are optional: few partitions are too small"),
+        (0.5, 0.5, 1.0, "half of the partitions are too small for a call of their own"),
+        (0.2, 1.5, 2.0, "their sizes vary much; SuperBatches save 50% of the encoding time."),
+        (0.2, 0.5, 1.0, "their sizes are alike; the gain is below 1 %."),
+    ],
+)
+def test_verdict_is_a_sentence(phi: float, cv: float, gain: float, expected: str) -> None:
+    assert expected in verdict(phi, cv, gain)

@@ -1,0 +1,301 @@
+"""Further columns of a source reach the output beside their own rows, from every kind of source, whatever happens."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import DataError
+from surge_dagster.engine.files.facts import InvalidFile
+from surge_dagster.engine.files.formats import file_name, open_output_file, read_published_file
+from surge_dagster.engine.files.rows import carried_columns, check_schema
+from surge_dagster.engine.model.spec import FILE_FORMATS, FileFormat
+from surge_dagster.engine.readers.loading import open_embeddings
+from surge_dagster.engine.readers.search import search
+from surge_dagster.engine.run.thresholds import Thresholds
+from surge_dagster.engine.sources import Selection, Source, open_source
+from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.store import open_store
+from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.engine.tables.frames import FrameCatalog, FrameTable
+from surge_dagster.engine.verify.verification import Violation, verify
+from tests.engine.runs import failures, finish, finish_receipts, make_run, receipts
+from tests.engine.sources.tables import write_csv
+from tests.small_catalogs import assert_embedded, read_embedded, rewrite, write_partition
+
+SELECTION = Selection(carried=("sku", "price"))
+NAMES = ("id", "text", "category", "sku", "price")
+ROWS = [
+    (f"i{row}", f"text {row}", "big" if row % 4 else "small", f"sku {row}", None if row % 7 == 0 else row / 4)
+    for row in range(300)
+]
+DIGESTS = {"cece46b7e1f35946f587f996667ccf6d", "022127d33c1b8da83eaa91b7674bf7a0"}  # from every kind of source
+SPLIT = Thresholds(1, 60)  # "big" has 225 rows
+
+
+def columns_of(rows: list[tuple[Any, ...]]) -> dict[str, list[Any]]:
+    return {name: [row[place] for row in rows] for place, name in enumerate(NAMES)}
+
+
+def shuffled() -> list[tuple[Any, ...]]:
+    """The rows of both keys in turns, those of each in their order."""
+    chosen = random.Random(3).sample(range(len(ROWS)), len(ROWS))
+    coming = {key: iter([row for row in ROWS if row[2] == key]) for key in ("big", "small")}
+    return [next(coming[ROWS[place][2]]) for place in chosen]
+
+
+def in_folders(folder: Path) -> Source:
+    for key in ("big", "small"):
+        (folder / f"partition={key}").mkdir(parents=True)
+        pq.write_table(
+            pa.table(columns_of([row for row in ROWS if row[2] == key])), folder / f"partition={key}/a.parquet"
+        )
+    return open_source(folder, selection=SELECTION)
+
+
+def in_table(folder: Path) -> Source:
+    folder.mkdir()
+    pq.write_table(pa.table(columns_of(shuffled())), folder / "t.parquet")
+    return open_source(folder / "t.parquet", selection=SELECTION, partition_by=["category"])
+
+
+def in_json(folder: Path) -> Source:
+    folder.mkdir()
+    lines = [json.dumps(dict(zip(NAMES, row, strict=True))) for row in shuffled()]
+    (folder / "t.jsonl").write_text("\n".join(lines))
+    return open_source(folder / "t.jsonl", selection=SELECTION, partition_by=["category"])
+
+
+def in_csv(folder: Path) -> Source:
+    folder.mkdir()
+    write_csv(folder / "t.csv", shuffled(), NAMES)
+    return open_source(folder / "t.csv", selection=SELECTION, partition_by=["category"])
+
+
+def in_frame(folder: Path) -> Source:
+    return FrameTable(pa.table(columns_of(shuffled())), ["category"], SELECTION)
+
+
+def in_frames(folder: Path) -> Source:
+    frames = {key: pa.table(columns_of([row for row in ROWS if row[2] == key])) for key in ("big", "small")}
+    return FrameCatalog(frames, SELECTION)
+
+
+def carried(output: Path) -> list[tuple[Any, ...]]:
+    """All rows of an output as the rows of the catalog."""
+    table = open_embeddings(output).dataset().to_table(columns=["id", "text", "partition", "sku", "price"])
+    return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
+def expected(values: Callable[[Any], Any] = lambda price: price) -> list[tuple[Any, ...]]:
+    rows = [(*row[:4], values(row[4])) for row in ROWS]
+    return [row for key in ("big", "small") for row in rows if row[2] == key]
+
+
+@pytest.mark.parametrize("made", [in_folders, in_table, in_json, in_frame, in_frames])
+def test_columns_are_beside_their_own_rows(hash_pool: EncoderPool, tmp_path: Path, made: Any) -> None:
+    source, output = made(tmp_path / "in"), tmp_path / "out"
+    run = make_run(hash_pool, source, output, SPLIT)
+    assert len(finish_receipts(run, "encoded")) == 2
+    assert carried(output) == expected()
+    digests = {row.content_digest for row in finish_receipts(make_run(hash_pool, source, output, SPLIT), "fresh")}
+    assert digests == DIGESTS
+    assert not [each for each in verify(source, open_store(output), run.space) if isinstance(each, Violation)]
+
+
+def test_columns_of_a_csv_file_are_strings(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    finish(make_run(hash_pool, in_csv(tmp_path / "in"), tmp_path / "out", SPLIT))
+    assert carried(tmp_path / "out") == expected(lambda price: "" if price is None else str(price))
+
+
+@pytest.mark.parametrize("file_format", FILE_FORMATS)
+def test_types_are_stored_searched_and_loaded_in_both_formats(
+    hash_pool: EncoderPool, tmp_path: Path, file_format: FileFormat
+) -> None:
+    further = {
+        "a:b c": pa.array([[1], None, []], pa.list_(pa.int64())),
+        "made": pa.array([{"x": "y"}, None, {"x": None}]),
+        "when": pa.array([0, None, 5], pa.timestamp("us", "UTC")),
+        "is": pa.array([True, None, False]),
+    }
+    table = pa.table({"id": ["1", "2", "3"], "text": ["one", "two", "three"], **further})
+    source = FrameCatalog({"k": table}, Selection(carried=tuple(further)))
+    run = make_run(hash_pool, source, tmp_path, file_format=file_format)
+    assert finish_receipts(run, "encoded")
+    opened = open_embeddings(tmp_path)
+    names = ["partition", "id", "text", *further, "embedding"]
+    for loaded in (opened.dataset().to_table(), opened.lazy().collect().to_arrow()):
+        assert loaded.column_names == names
+        assert [loaded[name].to_pylist() for name in further] == [column.to_pylist() for column in further.values()]
+    assert opened.dataset().schema.field("when").type == pa.timestamp("us", "UTC")
+    [[hit]] = search(open_store(tmp_path), hash_pool, ["one"], 1)
+    assert hit.columns == {name: column[0].as_py() for name, column in further.items()}
+    assert assert_embedded(tmp_path, run.space.name, "k", [("1", "one"), ("2", "two"), ("3", "three")]).rows == 3
+
+
+def cut_off(partition: Partition, at: int) -> Partition:
+    """A partition whose storage stops to answer at a row."""
+
+    def read() -> Iterator[RowBatch]:
+        for batch in partition.read():
+            yield batch.rows(0, at)
+            raise OSError("the storage does not answer")
+
+    return replace(partition, read=read)
+
+
+def test_killed_run_goes_on_from_staged_rows_with_their_columns(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    [big, _] = in_frames(tmp_path)
+    assert failures(finish(make_run(hash_pool, [cut_off(big, 130)], tmp_path, SPLIT)))
+    [receipt] = finish_receipts(make_run(hash_pool, [big], tmp_path, Thresholds(1, 100)), "encoded")
+    assert receipt.texts_reused == 120
+    assert carried(tmp_path) == [row for row in expected() if row[2] == "big"]
+
+
+def test_changed_value_or_list_of_columns_makes_files_stale_and_another_token_alone_does_not(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    def actions(table: pa.Table, *names: str, version: str) -> list[str]:
+        source = FrameCatalog({"k": table}, Selection(carried=names), versions={"k": version})
+        return [each.action for each in receipts(finish(make_run(hash_pool, source, tmp_path)))]
+
+    table = pa.table({"id": ["1"], "text": ["one"], "price": [1.5], "sku": ["s"]})
+    assert actions(table, version="v1") == ["encoded"]
+    assert actions(table, "price", version="v1") == ["encoded"]
+    assert actions(table, "price", version="v1") == ["fresh"]
+    assert actions(table, "price", version="v2") == ["republished"]
+    assert carried_names(tmp_path, hash_pool) == ["price"]
+    other = table.set_column(2, "price", pa.array([2.5]))
+    assert actions(other, "price", version="v3") == ["encoded"]
+    assert actions(other, "price", "sku", version="v3") == ["encoded"]
+    assert actions(other, version="v3") == ["encoded"]
+    assert carried_names(tmp_path, hash_pool) == []
+
+
+def carried_names(output: Path, pool: EncoderPool) -> list[str]:
+    found = carried_columns(read_published_file(LocalStore(output), file_name(pool.space.name, "k")).columns)
+    return found.names if found is not None else []
+
+
+def test_partitions_with_other_types_are_loaded_apart_and_missing_columns_are_null(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    for key, further in {"a": {"price": [1]}, "b": {"price": [1.5]}, "c": {"price": [2], "sku": ["s"]}}.items():
+        table = pa.table({"id": ["1"], "text": ["one"], **further})
+        finish(make_run(hash_pool, FrameCatalog({key: table}, Selection(carried=tuple(further))), tmp_path))
+    opened = open_embeddings(tmp_path)
+    with pytest.raises(DataError, match="'b': its column 'price' is of type double and that of 'a' of type int64"):
+        opened.lazy()
+    for table in (opened.dataset(["a", "c"]).to_table(), opened.lazy(["a", "c"]).collect().to_arrow()):
+        assert table.select(["price", "sku"]).to_pylist() == [{"price": 1, "sku": None}, {"price": 2, "sku": "s"}]
+    assert opened.lazy(["b"]).collect()["price"].to_list() == [1.5]
+
+
+def test_other_value_in_the_file_is_found_by_verify(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    source = in_frames(tmp_path)
+    run = make_run(hash_pool, source, tmp_path)
+    finish(run)
+    path = tmp_path / file_name(run.space.name, "small")
+
+    def raise_price(table: pa.Table) -> pa.Table:
+        prices = table["price"].to_pylist()
+        return table.set_column(table.column_names.index("price"), "price", [[*prices[:5], 99.0, *prices[6:]]])
+
+    rewrite(path, raise_price)
+    [found] = [each for each in verify(source, open_store(tmp_path), run.space) if isinstance(each, Violation)]
+    assert (found.key, found.kind) == ("small", "columns")
+    assert found.finding == "row 5: the file has the price 99.0 and the source 5.0."
+
+
+@pytest.mark.parametrize("file_format", FILE_FORMATS)
+def test_flipped_bit_never_gives_other_columns_or_values(
+    hash_pool: EncoderPool, tmp_path: Path, file_format: FileFormat
+) -> None:
+    table = pa.table({"id": ["1", "2"], "text": ["a", "b"], "price": [1.5, None], "tags": [["x"], []]})
+    source = FrameCatalog({"k": table}, Selection(carried=("price", "tags")))
+    run = make_run(hash_pool, source, tmp_path, file_format=file_format)
+    finish(run)
+    content = (tmp_path / file_name(run.space.name, "k", file_format)).read_bytes()
+
+    def rows(raw: bytes) -> tuple[pa.Schema, list[Any]]:
+        with open_output_file(pa.BufferReader(raw), file_format) as file:  # pyright: ignore[reportArgumentType]
+            check_schema(file.columns, dimension=16, dtype="float32")
+            return file.columns, pa.Table.from_batches(file.read(), file.columns).to_pylist()
+
+    intact, noticed = rows(content), 0
+    for bit in random.Random(5).sample(range(8 * len(content)), 1_500):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        try:
+            found = rows(bytes(damaged))
+        except (InvalidFile, OSError, pa.ArrowException, ValueError):
+            noticed += 1
+            continue
+        assert found == intact, f"bit {bit}"
+    assert noticed > 500
+
+
+def test_ledger_covers_carried_bytes(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    table = pa.table({"id": ["1", "2", "3"], "text": ["a"] * 3, "blob": ["x" * 2_000_000] * 3})
+    source = FrameCatalog({"k": table}, Selection(carried=("blob",)))
+    bounded = Thresholds(1, 100, b_max_bytes=5_000_000, max_text_bytes=1_000_000)
+    run = make_run(hash_pool, source, tmp_path, bounded)
+    [receipt] = finish_receipts(run, "encoded")
+    assert receipt.superbatch == 1, "three such rows are more than a SuperBatch"
+    assert run.report.peak_resident_bytes > 4_000_000
+    source = FrameCatalog({"k": table}, Selection(carried=("blob",)))
+    narrow = Thresholds(1, 100, b_max_bytes=1_500_000, max_text_bytes=1_000_000)
+    [failure] = failures(finish(make_run(hash_pool, source, tmp_path / "narrow", narrow)))
+    assert "the row has 2,000,0" in failure.reason and "Shorten its values, or raise" in failure.reason
+
+
+def test_output_without_texts_still_has_columns(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    run = make_run(hash_pool, in_frames(tmp_path), tmp_path, include_text=False)
+    finish(run)
+    found = read_embedded(tmp_path, run.space.name, "small")
+    assert found.texts is None and found.facts.carried_columns == "sku: string, price: double"
+
+
+def test_file_whose_types_are_not_those_that_it_states_is_invalid(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    run = make_run(hash_pool, in_frames(tmp_path), tmp_path)
+    finish(run)
+    name = file_name(run.space.name, "small")
+    rewrite(tmp_path / name, lambda table: table, carried_columns="sku: string, cost: double")
+    with pytest.raises(InvalidFile, match="promise the carried columns 'sku: string, cost: double'; it has"):
+        read_published_file(LocalStore(tmp_path), name)
+
+
+def test_existing_files_stay_fresh_without_columns(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    write_partition(tmp_path / "in", "k", [("1", "one")])
+    assert [each.source_version for each in open_source(tmp_path / "in")] == [
+        each.source_version for each in open_source(tmp_path / "in", selection=Selection(carried=()))
+    ]
+
+
+def test_numbers_that_are_none_and_times_that_python_does_not_have_are_verified_and_found(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    further = {"p": pa.array([[float("nan"), 1.0]]), "far": pa.array([2**60], pa.timestamp("us"))}
+    table = pa.table({"id": ["1"], "text": ["one"], **further})
+    source = FrameCatalog({"k": table}, Selection(carried=("p", "far")))
+    run = make_run(hash_pool, source, tmp_path)
+    finish(run)
+    assert not [each for each in verify(source, open_store(tmp_path), run.space) if isinstance(each, Violation)]
+    [[hit]] = search(open_store(tmp_path), hash_pool, ["one"], 1)
+    assert "1152921504606846976" in hit.columns["far"], hit.columns
+
+
+def test_lists_of_a_lazy_frame_of_polars_are_carried(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    frame = pl.LazyFrame({"id": ["1", "2"], "text": ["a", "b"], "key": ["k", "k"], "tags": [["x", "y" * 20], None]})
+    finish(make_run(hash_pool, FrameTable(frame, ["key"], Selection(carried=("tags",))), tmp_path))
+    assert open_embeddings(tmp_path).dataset().to_table()["tags"].to_pylist() == [["x", "y" * 20], None]

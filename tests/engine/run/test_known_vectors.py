@@ -1,0 +1,113 @@
+"""Rows that have vectors when they are gathered: they keep their places and fill a SuperBatch without being encoded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from surge_dagster.engine.encoder.arena import Arena
+from surge_dagster.engine.encoder.known_vectors import KnownVectors
+from surge_dagster.engine.run.aggregator import Aggregator
+from surge_dagster.engine.run.superbatch import OpenPartition, SuperBatch
+from surge_dagster.engine.run.thresholds import Bounds
+from tests.small_catalogs import numbered_rows, partition_of, row_batch_of
+
+DIMENSION = 700  # so that a few rows fill a page
+
+
+def known_vectors(rows: list[int], values: list[int], sampled: bool = False) -> KnownVectors:
+    """Vectors that say which row of all they belong to."""
+    matrix = np.repeat(np.array(values, np.float32)[:, None], DIMENSION, axis=1)
+    truncated = np.array([value % 2 for value in values], np.bool_)
+    return KnownVectors(np.array(rows, np.intp), matrix, truncated, np.full(len(rows), sampled))
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.integers(0, 60), max_size=8), st.integers(1, 20), st.integers(1, 40), st.randoms(use_true_random=False)
+)
+def test_known_vectors_keep_their_rows_and_are_booked_until_they_are_released(
+    sizes: list[int], batch_rows: int, b_max: int, random: Random
+) -> None:
+    bounds = Bounds(max(1, b_max // 4), b_max, 1 << 20, 1 << 20)
+    booked = 0
+    known: dict[tuple[str, int], int] = {}
+    found: dict[tuple[str, int], int] = {}
+
+    def reserve(size: int) -> None:
+        nonlocal booked
+        booked += size
+
+    def take(batches: Iterator[SuperBatch]) -> None:
+        for batch in batches:
+            flags, held = batch.slot.known(0, len(batch.slot)), 0
+            for segment in batch.segments:
+                vectors = batch.slot.matrix(segment.start, segment.stop)
+                for row in range(segment.stop - segment.start):
+                    if flags is not None and flags[segment.start + row]:
+                        value = found[segment.partition.key, segment.first_row + row] = int(vectors[row, 0])
+                        assert (vectors[row] == value).all()
+                        held += 1
+                        truncated = batch.slot.truncated(segment.start + row, segment.start + row + 1)
+                        assert truncated == value % 2
+            assert batch.vector_bytes == 4 * DIMENSION * held
+            reserve(-batch.held_bytes - batch.vector_bytes)
+            batch.slot.release()
+
+    with Arena(slots=2, max_texts=b_max, max_bytes=1 << 20, dimension=DIMENSION, dtype="float32") as arena:
+        aggregator = Aggregator(bounds, lambda: arena.acquire(cancelled=lambda: True), reserve)
+        for number, size in enumerate(sizes):
+            key, rows = f"p{number}", numbered_rows(f"p{number}", size)
+            aggregator.open(OpenPartition(partition_of(key, rows)))
+            for start in range(0, size, batch_rows):
+                batch = rows[start : start + batch_rows]
+                places = [row for row in range(len(batch)) if random.random() < 0.6]
+                values = [1000 * number + start + row for row in places]
+                known |= {(key, start + row): value for row, value in zip(places, values, strict=True)}
+                take(aggregator.add(row_batch_of(batch), known_vectors(places, values) if places else None))
+            if random.random() < 0.2 and not any(row[0] == key for row in found):
+                reserve(-aggregator.discard()[1])
+                known = {row: value for row, value in known.items() if row[0] != key}
+            else:
+                take(aggregator.close())
+        take(aggregator.finish())
+    assert found == known
+    assert booked == 0
+
+
+def gathered(bounds: Bounds, partitions: int, *, new: int, sampled: bool = False) -> list[int]:
+    """Partitions in each SuperBatch, where each of ten rows has `new` rows without a vector."""
+    counts: list[int] = []
+    with Arena(slots=1, max_texts=bounds.b_max, max_bytes=1 << 20, dimension=DIMENSION, dtype="float32") as arena:
+        aggregator = Aggregator(bounds, lambda: arena.acquire(cancelled=lambda: True))
+
+        def take(batches: Iterator[SuperBatch]) -> None:
+            for batch in batches:
+                counts.append(len(batch.segments))
+                batch.slot.release()
+
+        for number in range(partitions):
+            rows = numbered_rows(f"p{number}", 10)
+            aggregator.open(OpenPartition(partition_of(f"p{number}", rows)))
+            known = known_vectors(list(range(10 - new)), list(range(10 - new)), sampled)
+            take(aggregator.add(row_batch_of(rows), known))
+            take(aggregator.close())
+        take(aggregator.finish())
+    return counts
+
+
+def test_b_min_counts_the_rows_to_encode_and_b_max_all_rows() -> None:
+    bounds = Bounds(10, 100, 1 << 20, 1 << 20)
+    assert gathered(bounds, 20, new=5) == [2] * 10
+    assert gathered(bounds, 20, new=1) == [10, 10]
+    assert gathered(bounds, 20, new=0) == [10, 10], "it is full"
+    assert gathered(bounds, 20, new=0, sampled=True) == [1] * 20, "they are encoded, to be compared"
+
+
+def test_first_superbatches_of_a_run_with_few_new_rows_are_small() -> None:
+    bounds = Bounds(40, 200, 1 << 20, 1 << 20, first_b_min=5)
+    assert gathered(bounds, 60, new=0) == [3, 5, 10, 20, 20, 2]

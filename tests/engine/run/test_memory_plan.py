@@ -1,0 +1,199 @@
+"""The memory plan of a run: how a limit is divided, and how thresholds are fitted to it."""
+
+from __future__ import annotations
+
+import heapq
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.files.parquet import STRING_COPIES, piece_bytes
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.run import embedding_run as run
+from surge_dagster.engine.run.memory import SLOTS, MemoryPlan, fit_memory, plan_memory
+from surge_dagster.engine.run.thresholds import Bounds, Thresholds
+from tests.engine.runs import finish_receipts, make_run, smallest_limit
+from tests.small_catalogs import DIMENSION, keys_of, numbered_rows, partition_of
+
+SPACE = EncodingSpec(model=f"hash://{DIMENSION}").resolve()
+
+
+class TestPlan:
+    BOUNDS = Bounds(100, 1000, 100_000, 1_000_000)
+
+    def test_limit_that_is_too_small_names_the_smallest_that_works(self) -> None:
+        least = smallest_limit(lambda limit: plan_memory(self.BOUNDS, SPACE, 8, limit))
+        assert plan_memory(self.BOUNDS, SPACE, 8, least).limit == least
+        with pytest.raises(ConfigError):
+            plan_memory(self.BOUNDS, SPACE, 8, least - 1)
+
+    def test_without_a_limit_three_superbatches_may_be_alive(self) -> None:
+        bounds, plan = fit_memory(Thresholds(), 100.0, SPACE, 8, None, machine_bytes=2**34)
+        assert plan.limit >= plan.result.wanted(bounds) > SLOTS * plan.result.of_superbatch(bounds)
+
+    def test_remaining_memory_of_a_limit_goes_to_the_source(self) -> None:
+        least = smallest_limit(lambda limit: plan_memory(self.BOUNDS, SPACE, 8, limit))
+        small, large = (plan_memory(self.BOUNDS, SPACE, 8, limit) for limit in (least, least + 1_000_000))
+        assert large.source == small.source + 1_000_000
+        assert large.pages == small.pages + 1_000_000
+
+    @given(
+        st.lists(st.lists(st.integers(0, 200), max_size=30), min_size=1, max_size=12),
+        st.integers(1, 9),
+        st.sampled_from([1, 16, 384, 4096]),
+        st.sampled_from(["float32", "float16"]),
+    )
+    def test_plan_covers_concurrent_writing_of_the_largest_partitions_of_every_superbatch(
+        self, partitions: list[list[int]], threads: int, dimension: int, dtype: str
+    ) -> None:
+        space = EncodingSpec(model=f"hash://{dimension}", dtype=dtype).resolve()
+        texts, held = sum(map(len, partitions)), 2 * sum(map(sum, partitions))  # as many bytes of ids as of texts
+        bounds = Bounds(1, max(1, texts), 1, max(1, held))
+        least = smallest_limit(lambda limit: plan_memory(bounds, space, threads, limit))
+        plan = plan_memory(bounds, space, threads, least)
+        result, itemsize = plan.result.of_rows(texts, held), np.dtype(dtype).itemsize
+        books = piece_bytes(0, dimension, itemsize)
+        written = (
+            max(piece_bytes(len(sizes), dimension, itemsize), books + STRING_COPIES * sum(sizes))
+            for sizes in partitions
+        )
+        assert texts * dimension * itemsize + sum(heapq.nlargest(threads, written)) <= result
+        assert plan.reader + 2 * held + result < least
+
+
+class TestFit:
+    """What a run may hold where no limit is configured."""
+
+    GIB = 1024**3
+    WIDE = EncodingSpec(model="hash://4096").resolve()
+
+    def test_thresholds_stay_where_three_superbatches_fit_half_the_machine(self) -> None:
+        bounds, plan = fit_memory(Thresholds(), 20_000.0, SPACE, 8, None, machine_bytes=64 * self.GIB)
+        assert bounds == Thresholds().resolve(20_000.0)
+        assert plan == plan_memory(bounds, SPACE, 8, 32 * self.GIB)
+        assert plan.limit >= plan.result.wanted(bounds), "three of them fit"
+
+    @pytest.mark.parametrize("upload_bytes", [0, 48 * 1024 * 1024])
+    @pytest.mark.parametrize("texts_per_second", [10.0, 2_000.0, 1e6])
+    @pytest.mark.parametrize("machine", [GIB // 2, GIB, 4 * GIB, 25 * GIB])
+    def test_derived_thresholds_shrink_until_they_fit_half_the_machine(
+        self, machine: int, texts_per_second: float, upload_bytes: int
+    ) -> None:
+        unlimited = Thresholds().resolve(texts_per_second)
+        for space in (SPACE, self.WIDE):
+            bounds, plan = fit_memory(
+                Thresholds(), texts_per_second, space, 8, None, machine_bytes=machine, upload_bytes=upload_bytes
+            )
+            assert plan.limit <= machine // 2
+            assert 1 <= bounds.b_min <= bounds.b_max <= unlimited.b_max
+            assert bounds.b_max_bytes > 4 * 1024 * 1024, "a text of the usual maximum still fits"
+            if machine >= 4 * self.GIB:
+                assert plan.limit >= plan.result.wanted(bounds), "three of them fit"
+            if machine == 25 * self.GIB and bounds != unlimited:
+                assert plan.result.wanted(bounds) > 0.99 * (machine // 2), "no smaller than necessary"
+
+    @pytest.mark.parametrize("upload_bytes", [0, 48 * 1024 * 1024])
+    @pytest.mark.parametrize("texts_per_second", [300.0, 20_000.0])
+    def test_with_more_memory_superbatches_do_not_become_tiny(self, texts_per_second: float, upload_bytes: int) -> None:
+        """There is one step, from the largest that fits once to the largest that fits three times."""
+        largest = 0
+        for machine in range(self.GIB // 2, 4 * self.GIB, self.GIB // 16):
+            bounds, _ = fit_memory(
+                Thresholds(), texts_per_second, SPACE, 8, None, machine_bytes=machine, upload_bytes=upload_bytes
+            )
+            assert 8 * bounds.b_max >= largest, machine
+            largest = max(largest, bounds.b_max)
+
+    def test_given_thresholds_stay_and_derived_ones_shrink(self) -> None:
+        requested = Thresholds(b_min=20_000, b_max_bytes=10**8)
+        bounds, plan = fit_memory(requested, 1e6, self.WIDE, 8, None, machine_bytes=6 * self.GIB)
+        assert (bounds.b_min, bounds.b_max_bytes) == (20_000, 10**8)
+        assert 20_000 <= bounds.b_max < requested.resolve(1e6).b_max
+        assert plan.limit <= 3 * self.GIB
+
+    def test_one_superbatch_is_enough_where_three_of_the_given_size_do_not_fit(self) -> None:
+        requested = Thresholds(b_max=400_000, b_max_bytes=64 * 1024 * 1024)
+        bounds, plan = fit_memory(requested, 1e6, self.WIDE, 8, None, machine_bytes=25 * self.GIB)
+        assert bounds == requested.resolve(1e6)
+        assert plan.limit == 25 * self.GIB // 2
+        assert plan.limit < plan.result.wanted(bounds), "three do not fit"
+
+    @pytest.mark.parametrize(
+        "requested",
+        [
+            Thresholds(b_max=500_000),
+            Thresholds(b_min=400_000),
+            Thresholds(b_min=1_000, b_max=500_000),
+            Thresholds(b_max_bytes=10**11),
+            Thresholds(b_max=10**7, b_max_bytes=10**11, b_min_bytes=10**10),
+        ],
+    )
+    def test_thresholds_that_cannot_be_held_are_refused_with_the_limit_that_can_hold_them(
+        self, requested: Thresholds
+    ) -> None:
+        def fit(thresholds: Thresholds, limit: int | None = None) -> int:
+            return fit_memory(thresholds, 1e6, self.WIDE, 8, limit, machine_bytes=8 * self.GIB)[1].limit
+
+        with pytest.raises(ConfigError, match="half of this machine's or container's 8,589,934,592") as error:
+            fit(requested)
+        found = re.search(r"memory_limit_bytes to at least ([\d,]+)", str(error.value))
+        assert found
+        least = int(found[1].replace(",", ""))
+        assert fit(requested, least) == least
+
+    def test_configured_limit_is_not_compared_with_the_machine(self) -> None:
+        bounds, plan = fit_memory(Thresholds(), 1e6, self.WIDE, 8, 40 * self.GIB, machine_bytes=self.GIB)
+        assert bounds == Thresholds().resolve(1e6)
+        assert plan.limit == 40 * self.GIB
+
+    def test_derived_thresholds_grow_with_the_limit_and_with_the_longest_text(self) -> None:
+        mib = 1024 * 1024
+
+        def b_max_bytes(limit: int, max_text_bytes: int = 4 * mib) -> int:
+            thresholds = Thresholds(max_text_bytes=max_text_bytes)
+            bounds, plan = fit_memory(thresholds, 1e6, self.WIDE, 8, limit, machine_bytes=self.GIB)
+            assert plan.limit == limit and bounds.b_max_bytes > 2 * max_text_bytes
+            return bounds.b_max_bytes
+
+        assert b_max_bytes(self.GIB // 4) < b_max_bytes(self.GIB) < b_max_bytes(4 * self.GIB)
+        assert b_max_bytes(4 * self.GIB, 128 * mib) >= 256 * mib
+        with pytest.raises(ConfigError, match="Raise memory_limit_bytes, or lower b_max or max_text_bytes"):
+            b_max_bytes(self.GIB // 4, 128 * mib)
+
+    @pytest.mark.parametrize("times", [1.0, 1.01, 1.3, 3.0])
+    @pytest.mark.parametrize("beyond", [1, 100_000_000, 5 * GIB])
+    @pytest.mark.parametrize("ids", [0, 8_000_000, GIB])
+    @pytest.mark.parametrize(
+        "requested",
+        [
+            Thresholds(),
+            Thresholds(b_max=200_000, b_max_bytes=300_000_000),
+            Thresholds(b_max=200_000),
+            Thresholds(b_max_bytes=1_000_000_000),
+        ],
+    )
+    def test_limit_for_pages_and_ids_works_whatever_the_thresholds_do(
+        self, requested: Thresholds, ids: int, beyond: int, times: float
+    ) -> None:
+        def fit(limit: int) -> MemoryPlan:
+            return fit_memory(requested, 1e6, SPACE, 8, limit, machine_bytes=self.GIB)[1]
+
+        plan = fit(int(times * smallest_limit(fit)))
+        size = plan.pages + beyond
+        raised = fit(plan.limit_for(size + ids))
+        assert size <= raised.pages
+        assert ids <= raised.source - (size - raised.reader_pages)
+
+    def test_run_plans_with_the_memory_of_the_machine(
+        self, hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(run, "memory_bytes", lambda: self.GIB)
+        small = make_run(hash_pool, [partition_of("p", numbered_rows("p", 3))], tmp_path, Thresholds())
+        assert small.ledger.limit <= self.GIB // 2
+        assert keys_of(finish_receipts(small)) == ["p"]

@@ -1,0 +1,60 @@
+"""Rows of an old file by their values, ids or hashes of texts: those that follow each other, then the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from surge_dagster.engine.run import old_values
+from surge_dagster.engine.run.old_values import NO_ROW, OldValues
+from surge_dagster.engine.support.text_hash import text_hashes
+
+
+def hashes(numbers: list[int]) -> pa.Array:
+    return text_hashes(pa.array([str(number) for number in numbers], pa.large_string()))
+
+
+KINDS: dict[str, Any] = {
+    "hash": hashes,
+    "int64": lambda numbers: pa.array(numbers, pa.int64()),
+    "string": lambda numbers: pa.array([f"id {number}" for number in numbers], pa.string()),
+    "binary": lambda numbers: pa.array([b"%d" % number for number in numbers], pa.binary()),
+}
+NUMBERS = st.lists(st.integers(-3, 40), max_size=40)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("equal_keys", [False, True])
+@given(old=NUMBERS, new=NUMBERS, size=st.integers(1, 9))
+def test_each_value_is_found_and_no_other(
+    kind: str, equal_keys: bool, old: list[int], new: list[int], size: int
+) -> None:
+    """Also where different values have equal keys, as two of very many have."""
+    with pytest.MonkeyPatch.context() as patch:
+        if equal_keys:
+            patch.setattr(old_values, "_keys", lambda values: np.zeros(len(values), np.int64))
+        values = OldValues(KINDS[kind](old))
+        for start in range(0, len(new), size):
+            part = new[start : start + size]
+            found = values.rows(KINDS[kind](part), start).tolist()
+            assert [row == NO_ROW for row in found] == [number not in old for number in part]
+            assert all(row == NO_ROW or old[row] == number for row, number in zip(found, part, strict=True))
+
+
+def test_rows_that_moved_together_are_found_without_looking_them_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = OldValues(hashes(list(range(100))))
+    assert values.rows(hashes([40, 41]), 0).tolist() == [40, 41]
+    monkeypatch.setattr(values, "_look_up", lambda found, new, places: None)
+    assert values.rows(hashes(list(range(42, 60))), 2).tolist() == list(range(42, 60))
+    assert values.rows(hashes([7, 61]), 20).tolist() == [NO_ROW, 61]
+
+
+def test_likely_row_is_taken_where_it_has_the_value() -> None:
+    values = OldValues(hashes([5, 5, 5, 6]))
+    likely = np.array([2, NO_ROW, 0, 1])
+    assert values.rows(hashes([5, 5, 6, 5]), 0, likely).tolist() == [2, 1, 3, 1]

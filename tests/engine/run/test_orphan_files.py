@@ -1,0 +1,75 @@
+"""Temp files of dead writers are removed from every space, with or without work to do; those of living ones stay."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.output.spaces import claim_space
+from surge_dagster.engine.run.staging import STAGING, sweep_orphan_files
+from surge_dagster.engine.store import open_store
+from surge_dagster.engine.store.store import Store
+from tests.engine.runs import finish_receipts, make_run
+from tests.small_catalogs import numbered_rows, partition_of
+
+DEAD = ".tmp-1-0123456789ab0"
+
+
+def two_spaces(store: Store) -> list[str]:
+    return [claim_space(store, EncodingSpec(f"hash://{dimension}").resolve()).name for dimension in (8, 12)]
+
+
+def leave(root: Path, space: str) -> list[Path]:
+    """Create the temp files that a killed writer leaves in a space and among its staged segments."""
+    staged = root / STAGING / space / "key" / "version"
+    staged.mkdir(parents=True)
+    left = [root / space / DEAD, staged / DEAD]
+    for path in left:
+        path.write_bytes(b"half")
+    return left
+
+
+def test_orphan_files_are_removed_from_every_space_and_its_staged_segments(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    spaces = two_spaces(store)
+    left = [path for space in spaces for path in leave(tmp_path, space)]
+    with store.create(f"{spaces[0]}/alive.parquet") as upload:
+        upload.sink.write(b"x")
+        sweep_orphan_files(store)
+        assert not any(path.exists() for path in left)
+        upload.publish(lambda: None)
+    assert (tmp_path / spaces[0] / "alive.parquet").exists()
+
+
+def test_run_also_removes_orphan_files_of_other_spaces(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    other, _ = two_spaces(open_store(tmp_path))
+    left = leave(tmp_path, other)
+    assert finish_receipts(make_run(hash_pool, [partition_of("a", numbered_rows("a", 3))], tmp_path))
+    assert not any(path.exists() for path in left)
+
+
+def test_orphan_file_that_cannot_be_removed_is_logged_and_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path)
+    first, second = two_spaces(store)
+    leave(tmp_path, first)
+    left = leave(tmp_path, second)
+    sweep: Callable[[str], None] = store.sweep
+
+    def refuse(folder: str) -> None:
+        if folder == first:
+            raise TransientError("the disk refuses")
+        sweep(folder)
+
+    monkeypatch.setattr(store, "sweep", refuse)
+    with caplog.at_level(logging.WARNING):
+        sweep_orphan_files(store)
+    assert f"{first} could not be removed: the disk refuses" in caplog.text
+    assert not any(path.exists() for path in left)

@@ -1,0 +1,128 @@
+"""Incremental runs: rows whose text is in the partition's old file keep its vector, and nothing else does."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.run import previous_rows
+from tests.engine.refreshes import ROWS, Output, output
+from tests.engine.runs import finish, make_run, receipts
+from tests.small_catalogs import (
+    DIMENSION,
+    numbered_rows,
+    partition_of,
+    read_embedded,
+    rewrite,
+)
+
+__all__ = ["output"]
+
+
+LONG = "x" * 5000  # hash:// counts a token for every four bytes and takes 256
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "arrow"])
+def test_only_rows_with_new_texts_are_encoded(output: Output, file_format: str) -> None:
+    output.embed(ROWS, file_format=file_format)
+    edited = [*ROWS[:10], ("new", "inserted"), *ROWS[10:20], ("id-20", "edited"), *ROWS[21:40], *ROWS[50:], ROWS[45]]
+    receipt = output.embed(edited, file_format=file_format)
+    output.check(edited)
+    assert (receipt.rows_encoded, receipt.rows_reused) == (2, 50)
+    assert output.encoded == 2 + 1, "and one row of the others, to be compared"
+    assert (output.run.report.texts_encoded, output.run.report.rows_reused) == (2, 50)
+    assert (receipt.compared_rows, receipt.previous_cosine) == (1, pytest.approx(1, abs=1e-6))
+
+
+def test_moved_rows_and_rows_with_other_ids_keep_their_vectors(output: Output) -> None:
+    output.embed(ROWS)
+    shuffled = [(row_id, text) for (row_id, _), (_, text) in zip(ROWS, random.Random(3).sample(ROWS, 60), strict=True)]
+    assert output.embed(shuffled).rows_encoded == 0
+    output.check(shuffled)
+    assert output.encoded == 1
+
+
+def test_equal_texts_take_one_old_vector(output: Output) -> None:
+    output.embed(ROWS)
+    doubled = [(f"{copy}-{row_id}", text) for copy in range(3) for row_id, text in ROWS[:20]]
+    assert output.embed(doubled).rows_reused == 60
+    output.check(doubled)
+
+
+def test_rows_of_a_split_partition_are_reused(output: Output) -> None:
+    rows = numbered_rows("k", 450)
+    output.embed(rows)
+    edited = [("first", "first"), *rows[:200], *rows[210:], ("last", "last")]
+    receipt = output.embed(edited)
+    output.check(edited)
+    assert (receipt.rows_encoded, receipt.rows_reused, output.encoded) == (2, 440, 2 + 2)
+    assert read_embedded(output.root, output.run.space.name, "k").facts.rows_reused == 440
+
+
+def test_vectors_of_many_row_groups_are_found(output: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("surge_dagster.engine.files.rows.MAX_ROW_GROUP_ROWS", 16)
+    monkeypatch.setattr(previous_rows, "_PIECE_BYTES", 10 * 4 * DIMENSION)
+    rows = numbered_rows("k", 90)
+    output.embed(rows)
+    shuffled = random.Random(5).sample(rows, 80)
+    assert output.embed(shuffled, batch_rows=33).rows_encoded == 0
+    output.check(shuffled)
+
+
+def test_forced_run_reuses_nothing(output: Output) -> None:
+    output.embed(ROWS)
+    receipt = output.embed(ROWS, force=True)
+    assert (receipt.rows_encoded, receipt.rows_reused, output.encoded) == (60, 0, 60)
+
+
+def test_truncated_texts_are_counted_exactly_and_reused(output: Output) -> None:
+    rows = [*ROWS[:5], *((f"long-{n}", f"{LONG} {n}") for n in range(4)), *ROWS[5:]]
+    assert output.embed(rows).truncated == 4
+    edited = [*rows[1:7], *rows[8:], ("long-9", LONG + " new")]
+    receipt = output.embed(edited)
+    assert (receipt.truncated, receipt.rows_encoded) == (4, 1)
+    assert read_embedded(output.root, output.run.space.name, "k").facts.truncated == 4
+
+
+def test_text_of_which_nothing_tells_whether_it_was_truncated_is_encoded(output: Output) -> None:
+    rows = [("a", "short"), ("b", "between"), ("c", LONG)]
+    output.embed(rows)
+    rewrite(output.path, lambda table: table, longest_whole_bytes=20, shortest_truncated_bytes=6)
+    receipt = output.embed([*rows, ("d", "new")])
+    assert (receipt.rows_encoded, receipt.rows_reused, receipt.truncated) == (2, 2, 1)
+    rewrite(output.path, lambda table: table, shortest_truncated_bytes=0)
+    assert output.embed(rows).rows_reused == 0
+
+
+def test_file_of_before_there_were_hashes_is_reused(output: Output) -> None:
+    output.embed(ROWS)
+    rewrite(output.path, lambda table: table.drop_columns(["text_hash"]))
+    assert "text_hash" not in pq.read_schema(output.path).names
+    receipt = output.embed(ROWS[5:])
+    output.check(ROWS[5:])
+    assert (receipt.rows_encoded, receipt.rows_reused) == (0, 55)
+
+
+def test_file_without_texts_is_reused_by_its_hashes(output: Output) -> None:
+    output.embed(ROWS, include_text=False)
+    assert output.embed(ROWS[5:], include_text=False).rows_reused == 55
+
+
+def test_oldest_vector_of_a_file_is_as_old_as_that_of_the_file_it_came_from(output: Output) -> None:
+    first = output.embed(ROWS)
+    rewrite(output.path, lambda table: table, oldest_encoded_at="2020-02-02T02:02:02+00:00")
+    assert output.embed(ROWS[1:]).oldest_encoded_at == "2020-02-02T02:02:02+00:00"
+    assert output.embed(ROWS, force=True).oldest_encoded_at >= first.oldest_encoded_at > "2020-02-03"
+
+
+@pytest.mark.usefixtures("output")
+def test_rows_of_many_partitions_in_a_superbatch_are_reused(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    first = [partition_of(f"p{n}", numbered_rows(f"p{n}", 40), version="v1") for n in range(12)]
+    second = [partition_of(f"p{n}", numbered_rows(f"p{n}", 41), version="v2") for n in range(12)]
+    finish(make_run(hash_pool, first, tmp_path))
+    run = make_run(hash_pool, second, tmp_path)
+    assert all(receipt.rows_reused == 40 for receipt in receipts(finish(run)))

@@ -1,0 +1,128 @@
+"""Old vectors that are not those of the model are not used."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from surge_dagster.engine.files.formats import new_writer
+from surge_dagster.engine.files.parquet import read_facts
+from surge_dagster.engine.files.rows import schema
+from surge_dagster.engine.run import previous_rows
+from surge_dagster.engine.run.staging import STAGING
+from tests.engine.refreshes import ROWS, Output, output
+from tests.engine.runs import make_run
+from tests.small_catalogs import (
+    DIMENSION,
+    Rows,
+    numbered_rows,
+    partition_of,
+    rewrite,
+    with_vectors,
+)
+
+__all__ = ["output"]
+
+
+@pytest.fixture(params=["whole", "split"])
+def rows(request: pytest.FixtureRequest) -> Rows:
+    return ROWS if request.param == "whole" else numbered_rows("k", 450)
+
+
+def test_vectors_of_another_model_behind_the_same_name(
+    output: Output, rows: Rows, caplog: pytest.LogCaptureFixture
+) -> None:
+    output.embed(rows)
+    rewrite(output.path, lambda table: with_vectors(table, lambda matrix: matrix[:, ::-1]))
+    edited = [*rows, ("new", "new")]
+    receipt = output.embed(edited)
+    output.check(edited)
+    assert receipt.rows_reused == 0 and "the whole partition is encoded" in caplog.text
+    assert receipt.previous_cosine is not None and receipt.previous_cosine < 0.9
+
+
+def test_split_partition_does_not_mix_the_vectors_of_two_models(output: Output) -> None:
+    """Rows from 200 on are another model's, and the sample shows it three SuperBatches later."""
+    rows = numbered_rows("k", 450)
+    output.embed(rows)
+    rewrite(output.path, lambda table: with_vectors(table, lambda matrix: np.vstack([matrix[:200], -matrix[200:]])))
+    receipt = output.embed(rows[:-1])
+    output.check(rows[:-1])
+    assert (receipt.rows_reused, receipt.rows_encoded) == (0, 449)
+    assert (receipt.compared_rows, receipt.previous_cosine) == (2, pytest.approx(0, abs=1e-6)), "1 and -1"
+    assert not (output.root / STAGING).exists()
+
+
+def test_rows_staged_under_another_model_are_encoded_with_the_others(output: Output) -> None:
+    rows = numbered_rows("k", 450)
+    output.embed(rows)
+    rewrite(output.path, lambda table: with_vectors(table, lambda matrix: -matrix))
+    partition = partition_of("k", rows[1:], version="v2")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("surge_dagster.engine.run.superbatch_call.cosines", lambda one, other: np.ones(len(one)))
+        with contextlib.closing(make_run(output.pool, [partition], output.root).events()) as events:
+            next(events)
+    assert (output.root / STAGING).exists()
+    assert output.embed(rows[1:]).rows_reused == 0
+    output.check(rows[1:])
+
+
+@pytest.mark.parametrize("wrong", [0.0, np.nan, 2.0])
+def test_vectors_that_are_no_embeddings(output: Output, wrong: float, caplog: pytest.LogCaptureFixture) -> None:
+    def change(matrix: np.ndarray) -> np.ndarray:
+        matrix[40] *= wrong
+        return matrix
+
+    output.embed(ROWS)
+    rewrite(output.path, lambda table: with_vectors(table, change))
+    receipt = output.embed(ROWS[1:])
+    output.check(ROWS[1:])
+    assert receipt.rows_reused == 0 and "its old file is damaged" in caplog.text
+
+
+def test_file_with_flipped_bits(output: Output) -> None:
+    output.embed(ROWS)
+    content = output.path.read_bytes()
+    for place in random.Random(1).sample(range(len(content)), 60):
+        changed = bytearray(content)
+        changed[place] ^= 1 << place % 8
+        output.path.write_bytes(changed)
+        output.embed(ROWS[1:])
+        output.check(ROWS[1:])
+
+
+def test_vectors_of_another_precision(output: Output) -> None:
+    output.embed(ROWS)
+    output.pool.precision = "bf16"
+    assert output.embed(ROWS[1:]).rows_reused == 0
+
+
+def test_vectors_of_another_dtype(output: Output, caplog: pytest.LogCaptureFixture) -> None:
+    """They are so near to those of float32 that no sample would show it."""
+    output.embed(ROWS)
+    table, facts = pq.read_table(output.path), read_facts(pq.read_metadata(output.path))
+    columns = schema(pa.string(), DIMENSION, "float16", include_text=True)
+    with pa.OSFile(str(output.path), "wb") as sink, new_writer("parquet", sink, columns, facts) as writer:
+        writer.append_table(table.replace_schema_metadata(None).cast(columns))
+        writer.close()
+    assert output.embed(ROWS[1:]).rows_reused == 0 and "its vectors are not used" in caplog.text
+    output.check(ROWS[1:])
+
+
+def test_file_that_was_replaced_since_it_was_listed(output: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    output.embed(ROWS)
+    read = previous_rows.open_output_file
+
+    def replaced(*arguments: Any, **options: Any) -> Any:
+        rewrite(output.path, lambda table: table, source_version="other")
+        return read(pa.OSFile(str(output.path)), "parquet")
+
+    monkeypatch.setattr(previous_rows, "open_output_file", replaced)
+    assert output.embed(ROWS[1:]).rows_reused == 0
+    output.check(ROWS[1:])

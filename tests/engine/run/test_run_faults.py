@@ -1,0 +1,451 @@
+"""Failures outside the data: disks, folders, encoders and programming errors. No run hangs or leaves partial files."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from surge_dagster.engine.encoder.arena import Slot
+from surge_dagster.engine.encoder.calls import EncodeCall
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import ConfigError, EncoderError, StoreUnavailable, TransientError
+from surge_dagster.engine.files.formats import file_name
+from surge_dagster.engine.run.embedding_run import EmbeddingRun
+from surge_dagster.engine.run.report import Receipt
+from surge_dagster.engine.run.thresholds import Thresholds
+from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
+from surge_dagster.engine.store.local_upload import storage_errors
+from surge_dagster.engine.store.store import StoredObject
+from tests.engine.runs import DoorPool, failures, finish, in_memory, make_run, receipts
+from tests.small_catalogs import Rows, assert_embedded, keys_of, numbered_rows, published_files, write_catalog
+
+CATALOG: dict[str, Rows] = {
+    "a": numbered_rows("a", 60),
+    "big": numbered_rows("big", 350),
+    "c": numbered_rows("c", 60),
+    "d": numbered_rows("d", 60),
+}
+
+
+class FaultyStore(LocalStore):
+    """A local disk on which an action runs at one step of publishing the files of some keys, staged or not."""
+
+    def __init__(self, root: Path, keys: set[str], step: str, happen: Callable[[], None]) -> None:
+        super().__init__(root)
+        self._keys = keys
+        self._step = step
+        self._happen = happen
+
+    def create(self, name: str) -> LocalUpload:
+        struck = any(name.endswith(f"/{key}.parquet") or f"/{key}/" in name for key in self._keys)
+        if struck and self._step == "create":
+            self._happen()
+        upload = FaultyUpload(self.root, name)
+        if struck:
+            upload.step, upload.happen = self._step, self._happen
+            upload.sink = pa.PythonFile(FaultySink(upload, upload.sink), "w")
+        return upload
+
+    def sync(self, folder: str) -> None:
+        if self._step == "sync":
+            self._happen()
+        super().sync(folder)
+
+
+class FaultyUpload(LocalUpload):
+    step = ""
+    happen: Callable[[], None] = staticmethod(lambda: None)
+
+    def flush(self) -> None:
+        if self.step == "publish":
+            self.happen()
+        super().flush()
+
+    def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
+        stored = super().publish(still_wanted)
+        if self.step == "published":
+            self.happen()
+        return stored
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        if self.step == "exit":
+            self.happen()
+
+
+class FaultySink(io.RawIOBase):
+    """Accepts a thousand bytes and then fails."""
+
+    def __init__(self, upload: FaultyUpload, sink: pa.NativeFile) -> None:
+        self._upload = upload
+        self._sink = sink
+        self._left = 1000
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._left -= len(data)
+        if self._upload.step == "write" and self._left < 0:
+            self._sink.write(data[: self._left])
+            self._upload.happen()
+        return self._sink.write(data)
+
+    def close(self) -> None:
+        self._sink.close()
+        super().close()
+
+
+def disk_full() -> None:
+    raise OSError(28, "No space left on device")
+
+
+def programming_error() -> None:
+    raise AssertionError("a programming error")
+
+
+@pytest.mark.parametrize("step", ["create", "write", "publish"])
+@pytest.mark.parametrize("key", ["a", "big"])
+def test_disk_that_refuses_one_file_fails_only_its_partition(
+    hash_pool: EncoderPool, tmp_path: Path, step: str, key: str
+) -> None:
+    run = make_run(hash_pool, in_memory(CATALOG), FaultyStore(tmp_path, {key}, step, disk_full))
+    [failure] = failures(finish(run))
+    assert (failure.key, failure.transient) == (key, True)
+    assert "No space left on device" in failure.reason
+    others = CATALOG.keys() - {key}
+    assert published_files(tmp_path, run.space.name) == {f"{other}.parquet" for other in others}
+    again = make_run(hash_pool, in_memory(CATALOG), tmp_path)
+    assert keys_of(receipts(finish(again), "encoded")) == [key]
+
+
+@pytest.mark.parametrize("step", ["create", "write"])
+def test_split_partition_with_a_lost_segment_is_not_published(
+    hash_pool: EncoderPool, tmp_path: Path, step: str
+) -> None:
+    """One segment cannot be staged, the others can."""
+    trouble = iter([disk_full])
+
+    def once() -> None:
+        next(trouble, lambda: None)()
+
+    catalog = {"big": numbered_rows("big", 300), "next": numbered_rows("next", 60)}
+    run = make_run(hash_pool, in_memory(catalog), FaultyStore(tmp_path, {"big"}, step, once))
+    assert keys_of(failures(finish(run))) == ["big"]
+    assert published_files(tmp_path, run.space.name) == {"next.parquet"}
+
+
+@pytest.mark.parametrize("key", ["a", "big"])
+def test_folder_at_the_name_of_a_file_fails_only_its_partition(
+    hash_pool: EncoderPool, tmp_path: Path, key: str
+) -> None:
+    run = make_run(hash_pool, in_memory(CATALOG), tmp_path)
+    (tmp_path / file_name(run.space.name, key)).mkdir()
+    [failure] = failures(finish(run))
+    assert (failure.key, failure.transient) == (key, True)
+    assert "Nothing was left behind" in failure.reason
+    assert published_files(tmp_path, run.space.name) == {f"{name}.parquet" for name in CATALOG}
+
+
+def test_file_that_cannot_be_read_now_is_not_encoded_again(
+    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, source = tmp_path / "out", list(in_memory(CATALOG))
+    finish(make_run(hash_pool, source, output))
+    path = output / file_name(hash_pool.space.name, "c")
+    before, opened = path.stat(), os.open
+
+    def bad_sector(name: Any, *arguments: Any, **options: Any) -> int:
+        if str(name) == str(path):
+            raise OSError(errno.EIO, "Input/output error", name)
+        return opened(name, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", bad_sector)
+    run = make_run(hash_pool, source, output)
+    events = finish(run)
+    assert keys_of(failures(events)) == ["c"] and failures(events)[0].transient
+    assert str(path) in failures(events)[0].reason and "Input/output error" in failures(events)[0].reason
+    assert keys_of(receipts(events, "fresh")) == ["a", "big", "d"]
+    assert run.report.texts_encoded == 0 and path.stat() == before
+
+
+def test_store_that_fails_to_remove_staged_segments_does_not_stop_the_run(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    store = FaultyStore(tmp_path, {"big"}, "exit", disk_full)
+    catalog = [*in_memory(CATALOG)]
+    # Refused by the store itself: the source goes away before the last segment is published.
+    big = catalog[1]
+    catalog[1] = type(big)(big.key, big.source_version, big.read, lambda: None)
+    run = make_run(hash_pool, catalog, store)
+    [failure] = failures(finish(run))
+    assert failure.key == "big"
+    assert published_files(tmp_path, run.space.name) == {"a.parquet", "c.parquet", "d.parquet"}
+
+
+def test_folder_that_cannot_be_flushed_ends_the_run_without_receipts(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    finish(make_run(hash_pool, [], tmp_path))  # so that the space is described already
+    run = make_run(hash_pool, in_memory(CATALOG), FaultyStore(tmp_path, set(), "sync", disk_full))
+    with pytest.raises(TransientError, match="cannot flush the folder"):
+        list(run.events())
+    assert not run.report.partitions_written
+    assert run.failed
+
+
+def test_full_disk_is_named_in_the_error_of_a_new_run(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    with pytest.raises(TransientError, match="Make room on the disk, then run again"):
+        make_run(hash_pool, [], FaultyStore(tmp_path, set(), "sync", disk_full))
+
+
+@pytest.mark.parametrize("step", ["create", "write", "publish", "published", "exit"])
+@pytest.mark.parametrize("key", ["a", "big"])
+def test_unexpected_error_while_publishing_ends_the_run(
+    hash_pool: EncoderPool, tmp_path: Path, step: str, key: str
+) -> None:
+    before = set(threading.enumerate())
+    many = CATALOG | {f"later {n}": numbered_rows(f"later{n}", 60) for n in range(20)}
+    run = make_run(hash_pool, in_memory(many), FaultyStore(tmp_path, {key}, step, programming_error))
+    with pytest.raises(AssertionError, match="a programming error"):
+        list(run.events())
+    assert set(threading.enumerate()) <= before
+    assert all(name.endswith(".parquet") for name in published_files(tmp_path, run.space.name))
+    again = make_run(hash_pool, in_memory(many), tmp_path)
+    finish(again)
+    for name, rows in many.items():
+        assert_embedded(tmp_path, run.space.name, name, rows)
+
+
+def test_unexpected_error_ends_the_run_though_no_slot_is_released(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    """All three SuperBatches wait to be flushed when the first one fails, so no fourth one can report the error."""
+    finish(make_run(hash_pool, [], tmp_path))
+    waiting = threading.Event()
+
+    class LosingStore(LocalStore):
+        def sync(self, folder: str) -> None:
+            assert waiting.wait(60)
+            raise AssertionError("a programming error")
+
+    run = make_run(
+        DoorPool(hash_pool, waiting.set),
+        in_memory({f"p{n}": numbered_rows(f"p{n}", 100) for n in range(12)}),
+        LosingStore(tmp_path),
+    )
+    with pytest.raises(AssertionError, match="a programming error"):
+        list(run.events())
+
+
+class FailingPool:
+    """A pool that fails at the n-th SuperBatch."""
+
+    def __init__(self, pool: EncoderPool, at: int) -> None:
+        self._pool = pool
+        self._left = at
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def submit(self, slot: Slot, borders: np.ndarray, rows: np.ndarray | None = None) -> EncodeCall:
+        self._left -= 1
+        if self._left < 0:
+            raise EncoderError("worker 0 died three times in a row: out of memory")
+        return self._pool.submit(slot, borders, rows)
+
+
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_encoder_failure_ends_the_run_after_encoded_partitions_are_published(
+    hash_pool: EncoderPool, tmp_path: Path, at: int
+) -> None:
+    before = set(threading.enumerate())
+    run = make_run(FailingPool(hash_pool, at), in_memory(CATALOG), tmp_path)
+    with pytest.raises(EncoderError, match="out of memory"):
+        list(run.events())
+    assert set(threading.enumerate()) <= before
+    assert published_files(tmp_path, run.space.name) == ({"a.parquet"} if at else set())
+    again = make_run(hash_pool, in_memory(CATALOG), tmp_path)
+    assert keys_of(receipts(finish(again), "encoded")) == sorted(CATALOG.keys() - ({"a"} if at else set()))
+
+
+class TestOutputsThatCannotBeUsed:
+    def test_path_below_a_file(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        with pytest.raises(ConfigError, match="cannot write to the output folder"):
+            make_run(hash_pool, in_memory(CATALOG), tmp_path / "file" / "out")
+
+    def test_file_system_that_takes_no_folders(self, hash_pool: EncoderPool) -> None:
+        with pytest.raises(ConfigError, match="cannot write to the output folder"):
+            make_run(hash_pool, in_memory(CATALOG), Path("/proc/surge"))
+
+    def test_folder_of_one_space(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+        run = make_run(hash_pool, in_memory(CATALOG), tmp_path)
+        finish(run)
+        with pytest.raises(ConfigError, match="is the folder of one space"):
+            make_run(hash_pool, in_memory(CATALOG), tmp_path / run.space.name)
+
+
+RUN_OUT_OF_DISK = """
+import resource, sys
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.store import open_store
+from surge_dagster.engine.run.embedding_run import EmbeddingRun
+from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.run.thresholds import Thresholds
+with EncoderPool(EncodingSpec(model="hash://16")) as pool:
+    run = EmbeddingRun(open_source(sys.argv[1]), open_store(sys.argv[2]), pool, Thresholds(b_min=50, b_max=100))
+    events = run.events()
+    next(events)  # the arena is there: from now on the kernel takes only small files
+    resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, 12_000))
+    for event in events:
+        pass
+    for failure in run.report.partitions_failed:
+        print(failure.transient, failure.key, failure.reason)
+"""
+
+
+def test_real_full_disk_fails_only_partitions_that_do_not_fit(
+    hash_pool: EncoderPool, tmp_path: Path, cache_folder: Path
+) -> None:
+    catalog = {
+        f"{kind} {n}": numbered_rows(f"{kind}{n}", {"large": 90, "split": 350, "small": 3}[kind])
+        for n in range(8)
+        for kind in ("small", "large", "split")
+    }
+    write_catalog(tmp_path / "c", catalog)
+    command = [sys.executable, "-c", RUN_OUT_OF_DISK, str(tmp_path / "c"), str(tmp_path / "o")]
+    environment = {**os.environ, "SURGE_CACHE_DIR": str(cache_folder)}
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True, env=environment)
+    failed = dict(re.findall(r"^True (\w+ \d) (.*)$", ran.stdout, re.MULTILINE))
+    assert len(failed) == len(ran.stdout.splitlines())
+    assert {f"split {n}" for n in range(8)} <= failed.keys()
+    assert all("File too large" in reason for reason in failed.values())
+    space = hash_pool.space.name
+    written = published_files(tmp_path / "o", space)
+    assert {f"small%20{n}.parquet" for n in range(8)} <= written
+    assert len(written) + len(failed) == len(catalog), "and no temp file stays"
+    again = make_run(hash_pool, open_source(tmp_path / "c"), tmp_path / "o")
+    assert keys_of(receipts(finish(again), "encoded")) == sorted(failed)
+
+
+def test_thresholds_and_limit_are_checked_before_anything_is_written(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="b_min"):
+        EmbeddingRun([], LocalStore(tmp_path / "o"), hash_pool, Thresholds(b_min=10, b_max=5))
+    with pytest.raises(ConfigError, match="the smallest that works is"):
+        make_run(hash_pool, [], tmp_path / "o", memory_limit=1)
+    assert not (tmp_path / "o").exists()
+
+
+TINY: dict[str, Rows] = {f"p{n:02}": numbered_rows(f"p{n:02}", 3) for n in range(40)}
+
+
+@pytest.mark.parametrize("step", ["create", "write", "publish", "published", "exit"])
+def test_disk_that_refuses_two_tiny_partitions_fails_only_these(
+    hash_pool: EncoderPool, tmp_path: Path, step: str
+) -> None:
+    store = FaultyStore(tmp_path, {"p07", "p30"}, step, disk_full)
+    run = make_run(hash_pool, in_memory(TINY), store, Thresholds(b_min=100_000, b_max=100_000))
+    events = finish(run)
+    assert {failure.key for failure in failures(events)} == {"p07", "p30"}
+    assert all("Make room on" in failure.reason and failure.transient for failure in failures(events))
+    assert {receipt.key for receipt in receipts(events)} == TINY.keys() - {"p07", "p30"}
+    for key in TINY.keys() - {"p07", "p30"}:
+        assert_embedded(tmp_path, run.space.name, key, TINY[key])
+
+
+@pytest.mark.parametrize("fault", ["full", "removed", "read-only"])
+@pytest.mark.parametrize("rows", [3, 150])
+def test_disk_that_refuses_every_write_ends_the_run(
+    hash_pool: EncoderPool, tmp_path: Path, fault: str, rows: int
+) -> None:
+    """From the fifth file on: whole partitions and split ones."""
+    catalog = {f"p{n:03}": numbered_rows(f"p{n:03}", rows) for n in range(100)}
+    run = make_run(hash_pool, in_memory(catalog), RefusingStore(tmp_path / "o", fault), Thresholds(b_min=30, b_max=60))
+    expected = {"full": "No space left", "removed": "No such file", "read-only": "Read-only file system"}[fault]
+    written: list[str] = []
+    with pytest.raises(StoreUnavailable, match=f"4 writes in a row failed, .*{expected}.* published stays. Make room"):
+        for event in run.events():
+            if isinstance(event, Receipt):
+                written.append(event.key)
+    assert run.report.texts_encoded < len(catalog) * rows / 2
+    if fault != "removed":
+        assert published_files(tmp_path / "o", run.space.name) == {f"{key}.parquet" for key in written}
+        again = make_run(hash_pool, in_memory(catalog), tmp_path / "o")
+        assert set(keys_of(receipts(finish(again), "encoded"))) == catalog.keys() - set(written)
+
+
+class RefusingStore(LocalStore):
+    """A local disk that takes no file after the fourth."""
+
+    def __init__(self, root: Path, fault: str) -> None:
+        super().__init__(root)
+        self._fault = fault
+        self._files = 0
+
+    def create(self, name: str) -> LocalUpload:
+        self._files += name.endswith(".parquet")
+        if self._files <= 4:
+            return super().create(name)
+        if self._fault == "removed":
+            return LocalUpload(self.root / "removed", name.removeprefix("."))
+        with storage_errors(self.root / name):
+            raise OSError({"full": errno.ENOSPC, "read-only": errno.EROFS}[self._fault], "")
+
+
+def test_only_the_tiny_partition_whose_source_changed_fails(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def changed(partition: Partition) -> Partition:
+        return replace(partition, current_source_version=lambda: "another") if partition.key == "p07" else partition
+
+    run = make_run(hash_pool, map(changed, in_memory(TINY)), tmp_path, Thresholds(b_min=100_000, b_max=100_000))
+    events = finish(run)
+    [failure] = failures(events)
+    assert (failure.key, failure.transient) == ("p07", True)
+    assert published_files(tmp_path, run.space.name) == {f"{key}.parquet" for key in TINY.keys() - {"p07"}}
+
+
+def test_receipts_are_reported_after_the_folder_was_flushed(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    durable: set[str] = set()  # names that survive a power cut
+
+    class Recording(LocalStore):
+        def sync(self, folder: str) -> None:
+            names = {stored.name for stored in self.list(folder)}
+            super().sync(folder)
+            durable.update(names)
+
+        def until(self, over: threading.Event) -> Self:
+            return self
+
+    store = Recording(tmp_path)
+    run = make_run(hash_pool, in_memory(TINY), store, Thresholds(b_min=30, b_max=60))
+    reported = 0
+    for event in run.events():
+        if isinstance(event, Receipt):
+            assert file_name(run.space.name, event.key) in durable
+            reported += 1
+    assert reported == len(TINY)
+
+
+def test_folder_that_cannot_be_flushed_leaves_no_receipt(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    store = FaultyStore(tmp_path, set(), "", disk_full)
+    run = make_run(hash_pool, in_memory(TINY), store)
+    store._step = "sync"
+    reported: list[Receipt] = []
+    with pytest.raises(TransientError, match="cannot flush the folder"):
+        reported += [event for event in run.events() if isinstance(event, Receipt)]
+    assert reported == []

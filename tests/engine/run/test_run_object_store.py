@@ -1,0 +1,340 @@
+"""Whole runs into an object store, through a proxy that breaks requests: the promises of a disk hold there too."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from surge_dagster.commands.cli import app
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import StoreUnavailable
+from surge_dagster.engine.files.formats import file_name
+from surge_dagster.engine.files.parquet import read_facts, read_guarded
+from surge_dagster.engine.output import freshness
+from surge_dagster.engine.run.staging import SEGMENT_FORMAT, STAGING, SegmentFacts
+from surge_dagster.engine.run.thresholds import Thresholds
+from surge_dagster.engine.sources import open_source
+from surge_dagster.engine.store.object_client import ClientLimits, StorageOptions
+from surge_dagster.engine.store.object_store import ObjectStore
+from surge_dagster.engine.store.retries import ATTEMPTS
+from surge_dagster.engine.verify.verification import Violation, verify
+from tests.engine.runs import assert_nothing_is_held, failures, finish, make_run, receipts
+from tests.engine.store.object_server import BUCKET, SECRETS, Fault, ObjectServer, RandomFaults, always, open_bucket
+from tests.small_catalogs import Rows, keys_of, numbered_rows, write_catalog
+
+LARGE = Thresholds(b_min=10_000, b_max=10_000)
+
+
+def catalog_of(partitions: int, *, large: int = 3) -> dict[str, Rows]:
+    """Small partitions, and a few that are split and uploaded in parts."""
+    sizes = {f"p {number}": 1 + number % 9 for number in range(partitions)}
+    sizes |= {f"large {number}": 700 for number in range(large)}
+    return {key: numbered_rows(key, size) for key, size in sizes.items()}
+
+
+class Reader(threading.Thread):
+    """Reads every object version that the store shows, past the proxy, while a run goes on."""
+
+    def __init__(self, server: ObjectServer) -> None:
+        super().__init__(name="reader")
+        self._server = server
+        self._done = threading.Event()
+        self.broken: list[str] = []
+        self.listings = 0
+        self._seen: dict[str, str] = {}
+
+    def run(self) -> None:
+        while not self._done.is_set():
+            self._read_new()
+        self._read_new()
+
+    def stop(self) -> None:
+        self._done.set()
+        self.join(60)
+
+    def _read_new(self) -> None:
+        self.listings += 1
+        for key, etag in self._server.objects().items():
+            if self._seen.get(key) == etag:
+                continue
+            self._seen[key] = etag
+            try:
+                content = self._server.content(key)
+            except FileNotFoundError:  # staged segments are removed once their file is published
+                continue
+            try:
+                if key.endswith(".json"):
+                    json.loads(content)
+                else:
+                    with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
+                        staged = key.startswith(f"out/{STAGING}/")
+                        facts = (
+                            read_guarded(file.metadata, SegmentFacts, SEGMENT_FORMAT)
+                            if staged
+                            else read_facts(file.metadata)
+                        )
+                        assert file.read().num_rows == facts.rows
+            except Exception as error:
+                self.broken.append(f"{key}: {error}")
+
+
+def assert_whole(server: ObjectServer, space: str, catalog: Mapping[str, Rows]) -> None:
+    """Assert that each partition has its one object and that there are no others."""
+    expected = {f"out/{file_name(space, key)}" for key in catalog} | {f"out/{space}/space.json"}
+    assert set(server.objects()) == expected
+
+
+def survive(
+    server: ObjectServer,
+    pool: EncoderPool,
+    root: Path,
+    scheme: str,
+    partitions: int,
+    faults: RandomFaults,
+    **given: Any,
+) -> None:
+    """Assert that a run in which the proxy breaks every twentieth request ends like one without faults."""
+    catalog = catalog_of(partitions)
+    source = open_source(write_catalog(root / "catalog", catalog))
+    store = open_bucket(server, scheme, **given)
+    server.plan = faults
+    reader = Reader(server)
+    reader.start()
+    try:
+        run = make_run(pool, source, store, Thresholds(b_min=100, b_max=200))
+        events = finish(run)
+        retried = dict(run.report.storage_retries)
+        injected = server.injected.total()
+    finally:
+        server.plan = None
+        reader.stop()
+    assert failures(events) == []
+    assert keys_of(receipts(events, "encoded")) == sorted(catalog)
+    assert len({receipt.path for receipt in receipts(events)}) == len(catalog)
+    assert reader.broken == []
+    assert reader.listings > 1
+    assert injected >= partitions // 40, "the proxy broke enough requests"
+    assert 0 < sum(retried.values()) <= injected, "requests that obstore repeats by itself are not counted"
+    assert run.report.as_dict()["storage_retries"] == retried
+    assert_whole(server, run.space.name, catalog)
+    found = list(verify(source, store, run.space, pool=pool, reencode=1))
+    assert [event for event in found if isinstance(event, Violation)] == []
+    again = make_run(pool, source, open_bucket(server, scheme), Thresholds(b_min=100, b_max=200))
+    assert finish(again)
+    assert again.report.partitions_skipped == len(catalog)
+
+
+@pytest.mark.parametrize("scheme", ["s3", pytest.param("gs", marks=pytest.mark.soak)])
+def test_run_survives_faults_in_every_twentieth_request(
+    object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path, scheme: str
+) -> None:
+    survive(object_server, hash_pool, tmp_path, scheme, 100, RandomFaults(0.05, seed=100))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_long_run_survives_faults_in_every_twentieth_request(
+    object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path, scheme: str
+) -> None:
+    """Takes a quarter of an hour, most of it waiting: stalls last a minute, the default timeout of clients."""
+    faults = RandomFaults(0.05, seed=2000, stalls=None)
+    survive(object_server, hash_pool, tmp_path, scheme, 2000, faults, timeout_seconds=ClientLimits().timeout_seconds)
+    assert object_server.injected["stall"] >= 10 and ClientLimits().timeout_seconds == 60
+
+
+def test_run_without_work_reads_no_file_that_an_earlier_run_has_read(
+    object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "cache"))
+    catalog = catalog_of(80, large=0)
+    source = open_source(write_catalog(tmp_path / "catalog", catalog))
+    finish(make_run(hash_pool, source, open_bucket(object_server), Thresholds(b_min=200, b_max=400)))
+    for expected in (len(catalog), 0):
+        monkeypatch.setattr(freshness, "_known", {})  # as in another process
+        object_server.log.clear()
+        run = make_run(hash_pool, source, open_bucket(object_server))
+        finish(run)
+        assert run.report.partitions_skipped == len(catalog)
+        read = [target for target in object_server.requests("GET") if ".parquet" in target]
+        assert len(read) == expected
+
+
+class TestFailures:
+    def test_publish_that_fails_for_good_fails_only_its_partition(
+        self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
+    ) -> None:
+        catalog = catalog_of(20, large=1)
+        source = open_source(write_catalog(tmp_path / "catalog", catalog))
+        object_server.plan = always(Fault("status", 503), "PUT", "p%25205[.]parquet")
+        run = make_run(hash_pool, source, open_bucket(object_server), Thresholds(b_min=30, b_max=60))
+        events = finish(run)
+        assert keys_of(failures(events)) == ["p 5"]
+        assert "503" in failures(events)[0].reason
+        assert failures(events)[0].transient
+        assert keys_of(receipts(events)) == sorted(set(catalog) - {"p 5"})
+
+    def test_file_that_cannot_be_read_now_is_not_encoded_again(
+        self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "cache"))
+        catalog = catalog_of(12, large=0)
+        source = open_source(write_catalog(tmp_path / "catalog", catalog))
+        finish(make_run(hash_pool, source, open_bucket(object_server)))
+        before = object_server.objects()
+        object_server.plan = always(Fault("status", 500), "GET", "p%25205[.]parquet")
+        run = make_run(hash_pool, source, open_bucket(object_server))
+        events = finish(run)
+        assert keys_of(failures(events)) == ["p 5"] and failures(events)[0].transient
+        assert "500" in failures(events)[0].reason
+        assert keys_of(receipts(events, "fresh")) == sorted(set(catalog) - {"p 5"})
+        assert run.report.texts_encoded == 0 and object_server.objects() == before
+
+    def test_store_that_returns_no_file_ends_the_run_and_nothing_is_encoded_again(
+        self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "cache"))
+        source = open_source(write_catalog(tmp_path / "catalog", catalog_of(12, large=0)))
+        finish(make_run(hash_pool, source, open_bucket(object_server)))
+        monkeypatch.setattr(freshness, "_known", {})
+        before = object_server.objects()
+        object_server.plan = always(Fault("status", 503), "GET", "[.]parquet")
+        with pytest.raises(StoreUnavailable, match="the store is down"):
+            list(make_run(hash_pool, source, open_bucket(object_server)).events())
+        assert object_server.objects() == before
+
+    def test_store_that_is_down_ends_the_run_and_a_later_run_completes_it(
+        self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
+    ) -> None:
+        catalog = catalog_of(60, large=0)
+        source = open_source(write_catalog(tmp_path / "catalog", catalog))
+        puts = 0
+
+        def break_down(method: str, target: str) -> Fault | None:
+            nonlocal puts
+            puts += method == "PUT"
+            return Fault("reset_before") if puts > 20 else None
+
+        object_server.plan = break_down
+        run = make_run(hash_pool, source, open_bucket(object_server), Thresholds(b_min=20, b_max=40))
+        with pytest.raises(StoreUnavailable, match=r"operations in a row failed.*What was published stays"):
+            list(run.events())
+        published = set(object_server.objects())
+        assert 1 < len(published) < len(catalog)
+        object_server.plan = None
+        again = make_run(hash_pool, source, open_bucket(object_server), Thresholds(b_min=20, b_max=40))
+        events = finish(again)
+        assert again.report.partitions_skipped == len(published) - 1
+        assert keys_of(receipts(events)) == sorted(catalog)
+        assert_whole(object_server, again.space.name, catalog)
+
+    def test_store_that_goes_down_within_a_superbatch_gets_no_more_requests_and_published_files_are_reported(
+        self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
+    ) -> None:
+        catalog = catalog_of(60, large=0)
+        source = open_source(write_catalog(tmp_path / "catalog", catalog))
+        puts = 0
+
+        def break_down(method: str, target: str) -> Fault | None:
+            nonlocal puts
+            if method != "PUT" or ".parquet" not in target:
+                return None
+            puts += 1
+            return Fault("status", 503) if puts > 20 else None
+
+        object_server.plan = break_down
+        run = make_run(hash_pool, source, open_bucket(object_server), LARGE)
+        reported: list[Any] = []
+        with pytest.raises(StoreUnavailable, match="the store is down"):
+            for event in run.events():
+                reported.append(event)
+        assert_nothing_is_held(run)
+        assert run.report.superbatches == 1
+        published = {f"out/{file_name(run.space.name, receipt.key)}" for receipt in receipts(reported)}
+        assert len(published) == 20
+        assert set(object_server.objects()) == published | {f"out/{run.space.name}/space.json"}
+        # Three attempts for each of the four files that failed, and for those that eight threads were writing.
+        assert puts <= 20 + (1 + ClientLimits().retries) * ATTEMPTS * (4 + 2 * 8)
+        object_server.plan = None
+        again = make_run(hash_pool, source, open_bucket(object_server), LARGE)
+        assert len(receipts(finish(again), "encoded")) == len(catalog) - 20
+        assert_whole(object_server, again.space.name, catalog)
+
+    def test_store_that_refuses_every_write_ends_a_run_that_replaces_files(
+        self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
+    ) -> None:
+        """The store still answers reads."""
+        source = open_source(write_catalog(tmp_path / "catalog", catalog_of(40, large=0)))
+        finish(make_run(hash_pool, source, open_bucket(object_server), LARGE))
+        before = object_server.objects()
+        object_server.log.clear()
+        object_server.plan = always(Fault("status", 403), "PUT", "[.]parquet")
+        run = make_run(hash_pool, source, open_bucket(object_server), LARGE, force=True)
+        with pytest.raises(StoreUnavailable, match=r"the store is down, or refuses them.*lack a right"):
+            list(run.events())
+        assert 4 <= len(object_server.requests("PUT")) <= 4 + 2 * 8
+        assert object_server.objects() == before
+
+    @pytest.mark.parametrize("scheme", ["s3", "gs"])
+    def test_no_event_log_or_error_shows_a_secret(
+        self,
+        object_server: ObjectServer,
+        hash_pool: EncoderPool,
+        tmp_path: Path,
+        scheme: str,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        catalog = catalog_of(12, large=1)
+        source = open_source(write_catalog(tmp_path / "catalog", catalog))
+        store = open_bucket(object_server, scheme)
+        shown = [repr(store), repr(StorageOptions(secret_access_key=SECRETS[1], session_token=SECRETS[2]))]
+        object_server.plan = RandomFaults(0.3, seed=1, stalls=0)
+        with caplog.at_level(logging.DEBUG):
+            run = make_run(hash_pool, source, store, Thresholds(b_min=30, b_max=60))
+            shown += map(repr, finish(run))
+            object_server.plan = always(Fault("status", 403))
+            with pytest.raises(Exception, match="403") as caught:
+                make_run(hash_pool, source, store, Thresholds(b_min=30, b_max=60))
+        shown += [json.dumps(run.report.as_dict()), str(caught.getrepr(style="native")), caplog.text]
+        shown += [repr(read_facts(pq.read_metadata(store.open(name)))) for name in self._files(object_server, store)]
+        assert len(caplog.text) > 1000
+        for secret in SECRETS[1:]:
+            assert not [text for text in shown if secret in text]
+
+    @staticmethod
+    def _files(server: ObjectServer, store: ObjectStore) -> list[str]:
+        server.plan = None
+        return [found.name for folder in store.folders() for found in store.list(folder) if "parquet" in found.name]
+
+
+def test_command_line_takes_buckets_and_credentials_from_the_environment(
+    object_server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_catalog(tmp_path / "catalog", catalog_of(5, large=1))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAFROMENVIRONMENT")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-from-environment")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", object_server.url)
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    monkeypatch.chdir(tmp_path)
+
+    def surge(*arguments: str) -> str:
+        done = CliRunner().invoke(app, [*arguments, "--model", "hash://16"])
+        assert done.exit_code == 0, done.output
+        assert "secret-from-environment" not in done.output
+        return done.stdout
+
+    output = f"s3://{BUCKET}/deep/out"
+    embedded = json.loads(surge("embed", "catalog", output, "--json").splitlines()[-1])
+    assert embedded["partitions_written"] == 6
+    assert embedded["storage_retries"] == {}
+    assert "no violation" in surge("verify", "catalog", output, "--reencode", "all")
+    assert "p 3" in surge("search", output, "p 3/1 p 3/1 p 3/1")

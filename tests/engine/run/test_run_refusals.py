@@ -1,0 +1,342 @@
+"""A bad partition is refused with its key, row and remedy, once; it stops no other, and nothing written is lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from surge_dagster.engine.encoder.arena import Slot
+from surge_dagster.engine.encoder.calls import EncodeCall
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.files.formats import file_name
+from surge_dagster.engine.run.report import Receipt
+from surge_dagster.engine.run.thresholds import Thresholds
+from surge_dagster.engine.sources import formats, open_source
+from surge_dagster.engine.sources.listing import SourceFile
+from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.support.keys import encode_key
+from surge_dagster.engine.support.text_hash import text_hashes
+from tests.engine.runs import failures, finish, in_memory, make_run, receipts, smallest_limit
+from tests.small_catalogs import (
+    Rows,
+    assert_embedded,
+    keys_of,
+    numbered_rows,
+    partition_folder,
+    partition_of,
+    published_files,
+    read_embedded,
+    write_catalog,
+    write_partition,
+    write_rows,
+)
+
+GOOD: dict[str, Rows] = {
+    "good": numbered_rows("good", 30),
+    "empty": [],
+    "split": numbered_rows("split", 300),
+    "a/b": numbered_rows("ab", 4),
+    "..": numbered_rows("dots", 4),
+    'Köln, "x" [1]': numbered_rows("köln", 4),
+    "x" * 300: numbered_rows("long", 4),
+    "A": numbered_rows("upper", 4),
+    "a": numbered_rows("lower", 4),
+    "zz last": numbered_rows("last", 70),
+}
+
+
+def with_row(count: int, row: int, bad: tuple[Any, Any]) -> Rows:
+    rows: list[tuple[Any, Any]] = list(numbered_rows("bad", count))
+    rows[row] = bad
+    return rows
+
+
+def write_bad_partitions(root: Path) -> dict[str, str]:
+    """One partition of every bad kind among the good ones; gives what each refusal must say."""
+    write_partition(root, "null text", with_row(40, 12, ("x", None)))
+    write_partition(root, "null id", with_row(40, 12, (None, "x")))
+    write_partition(root, "null in the third segment", with_row(280, 270, ("x", None)))
+    write_partition(root, "repeated id", with_row(40, 30, ("id-3", "x")))
+    write_partition(root, "repeated id, split", with_row(280, 270, ("id-3", "x")))
+    write_partition(root, "ten megabytes", with_row(40, 5, ("x", "y" * 10_000_000)))
+    write_partition(root, "no text column", GOOD["good"], columns=("id", "title"))
+    write_partition(root, "ids are numbers with a point", [(1.5, "x")], id_type=pa.float64())
+    write_rows(partition_folder(root, "mixed ids") / "0.parquet", GOOD["good"])
+    write_rows(partition_folder(root, "mixed ids") / "1.parquet", [(1, "x")], id_type=pa.int64())
+    write_rows(partition_folder(root, "misplaced") / "0.parquet", GOOD["good"], key="good")
+    write_rows(root / "partition=two folders" / "0.parquet", GOOD["good"])
+    write_rows(root / "partition=two%20folders" / "0.parquet", GOOD["good"])
+    undeclared = write_rows(partition_folder(root, "y" * 300) / "0.parquet", GOOD["good"])
+    partition_folder(root, "no files").mkdir()
+    truncated = write_partition(root, "truncated", GOOD["good"])
+    truncated.write_bytes(truncated.read_bytes()[:-50])
+    garbage = partition_folder(root, "garbage") / "0.parquet"
+    garbage.parent.mkdir()
+    garbage.write_bytes(b"this is not parquet")
+    half = partition_folder(root, "second file is garbage") / "1.parquet"
+    write_rows(half.with_name("0.parquet"), numbered_rows("half", 250))
+    half.write_bytes(b"this is not parquet")
+    latin = write_rows(root / "latin" / "0.parquet", GOOD["good"]).parent
+    latin.rename(root / os.fsdecode(b"partition=caf\xe9"))
+    write_rows(partition_folder(root, "latin file") / "0.parquet", GOOD["good"])
+    write_rows(root / "1.parquet", GOOD["good"]).rename(
+        partition_folder(root, "latin file") / os.fsdecode(b"caf\xe9.parquet")
+    )
+    return {
+        "null text": "row 12: the text is null",
+        "null id": "row 12: the id is null",
+        "null in the third segment": "row 270: the text is null",
+        "repeated id": "row 30: the id 'id-3' stands at row 3 already",
+        "repeated id, split": "row 270: the id 'id-3' stands at row 3 already",
+        "ten megabytes": "row 5: the text has 10,000,000 bytes",
+        "no text column": "has no column 'text'",
+        "ids are numbers with a point": "the id column has type double",
+        "mixed ids": "ids are string in partition=mixed%20ids/0.parquet but int64 in ",
+        "misplaced": "belongs to partition 'good'",
+        "two folders": "all stand for this key",
+        undeclared.parent.name.removeprefix("partition="): "does not declare the key",
+        "no files": "partition=no%20files holds no file",
+        "truncated": "part-0.parquet cannot be read",
+        "garbage": "0.parquet cannot be read",
+        "second file is garbage": "partition=second%20file%20is%20garbage/1.parquet cannot be read",
+        "caf%E9": "is not UTF-8. Rename it",
+        "latin file": "caf%E9.parquet has a name that is not UTF-8",
+    }
+
+
+def test_bad_partitions_of_every_kind_stop_no_other_and_are_named_once(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    write_catalog(tmp_path / "catalog", GOOD)
+    expected = write_bad_partitions(tmp_path / "catalog")
+    run = make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out")
+    events = finish(run)
+
+    named = {failure.key: failure for failure in failures(events)}
+    assert keys_of(failures(events)) == sorted(expected), "each once"
+    for key, reason in expected.items():
+        assert reason in named[key].reason
+        assert repr(key) in named[key].reason
+        assert named[key].reason.endswith("."), "a remedy, as a sentence"
+        assert not named[key].transient
+    assert run.failed
+    assert run.report.as_dict()["partitions_failed"] == [
+        {"key": failure.key, "reason": failure.reason} for failure in failures(events)
+    ]
+
+    for key, rows in GOOD.items():
+        assert_embedded(tmp_path / "out", run.space.name, key, rows)
+    assert published_files(tmp_path / "out", run.space.name) == {f"{encode_key(key)}.parquet" for key in GOOD}
+
+    again = make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out")
+    events = finish(again)
+    assert keys_of(receipts(events, "fresh")) == sorted(GOOD)
+    assert keys_of(failures(events)) == sorted(expected)
+
+
+def test_partition_that_cannot_be_read_now_is_a_transient_failure(
+    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_catalog(tmp_path / "catalog", {key: numbered_rows(key, 30) for key in "abc"})
+    read = formats._parquet
+
+    def fail(file: SourceFile, *arguments: Any, **options: Any) -> Any:
+        if file.relative.startswith("partition=b"):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return read(file, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(formats, "_parquet", fail)
+        events = finish(make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out"))
+    [failure] = failures(events)
+    assert failure.key == "b" and failure.transient and "Stale file handle" in failure.reason
+    assert keys_of(receipts(events)) == ["a", "c"]
+    again = finish(make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out"))
+    assert keys_of(receipts(again, "encoded")) == ["b"] and not failures(again)
+
+
+def test_partition_whose_source_becomes_invalid_keeps_its_file(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    write_catalog(tmp_path / "catalog", {"k": GOOD["good"]})
+    run = make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out")
+    finish(run)
+    write_partition(tmp_path / "catalog", "k", with_row(40, 12, ("x", None)), version="v2")
+    events = finish(make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out"))
+    assert keys_of(failures(events)) == ["k"]
+    assert assert_embedded(tmp_path / "out", run.space.name, "k", GOOD["good"]).source_version == "v1"
+
+
+def test_repeated_partition_key_is_refused_and_reported_once(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    first, other = numbered_rows("first", 30), numbered_rows("other", 30)
+
+    def partitions() -> Iterator[Partition]:
+        yield partition_of("k", first)
+        yield partition_of("other", other)
+        for _ in range(3):
+            yield partition_of("k", numbered_rows("again", 30))
+
+    run = make_run(hash_pool, partitions(), tmp_path)
+    [failure] = failures(finish(run))
+    assert failure.key == "k"
+    assert "comes again after it was closed" in failure.reason
+    assert "Order the source by partition key" in failure.reason
+    assert run.report.texts_encoded == 60
+    assert_embedded(tmp_path, run.space.name, "other", other)
+    assert_embedded(tmp_path, run.space.name, "k", first)
+
+
+def test_keys_that_cannot_be_names_are_refused(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    rows = numbered_rows("k", 10)
+    run = make_run(hash_pool, [partition_of(key, rows) for key in ("", "\ud800", "good")], tmp_path)
+    assert keys_of(failures(finish(run))) == ["", "\ud800"]
+    assert published_files(tmp_path, run.space.name) == {"good.parquet"}
+
+
+@pytest.mark.parametrize("fails_at", [0, 99, 100, 150, 299])
+def test_split_partition_refused_in_any_segment_leaves_nothing(
+    hash_pool: EncoderPool, tmp_path: Path, fails_at: int
+) -> None:
+    bad = partition_of("bad", numbered_rows("bad", 300), fails_at=fails_at, batch_rows=1)
+    catalog = {"before": numbered_rows("before", 40), "after": numbered_rows("after", 220)}
+    before, after = in_memory(catalog)
+    run = make_run(hash_pool, [before, bad, after], tmp_path)
+    [failure] = failures(finish(run))
+    assert failure.key == "bad"
+    assert f"row {fails_at}:" in failure.reason
+    for key, rows in catalog.items():
+        assert_embedded(tmp_path, run.space.name, key, rows)
+    assert published_files(tmp_path, run.space.name) == {"before.parquet", "after.parquet"}
+
+
+def test_staged_segments_of_a_refused_partition_are_removed_by_the_end_of_the_run(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    bad = partition_of("bad", numbered_rows("bad", 300), fails_at=299, batch_rows=1)
+    [last] = in_memory({"last": numbered_rows("last", 220)})
+    run = make_run(hash_pool, [bad, last], tmp_path)
+    left = [published_files(tmp_path, run.space.name) for event in run.events() if isinstance(event, Receipt)]
+    assert left == [{"last.parquet"}], "segments are written one after the other: what came before was dealt with"
+
+
+def test_row_that_fits_no_superbatch_is_named(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    rows = with_row(30, 20, ("x", "y" * 9000))
+    run = make_run(
+        hash_pool,
+        [partition_of("big row", rows), partition_of("good", numbered_rows("good", 30))],
+        tmp_path,
+        Thresholds(b_min=50, b_max=100, b_max_bytes=8192),
+    )
+    [failure] = failures(finish(run))
+    assert "row 20: the row has 9,001 bytes and a SuperBatch holds at most 8,192" in failure.reason
+    assert published_files(tmp_path, run.space.name) == {"good.parquet"}
+
+
+def test_id_set_over_its_share_of_the_memory_is_refused(
+    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("surge_dagster.engine.run.memory._LEAST_ID_SET_BYTES", 16 * 1024)
+    catalog = in_memory({"many": numbered_rows("many", 3000), "few": numbered_rows("few", 90)})
+    thresholds = Thresholds(b_min=50, b_max=100, b_max_bytes=65_536)
+    least = smallest_limit(lambda limit: make_run(hash_pool, catalog, tmp_path, thresholds, memory_limit=limit))
+    run = make_run(hash_pool, catalog, tmp_path, thresholds, memory_limit=least)
+    [failure] = failures(finish(run))
+    assert failure.key == "many"
+    assert "Raise the memory limit, or split the partition" in failure.reason
+    assert published_files(tmp_path, run.space.name) == {"few.parquet"}
+
+
+def test_file_of_another_space_is_left_alone_and_named(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    catalog = {"k": numbered_rows("k", 30), "other": numbered_rows("other", 30)}
+    run = make_run(hash_pool, in_memory(catalog), tmp_path)
+    finish(run)
+    path = tmp_path / file_name(run.space.name, "k")
+    rewrite_as_other_space(path, run.space.name)
+    foreign = path.read_bytes()
+    for force in (False, True):
+        again = make_run(hash_pool, in_memory(catalog), tmp_path, force=force)
+        [failure] = failures(finish(again))
+        assert failure.key == "k"
+        assert "is taken by a file of the space 'somebody-else'; it was left alone" in failure.reason
+        assert path.read_bytes() == foreign
+
+
+def rewrite_as_other_space(path: Path, space: str) -> None:
+    from dataclasses import replace
+
+    from surge_dagster.engine.files.formats import new_writer
+    from surge_dagster.engine.files.rows import schema
+
+    found = read_embedded(path.parent.parent, space, "k")
+    columns = schema(pa.string(), 16, "float32", include_text=True)
+    sink = pa.OSFile(str(path), "wb")
+    with new_writer("parquet", sink, columns, replace(found.facts, space="somebody-else")) as writer:
+        texts = pa.array(found.texts, pa.large_string())
+        writer.append(pa.array(found.ids), texts, text_hashes(texts), np.ascontiguousarray(found.matrix))
+        writer.close()
+
+
+def test_source_that_cannot_be_read_now_is_a_transient_failure(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    def read() -> Iterator[RowBatch]:
+        yield from partition_of("k", numbered_rows("k", 120)).read()
+        raise TimeoutError("the share does not answer")
+
+    run = make_run(hash_pool, [Partition("k", "v1", read, lambda: "v1"), *in_memory({"good": GOOD["good"]})], tmp_path)
+    [failure] = failures(finish(run))
+    assert (failure.key, failure.transient) == ("k", True)
+    assert "the share does not answer" in failure.reason
+    assert published_files(tmp_path, run.space.name) == {"good.parquet"}
+
+
+def test_error_in_a_source_that_is_being_replaced_is_transient(hash_pool: EncoderPool, tmp_path: Path) -> None:
+    bad = partition_of("k", numbered_rows("k", 20), fails_at=3)
+    run = make_run(hash_pool, [Partition("k", "v1", bad.read, lambda: "v2")], tmp_path)
+    [failure] = failures(finish(run))
+    assert failure.transient
+    assert "row 3: this row is refused" in failure.reason
+    assert "source changed while it was read" in failure.reason
+
+
+class SpoilingPool:
+    """A pool whose device gives something that is no vector for one text."""
+
+    def __init__(self, pool: EncoderPool, text: str) -> None:
+        self._pool = pool
+        self._text = text
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def submit(self, slot: Slot, borders: np.ndarray, rows: np.ndarray | None = None) -> EncodeCall:
+        call = self._pool.submit(slot, borders, rows)
+        call.result()
+        texts = slot.texts(0, len(slot)).to_pylist()
+        if self._text in texts:
+            slot.matrix(0, len(slot))[texts.index(self._text), 3] = np.nan
+        return call
+
+
+@pytest.mark.parametrize("row", [5, 50, 150, 290])
+def test_invalid_vector_refuses_its_partition_and_names_the_row(
+    hash_pool: EncoderPool, tmp_path: Path, row: int
+) -> None:
+    rows = numbered_rows("bad", 300 if row > 50 else 60)
+    catalog = {"bad": rows, "good": GOOD["good"], "split": GOOD["split"]}
+    run = make_run(SpoilingPool(hash_pool, rows[row][1]), in_memory(catalog), tmp_path)
+    [failure] = failures(finish(run))
+    assert failure.key == "bad"
+    assert f"row {row}: its vector is not finite" in failure.reason
+    assert not failure.transient
+    assert published_files(tmp_path, run.space.name) == {"good.parquet", "split.parquet"}
+
+
+@pytest.mark.parametrize("row", [10, 110])
+def test_partition_that_is_bad_in_two_ways_is_named_once(hash_pool: EncoderPool, tmp_path: Path, row: int) -> None:
+    rows = numbered_rows("bad", 300)
+    bad = partition_of("bad", rows, fails_at=295)
+    run = make_run(SpoilingPool(hash_pool, rows[row][1]), [bad, *in_memory({"good": GOOD["good"]})], tmp_path)
+    assert keys_of(failures(finish(run))) == ["bad"]
+    assert published_files(tmp_path, run.space.name) == {"good.parquet"}

@@ -1,0 +1,73 @@
+"""Staged rows are separated from the others in any batches, and used only if the source has the same rows."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from surge_dagster.engine.files.facts import VectorFacts
+from surge_dagster.engine.run.staging import OtherRows, StagedRowsCheck
+from surge_dagster.engine.run.superbatch import StagedRows
+from surge_dagster.engine.sources.content import ContentDigest
+from tests.small_catalogs import Rows, numbered_rows, row_batch_of
+
+ROWS = numbered_rows("k", 60)
+
+
+def staged_of(rows: Rows, start: int, stop: int) -> StagedRows:
+    digest = ContentDigest()
+    digest.update(row_batch_of(rows[start:stop]))
+    return StagedRows(start, stop, digest.hexdigest(), VectorFacts())
+
+
+def cut(rows: Rows, staged: list[StagedRows], batch_rows: int = 7) -> list[bool]:
+    """For each row whether it is staged; rows and their order are checked."""
+    check, found, ids = StagedRowsCheck(staged), [], []
+    for start in range(0, len(rows), batch_rows):
+        for piece, is_staged in check.cut(row_batch_of(rows[start : start + batch_rows])):
+            assert len(piece)
+            found += [is_staged] * len(piece)
+            ids += piece.ids.to_pylist()
+    check.finish()
+    assert ids == [row[0] for row in rows]
+    return found
+
+
+@given(st.sets(st.integers(0, 60), max_size=12), st.integers(1, 70), st.integers(0, 1))
+def test_rows_are_divided_into_staged_and_others(borders: set[int], batch_rows: int, first: int) -> None:
+    ends = sorted(borders)
+    ranges = list(pairwise(ends))[first::2]
+    staged = [staged_of(ROWS, start, stop) for start, stop in ranges]
+    expected = [any(start <= row < stop for start, stop in ranges) for row in range(60)]
+    assert cut(ROWS, staged, batch_rows) == expected
+
+
+@given(st.integers(0, 59), st.integers(0, 1))
+def test_changed_staged_row_is_noticed(row: int, column: int) -> None:
+    changed = [list(values) for values in ROWS]
+    changed[row][column] += "x"
+    staged = [staged_of(ROWS, 10, 20), staged_of(ROWS, 20, 45)]
+    rows: Rows = [(values[0], values[1]) for values in changed]
+    if 10 <= row < 45:
+        with pytest.raises(OtherRows, match="are not those that were staged"):
+            cut(rows, staged)
+    else:
+        cut(rows, staged)
+
+
+def test_rows_that_moved_are_other_rows() -> None:
+    with pytest.raises(OtherRows, match="its rows 10 to 20"):
+        cut(ROWS[1:], [staged_of(ROWS, 10, 20)])
+
+
+def test_missing_staged_rows_are_noticed() -> None:
+    with pytest.raises(OtherRows, match="it has 15 rows, and 20 were there"):
+        cut(ROWS[:15], [staged_of(ROWS, 10, 20)])
+
+
+def test_empty_batch_keeps_the_type_of_its_ids() -> None:
+    [(piece, is_staged)] = StagedRowsCheck([]).cut(row_batch_of([]))
+    assert (len(piece), is_staged) == (0, False)

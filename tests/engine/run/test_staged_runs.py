@@ -1,0 +1,258 @@
+"""Split partitions survive: a run that ends early leaves its segments staged, and the next one encodes the others.
+
+Runs end early here in the gentlest way, a source that does not answer; `test_resume.py` kills them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.run.embedding_run import EmbeddingRun
+from surge_dagster.engine.run.report import SuperBatchReport
+from surge_dagster.engine.run.staging import STAGING
+from surge_dagster.engine.run.thresholds import Thresholds
+from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
+from tests.engine.runs import failures, finish, make_run
+from tests.small_catalogs import (
+    Rows,
+    assert_embedded,
+    numbered_rows,
+    partition_of,
+    published_files,
+)
+
+ROOT = Path(__file__).parents[3]
+BIG = numbered_rows("big", 450)
+
+
+def cut_off(key: str, rows: Rows, at: int, *, version: str = "v1", batch_rows: int = 7) -> Partition:
+    """A partition whose storage stops to answer at a row."""
+
+    def read() -> Iterator[RowBatch]:
+        yield from partition_of(key, rows[:at], version=version, batch_rows=batch_rows).read()
+        raise OSError("the storage does not answer")
+
+    return Partition(key, version, read, lambda: version)
+
+
+def leave_staged(
+    pool: EncoderPool, output: Path, rows: Rows, at: int, b_max: int = 100, *, version: str = "v1", **options: Any
+) -> list[tuple[int, int]]:
+    """Run until the partition's storage stops to answer; gives the rows that are staged then."""
+    run = make_run(pool, [cut_off("big", rows, at, version=version)], output, Thresholds(1, b_max), **options)
+    [failure] = failures(finish(run))
+    assert failure.transient
+    return sorted(staged(output))
+
+
+def staged(output: Path) -> dict[tuple[int, int], Path]:
+    """Paths of the staged segments of the one partition, by their rows."""
+    paths = (output / STAGING).glob("*/big/*/*.parquet")
+    return {(int(path.stem.split("-")[0]), int(path.stem.split("-")[1])): path for path in paths}
+
+
+def resume(pool: EncoderPool, output: Path, rows: Rows = BIG, **options: Any) -> EmbeddingRun:
+    """A run to the end, after which the partition is there and nothing is staged."""
+    run = make_run(pool, [partition_of("big", rows)], output, **options)
+    events = finish(run)
+    assert failures(events) == []
+    assert_embedded(output, run.space.name, "big", rows)
+    assert not (output / STAGING).exists()
+    assert run.report.texts_encoded + run.report.texts_reused == len(rows)
+    return run
+
+
+class TestWhatIsEncodedAgain:
+    def test_only_rows_that_are_not_staged_are_encoded(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+        assert leave_staged(hash_pool, tmp_path, BIG, 270) == [(0, 100), (100, 200)]
+        run = resume(hash_pool, tmp_path)
+        assert (run.report.texts_encoded, run.report.texts_reused) == (250, 200)
+        assert run.report.max_in_flight_texts <= 250
+
+    @pytest.mark.parametrize("missing", [(0, 100), (100, 200), (400, 450)])
+    def test_gap_anywhere_is_filled(self, hash_pool: EncoderPool, tmp_path: Path, missing: tuple[int, int]) -> None:
+        leave_complete(hash_pool, tmp_path)
+        staged(tmp_path)[missing].unlink()
+        assert resume(hash_pool, tmp_path).report.texts_encoded == missing[1] - missing[0]
+
+    def test_nothing_is_encoded_when_all_rows_are_staged(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+        leave_complete(hash_pool, tmp_path)
+        assert resume(hash_pool, tmp_path).report.texts_encoded == 0
+
+    @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(
+        ends=st.lists(st.tuples(st.integers(0, 449), st.integers(20, 200)), max_size=3),
+        removed=st.randoms(use_true_random=False),
+        b_max=st.integers(20, 600),
+    )
+    def test_file_does_not_depend_on_the_thresholds_of_earlier_runs(
+        self,
+        hash_pool: EncoderPool,
+        tmp_path_factory: pytest.TempPathFactory,
+        ends: list[tuple[int, int]],
+        removed: random.Random,
+        b_max: int,
+    ) -> None:
+        output = tmp_path_factory.mktemp("any")
+        for at, earlier in ends:
+            leave_staged(hash_pool, output, BIG, at, earlier)
+        for path in staged(output).values():
+            if removed.random() < 0.3:
+                path.unlink()
+        left = sum(stop - start for start, stop in staged(output))
+        run = make_run(hash_pool, [partition_of("big", BIG)], output, Thresholds(1, b_max))
+        finish(run)
+        assert_embedded(output, run.space.name, "big", BIG)
+        assert (run.report.texts_reused, run.report.texts_encoded) == (left, 450 - left)
+        assert not (output / STAGING).exists()
+
+    def test_empty_last_segment_beside_a_staged_one_does_not_take_its_rows(
+        self, hash_pool: EncoderPool, tmp_path: Path
+    ) -> None:
+        # All rows of "first" are staged, so it ends with an empty segment; that of "second" begins at the same place.
+        rows = {key: numbered_rows(key, 250) for key in ("first", "second")}
+        partitions = [partition_of(key, rows[key]) for key in rows]
+        assert len(failures(finish(make_run(hash_pool, partitions, FullStore(tmp_path), Thresholds(1, 100))))) == 2
+        [last] = (tmp_path / STAGING).glob("*/second/*/200-250.parquet")
+        last.unlink()
+        run = make_run(hash_pool, partitions, tmp_path, Thresholds(1, 100))
+        assert failures(finish(run)) == []
+        assert run.report.texts_encoded == 50
+        for key in rows:
+            assert_embedded(tmp_path, run.space.name, key, rows[key])
+
+    def test_segments_of_other_lengths_are_filled_up(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+        leave_staged(hash_pool, tmp_path, BIG, 270)
+        assert leave_staged(hash_pool, tmp_path, BIG, 390, b_max=70) == [
+            *((0, 100), (100, 200), (200, 270), (270, 340))
+        ]
+        assert resume(hash_pool, tmp_path).report.texts_encoded == 110
+
+    def test_force_encodes_staged_rows_again(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+        leave_staged(hash_pool, tmp_path, BIG, 270)
+        assert resume(hash_pool, tmp_path, force=True).report.texts_reused == 0
+
+    def test_large_partition_is_in_flight_in_parts(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+        run = resume(hash_pool, tmp_path, numbered_rows("big", 3_000))
+        assert run.report.max_in_flight_texts <= 3 * 100 + 2 * 7
+
+    def test_encoded_segments_of_a_stopped_run_stay_staged(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+        out = threading.Event()
+
+        def read() -> Iterator[RowBatch]:
+            for row, batch in enumerate(partition_of("big", BIG, batch_rows=1).read()):
+                if row == 350:
+                    assert out.wait(60)
+                    run.stop()
+                yield batch
+
+        run = make_run(hash_pool, [Partition("big", "v1", read, lambda: "v1")], tmp_path)
+        for event in run.events():
+            if isinstance(event, SuperBatchReport) and event.index == 1:
+                out.set()
+        left = sum(stop - start for start, stop in staged(tmp_path))
+        assert left >= 200
+        assert published_files(tmp_path, run.space.name) == set()
+        assert resume(hash_pool, tmp_path).report.texts_encoded == 450 - left
+
+
+class FullStore(LocalStore):
+    """A disk that takes segments, and no file."""
+
+    def create(self, name: str) -> LocalUpload:
+        if name.endswith(("/big.parquet", "/first.parquet", "/second.parquet")):
+            raise TransientError("no room for a large file")
+        return super().create(name)
+
+
+def leave_complete(pool: EncoderPool, output: Path) -> None:
+    """All segments are staged, and the file is not there."""
+    run = make_run(pool, [partition_of("big", BIG)], FullStore(output))
+    [failure] = failures(finish(run))
+    assert failure.transient
+    assert len(staged(output)) == 5
+
+
+class TestWhatIsNotUsed:
+    def test_another_source_version(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+        leave_staged(hash_pool, tmp_path, BIG, 270)
+        changed = numbered_rows("changed", 450)
+        run = make_run(hash_pool, [partition_of("big", changed, version="v2")], tmp_path)
+        finish(run)
+        assert run.report.texts_reused == 0
+        assert assert_embedded(tmp_path, run.space.name, "big", changed).source_version == "v2"
+        assert not (tmp_path / STAGING).exists()
+
+    def test_other_rows_under_the_same_version(
+        self, hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        leave_staged(hash_pool, tmp_path, BIG, 270)
+        changed = [*BIG[:150], ("id-150", "another text"), *BIG[151:]]
+        with caplog.at_level(logging.WARNING):
+            assert resume(hash_pool, tmp_path, changed).report.texts_reused == 0
+        assert "its rows 100 to 200 are not those that were staged" in caplog.text
+
+    def test_rows_that_the_source_no_longer_has(
+        self, hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        leave_staged(hash_pool, tmp_path, BIG, 270)
+        with caplog.at_level(logging.WARNING):
+            assert resume(hash_pool, tmp_path, BIG[:190]).report.texts_reused == 0
+        assert "it has 190 rows, and 200 were there when it was staged" in caplog.text
+
+    @pytest.mark.parametrize("harm", ["a bit", "the end", "all"])
+    def test_damaged_segment(
+        self, hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: str
+    ) -> None:
+        leave_staged(hash_pool, tmp_path, BIG, 270)
+        path = staged(tmp_path)[100, 200]
+        content = bytearray(path.read_bytes())
+        content[len(content) // 3] ^= 1
+        path.write_bytes({"a bit": content, "the end": content[:-1], "all": b""}[harm])
+        with caplog.at_level(logging.WARNING):
+            run = resume(hash_pool, tmp_path)
+        assert (run.report.texts_encoded, run.report.texts_reused) == (350, 100)
+        assert f"{path} is encoded again: it" in caplog.text
+
+    def test_segment_under_the_name_of_other_rows(
+        self, hash_pool: EncoderPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        leave_staged(hash_pool, tmp_path, BIG, 270)
+        path = staged(tmp_path)[100, 200]
+        path.rename(path.with_name("150-250.parquet"))
+        (path.parent / "notes.parquet").touch()
+        with caplog.at_level(logging.WARNING):
+            assert resume(hash_pool, tmp_path).report.texts_reused == 100
+        assert "its first_row is 100; expected 150" in caplog.text
+
+    def test_segments_with_other_columns(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+        leave_staged(hash_pool, tmp_path, BIG, 270, include_text=False)
+        assert resume(hash_pool, tmp_path).report.texts_reused == 0
+
+    def test_segment_that_is_damaged_after_it_was_looked_at(self, hash_pool: EncoderPool, tmp_path: Path) -> None:
+        leave_staged(hash_pool, tmp_path, BIG, 270)
+        path = staged(tmp_path)[100, 200]
+
+        def read() -> Iterator[RowBatch]:
+            os.truncate(path, 1000)
+            yield from partition_of("big", BIG).read()
+
+        run = make_run(hash_pool, [Partition("big", "v1", read, lambda: "v1")], tmp_path)
+        [failure] = failures(finish(run))
+        assert failure.transient
+        assert "its staged rows 100 to 200 cannot be used: it cannot be read" in failure.reason
+        assert published_files(tmp_path, run.space.name) == set()
+        assert resume(hash_pool, tmp_path).report.texts_encoded == 100

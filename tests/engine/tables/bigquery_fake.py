@@ -1,0 +1,321 @@
+"""BigQuery on 127.0.0.1 for Google's own clients: the REST API of queries and tables, and the Storage Read API.
+
+It holds one table, and answers the three queries that the source makes: the listing, all rows, and the rows of one
+partition in order. Rows come in any order, in several streams of small messages, as BigQuery gives them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import grpc
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tests.small_catalogs import Rows
+
+if TYPE_CHECKING:  # Google's packages take two seconds of each process that collects tests
+    from google.cloud import bigquery
+    from google.cloud.bigquery_storage_v1 import BigQueryReadClient, types
+
+PROJECT = "p"
+TABLE = "p.shop.products"
+# Ids whose order as text is another than as numbers.
+CATALOG: dict[str, Rows] = {
+    key: sorted((f"{key}-{row}", f"text {row} of {key}") for row in range(count))
+    for key, count in (("a", 30), ("b", 2), ("it's, \\50%", 12), ("ß", 60), *((f"c{n}", 3) for n in range(20)))
+}
+SOURCE = f"bigquery://{TABLE}"
+_MESSAGE_ROWS = 7
+_MODIFIED = itertools.count(1_000)
+_TYPES = {pa.string(): "STRING", pa.int64(): "INTEGER"}
+_ESCAPE = re.compile(r"\\U([0-9a-f]{8})")
+
+
+def table_of(catalog: dict[str, Rows]) -> pa.Table:
+    rows = [(key, *row, place) for key, found in catalog.items() for place, row in enumerate(found)]
+    rows.sort(key=lambda row: hash(row[1]))
+    names = ["category", "id", "text", "changed"]
+    return pa.table({name: [row[place] for row in rows] for place, name in enumerate(names)})
+
+
+class Refused(Exception):
+    """A request that BigQuery answers with status 400."""
+
+
+class FakeBigQuery:
+    """The service and its faults.
+
+    Attributes:
+        table: what the table holds; a test replaces it to change the table.
+        breaks: how many streams break amid their rows with UNAVAILABLE.
+        expired: whether read sessions have ended.
+        queries: the SQL of each query, in order.
+        offsets: of each request for rows.
+        sessions: the keys filter of each read session.
+    """
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+        self.modified = next(_MODIFIED)
+        self.breaks = 0
+        self.expired = False
+        self.queries = list[str]()
+        self.offsets = list[int]()
+        self.sessions = list[str]()
+        self._results = dict[str, pa.Table]()
+        self._streams = dict[str, pa.Table]()
+        self._lock = threading.Lock()
+
+    def replace(self, table: pa.Table) -> None:
+        """Change the table."""
+        self.table, self.modified = table, next(_MODIFIED)
+
+    @contextmanager
+    def serve(self) -> Iterator[tuple[bigquery.Client, BigQueryReadClient]]:
+        """Serve, and give the clients that talk to it."""
+        from google.auth.credentials import AnonymousCredentials
+        from google.cloud import bigquery
+        from google.cloud.bigquery_storage_v1 import BigQueryReadClient
+        from google.cloud.bigquery_storage_v1.services.big_query_read.transports import BigQueryReadGrpcTransport
+
+        http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        server = grpc.server(futures.ThreadPoolExecutor(8), handlers=[_Storage(self)])
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            client = bigquery.Client(
+                project=PROJECT,
+                credentials=AnonymousCredentials(),
+                client_options={"api_endpoint": f"http://127.0.0.1:{http.server_port}"},
+            )
+            with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+                yield client, BigQueryReadClient(transport=BigQueryReadGrpcTransport(channel=channel))
+        finally:
+            server.stop(None).wait()
+            http.shutdown()
+            http.server_close()
+
+    @contextmanager
+    def serve_by_default(self) -> Iterator[None]:
+        """Serve all sources of the process that open BigQuery with the environment's credentials."""
+        from google.auth.credentials import AnonymousCredentials
+
+        from surge_dagster.engine.tables.bigquery import BigQueryCatalog
+
+        with self.serve() as (client, storage):
+            emulator = {"BIGQUERY_EMULATOR_HOST": str(client._connection.API_BASE_URL)}  # Google's own variable
+            with (
+                mock.patch.dict("os.environ", emulator),
+                mock.patch("google.auth.default", return_value=(AnonymousCredentials(), PROJECT)),
+                mock.patch.object(BigQueryCatalog, "_storage", lambda _: storage),
+            ):
+                yield
+
+    def query(self, sql: str) -> tuple[str, pa.Table]:
+        """Answer a query; its result table is kept under the name that is returned."""
+        with self._lock:
+            self.queries.append(sql)
+            columns = {name for name in sql.split("`")[1::2] if name != TABLE}
+            if unknown := columns - set(self.table.column_names):
+                raise Refused(f"Unrecognized name: {unknown.pop()}")
+            result = self._listing(sql) if "GROUP BY" in sql else self._all_rows(sql)
+            name = f"anon{len(self._results)}"
+            self._results[name] = result
+            return name, result
+
+    def open_session(self, request: types.CreateReadSessionRequest) -> types.ReadSession:
+        from google.cloud.bigquery_storage_v1 import types
+
+        session = request.read_session
+        result = self._results[session.table.rpartition("/")[2]]
+        restriction = session.read_options.row_restriction
+        with self._lock:
+            self.sessions.append(restriction)
+            found = _filtered(result, restriction).select(list(session.read_options.selected_fields))
+            count = max(1, min(request.max_stream_count, 3))
+            streams = list[dict[str, str]]()
+            for number in range(count):
+                name = f"s{len(self._streams)}"
+                # As in BigQuery, a session of several streams has rows in no order.
+                rows = range(number, len(found), count)
+                self._streams[name] = found.take(
+                    pa.array(list(reversed(rows)) if count > 1 else list(rows), pa.int64())
+                )
+                streams.append({"name": name})
+        schema = {"serialized_schema": found.schema.serialize().to_pybytes()}
+        return types.ReadSession(name="session", data_format="ARROW", arrow_schema=schema, streams=streams)
+
+    def rows(self, request: types.ReadRowsRequest, context: grpc.ServicerContext) -> Iterator[types.ReadRowsResponse]:
+        from google.cloud.bigquery_storage_v1 import types
+
+        if self.expired:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "session expired at 2026-01-01T00:00:00+00:00")
+        table, offset = self._streams[request.read_stream], int(request.offset)
+        with self._lock:
+            self.offsets.append(offset)
+        schema = {"serialized_schema": table.schema.serialize().to_pybytes()}
+        for batch in table.slice(offset).combine_chunks().to_batches(max_chunksize=_MESSAGE_ROWS):
+            with self._lock:
+                breaks = self.breaks > 0 and offset > 0
+                self.breaks -= breaks
+            if breaks:
+                context.abort(grpc.StatusCode.UNAVAILABLE, "the connection was closed")
+            message = {"serialized_record_batch": batch.serialize().to_pybytes(), "row_count": len(batch)}
+            offset += len(batch)
+            yield types.ReadRowsResponse(row_count=len(batch), arrow_schema=schema, arrow_record_batch=message)
+
+    def _keyed(self, sql: str) -> pa.Table:
+        names = re.findall(r"CAST\(`([^`]+)` AS STRING\), ''\), '__HIVE_DEFAULT_PARTITION__'\) AS surge_k\d", sql)
+        table = self.table
+        for number, name in enumerate(names):
+            values = [
+                None if value in ("", "__HIVE_DEFAULT_PARTITION__") else value
+                for value in pc.cast(self.table[name], pa.string()).to_pylist()
+            ]
+            table = table.append_column(f"surge_k{number}", pa.array(values, pa.string()))
+        return table
+
+    def _listing(self, sql: str) -> pa.Table:
+        table = self._keyed(sql)
+        keys = [name for name in table.column_names if name.startswith("surge_k")]
+        newest = re.search(r"CAST\(MAX\(`(\w+)`\) AS STRING\)", sql)
+        chosen = re.search(r"STRUCT\(([^)]*)\)", sql)
+        assert chosen
+        columns = re.findall(r"`([^`]+)`", chosen[1])
+        found = dict[tuple[Any, ...], dict[str, Any]]()
+        for row in table.to_pylist():
+            text = json.dumps([row[name] for name in columns])
+            entry = found.setdefault(tuple(row[key] for key in keys), {"rows": 0, "bytes": 0, "xor": 0, "newest": 0})
+            entry["rows"] += 1
+            entry["bytes"] += len(text)
+            entry["xor"] ^= hash(text) & (2**63 - 1)
+            entry["newest"] = max(entry["newest"], row[newest[1]] if newest else 0)
+        made = [
+            {
+                **dict(zip(keys, values, strict=True)),
+                "surge_rows": entry["rows"],
+                "surge_bytes": entry["bytes"],
+                "surge_version": str(entry["newest"]) if newest else f"{entry['xor']:016x}",
+            }
+            for values, entry in found.items()
+        ]
+        names = [*((key, pa.string()) for key in keys), ("surge_rows", pa.int64()), ("surge_bytes", pa.int64())]
+        return pa.Table.from_pylist(made, schema=pa.schema([*names, ("surge_version", pa.string())]))
+
+    def _all_rows(self, sql: str) -> pa.Table:
+        table = self._keyed(sql)
+        ordered = re.search(r"\nWHERE (.*)\nORDER BY `(\w+)`$", sql)
+        return _filtered(table, ordered[1]).sort_by(ordered[2]) if ordered else table
+
+
+def _filtered(table: pa.Table, condition: str) -> pa.Table:
+    """The rows for which a condition holds: `surge_k0 IN ('a', 'b')`, or pairs joined by AND and OR."""
+    if not condition:
+        return table
+    wanted = set[tuple[str, ...]]()
+    if " IN (" in condition:
+        wanted = {(_value(found),) for found in re.findall(r"'([^']*)'", condition)}
+    else:
+        wanted = {tuple(map(_value, re.findall(r"'([^']*)'", pair))) for pair in condition.split(" OR ")}
+    keys = [name for name in table.column_names if name.startswith("surge_k")]
+    rows = table.select(keys).to_pylist()
+    return table.filter(pa.array([tuple(row[key] for key in keys) in wanted for row in rows], pa.bool_()))
+
+
+def _value(literal: str) -> str:
+    return _ESCAPE.sub(lambda found: chr(int(found[1], 16)), literal)
+
+
+def _handler(fake: FakeBigQuery) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._answer({})
+
+        def do_POST(self) -> None:
+            self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+        def _answer(self, body: dict[str, Any]) -> None:
+            try:
+                status, document = 200, _rest(fake, self.path.partition("?")[0], body)
+            except Refused as error:
+                reason = [{"reason": "invalidQuery", "message": str(error)}]
+                status, document = 400, {"error": {"code": 400, "message": str(error), "errors": reason}}
+            data = json.dumps(document).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    return Handler
+
+
+def _rest(fake: FakeBigQuery, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    if "/tables/" in path:
+        project, dataset, table = TABLE.split(".")
+        reference = {"projectId": project, "datasetId": dataset, "tableId": table}
+        return {"tableReference": reference, "type": "TABLE", "lastModifiedTime": str(fake.modified), "schema": {}}
+    if path.endswith("/queries"):
+        name, result = fake.query(body["query"])
+    elif path.endswith("/jobs"):
+        name, result = fake.query(body["configuration"]["query"]["query"])
+    else:
+        name = path.rpartition("/")[2]
+        result = fake._results[name]
+    job = {"projectId": PROJECT, "jobId": name, "location": "US"}
+    fields = [{"name": field.name, "type": _TYPES.get(field.type, "STRING")} for field in result.schema]
+    if "/jobs" in path:
+        destination = {"projectId": PROJECT, "datasetId": "_anonymous", "tableId": name}
+        made = {"query": {"query": "", "destinationTable": destination}, "jobType": "QUERY"}
+        now = str(int(time.time() * 1000))
+        return {
+            "id": name,
+            "jobReference": job,
+            "status": {"state": "DONE"},
+            "configuration": made,
+            "statistics": {"creationTime": now, "query": {"statementType": "SELECT"}},
+        }
+    answer = {"jobReference": job, "jobComplete": True, "schema": {"fields": fields}, "totalRows": str(len(result))}
+    if path.endswith("/queries"):
+        rows = [[None if value is None else str(value) for value in row.values()] for row in result.to_pylist()]
+        answer["rows"] = [{"f": [{"v": value} for value in row]} for row in rows]
+    return answer
+
+
+class _Storage(grpc.GenericRpcHandler):
+    def __init__(self, fake: FakeBigQuery) -> None:
+        self._fake = fake
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        from google.cloud.bigquery_storage_v1 import types
+
+        fake = self._fake
+        match handler_call_details.method.rpartition("/")[2]:
+            case "CreateReadSession":
+                return grpc.unary_unary_rpc_method_handler(
+                    lambda request, _: fake.open_session(request),
+                    types.CreateReadSessionRequest.deserialize,
+                    types.ReadSession.serialize,
+                )
+            case "ReadRows":
+                return grpc.unary_stream_rpc_method_handler(
+                    fake.rows, types.ReadRowsRequest.deserialize, types.ReadRowsResponse.serialize
+                )
+        return None

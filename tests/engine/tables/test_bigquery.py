@@ -1,0 +1,181 @@
+"""BigQuery, through Google's own clients and a fake of both its APIs: the rows of folders, whatever breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from surge_dagster.engine.errors import ConfigError, TransientError
+from surge_dagster.engine.sources import Selection, open_source
+from surge_dagster.engine.tables import bigquery as module
+from surge_dagster.engine.tables.bigquery import BigQueryCatalog
+from tests.engine.sources.reading import refusal, rows_of
+from tests.engine.tables.bigquery_fake import CATALOG, SOURCE, TABLE, FakeBigQuery, table_of
+from tests.engine.tables.test_frames import content
+from tests.extras import require
+from tests.small_catalogs import write_catalog
+
+require("bigquery", "google.cloud.bigquery_storage_v1")
+
+
+class Service:
+    """A running fake, and sources on it."""
+
+    def __init__(self, fake: FakeBigQuery, clients: tuple[Any, Any]) -> None:
+        self.fake = fake
+        self._clients = clients
+        self.now = 0.0
+
+    def open(
+        self, source: str = SOURCE, partition_by: tuple[str, ...] = ("category",), **options: Any
+    ) -> BigQueryCatalog:
+        client, storage = self._clients
+        return BigQueryCatalog(client, source, partition_by, storage_client=storage, clock=lambda: self.now, **options)
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    fake = FakeBigQuery(table_of(CATALOG))
+    with fake.serve() as clients:
+        yield Service(fake, clients)
+
+
+def versions(source: BigQueryCatalog) -> dict[str, str]:
+    return {each.key: each.source_version for each in source}
+
+
+@pytest.mark.parametrize(
+    ("source", "query"), [(SOURCE, None), ("bigquery://p", f"SELECT * FROM `{TABLE}`;\n")], ids=["table", "query"]
+)
+def test_a_table_and_a_query_give_what_the_same_rows_in_folders_give(
+    service: Service, source: str, query: str | None, tmp_path: Path
+) -> None:
+    folders = open_source(write_catalog(tmp_path / "catalog", CATALOG))
+    found = service.open(source, query=query)
+    assert content(found) == content(folders)
+    assert {each.key: each.rows for each in found} == {key: len(rows) for key, rows in CATALOG.items()}
+
+
+def test_a_run_over_all_partitions_makes_two_queries_and_few_sessions(service: Service) -> None:
+    for partition in service.open():
+        rows_of(partition)
+    assert len(service.fake.queries) == 2
+    counts = [restriction.count("'") // 2 for restriction in service.fake.sessions]
+    assert counts == [2, 4, 8, 10]
+    last = list(service.open())[-1]
+    assert rows_of(last) == CATALOG["ß"] and service.fake.sessions[-1].count("'") == 2
+    assert rows_of(last) == CATALOG["ß"] and len(service.fake.sessions) == 5  # again, for a repeated id: no session
+
+
+def test_a_partition_larger_than_a_session_is_sorted_by_bigquery_and_streamed(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SESSION_BYTES", 600)
+    found = {each.key: each for each in service.open()}
+    assert rows_of(found["ß"]) == CATALOG["ß"]
+    assert service.fake.queries[-1].endswith("WHERE surge_k0 IN ('ß')\nORDER BY `id`")
+    assert len(list(found["ß"].read())) > 5  # message by message
+    assert rows_of(found["b"]) == CATALOG["b"]
+
+
+def test_a_broken_stream_goes_on_at_its_offset(service: Service) -> None:
+    service.fake.breaks = 3
+    found = {each.key: rows_of(each) for each in service.open()}
+    assert found == CATALOG and service.fake.breaks == 0
+    assert any(offset > 0 for offset in service.fake.offsets)
+
+
+def test_an_ended_session_is_transient_and_a_new_reading_opens_another(service: Service) -> None:
+    [first, *_] = service.open()
+    service.fake.expired = True
+    with pytest.raises(TransientError, match=r"partition 'a'.*the read session ended \(400 session expired.*Run again"):
+        rows_of(first)
+    service.fake.expired = False
+    assert rows_of(first) == CATALOG["a"]
+
+
+def test_a_changed_schema_is_named_with_a_remedy(service: Service) -> None:
+    [first, *_] = service.open()
+    service.fake.replace(service.fake.table.rename_columns(["category", "id", "title", "changed"]))
+    with pytest.raises(
+        ConfigError, match=r"partition 'a'.*Unrecognized name: text.*as the settings source or query, partition_by"
+    ):
+        rows_of(first)
+    with pytest.raises(ConfigError, match="Unrecognized name: text"):
+        list(service.open())
+    service.fake.replace(service.fake.table.set_column(2, "text", [list(range(len(service.fake.table)))]))
+    [first, *_] = service.open()
+    assert "the text column has type int64; expected string" in str(refusal(first))
+
+
+def test_version_moves_with_the_rows_and_is_looked_up_again_when_the_table_was_modified(service: Service) -> None:
+    source = service.open()
+    listed = {each.key: each for each in source}
+    changed = {**CATALOG, "a": [*CATALOG["a"][:-1], (CATALOG["a"][-1][0], "another text")]}
+    del changed["b"]
+    service.fake.replace(table_of(changed))
+    queries = len(service.fake.queries)
+    assert listed["a"].current_source_version() == listed["a"].source_version  # looked at a moment ago
+    service.now += 60
+    assert listed["a"].current_source_version() != listed["a"].source_version
+    assert listed["b"].current_source_version() is None
+    assert listed["ß"].current_source_version() == listed["ß"].source_version
+    assert len(service.fake.queries) == queries + 1
+    assert versions(source)["ß"] == listed["ß"].source_version
+
+
+def test_a_table_is_listed_by_a_query_only_after_it_was_modified(service: Service) -> None:
+    before = versions(service.open())
+    assert versions(service.open()) == before and len(service.fake.queries) == 1
+    service.fake.replace(table_of({"a": CATALOG["a"]}))
+    assert versions(service.open()).keys() == {"a"} and len(service.fake.queries) == 2
+
+
+def test_version_is_the_newest_change_where_a_column_says_it(service: Service) -> None:
+    before = versions(service.open(updated_at="changed"))
+    assert before["b"] == "2-1"
+    changed = [*service.fake.table["changed"].to_pylist()]
+    newest = service.fake.table["category"].to_pylist().index("b")
+    changed[newest] = 99
+    service.fake.replace(service.fake.table.set_column(3, "changed", [changed]))
+    after = versions(service.open(updated_at="changed"))
+    assert {key for key in before if before[key] != after[key]} == {"b"}
+
+
+def test_several_columns_make_one_key_and_other_columns_are_part_of_the_version(service: Service) -> None:
+    selection = Selection(text="category")
+    found = {each.key: each for each in service.open(partition_by=("category", "changed"), selection=selection)}
+    assert rows_of(found["category=it%27s%2C%20%5C50%25/changed=3"]) == [(CATALOG["it's, \\50%"][3][0], "it's, \\50%")]
+    assert all(each.source_version.endswith("?text_column=category") for each in found.values())
+
+
+def test_rows_without_a_key_are_refused_and_the_others_are_read(service: Service) -> None:
+    none = {"b": None, "c0": "", "c1": "__HIVE_DEFAULT_PARTITION__"}
+    keys = [none.get(key, key) for key in service.fake.table["category"].to_pylist()]
+    service.fake.replace(service.fake.table.set_column(0, "category", [keys]))
+    [bad, *good] = sorted(service.open(), key=lambda each: not each.key.startswith("__"))
+    assert "8 rows have no 'category'" in str(refusal(bad))
+    assert {each.key: rows_of(each) for each in good} == {key: CATALOG[key] for key in CATALOG if key not in none}
+
+
+def test_rows_without_an_id_and_an_empty_table(service: Service) -> None:
+    keys, ids = (service.fake.table[name].to_pylist() for name in ("category", "id"))
+    ids = [None if key == "b" else each for key, each in zip(keys, ids, strict=True)]
+    service.fake.replace(service.fake.table.set_column(1, "id", [ids]))
+    found = {each.key: each for each in service.open()}
+    assert refusal(found["b"]).row == 0 and rows_of(found["a"]) == CATALOG["a"]
+    service.fake.replace(service.fake.table.slice(0, 0))
+    assert list(service.open()) == []
+
+
+def test_an_incomplete_name_and_missing_columns_are_refused_before_anything_is_asked(service: Service) -> None:
+    with pytest.raises(ConfigError, match=r"expected bigquery://project\.dataset\.table"):
+        service.open("bigquery://shop.products")
+    with pytest.raises(ConfigError, match="needs the setting partition_by"):
+        service.open(partition_by=())
+    with pytest.raises(ConfigError, match="name the project alone, as in bigquery://p, or leave the query out"):
+        service.open(query="SELECT 1")
+    assert service.fake.queries == []

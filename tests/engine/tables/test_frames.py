@@ -1,0 +1,187 @@
+"""Frames give the same partitions, rows and digests as the same rows in folders of Parquet files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+
+from surge_dagster.engine.errors import DataError
+from surge_dagster.engine.sources import Selection, open_source
+from surge_dagster.engine.sources.content import ContentDigest
+from surge_dagster.engine.sources.partition import Partition, Source
+from surge_dagster.engine.tables.frames import FrameCatalog, FrameTable
+from tests.engine.sources.reading import refusal, rows_of
+from tests.small_catalogs import Rows, numbered_rows, write_catalog
+
+CATALOG: dict[str, Rows] = {key: numbered_rows(key, rows) for key, rows in (("b", 40), ("a", 3), ("ß, 50%", 2))}
+
+
+def shuffled() -> pa.Table:
+    """All rows in one table, those of each key apart from each other and in their order."""
+    rows = [(key, row, place) for key, found in CATALOG.items() for place, row in enumerate(found)]
+    rows.sort(key=lambda row: (row[2], row[0]))
+    columns = {"category": [key for key, _, _ in rows], "id": [row[0] for _, row, _ in rows]}
+    return pa.table({**columns, "text": [row[1] for _, row, _ in rows], "unused": range(len(rows))})
+
+
+def hugging_face(table: pa.Table) -> Any:
+    """Its rows stand in another order than its Arrow table."""
+    backwards = list(range(len(table) - 1, -1, -1))
+    return pytest.importorskip("datasets").Dataset.from_dict(table.take(backwards).to_pydict()).select(backwards)
+
+
+def delta(table: pa.Table, folder: Path) -> Any:
+    deltalake = pytest.importorskip("deltalake")
+    deltalake.write_deltalake(str(folder), table)
+    return deltalake.DeltaTable(str(folder))
+
+
+KINDS: dict[str, Callable[[pa.Table, Path], Any]] = {
+    "polars": lambda table, _: pl.DataFrame(table),
+    "polars, lazy": lambda table, _: pl.LazyFrame(table),
+    "pyarrow": lambda table, _: table,
+    "pyarrow dataset": lambda table, _: ds.dataset(table),
+    "pandas": lambda table, _: pytest.importorskip("pandas").DataFrame(table.to_pydict()),
+    "Hugging Face": lambda table, _: hugging_face(table),
+    "Hugging Face, streamed": lambda table, _: hugging_face(table).flatten_indices().to_iterable_dataset(),
+    "Delta": delta,
+}
+
+
+def content(source: Source) -> dict[str, tuple[list[tuple[Any, Any]], str]]:
+    """Rows and content digest of each partition."""
+    return {partition.key: (rows_of(partition), digest(partition)) for partition in source}
+
+
+def digest(partition: Partition) -> str:
+    found = ContentDigest()
+    for batch in partition.read():
+        found.update(batch)
+    return found.hexdigest()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_frame_gives_what_the_same_rows_in_folders_give(kind: str, tmp_path: Path) -> None:
+    folders = open_source(write_catalog(tmp_path / "catalog", CATALOG))
+    frame = KINDS[kind](shuffled(), tmp_path / "table")
+    assert content(FrameTable(frame, ["category"])) == content(folders)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_frame_for_each_key_gives_what_the_same_rows_in_folders_give(kind: str, tmp_path: Path) -> None:
+    folders = open_source(write_catalog(tmp_path / "catalog", CATALOG))
+    table = shuffled()
+    frames = {
+        key: KINDS[kind](
+            table.filter(pa.array([each == key for each in table["category"].to_pylist()])), tmp_path / str(n)
+        )
+        for n, key in enumerate(CATALOG)
+    }
+    assert content(FrameCatalog(frames)) == content(folders)
+
+
+def test_version_is_that_of_the_rows_however_they_lie_in_memory() -> None:
+    table = shuffled()
+    chunked = pa.Table.from_batches(table.to_batches(max_chunksize=7))
+    versions = {each.key: each.source_version for each in FrameTable(table, ["category"])}
+    assert {each.key: each.source_version for each in FrameTable(chunked, ["category"])} == versions
+    other = table.set_column(2, "text", [[*table["text"].to_pylist()[:-1], "another text"]])
+    moved = {each.key: each.source_version for each in FrameTable(other, ["category"])}
+    assert [key for key in versions if moved[key] != versions[key]] == ["b"]
+    renamed = FrameTable(table, ["category"], Selection(text="category"))
+    assert all(each.source_version.endswith("?text_column=category") for each in renamed)
+
+
+def test_several_columns_make_one_key_and_keys_come_in_their_order() -> None:
+    frame = pl.DataFrame({"lang": ["de", "de", "an"], "n": [10, 9, 10], "id": [1, 2, 3], "text": ["x", "y", "z"]})
+    found = {each.key: rows_of(each) for each in FrameTable(frame, ["lang", "n"])}
+    assert list(found.items()) == [
+        ("lang=an/n=10", [(3, "z")]),
+        ("lang=de/n=10", [(1, "x")]),
+        ("lang=de/n=9", [(2, "y")]),
+    ]
+    assert [each.key for each in FrameTable(frame, ["n"])] == ["10", "9"]
+    assert list(FrameTable(frame.clear(), ["lang"])) == []
+    [empty] = FrameCatalog({"a": frame.clear()})
+    assert rows_of(empty) == [] and empty.rows == 0
+
+
+def test_listed_versions_spare_the_reading_and_frames_are_opened_when_they_are_read() -> None:
+    opened = list[str]()
+
+    def frame(key: str) -> pa.Table:
+        opened.append(key)
+        return pa.table({"id": [key], "text": [key]})
+
+    frames = {key: lambda key=key: frame(key) for key in "ab"}
+    now = {"a": "v1", "b": "v2"}
+    listed = list(FrameCatalog(frames, versions={"a": "v1", "b": "v1"}, current_version=now.get))
+    assert [(each.source_version, each.current_source_version()) for each in listed] == [("v1", "v1"), ("v1", "v2")]
+    del now["a"]
+    assert listed[0].current_source_version() is None and opened == []
+    assert rows_of(listed[1]) == [("b", "b")] and opened == ["b"]
+
+
+def test_order_is_kept_beyond_a_batch_of_rows() -> None:
+    rows = range(30_000)
+    frame = pl.DataFrame({"key": [f"p{row % 3}" for row in rows], "id": rows, "text": [f"text {row}" for row in rows]})
+    for number, partition in enumerate(FrameTable(frame, ["key"])):
+        assert [id for batch in partition.read() for id in batch.ids.to_pylist()] == list(rows)[number::3]
+
+
+def test_long_texts_come_in_pieces_of_a_few_megabytes() -> None:
+    frame = pl.DataFrame({"id": range(64), "text": [letter * 1_000_000 for letter in "abcdefgh" * 8]})
+    for source in (FrameCatalog({"a": frame}), FrameTable(frame.with_columns(key=pl.lit("a")), ["key"])):
+        [partition] = source
+        pieces = [batch.value_bytes for batch in partition.read()]
+        assert max(pieces) < 2_100_000 and sum(pieces) == 64 * 1_000_008
+        assert partition.rows == 64
+
+
+def test_rows_of_a_lazy_frame_are_grouped_on_the_disk_and_removed_with_it(tmp_path: Path) -> None:
+    frame = pl.DataFrame(shuffled())
+    folder = Path(os.environ["SURGE_CACHE_DIR"]) / "frames"
+    before = set(folder.glob("*"))
+    source = FrameTable(frame.lazy(), ["category"])
+    assert len(set(folder.glob("*")) - before) == 1
+    in_memory = FrameTable(frame, ["category"])
+    expected = [(each.key, each.source_version, each.rows) for each in in_memory]
+    assert [(each.key, each.source_version, each.rows) for each in source] == expected
+    partitions = list(source)
+    del source
+    assert [rows_of(each) for each in partitions] == [rows_of(each) for each in in_memory]
+    partitions.clear()
+    assert set(folder.glob("*")) == before
+
+
+def test_version_is_that_of_the_same_rows_in_a_table_of_files(tmp_path: Path) -> None:
+    pq.write_table(shuffled(), tmp_path / "products.parquet")
+    files = open_source(tmp_path / "products.parquet", partition_by=["category"])
+    frame = FrameTable(pl.DataFrame(shuffled()), ["category"])
+    assert {p.key: p.source_version for p in frame} == {p.key: p.source_version for p in files}
+
+
+def test_a_row_that_is_refused_leaves_the_other_partitions_of_its_frame() -> None:
+    frame = pl.DataFrame({"key": ["a", "b", "a"], "id": [1, 2, 3], "text": ["x", "y", None]})
+    bad, good = FrameTable(frame, ["key"])
+    assert refusal(bad).row == 1 and rows_of(good) == [(2, "y")]
+    with pytest.raises(DataError, match="Fill or drop the text"):
+        list(bad.read())
+
+
+def test_key_of_the_categories_of_polars_is_read() -> None:
+    for kind in (pl.Categorical(), pl.Enum(["a", "b"])):
+        frame = pl.DataFrame({"key": pl.Series(["b", "a"], dtype=kind), "id": [1, 2], "text": ["x", "y"]})
+        for given in (frame, frame.lazy()):
+            assert {each.key: rows_of(each) for each in FrameTable(given, ["key"])} == {
+                "a": [(2, "y")],
+                "b": [(1, "x")],
+            }

@@ -1,0 +1,261 @@
+"""A table in any order gives the partitions that folders with the same rows would give, with versions by content."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from surge_dagster.engine.errors import ConfigError, DataError, TransientError
+from surge_dagster.engine.sources import formats
+from surge_dagster.engine.sources.selection import Selection
+from surge_dagster.engine.tables import grouping, table_rows
+from tests.engine.sources.tables import (
+    Row,
+    by_key,
+    contents,
+    shuffled_rows,
+    table_of,
+    versions,
+    write_csv,
+    write_parquet,
+)
+
+ROWS = shuffled_rows(5_000, 300)
+SORTED = sorted(ROWS, key=lambda row: row[2])
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test groups its table itself."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("SURGE_CACHE_DIR", str(folder))
+    return folder
+
+
+@pytest.fixture
+def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds so small that blocks, spill files and pieces are all divided."""
+    monkeypatch.setattr(formats, "_BLOCK_BYTES", 4096)
+    monkeypatch.setattr(table_rows, "_BLOCK_ROWS", 700)
+    monkeypatch.setattr(grouping, "_FILES", 4)
+    monkeypatch.setattr(grouping, "_FILE_BYTES", 2_000)
+    monkeypatch.setattr(grouping, "_PIECE_BYTES", 300)
+
+
+class TestRows:
+    @pytest.mark.parametrize("rows", [ROWS, SORTED], ids=["shuffled", "sorted"])
+    @pytest.mark.parametrize("is_divided", [False, True])
+    def test_every_row_is_in_its_partition_in_the_order_of_the_table(
+        self, tmp_path: Path, rows: list[Row], is_divided: bool, request: pytest.FixtureRequest
+    ) -> None:
+        if is_divided:
+            request.getfixturevalue("small_memory")
+        source = table_of(write_csv(tmp_path / "t.csv", rows))
+        assert contents(source) == by_key(rows)
+        assert [partition.key for partition in source] == sorted(by_key(rows))
+        assert {partition.key: partition.rows for partition in source} == {
+            key: len(found) for key, found in by_key(rows).items()
+        }
+
+    @pytest.mark.usefixtures("small_memory")
+    def test_key_with_most_of_the_rows_is_grouped(self, tmp_path: Path) -> None:
+        rows = [(row, "t" * 50, "huge" if row % 10 else f"k{row % 7}") for row in range(4_000)]
+        assert contents(table_of(write_parquet(tmp_path / "t.parquet", rows))) == by_key(rows)
+
+    def test_rows_of_several_files_follow_each_other_in_the_order_of_their_names(self, tmp_path: Path) -> None:
+        for place in range(5):
+            write_parquet(tmp_path / f"{place}.parquet", ROWS[place * 1000 : (place + 1) * 1000])
+        assert contents(table_of(tmp_path)) == by_key(ROWS)
+        assert contents(table_of(f"{tmp_path}/*.parquet")) == by_key(ROWS)
+
+    def test_order_in_which_partitions_are_read_does_not_matter(self, tmp_path: Path) -> None:
+        rows = SORTED
+        listed = list(table_of(write_csv(tmp_path / "t.csv", rows)))
+        for partition in [*reversed(listed[-3:]), listed[0], listed[0], listed[7]]:
+            read = [value for batch in partition.read() for value in batch.ids.to_pylist()]
+            assert read == [identity for identity, _ in by_key(rows)[partition.key]]
+
+    def test_reading_that_is_given_up_does_not_disturb_the_next_one(self, tmp_path: Path) -> None:
+        rows = SORTED
+        source = table_of(write_csv(tmp_path / "t.csv", rows))
+        for partition in source:
+            assert next(partition.read())
+        assert contents(source) == by_key(rows)
+
+    @pytest.mark.parametrize("keys", [[5, 7, 5], [True, False, True], [datetime.date(2024, 1, 2)] * 3])
+    def test_keys_need_not_be_strings(self, tmp_path: Path, keys: list[object]) -> None:
+        rows = [(str(place), "t", key) for place, key in enumerate(keys)]
+        expected = by_key([(row[0], "t", str(row[2]).lower()) for row in rows])
+        assert contents(table_of(write_parquet(tmp_path / "t.parquet", rows))) == expected
+
+    def test_several_columns_make_one_key(self, tmp_path: Path) -> None:
+        rows = [(str(row), "t", ["a/b", "c"][row % 2], row % 3) for row in range(12)]
+        path = write_parquet(tmp_path / "t.parquet", rows, ("id", "text", "category", "lang"))
+        found = contents(table_of(path, "lang", "category"))
+        assert found["lang=2/category=a%2Fb"] == [("2", "t"), ("8", "t")]
+        assert sum(map(len, found.values())) == 12
+
+    def test_categorical_columns_are_read(self, tmp_path: Path) -> None:
+        names = {"id": ["1", "2"], "text": ["a", "b"], "category": ["k", "k"]}
+        pq.write_table(
+            pa.table({name: pa.array(v).dictionary_encode() for name, v in names.items()}), tmp_path / "t.pq"
+        )
+        assert contents(table_of(tmp_path / "t.pq")) == {"k": [("1", "a"), ("2", "b")]}
+
+
+class TestVersions:
+    def test_unchanged_partition_of_a_rewritten_table_keeps_its_version(self, tmp_path: Path) -> None:
+        before = versions(table_of(write_csv(tmp_path / "t.csv", ROWS)))
+        changed = [(row[0], "other" if row[0] == "id-17" else row[1], row[2]) for row in ROWS]
+        after = versions(table_of(write_csv(tmp_path / "t.csv", changed)))
+        assert [key for key in before if before[key] != after[key]] == [ROWS[17][2]]
+
+    def test_version_depends_on_the_order_within_a_key_alone(self, tmp_path: Path) -> None:
+        in_order = versions(table_of(write_parquet(tmp_path / "a.parquet", SORTED)))
+        assert versions(table_of(write_parquet(tmp_path / "b.parquet", ROWS))) == in_order
+        assert versions(table_of(write_parquet(tmp_path / "c.parquet", ROWS[::-1]))) != in_order
+
+    def test_other_text_column_is_another_version(self, tmp_path: Path) -> None:
+        path = write_csv(tmp_path / "t.csv", ROWS)
+        one, two = versions(table_of(path)), versions(table_of(path, selection=Selection(text="category")))
+        assert all(one[key] != two[key] for key in one)
+
+    def test_changed_file_is_seen_at_the_next_look(self, tmp_path: Path) -> None:
+        now = [0.0]
+        [partition, *_] = table_of(write_csv(tmp_path / "t.csv", ROWS), clock=lambda: now[0])
+        write_csv(tmp_path / "t.csv", ROWS[:-1])
+        assert partition.current_source_version() == partition.source_version
+        now[0] = 2.0
+        assert partition.current_source_version() not in (None, partition.source_version)
+        (tmp_path / "t.csv").unlink()
+        now[0] = 4.0
+        assert partition.current_source_version() is None
+
+    @pytest.mark.parametrize("is_sorted", [False, True])
+    def test_table_that_is_replaced_before_it_is_read_is_transient(self, tmp_path: Path, is_sorted: bool) -> None:
+        rows = SORTED if is_sorted else ROWS
+        source = table_of(write_csv(tmp_path / "t.csv", rows))
+        listed = list(source)
+        source.close()
+        write_csv(tmp_path / "t.csv", [(f"x{row[0]}", *row[1:]) for row in rows])
+        with pytest.raises(TransientError, match="changed"):
+            list(listed[3].read())
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("bad", ["", None])
+    def test_rows_without_a_key_are_refused_and_the_others_go_on(self, tmp_path: Path, bad: str | None) -> None:
+        rows = [*ROWS[:100], ("a", "t", bad), *ROWS[100:], ("b", "t", bad)]
+        listed = list(table_of(write_parquet(tmp_path / "t.parquet", rows)))
+        [refused] = [partition for partition in listed if partition.key == "__HIVE_DEFAULT_PARTITION__"]
+        with pytest.raises(DataError, match=r"2 rows have no key.*the first is row 100 of t\.parquet"):
+            list(refused.read())
+        assert {partition.key for partition in listed} == {*by_key(ROWS), refused.key}
+
+    def test_key_that_is_not_utf8_is_refused_and_the_others_go_on(self, tmp_path: Path) -> None:
+        (tmp_path / "t.csv").write_bytes(b"id,text,category\n1,a,caf\xe9\n2,b,tea\n")
+        refused, tea = list(table_of(tmp_path / "t.csv"))
+        assert tea.key == "tea"
+        with pytest.raises(DataError, match=r"row 0 of t\.csv"):
+            list(refused.read())
+
+    @pytest.mark.parametrize("is_sorted", [False, True])
+    def test_bad_row_is_named_with_its_place_in_the_file(self, tmp_path: Path, is_sorted: bool) -> None:
+        rows = SORTED if is_sorted else ROWS
+        write_parquet(tmp_path / "0.parquet", rows[:2_000])
+        bad = [*rows[2_000:3_000], ("x", None, rows[3_000][2]), *rows[3_000:]]
+        write_parquet(tmp_path / "1.parquet", bad)
+        [partition] = [each for each in table_of(tmp_path) if each.key == rows[3_000][2]]
+        with pytest.raises(DataError, match=r"row 1,000 of 1\.parquet") as caught:
+            list(partition.read())
+        assert caught.value.row == [row[2] for row in rows[:3_000]].count(rows[3_000][2])
+
+    def test_files_of_different_types_are_refused_with_both_names(self, tmp_path: Path) -> None:
+        write_parquet(tmp_path / "a.parquet", [("1", "t", "k")])
+        write_parquet(tmp_path / "b.parquet", [(1, "t", "k")])
+        with pytest.raises(ConfigError, match=r"'id' has type string in a\.parquet and int64 in b\.parquet"):
+            list(table_of(tmp_path))
+
+    def test_column_of_numbers_with_fractions_is_no_key(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="has type double and cannot be a key"):
+            list(table_of(write_parquet(tmp_path / "t.parquet", [("1", "t", 0.5)])))
+
+    def test_folder_without_files_of_a_known_format_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "t").mkdir()
+        with pytest.raises(ConfigError, match="has no file"):
+            list(table_of(tmp_path / "t"))
+
+
+class TestGroupedRows:
+    def folders(self, cache: Path) -> list[str]:
+        return [path.name for path in cache.glob("tables/*/rows-*") if path.is_dir()]
+
+    def test_same_files_are_grouped_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = write_csv(tmp_path / "t.csv", ROWS)
+        first = versions(table_of(path))
+        monkeypatch.setattr(grouping, "_spill", None)
+        assert versions(table_of(path)) == first
+        assert contents(table_of(path)) == by_key(ROWS)
+
+    def test_folder_is_removed_at_the_end_and_made_again_where_it_is_needed(
+        self, tmp_path: Path, own_cache: Path
+    ) -> None:
+        source = table_of(write_csv(tmp_path / "t.csv", ROWS))
+        list(source)
+        assert len(self.folders(own_cache)) == 1
+        source.close()
+        assert self.folders(own_cache) == []
+        assert contents(source) == by_key(ROWS)
+
+    def test_folder_that_another_process_uses_stays(self, tmp_path: Path, own_cache: Path) -> None:
+        path = write_csv(tmp_path / "t.csv", ROWS)
+        one, two = table_of(path), table_of(path)
+        list(one)
+        [partition, *_] = list(two)
+        next(partition.read())
+        one.close()
+        assert contents(two) == by_key(ROWS)
+        two.close()
+        assert self.folders(own_cache) == []
+
+    def test_folder_of_an_earlier_version_is_removed(self, tmp_path: Path, own_cache: Path) -> None:
+        source = table_of(write_csv(tmp_path / "t.csv", ROWS))
+        list(source)
+        [before] = self.folders(own_cache)
+        write_csv(tmp_path / "t.csv", ROWS[:-1])
+        list(source)
+        [after] = self.folders(own_cache)
+        assert before != after
+
+    def test_sorted_table_needs_no_folder(self, tmp_path: Path, own_cache: Path) -> None:
+        list(table_of(write_csv(tmp_path / "t.csv", SORTED)))
+        assert self.folders(own_cache) == []
+
+    def test_damaged_group_is_found_and_never_read_as_rows(self, tmp_path: Path, own_cache: Path) -> None:
+        listed = list(table_of(write_csv(tmp_path / "t.csv", ROWS)))
+        for path in own_cache.glob("tables/*/rows-*/groups-*.arrow"):
+            content = bytearray(path.read_bytes())
+            content[len(content) // 2] ^= 1
+            path.write_bytes(content)
+        good = 0
+        for partition in listed:
+            try:
+                rows = [row for batch in partition.read() for row in batch.ids.to_pylist()]
+            except TransientError:
+                continue
+            good += 1
+            assert rows == [identity for identity, _ in by_key(ROWS)[partition.key]]
+        assert 0 < good < len(listed)
+        assert contents(table_of(tmp_path / "t.csv")) == by_key(ROWS)
+
+    def test_cache_that_cannot_be_written_is_refused_with_the_setting_that_helps(
+        self, tmp_path: Path, own_cache: Path
+    ) -> None:
+        source = table_of(write_csv(tmp_path / "t.csv", ROWS))
+        (own_cache / "tables").touch()
+        with pytest.raises(ConfigError, match="SURGE_CACHE_DIR"):
+            list(source)
